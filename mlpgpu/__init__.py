@@ -1,0 +1,45 @@
+"""Train multilayer perceptrons fast, with GPU kernels anyone can read."""
+
+from . import datasets, errors
+from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping
+from .datasets import Dataset
+from .errors import MlpgpuError
+from .history import History
+from .layers import Dense, Dropout, Standardize
+from .network import Network, load
+from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
+from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
+from .trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "CSVLogger",
+    "Callback",
+    "Checkpoint",
+    "Constant",
+    "CosineDecay",
+    "Dataset",
+    "Dense",
+    "Dropout",
+    "EarlyStopping",
+    "ExponentialDecay",
+    "History",
+    "MlpgpuError",
+    "Momentum",
+    "Nesterov",
+    "Network",
+    "OneCycle",
+    "RMSprop",
+    "ReduceOnPlateau",
+    "Standardize",
+    "StepDecay",
+    "Trainer",
+    "WarmUp",
+    "datasets",
+    "errors",
+    "load",
+]

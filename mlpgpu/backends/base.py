@@ -1,0 +1,151 @@
+"""The interface between a plan and whatever runs it.
+
+A backend compiles a plan to a program; a program holds the arrays and runs steps.  Both assume valid
+input: checks stand in the public classes above them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..datasets import Dataset
+from ..losses import LOSSES
+from ..plan import Plan
+from ..random import epoch_order
+
+
+@dataclass(frozen=True)
+class State:
+    """What a program computes on from step to step, as flat arrays with a leading replica axis (R).
+
+    Attributes:
+        parameters: (R, P), laid out as ``plan.parameters``.
+        slots: (K, R, P), the optimizer's K arrays; K is 0 without an optimizer.
+        statistics: (R, C), laid out as ``plan.statistics``.
+    """
+
+    parameters: np.ndarray
+    slots: np.ndarray
+    statistics: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which rows each step trains on.
+
+    Steps count from ``first_step``, where epoch ``first_epoch`` begins.  An epoch visits ``rows``
+    rows in batches of ``batch_size``, the last one smaller, or left out if ``drop_last``.
+
+    Attributes:
+        seed: of the shuffles and of dropout.
+        shuffle: whether each epoch has an order of its own.
+    """
+
+    rows: int
+    batch_size: int
+    seed: int
+    shuffle: bool = True
+    drop_last: bool = False
+    first_step: int = 0
+    first_epoch: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """At least 1: a set smaller than a batch is one batch, unless the last is dropped."""
+        return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The epoch of ``step``, and its batch in that epoch."""
+        epochs, batch = divmod(step - self.first_step, self.steps_per_epoch)
+        return self.first_epoch + epochs, batch
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The rows in the order in which ``epoch`` visits them, shape (rows,), int64."""
+        return epoch_order(self.rows, seed=self.seed, epoch=epoch) if self.shuffle else np.arange(self.rows)
+
+    def batch(self, batch: int) -> slice:
+        """The part of an epoch's order that makes its batch number ``batch``."""
+        start = batch * self.batch_size
+        return slice(start, min(start + self.batch_size, self.rows))
+
+
+def target_array(dataset: Dataset, plan: Plan, dtype: np.dtype) -> np.ndarray:
+    """The targets as the plan's loss takes them: (rows,) class numbers, or (rows, n_out) of ``dtype``.
+
+    Raises:
+        ShapeError, DataError: the data set's targets are not of that form.
+    """
+    if plan.target_kind == "index":
+        return dataset.labels(plan.n_out)
+    if LOSSES[plan.loss].output == "sigmoid" and plan.n_out == 1 and dataset.classes is not None:
+        return dataset.labels(2)[:, np.newaxis].astype(dtype)
+    return dataset.targets(plan.n_out, dtype)
+
+
+class Program(ABC):
+    """A compiled plan with its arrays."""
+
+    @abstractmethod
+    def load(self, state: State, *, snapshot: bool = False) -> None:
+        """Copy ``state`` in, to compute on; with ``snapshot``, its parameters to the snapshot instead."""
+
+    @abstractmethod
+    def read(self, *, snapshot: bool = False) -> State:
+        """Copy the state out; with ``snapshot``, the parameters are the snapshot's."""
+
+    @abstractmethod
+    def snapshot(self) -> None:
+        """Keep the parameters as they are now, in place of what was kept before."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Put the parameters that were kept back."""
+
+    @abstractmethod
+    def attach(self, dataset: Dataset, sampling: Sampling) -> None:
+        """Name the data set that steps train on, and the rows of each step."""
+
+    @abstractmethod
+    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        """Train for ``len(rates)`` steps from ``first_step``, at ``rates`` (steps,), float64.
+
+        Returns:
+            (steps, 2), float64: the loss summed over each step's rows with their weights, and the
+            summed weight.  Their quotient is the step's loss before its update.
+        """
+
+    @abstractmethod
+    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+        """Sums over a data set: ``"loss"``, as :meth:`run` gives it, (2,), and those of each metric."""
+
+    @abstractmethod
+    def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
+        """Predictions, or logits, of a data set's inputs, (rows, n_out) in the plan's precision."""
+
+
+class Backend(ABC):
+    """Something that can run plans."""
+
+    name: str
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """Raise ConfigurationError if the backend cannot run ``plan``; allocate nothing."""
+
+    @abstractmethod
+    def compile(self, plan: Plan, *, threads: int | None = None) -> Program:
+        """A program for ``plan``, its state all zero.
+
+        ``threads`` overrides the number of host threads that the backend's own rule would use.
+
+        Raises:
+            ConfigurationError: the backend cannot run such a plan.
+        """
+
+    @abstractmethod
+    def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
+        """What the bits of a run depend on beside the plan: libraries, versions, threads."""

@@ -1,0 +1,135 @@
+"""The IDX format: one array of numbers in a file, plain or gzip.
+
+Source: Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits", section
+"The IDX file format".  A file is, big-endian throughout:
+
+=================  =======================================================
+bytes              meaning
+=================  =======================================================
+0, 1               zero
+2                  type code (:data:`TYPES`)
+3                  number of axes
+4 per axis         length of the axis, unsigned
+the rest           the numbers, last axis fastest
+=================  =======================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import os
+import struct
+import zlib
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from ..errors import DtypeError, FileFormatError, ShapeError, StorageError
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+GZIP_MAGIC = b"\x1f\x8b"
+MOST_AXES = 64  # of a NumPy array
+CHUNK_BYTES = 1 << 20
+
+
+def read_idx(path: str | PathLike[str]) -> np.ndarray:
+    """The array in an IDX file, in native byte order; gzip is told by its first bytes, not by the name.
+
+    Memory grows with what the file yields, never with what its header claims, and a compressed file
+    is unpacked no further than one byte past that claim.
+
+    Raises:
+        FileFormatError: the file is not IDX, is truncated, has bytes left over, or is corrupt gzip.
+        StorageError: it cannot be opened or read.
+    """
+    what = f"IDX file {os.fspath(path)}"
+    try:
+        with open(path, "rb") as file:
+            if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    return _read_array(what, cast(BinaryIO, unpacked))
+            return _read_array(what, file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise FileFormatError(what, expected="a whole gzip file", got=error) from error
+    except OSError as error:
+        raise StorageError(what, expected="a readable file", got=error.strerror or error) from error
+
+
+def _read_array(what: str, stream: BinaryIO) -> np.ndarray:
+    magic = _read_at_most(stream, 4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES:
+        codes = ", ".join(f"0x{code:02X}" for code in TYPES)
+        raise FileFormatError(what, expected=f"0x0000, then a type code of {codes}", got=f"0x{magic.hex()}")
+    dtype, axes = np.dtype(TYPES[magic[2]]), magic[3]
+    if not 1 <= axes <= MOST_AXES:
+        raise FileFormatError(what, expected=f"1 to {MOST_AXES} axes", got=axes)
+    lengths = _read_at_most(stream, 4 * axes)
+    if len(lengths) < 4 * axes:
+        raise FileFormatError(what, expected=f"a header of {4 + 4 * axes} bytes", got=f"{4 + len(lengths)} bytes")
+    shape = struct.unpack(f">{axes}I", lengths)
+
+    claimed = math.prod(shape) * dtype.itemsize
+    # NumPy refuses shapes whose other axes overflow even where an axis of length 0 leaves no element.
+    if math.prod(filter(None, shape)) * dtype.itemsize > np.iinfo(np.intp).max:
+        raise FileFormatError(what, expected="a size that memory can address", got=f"shape {shape}")
+    numbers = _read_at_most(stream, claimed + 1)
+    if len(numbers) != claimed:
+        got = "more" if len(numbers) > claimed else f"{len(numbers)} bytes"
+        raise FileFormatError(what, expected=f"{claimed} bytes after a header of shape {shape}", got=got)
+    array = np.frombuffer(numbers, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _read_at_most(stream: BinaryIO, count: int) -> bytearray:
+    """The next ``count`` bytes, or fewer where the stream ends before."""
+    buffer = bytearray()
+    while len(buffer) < count:
+        chunk = stream.read(min(CHUNK_BYTES, count - len(buffer)))
+        if not chunk:
+            break
+        buffer += chunk
+    return buffer
+
+
+def write_idx(path: str | PathLike[str], array: np.ndarray) -> None:
+    """Write ``array`` to an IDX file, as gzip if the name ends in ``.gz``.
+
+    The file is written beside and moved into place.  The gzip header carries neither time nor name:
+    the same array and the same zlib give the same bytes.
+
+    Raises:
+        DtypeError: the format has no code for the array's dtype.
+        ShapeError: it has no axis, too many, or one that is too long.
+        StorageError: the file cannot be written.
+    """
+    codes = {np.dtype(name): code for code, name in TYPES.items()}
+    stored = array.dtype.newbyteorder(">")
+    if stored not in codes:
+        known = ", ".join(dtype.newbyteorder("=").name for dtype in codes)
+        raise DtypeError("array", expected=f"one of {known}", got=array.dtype)
+    if not 1 <= array.ndim <= MOST_AXES or max(array.shape) >= 2**32:
+        raise ShapeError("array", expected=f"1 to {MOST_AXES} axes shorter than 2**32", got=f"shape {array.shape}")
+    header = struct.pack(f">4B{array.ndim}I", 0, 0, codes[stored], array.ndim, *array.shape)
+    contents = header + array.astype(stored, copy=False).tobytes()
+
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                    packed.write(contents)
+            else:
+                file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise StorageError(f"IDX file {path}", expected="to write it", got=error.strerror or error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()

@@ -1,0 +1,44 @@
+"""Frozen dataclasses of plain data as mappings, for files, and back.
+
+Layers, optimizers and schedules are such dataclasses.  A description is their class's name under
+``"kind"`` and their fields by name; a field may hold another description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import ConfigurationError, lookup
+
+T = TypeVar("T")
+
+
+def describe(described: Any) -> dict[str, Any]:
+    """The description of a dataclass instance: strings, numbers, booleans, None and further descriptions."""
+    fields = {field.name: getattr(described, field.name) for field in dataclasses.fields(described)}
+    plain = {name: describe(value) if dataclasses.is_dataclass(value) else value for name, value in fields.items()}
+    return {"kind": type(described).__name__, **plain}
+
+
+def rebuild(what: str, description: Any, table: Mapping[str, type[T]], nested: Mapping[str, type] | None = None) -> T:
+    """The instance described, of a class in ``table``; descriptions inside it are of classes in ``nested``.
+
+    Nothing but these classes is ever called, and they check their arguments.
+
+    Raises:
+        MlpgpuError: the description names no such class or not its fields, or holds values without meaning.
+    """
+    if not isinstance(description, Mapping):
+        raise ConfigurationError(what, expected="a description with a kind", got=type(description).__name__)
+    kind = table[lookup(what, description.get("kind"), table)]
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if description.keys() - {"kind"} != known:
+        raise ConfigurationError(f"{what} {kind.__name__}", expected=f"fields {sorted(known)}", got=sorted(description))
+    fields = {
+        name: rebuild(f"{what} {name}", value, nested or {}, nested) if isinstance(value, Mapping) else value
+        for name, value in description.items()
+        if name != "kind"
+    }
+    return kind(**fields)

@@ -1,0 +1,160 @@
+"""Every error a user can meet.
+
+All of them derive from :class:`MlpgpuError` and are built the same way: *what* was looked at, what
+was *expected* there and what was *got* instead, with an optional *hint* at the way out.  Each class
+also derives from the built-in exception that a caller would catch for such a mistake.
+
+=====================  ================  ==========================================================
+class                  also a            raised when
+=====================  ================  ==========================================================
+ConfigurationError     ValueError        an argument's value, or a combination of them, has no meaning
+UnknownNameError       ValueError        a name is not in the table it is looked up in
+ShapeError             ValueError        an array or a layer has the wrong number of rows or columns
+DtypeError             TypeError         an array or an argument has the wrong type
+DataError              ValueError        the values are unusable: NaN, infinity, labels out of range
+EmptyDataError         ValueError        there are no rows (a kind of DataError)
+DataMismatchError      ValueError        a run is resumed on another data set than it was started on
+DivergenceError        ArithmeticError   a loss or a parameter stopped being finite
+BackendError           RuntimeError      a backend, a card or a driver is missing or unusable
+FileFormatError        ValueError        a file's contents are damaged, foreign, too new or hostile
+StorageError           OSError           the file system refused: no permission, no space, no folder
+DownloadError          OSError           a data set is neither in the folder nor to be had
+=====================  ================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MlpgpuError(Exception):
+    """Base of all errors of this package.
+
+    Attributes: ``what`` was looked at, what was ``expected`` there, what was ``got``, and a ``hint``.
+    """
+
+    def __init__(self, what: str, *, expected: object, got: object, hint: str = "") -> None:
+        self.what, self.expected, self.got, self.hint = what, str(expected), str(got), hint
+        message = f"{what}: expected {self.expected}, got {self.got}"
+        super().__init__(f"{message} ({hint})" if hint else message)
+
+    def __reduce__(self) -> tuple:
+        # Exceptions pickle by their positional arguments, and these are named ones.
+        return _rebuild, (type(self), self.what, self.expected, self.got, self.hint)
+
+
+def _rebuild(kind: type[MlpgpuError], what: str, expected: str, got: str, hint: str) -> MlpgpuError:
+    return kind(what, expected=expected, got=got, hint=hint)
+
+
+class ConfigurationError(MlpgpuError, ValueError):
+    """An argument's value, or a combination of arguments, has no meaning."""
+
+
+class UnknownNameError(MlpgpuError, ValueError):
+    """A name is not in the table it is looked up in; the hint gives the nearest one that is."""
+
+
+class ShapeError(MlpgpuError, ValueError):
+    """An array or a layer has the wrong number of dimensions, rows or columns."""
+
+
+class DtypeError(MlpgpuError, TypeError):
+    """An array or an argument has the wrong type."""
+
+
+class DataError(MlpgpuError, ValueError):
+    """Values that cannot be trained on: NaN, infinity, labels out of range."""
+
+
+class EmptyDataError(DataError):
+    """A data set without rows."""
+
+
+class DataMismatchError(MlpgpuError, ValueError):
+    """A run is resumed on another data set than it was started on."""
+
+
+class DivergenceError(MlpgpuError, ArithmeticError):
+    """A loss or a parameter stopped being finite.  ``step`` is the first such step, from 0."""
+
+    step: int = -1
+
+
+class BackendError(MlpgpuError, RuntimeError):
+    """A backend, a card or a driver is missing or unusable."""
+
+
+class FileFormatError(MlpgpuError, ValueError):
+    """A file's contents are damaged, foreign, too new, or not to be trusted."""
+
+
+class StorageError(MlpgpuError, OSError):
+    """The file system refused: no permission, no space, no such folder."""
+
+    # OSError derives its text from an errno that is not there.
+    __str__ = Exception.__str__
+
+
+class DownloadError(MlpgpuError, OSError):
+    """A data set is neither in the folder named nor to be had from the network."""
+
+    __str__ = Exception.__str__
+
+
+def lookup(kind: str, name: object, table: Iterable[str]) -> str:
+    """Return ``name`` if ``table`` holds it; otherwise raise with the nearest name that it holds.
+
+    Raises:
+        DtypeError: ``name`` is not a string.
+        UnknownNameError: ``table`` does not hold it.
+    """
+    names = list(table)
+    if not isinstance(name, str):
+        raise DtypeError(kind, expected="a name: one of " + ", ".join(names), got=f"{type(name).__name__} {name!r}")
+    if name not in names:
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        raise UnknownNameError(kind, expected="one of " + ", ".join(names), got=repr(name), hint=hint)
+    return name
+
+
+def check_integer(what: str, value: object, *, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int if it is a whole number in [least, most].
+
+    Raises:
+        DtypeError: it is not a whole number (``True`` is none).
+        ConfigurationError: it lies outside the range.
+    """
+    expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
+    number = value.__index__()
+    if number < least or (most is not None and number > most):
+        raise ConfigurationError(what, expected=expected, got=number)
+    return number
+
+
+def check_number(
+    what: str, value: object, *, least: float = float("-inf"), below: float = float("inf"), above: float | None = None
+) -> float:
+    """Return ``value`` as a float if it is finite, at least ``least``, under ``below`` and over ``above``.
+
+    Raises:
+        DtypeError: it is not a real number (``True`` is none).
+        ConfigurationError: it is not finite or lies outside the range.
+    """
+    bounds = [f"> {above:g}"] if above is not None else [f">= {least:g}"] if least != float("-inf") else []
+    bounds += [f"< {below:g}"] if below != float("inf") else []
+    expected = " ".join(["a finite number", " and ".join(bounds)]).strip()
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}") from None
+    inside = least <= number < below and (above is None or number > above)
+    if not inside or number in (float("inf"), float("-inf")):  # NaN fails the comparison
+        raise ConfigurationError(what, expected=expected, got=number)
+    return number

@@ -1,0 +1,196 @@
+"""History: what each epoch of a trainer came to, as a table and as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TypeAlias
+
+from .errors import BackendError, ConfigurationError, DtypeError, EmptyDataError, StorageError, lookup
+from .metrics import VALIDATION, improves
+
+Record: TypeAlias = dict[str, float]
+
+SHOWN_ROWS = 10  # at either end of a table
+PICTURES = (".png", ".svg")
+
+
+class History:
+    """The epochs of a trainer so far, one record each.
+
+    A record holds ``epoch`` (from 1), ``loss``, ``rate`` (the learning rate at the epoch's end),
+    ``seconds`` and, where there was a validation set, ``validation_loss`` and ``validation_<metric>``.
+    ``history["loss"]`` is a column, ``len(history)`` the number of epochs; iteration gives the records.
+
+    Attributes:
+        interrupted: whether Ctrl-C ended the last fit.
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, float]] = ()) -> None:
+        self._records: list[Record] = [dict(record) for record in records]
+        self.interrupted = False
+
+    def append(self, record: Mapping[str, float]) -> None:
+        """Add an epoch."""
+        self._records.append(dict(record))
+
+    @property
+    def records(self) -> list[Record]:
+        """A copy of the records, first epoch first."""
+        return [dict(record) for record in self._records]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names that any record holds, in order of first appearance."""
+        return tuple(dict.fromkeys(name for record in self._records for name in record))
+
+    @property
+    def last(self) -> Record:
+        """The last epoch's record.
+
+        Raises:
+            EmptyDataError: there is no epoch yet.
+        """
+        self._check_epochs()
+        return dict(self._records[-1])
+
+    def best(self, column: str) -> Record:
+        """The record of the best epoch by ``column``, the first of equals.
+
+        Higher is better for accuracy and R², lower for all others.
+
+        Raises:
+            UnknownNameError: no record holds the column.
+            EmptyDataError: there is no epoch yet, or none with a finite value there.
+        """
+        found = None
+        best: float | None = None
+        for record, value in zip(self._records, self[column], strict=True):
+            if is_better(column, value, best):
+                found, best = record, value
+        if found is None:
+            raise EmptyDataError(f"history column {column!r}", expected="a finite value", got="none")
+        return dict(found)
+
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Draw the losses, and the metrics if there are any, over the epochs; return the picture's path.
+
+        Args:
+            path: where to; ends in ``.png`` or ``.svg``.
+
+        Raises:
+            ConfigurationError: the name ends in something else.
+            EmptyDataError: there is no epoch yet.
+            BackendError: matplotlib is not installed.
+            StorageError: the picture cannot be written.
+        """
+        path = check_path("picture", path, PICTURES)
+        self._check_epochs()
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import MaxNLocator
+        except ImportError as error:
+            hint = "pip install 'mlpgpu[plot]'"
+            raise BackendError("History.plot", expected="the package matplotlib", got=error, hint=hint) from error
+
+        losses = [name for name in ("loss", f"{VALIDATION}loss") if name in self.columns]
+        metrics = [name for name in self.columns if name.startswith(VALIDATION) and name not in losses]
+        panels = [(label, names) for label, names in (("loss", losses), ("metric", metrics)) if names]
+        figure = Figure(figsize=(5.0 * len(panels), 4.0), layout="tight")  # inches
+        for axes, (label, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            for name in names:
+                axes.plot(self["epoch"], self[name], marker=".", label=name.replace("_", " "))
+            axes.set(xlabel="epoch", ylabel=label)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3)
+            axes.legend()
+        picture = io.BytesIO()
+        figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+        replace_file(path, picture.getvalue())
+        return path
+
+    def __getitem__(self, column: str) -> list[float]:
+        """The values of a column, one per epoch; NaN where a record lacks it.
+
+        Raises:
+            UnknownNameError: no record holds it.
+            EmptyDataError: there is no epoch yet.
+        """
+        self._check_epochs()
+        lookup("history column", column, self.columns)
+        return [record.get(column, math.nan) for record in self._records]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        title = f"History of {len(self)} epochs" + (", the last fit interrupted" if self.interrupted else "")
+        names = sorted(self.columns, key=lambda name: name != "epoch")
+        rows = [names] + [[_cell(name, record) for name in names] for record in self._records]
+        if len(self) > 2 * SHOWN_ROWS:
+            rows[1 + SHOWN_ROWS : -SHOWN_ROWS] = [["…"] * len(names)]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([title, *lines] if names else [title])
+
+    def _check_epochs(self) -> None:
+        if not self._records:
+            raise EmptyDataError("history", expected="at least one epoch", got="none")
+
+
+def _cell(name: str, record: Record) -> str:
+    if name not in record:
+        return ""
+    return format(record[name], {"epoch": ".0f", "seconds": ".2f"}.get(name, "#.4g"))
+
+
+def is_better(column: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
+    """Whether ``value`` passes the best one so far, if any, by more than ``min_delta``.
+
+    NaN and infinity pass nothing, so that a best value can stand in a file's JSON.
+    """
+    return math.isfinite(value) and (best is None or improves(column, value, best, min_delta))
+
+
+def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:
+    """``path`` as a Path, if it names a file that ends in one of ``suffixes``, in either case.
+
+    Raises:
+        DtypeError: it is no path.
+        ConfigurationError: it names no file, or one that ends in something else.
+    """
+    if not isinstance(path, (str, PathLike)):
+        raise DtypeError(what, expected="a path", got=f"{type(path).__name__} {path!r}")
+    checked = Path(path)
+    if not checked.name or (suffixes and checked.suffix.lower() not in suffixes):
+        ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+        raise ConfigurationError(what, expected=f"a file name{ending}", got=repr(os.fspath(path)))
+    return checked
+
+
+def replace_file(path: Path, contents: bytes) -> None:
+    """Write a file beside ``path`` and move it into place: ``path`` always holds old or new contents, whole.
+
+    Raises:
+        StorageError: the file system refuses; ``path`` is as before.
+    """
+    part = path.with_name(f".{path.name}.partial")
+    try:
+        with open(part, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise StorageError(str(path), expected="to write it", got=error.strerror or error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()

@@ -1,0 +1,57 @@
+"""Initial values of weights: one row of :data:`INITIALIZERS` each.
+
+Glorot's schemes have variance 2 / (fan_in + fan_out) (Glorot and Bengio, "Understanding the
+difficulty of training deep feedforward neural networks", AISTATS 2010), He's 2 / fan_in (He et al.,
+"Delving deep into rectifiers", ICCV 2015).  A uniform distribution on [-a, a] has variance a² / 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .random import Purpose, philox, uniforms
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """A distribution and its variance as a function of (fan_in, fan_out)."""
+
+    distribution: Literal["uniform", "normal", "constant"]
+    variance: Callable[[int, int], float]
+
+
+INITIALIZERS: dict[str, Initializer] = {
+    "glorot_uniform": Initializer("uniform", lambda fan_in, fan_out: 2.0 / (fan_in + fan_out)),
+    "glorot_normal": Initializer("normal", lambda fan_in, fan_out: 2.0 / (fan_in + fan_out)),
+    "he_uniform": Initializer("uniform", lambda fan_in, fan_out: 2.0 / fan_in),
+    "he_normal": Initializer("normal", lambda fan_in, fan_out: 2.0 / fan_in),
+    "zeros": Initializer("constant", lambda fan_in, fan_out: 0.0),
+}
+
+
+def initial_values(
+    name: str, shape: tuple[int, ...], fans: tuple[int, int], *, seed: int, layer: int, replica: int = 0
+) -> np.ndarray:
+    """Values of one parameter, shape ``shape``, dtype float64.
+
+    ``fans`` is (fan_in, fan_out); ``seed``, ``layer`` and ``replica`` address the random words.
+    Uniform values are a + (b - a) · u rounded after each operation, which a kernel can repeat.
+    """
+    scheme = INITIALIZERS[name]
+    count = math.prod(shape)
+    variance = scheme.variance(*fans)
+    purpose = Purpose.INITIAL_VALUES
+    if scheme.distribution == "uniform":
+        limit = math.sqrt(3.0 * variance)
+        values = -limit + (limit - -limit) * uniforms(count, seed=seed, purpose=purpose, layer=layer, replica=replica)
+    elif scheme.distribution == "normal":
+        source = philox(seed=seed, purpose=purpose, layer=layer, replica=replica)
+        values = math.sqrt(variance) * np.random.Generator(source).standard_normal(count)
+    else:
+        values = np.zeros(count)
+    return values.reshape(shape)

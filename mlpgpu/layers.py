@@ -1,0 +1,153 @@
+"""Layers: pure descriptions of one place in a network.
+
+A layer knows its widths, its parameters and which operations it lowers to; it holds no values.  The
+same object placed twice in a network shares its parameters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from . import plan
+from .activations import ACTIVATIONS
+from .errors import ConfigurationError, DtypeError, ShapeError, check_integer, check_number, lookup
+from .initializers import INITIALIZERS
+
+
+class Layer(ABC):
+    """A step from rows of one width to rows of another.  Layers are frozen dataclasses of plain data.
+
+    ``n_in`` is the number of columns expected, or None for any number.
+    """
+
+    n_in: int | None
+
+    @abstractmethod
+    def output_width(self, n_in: int) -> int:
+        """Columns produced from ``n_in``.
+
+        Raises:
+            ShapeError: the layer does not take ``n_in`` columns.
+        """
+
+    @abstractmethod
+    def lower(self, builder: plan.Builder, x: str) -> str:
+        """Add this layer's operations on buffer ``x (B, n_in)``; return the name of the result's buffer."""
+
+    def _check_input(self, n_in: int) -> None:
+        if n_in != self.n_in:
+            raise ShapeError(repr(self), expected=f"{self.n_in} columns", got=f"{n_in} columns")
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """``y = f(x W + b)``: x (B, n_in), W (n_in, n_out), b (n_out,), y (B, n_out).
+
+    Arguments:
+        n_in, n_out: widths, at least 1.
+        activation: f, a name in :data:`~mlpgpu.activations.ACTIVATIONS`.
+        bias: whether there is a b; it starts at 0.
+        init: how W starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; None follows the activation.
+
+    Raises:
+        DtypeError, ConfigurationError, UnknownNameError: an argument has no meaning.
+    """
+
+    n_in: int
+    n_out: int
+    activation: str = "identity"
+    bias: bool = True
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("Dense n_in", self.n_in, least=1)
+        check_integer("Dense n_out", self.n_out, least=1)
+        lookup("Dense activation", self.activation, ACTIVATIONS)
+        if not isinstance(self.bias, bool):
+            raise DtypeError("Dense bias", expected="True or False", got=repr(self.bias))
+        if self.init is not None:
+            lookup("Dense init", self.init, INITIALIZERS)
+
+    def output_width(self, n_in: int) -> int:
+        self._check_input(n_in)
+        return self.n_out
+
+    def lower(self, builder: plan.Builder, x: str) -> str:
+        activation = ACTIVATIONS[self.activation]
+        fans = (self.n_in, self.n_out)
+        weight = builder.parameter("weight", fans, fans, self.init or activation.initializer)
+        bias = builder.parameter("bias", (self.n_out,), fans, "zeros") if self.bias else None
+        z = builder.buffer(f"z{builder.place}", self.n_out) if activation.saves == "z" else None
+        y = builder.buffer(f"y{builder.place}", self.n_out)
+        builder.add(plan.Dense(x, weight, bias, self.activation, z, y))
+        return y
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """While training, sets each value to 0 with probability ``rate`` and divides the others by 1 - ``rate``.
+
+    Source: Srivastava et al., "Dropout", JMLR 15, 2014, in the inverted form: nothing changes in use.
+
+    Raises:
+        DtypeError, ConfigurationError: ``rate`` is not a number in [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        check_number("Dropout rate", self.rate, least=0.0, below=1.0)
+
+    @property
+    def n_in(self) -> None:  # type: ignore[override]
+        """Any width."""
+        return None
+
+    def output_width(self, n_in: int) -> int:
+        return n_in
+
+    def lower(self, builder: plan.Builder, x: str) -> str:
+        if not builder.training or self.rate == 0.0:
+            return x
+        y = builder.buffer(f"y{builder.place}", builder.width(x))
+        builder.add(plan.Dropout(x, y, self.rate, builder.place))
+        return y
+
+
+@dataclass(frozen=True)
+class Standardize(Layer):
+    """Shifts and scales each of ``n_in`` columns to mean 0 and standard deviation 1 over the training set.
+
+    As the first layer it standardizes inputs.  As the last layer of a regression it standardizes
+    targets: the network learns them so, and ``predict`` and the metrics scale its outputs back.
+    ``Network.adapt`` fits it; a column that does not vary is only shifted.
+
+    Raises:
+        DtypeError, ConfigurationError: ``n_in`` is not a whole number of at least 1.
+    """
+
+    n_in: int
+
+    def __post_init__(self) -> None:
+        check_integer("Standardize n_in", self.n_in, least=1)
+
+    def output_width(self, n_in: int) -> int:
+        self._check_input(n_in)
+        return n_in
+
+    def lower(self, builder: plan.Builder, x: str) -> str:
+        mean = builder.statistic("mean", (self.n_in,))
+        scale = builder.statistic("scale", (self.n_in,))
+        if builder.place > 0:
+            if not builder.is_last:
+                where = f"place {builder.place} of the network"
+                raise ConfigurationError("Standardize", expected="to be the first layer or the last", got=where)
+            builder.target_statistics = mean, scale
+            return x
+        y = builder.buffer(f"y{builder.place}", self.n_in)
+        builder.add(plan.Standardize(x, mean, scale, y))
+        return y
+
+
+LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in (Dense, Dropout, Standardize)}

@@ -1,0 +1,224 @@
+"""Optimizers: how the parameters w follow their gradient g at a rate η.
+
+Each is a frozen description of plain numbers and its rule on flat arrays.  g is the mean gradient
+over the batch's rows; where ``clip_norm`` is given, the trainer's plan has already scaled it.  Then
+``l2 · w + l1 · sign(w)`` is added to it, as PyTorch's weight decay is, and the rule below applied.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .errors import check_number
+from .schedules import Schedule, as_schedule
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """What all optimizers share.
+
+    Attributes:
+        rate: η, a number or a :class:`~mlpgpu.schedules.Schedule`.
+        l1, l2: penalties on all parameters; they do not show in the reported loss.
+        clip_norm: the largest Euclidean norm of the whole gradient, or None.
+
+    Raises:
+        DtypeError, ConfigurationError: an argument is not a number in its range.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter from step to step, 0 at first
+    columns: ClassVar[tuple[str, ...]] = ("rate",)  # numbers that change from step to step
+
+    rate: float | Schedule
+    _: KW_ONLY
+    l1: float = 0.0
+    l2: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        as_schedule(self.rate)
+        check_number(f"{type(self).__name__} l1", self.l1, least=0.0)
+        check_number(f"{type(self).__name__} l2", self.l2, least=0.0)
+        if self.clip_norm is not None:
+            check_number(f"{type(self).__name__} clip_norm", self.clip_norm, above=0.0)
+
+    def table(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        """The changing numbers of consecutive steps, shape (steps, len(columns)), float64.
+
+        ``rates`` is (steps,), and ``first_step`` the first one's number since training began, from 0.
+        """
+        return rates[:, np.newaxis]
+
+    def update(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        """Move parameters ``w`` and ``slots`` by one step; ``row`` is a row of :meth:`table`.
+
+        All arrays are (n,) of one dtype; ``g`` and ``scratch`` are overwritten.
+        """
+        if self.l2:
+            np.multiply(w, self.l2, out=scratch)
+            np.add(g, scratch, out=g)
+        if self.l1:
+            np.sign(w, out=scratch)
+            np.multiply(scratch, self.l1, out=scratch)
+            np.add(g, scratch, out=g)
+        self._rule(w, g, slots, row, scratch)
+
+    @abstractmethod
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """``w ← w - η g``."""
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        np.multiply(g, row[0], out=g)
+        np.subtract(w, g, out=w)
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """``v ← η g + α v``, ``w ← w - v`` (Rumelhart, Hinton and Williams, Nature 323, 1986).
+
+    The rate stands inside the memory; with a constant rate this is PyTorch's SGD with momentum.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"{type(self).__name__} momentum", self.momentum, least=0.0, below=1.0)
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        (velocity,) = slots
+        np.multiply(g, row[0], out=g)
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.add(velocity, g, out=velocity)
+        np.subtract(w, velocity, out=w)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """``v ← η g + α v``, ``w ← w - (η g + α v)`` (Sutskever et al., ICML 2013, as PyTorch writes it)."""
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        (velocity,) = slots
+        np.multiply(g, row[0], out=g)
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.add(velocity, g, out=velocity)
+        np.multiply(velocity, self.momentum, out=scratch)
+        np.add(scratch, g, out=scratch)
+        np.subtract(w, scratch, out=w)
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """``s ← ρ s + (1-ρ) g²``, ``w ← w - η g / (√s + ε)`` (Tieleman and Hinton, lecture 6.5, 2012)."""
+
+    slots: ClassVar[tuple[str, ...]] = ("mean_square",)
+
+    rho: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("RMSprop rho", self.rho, least=0.0, below=1.0)
+        check_number("RMSprop epsilon", self.epsilon, above=0.0)
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        (mean_square,) = slots
+        np.multiply(g, g, out=scratch)
+        np.multiply(scratch, 1.0 - self.rho, out=scratch)
+        np.multiply(mean_square, self.rho, out=mean_square)
+        np.add(mean_square, scratch, out=mean_square)
+        np.sqrt(mean_square, out=scratch)
+        np.add(scratch, self.epsilon, out=scratch)
+        np.multiply(g, row[0], out=g)
+        np.divide(g, scratch, out=g)
+        np.subtract(w, g, out=w)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """``m ← β₁ m + (1-β₁) g``, ``v ← β₂ v + (1-β₂) g²``, ``w ← w - η m̂ / (√v̂ + ε)``.
+
+    m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ) at step t from 1 (Kingma and Ba, ICLR 2015).
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("mean", "mean_square")
+    columns: ClassVar[tuple[str, ...]] = ("rate", "step_size", "root_scale")
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"{type(self).__name__} beta1", self.beta1, least=0.0, below=1.0)
+        check_number(f"{type(self).__name__} beta2", self.beta2, least=0.0, below=1.0)
+        check_number(f"{type(self).__name__} epsilon", self.epsilon, above=0.0)
+
+    def table(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        t = np.arange(first_step + 1, first_step + 1 + len(rates), dtype=np.float64)
+        step_size = rates / (1.0 - self.beta1**t)
+        return np.stack([rates, step_size, 1.0 / np.sqrt(1.0 - self.beta2**t)], axis=1)
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        mean, mean_square = slots
+        _, step_size, root_scale = row
+        np.multiply(g, 1.0 - self.beta1, out=scratch)
+        np.multiply(mean, self.beta1, out=mean)
+        np.add(mean, scratch, out=mean)
+        np.multiply(g, g, out=g)
+        np.multiply(g, 1.0 - self.beta2, out=g)
+        np.multiply(mean_square, self.beta2, out=mean_square)
+        np.add(mean_square, g, out=mean_square)
+        np.sqrt(mean_square, out=g)
+        np.multiply(g, root_scale, out=g)
+        np.add(g, self.epsilon, out=g)
+        np.multiply(mean, step_size, out=scratch)
+        np.divide(scratch, g, out=g)
+        np.subtract(w, g, out=w)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam after ``w ← (1 - η λ) w``, the decay λ apart from the gradient (Loshchilov and Hutter, ICLR 2019)."""
+
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("AdamW weight_decay", self.weight_decay, least=0.0)
+
+    def _rule(
+        self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
+    ) -> None:
+        np.multiply(w, 1.0 - row[0] * self.weight_decay, out=w)
+        super()._rule(w, g, slots, row, scratch)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    kind.__name__: kind for kind in (SGD, Momentum, Nesterov, RMSprop, Adam, AdamW)
+}

@@ -1,0 +1,301 @@
+"""A safe container: JSON data and plain arrays in one HDF5 file, replaced as a whole or not at all.
+
+It knows neither networks nor trainers; ``docs/file-format.md`` gives the layout.  A file is read as
+if an enemy had written it: whatever it claims is held against its own description, its size and the
+checksums before anything of it is returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import h5py
+import numpy as np
+
+from .errors import ConfigurationError, DtypeError, FileFormatError, StorageError
+
+FORMAT_VERSION = 1
+DTYPES = ("<f4", "<f8", "<i8", "|u1")
+MOST_DESCRIPTION_BYTES = 16 << 20
+
+_GROUP, _DESCRIPTION = "/mlpgpu", "/mlpgpu/description"
+_PATH = re.compile(r"(/\w[\w.-]*){1,8}", re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What one file holds.
+
+    Attributes:
+        description: plain JSON data: dicts with string keys, lists, strings, finite numbers, booleans, None.
+        arrays: absolute HDF5 path -> array of float32, float64, int64 or uint8, of any shape.
+        groups: paths of groups that stand in the file even if they are empty.
+    """
+
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+
+
+def write(path: str | PathLike[str], contents: Contents) -> None:
+    """Write ``contents`` beside ``path`` and move them into place; the same contents give the same bytes.
+
+    A failure at any moment, a crash included, leaves the previous file as it was.
+
+    Raises:
+        ConfigurationError: the description is not plain JSON data or too long; paths are malformed or clash.
+        DtypeError: an array has another dtype than those listed at :class:`Contents`, or is none.
+        StorageError: the file system refused.
+    """
+    what = _what(path)
+    if fault := _fault(contents.arrays, contents.groups):
+        raise ConfigurationError(what, expected="paths that can stand in one file", got=fault)
+    arrays = {name: _little_endian(f"{what}, {name}", contents.arrays[name]) for name in sorted(contents.arrays)}
+    groups = sorted(set(contents.groups))
+    image = _image(arrays, groups, _encode(what, contents.description, arrays, groups))
+    try:
+        _replace(Path(os.path.realpath(path)), image)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise StorageError(what, expected="a place that can be written to", got=_reason(error)) from error
+
+
+def read(path: str | PathLike[str]) -> Contents:
+    """The contents of a file that :func:`write` made, arrays, groups and keys sorted by name.
+
+    Nothing is allocated for an array before its bytes are known to be in the file.
+
+    Raises:
+        FileFormatError: the file is damaged, foreign, newer than this package, or holds anything that
+            :func:`write` does not write.
+        StorageError: it cannot be opened or read.
+    """
+    what = _what(path)
+    try:
+        # Asked first because opening a pipe would wait for its other end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "a folder or a device")
+        with open(path, "rb") as stream:
+            return _parse(what, stream)
+    except FileFormatError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StorageError(what, expected="a readable file", got=_reason(error)) from error
+
+
+def _what(path: object) -> str:
+    if not isinstance(path, (str, PathLike)):
+        raise DtypeError("path of a file", expected="a string or a path", got=f"{type(path).__name__} {path!r}")
+    return f"file {os.fspath(path)}"
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
+def _groups(arrays: Iterable[str], groups: Iterable[str]) -> set[str]:
+    """All groups in a file that holds these arrays and groups, without the root."""
+    found = set(groups)
+    for path in [*arrays, *groups, _DESCRIPTION]:
+        found.update(str(parent) for parent in PurePosixPath(path).parents)
+    return found - {"/"}
+
+
+def _fault(arrays: Iterable[str], groups: Iterable[str]) -> str:
+    """Why these paths cannot stand in one file; empty if they can."""
+    for path in [*arrays, *groups]:
+        if not isinstance(path, str) or not _PATH.fullmatch(path):
+            return f"{path!r}, which is no absolute path of 1 to 8 names of letters, digits and _ . -"
+    for path in sorted(_groups(arrays, groups) & {*arrays, _DESCRIPTION}):
+        return f"{path!r} as an array and as a group"
+    return f"{_DESCRIPTION!r}, which is the description's own" if _DESCRIPTION in arrays else ""
+
+
+def _little_endian(what: str, array: object) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        raise DtypeError(what, expected="a NumPy array", got=type(array).__name__)
+    dtype = array.dtype.newbyteorder("<")
+    if dtype.str not in DTYPES:
+        raise DtypeError(what, expected="float32, float64, int64 or uint8", got=array.dtype)
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def _encode(what: str, description: dict[str, Any], arrays: dict[str, np.ndarray], groups: list[str]) -> bytes:
+    """The description and the inventory of the file as JSON."""
+    inventory = {
+        path: {"shape": list(array.shape), "dtype": array.dtype.str, "crc32": zlib.crc32(array)}
+        for path, array in arrays.items()
+    }
+    what = f"{what}, description"
+    if not isinstance(description, dict):
+        raise DtypeError(what, expected="a dict", got=type(description).__name__)
+    document = {"content": description, "arrays": inventory, "groups": groups}
+    try:
+        text = json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        data = text.encode()
+        kept = json.loads(text)["content"] == description
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(what, expected="plain JSON data", got=error) from error
+    if not kept:
+        got = "a tuple, a key that is no string or another value that JSON changes"
+        raise ConfigurationError(what, expected="plain JSON data", got=got)
+    if len(data) > MOST_DESCRIPTION_BYTES:
+        raise ConfigurationError(what, expected=f"at most {MOST_DESCRIPTION_BYTES} bytes of JSON", got=len(data))
+    return data
+
+
+def _image(arrays: dict[str, np.ndarray], groups: list[str], description: bytes) -> io.BytesIO:
+    """The bytes of the file.  Made in memory, so that HDF5 never meets a full disk."""
+    image = io.BytesIO()
+    with h5py.File(image, "w", libver="earliest") as file:
+        for path in sorted(_groups(arrays, groups)):
+            file.create_group(path)
+        everything = {**arrays, _DESCRIPTION: np.frombuffer(description, np.uint8)}
+        for path, array in everything.items():
+            file.create_dataset(path, data=array, track_times=False)
+        file[_GROUP].attrs.create("format_version", FORMAT_VERSION, dtype="<i8")
+        file[_GROUP].attrs.create("crc32", zlib.crc32(description), dtype="<i8")
+    return image
+
+
+def _replace(target: Path, image: io.BytesIO) -> None:
+    """Put ``image`` where ``target`` stands, so that a reader sees the old file or the new one, whole."""
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EEXIST, "a folder or a device")
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(image.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # gone already if all went well
+    # The new file is in place: a file system that cannot sync a folder is no failure.
+    with contextlib.suppress(OSError):
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _parse(what: str, stream: BinaryIO) -> Contents:
+    size = os.fstat(stream.fileno()).st_size
+    try:
+        with h5py.File(stream, "r") as file:
+            root = file["/"]
+            document = _read_document(what, root, size)
+            inventory, groups = document["arrays"], document["groups"]
+            if fault := _fault(inventory, groups):
+                raise FileFormatError(what, expected="an inventory of paths that can stand in one file", got=fault)
+            datasets = _find(what, root, {*inventory, _DESCRIPTION}, _groups(inventory, groups))
+            for path, entry in inventory.items():
+                _check_dataset(f"{what}, {path}", datasets[path], tuple(entry["shape"]), entry["dtype"], size)
+            # Arrays that share bytes could ask for any amount of memory.
+            total = sum(dataset.id.get_storage_size() for dataset in datasets.values())
+            _expect(total <= size, what, f"arrays of at most the file's {size} bytes", total)
+            arrays = {path: _read_array(f"{what}, {path}", datasets[path], inventory[path]) for path in inventory}
+            return Contents(document["content"], arrays, tuple(groups))
+    except FileFormatError:
+        raise
+    except Exception as error:  # HDF5 meets damage with errors of every kind
+        raise FileFormatError(what, expected="an undamaged HDF5 file", got=_reason(error)) from error
+
+
+def _expect(holds: bool, what: str, expected: str, got: object, hint: str = "") -> None:
+    if not holds:
+        raise FileFormatError(what, expected=expected, got=got, hint=hint)
+
+
+def _read_document(what: str, root: h5py.Group, size: int) -> dict[str, Any]:
+    """The JSON in ``/mlpgpu/description``: keys content (a dict), arrays and groups, the latter two unchecked."""
+    hint = "files written by Keras or other programs are not read"
+    _expect(_GROUP[1:] in set(root), what, f"a group {_GROUP}", "a foreign HDF5 file", hint)
+    group = _member(what, root, _GROUP, h5py.Group)
+    version = _read_integer(what, group, "format_version")
+    hint = "written by a newer mlpgpu" if version > FORMAT_VERSION else ""
+    _expect(1 <= version <= FORMAT_VERSION, what, f"a format version from 1 to {FORMAT_VERSION}", version, hint)
+    dataset = _member(what, group, _DESCRIPTION, h5py.Dataset)
+    what = f"{what}, {_DESCRIPTION}"
+    _check_dataset(what, dataset, dataset.shape, "|u1", min(size, MOST_DESCRIPTION_BYTES))
+    data = dataset[()].tobytes()
+    _expect(zlib.crc32(data) == _read_integer(what, group, "crc32"), what, "bytes that bear out their CRC", "others")
+    document = json.loads(data, parse_constant=_refuse_constant)
+    _expect(isinstance(document["content"], dict), what, "a dict as content", type(document["content"]).__name__)
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} in JSON")
+
+
+def _read_integer(what: str, group: h5py.Group, name: str) -> int:
+    attribute = group.attrs.get_id(name)
+    plain = attribute.shape == () and attribute.get_type().equal(h5py.h5t.STD_I64LE)
+    _expect(plain, f"{what}, attribute {name} of {_GROUP}", "one int64", "something else")
+    return int(group.attrs[name])
+
+
+def _member(what: str, group: h5py.Group, path: str, kind: type) -> Any:
+    """The object of this ``kind`` at ``path``, in ``group``; no link but a hard one is ever followed."""
+    name = path.rpartition("/")[2]
+    hard = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
+    _expect(hard, f"{what}, {path}", "a hard link", "a soft or external one")
+    item = group[name]
+    _expect(isinstance(item, kind), f"{what}, {path}", f"a {kind.__name__.lower()}", item)
+    return item
+
+
+def _find(what: str, root: h5py.Group, arrays: set[str], groups: set[str]) -> dict[str, h5py.Dataset]:
+    """The datasets at ``arrays``.  A cycle of links ends at its first path that is not listed."""
+    found: dict[str, Any] = {}
+    missing = arrays | groups
+    pending = [("", root)]
+    while pending:
+        prefix, group = pending.pop()
+        for name in group:
+            path = f"{prefix}/{name}"
+            _expect("/" not in name and path in missing, what, "nothing that its inventory does not list", repr(path))
+            missing.remove(path)
+            if path in arrays:
+                found[path] = _member(what, group, path, h5py.Dataset)
+            else:
+                pending.append((path, _member(what, group, path, h5py.Group)))
+    _expect(not missing, what, "all that its inventory lists", f"a file without {', '.join(sorted(missing))}")
+    return found
+
+
+def _check_dataset(what: str, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: str, most_bytes: int) -> None:
+    """Refuse whatever is not ``shape`` numbers of ``dtype`` in one piece, uncompressed, within ``most_bytes``."""
+    _expect(dtype in DTYPES, what, f"a dtype of {', '.join(DTYPES)}", repr(dtype))
+    same = dataset.id.get_type().equal(h5py.h5t.py_create(np.dtype(dtype)))
+    _expect(same, what, f"numbers of dtype {dtype}", "another type")
+    _expect(dataset.shape == shape, what, f"shape {shape}", dataset.shape)
+    properties = dataset.id.get_create_plist()
+    plain = properties.get_layout() == h5py.h5d.CONTIGUOUS and properties.get_external_count() == 0
+    _expect(plain, what, "numbers in one piece", "chunked, compressed, virtual or external storage")
+    claimed, stored = math.prod(shape) * np.dtype(dtype).itemsize, dataset.id.get_storage_size()
+    _expect(claimed == stored, what, f"{claimed} bytes", stored)
+    _expect(claimed <= most_bytes, what, f"at most {most_bytes} bytes", claimed)
+
+
+def _read_array(what: str, dataset: h5py.Dataset, entry: dict[str, Any]) -> np.ndarray:
+    array = np.empty(dataset.shape, entry["dtype"])
+    if array.size:
+        dataset.read_direct(array)
+    _expect(zlib.crc32(array) == entry["crc32"], what, "numbers that bear out their CRC", "others")
+    return array
