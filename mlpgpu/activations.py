@@ -167,7 +167,7 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 def _blocks(z: np.ndarray) -> Iterator[slice]:
     """Slices of the first axis that hold about ERF_BLOCK elements each."""
-    rows = max(1, ERF_BLOCK * len(z) // z.size)
+    rows = max(1, ERF_BLOCK * len(z) // max(1, z.size))
     return (slice(start, start + rows) for start in range(0, len(z), rows))
 
 

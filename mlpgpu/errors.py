@@ -26,6 +26,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=str)
 
 
 class MlpgpuError(Exception):
@@ -103,7 +106,7 @@ class DownloadError(MlpgpuError, OSError):
     __str__ = Exception.__str__
 
 
-def lookup(kind: str, name: object, table: Iterable[str]) -> str:
+def lookup(kind: str, name: object, table: Iterable[Name]) -> Name:
     """Return ``name`` if ``table`` holds it; otherwise raise with the nearest name that it holds.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Network:
             initial_values(p.initializer, p.shape, p.fans, seed=self.seed, layer=p.layer).ravel()
             for p in self._plan.parameters
         ]
-        self._parameters = np.concatenate(drawn).astype(np.float32)
+        self._parameters: np.ndarray = np.concatenate(drawn).astype(np.float32)
         neutral = [np.full(s.shape, float(s.name.endswith("scale"))) for s in self._plan.statistics]
         self._statistics = np.concatenate([np.empty(0), *neutral])
 
@@ -249,19 +249,26 @@ class Network:
 
     # --- files ---
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the network to an HDF5 file, replacing it whole or not at all.
 
         A name that ends in ``.weights.h5`` is one that Keras 3 loads as well.
 
         Raises:
+            DataError: a parameter is not finite.
             StorageError: the file cannot be written.
         """
         storage.write(path, self.contents())
 
     def contents(self) -> storage.Contents:
-        """The network as a file holds it; ``docs/file-format.md`` tells where."""
+        """The network as a file holds it; ``docs/file-format.md`` tells where.
+
+        Raises:
+            DataError: a parameter is not finite; such a file would not be read back.
+        """
         flat = self.flat_parameters()
+        if not np.isfinite(flat).all():
+            raise DataError("parameters to save", expected="finite values", got="NaN or infinity")
         arrays = {
             path: flat[p.offset : p.end].reshape(p.shape) for p, path in _parameter_paths(self._plan, self.layers)
         }
@@ -310,7 +317,7 @@ class Network:
             layers.append(layers[description["place"]] if same else rebuild("layer", description, LAYERS))
         self = cls.__new__(cls)
         self._describe(layers, check_seed(network["seed"]))
-        dtype = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}[network["precision"]]
+        dtype = np.dtype(lookup("precision", network["precision"], ("float32", "float64")))
         # Widths come from the file: arrays are checked against them before anything of their size is made.
         parameters = [_expect(contents, path, p.shape, dtype) for p, path in _parameter_paths(self._plan, self.layers)]
         statistics = [
@@ -345,7 +352,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return values
 
     def __setitem__(self, name: str, values: ArrayLike) -> None:
-        self._network.parameters = {name: values}  # type: ignore[assignment]
+        self._network.parameters = {name: values}
 
     def __delitem__(self, name: str) -> None:
         raise ConfigurationError("parameters", expected="to be read or set", got=f"del {name!r}")
@@ -410,8 +417,8 @@ def _moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
             rows = dataset.storage_rows(np.arange(start, min(start + STATISTICS_ROWS, len(dataset))))
             yield dataset.storage_x[rows].astype(np.float64) * factor
 
-    mean = sum(block.sum(axis=0) for block in blocks()) / len(dataset)
-    variance = sum(np.square(block - mean).sum(axis=0) for block in blocks()) / len(dataset)
+    mean = np.sum([block.sum(axis=0) for block in blocks()], axis=0) / len(dataset)
+    variance = np.sum([np.square(block - mean).sum(axis=0) for block in blocks()], axis=0) / len(dataset)
     return mean, _scale(mean, variance)
 
 
@@ -463,7 +470,7 @@ def _expect(contents: storage.Contents, path: str, shape: tuple[int, ...], dtype
     return array
 
 
-def load(path: str | Path) -> Network:
+def load(path: str | PathLike[str]) -> Network:
     """The network in a file that ``Network.save`` or ``Trainer.save`` wrote.
 
     Raises:

@@ -375,7 +375,8 @@ class Builder:
 
     def buffer(self, name: str, n: int | None, *, holds: Literal["real", "index"] = "real") -> str:
         """Declare a buffer of ``n`` columns for each row, or one number for each row if ``n`` is None."""
-        axes, shape = ("replica", "row"), (self._replicas, self._capacity)
+        axes: tuple[str, ...] = ("replica", "row")
+        shape: tuple[int, ...] = (self._replicas, self._capacity)
         if n is not None:
             axes, shape = (*axes, "unit"), (*shape, n)
         self.buffers[name] = Buffer(name, axes, shape, holds)

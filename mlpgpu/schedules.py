@@ -150,7 +150,7 @@ class WarmUp(Schedule):
 
     def rates(self, clock: Clock) -> np.ndarray:
         # A step counts when it ends, so that the first one is not wasted on a rate of 0.
-        one_step = 1.0 / self.steps if self.steps is not None else clock.epochs_per_step / self.epochs
+        one_step = clock.epochs_per_step / self.epochs if self.epochs is not None else 1.0 / (self.steps or 1)
         rise = np.minimum(_progress(self, clock, self.epochs, self.steps) + one_step, 1.0)
         return as_schedule(self.rate).rates(clock) * rise
 

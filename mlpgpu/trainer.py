@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from types import FrameType
 from typing import Any
 
@@ -510,7 +510,7 @@ class Trainer:
 
     # --- files ---
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the network and the run to an HDF5 file, replacing it whole or not at all.
 
         Raises:
@@ -552,7 +552,7 @@ class Trainer:
         return storage.Contents({**network.description, "run": run}, {**network.arrays, **arrays}, network.groups)
 
     @classmethod
-    def resume(cls, path: str | Path, *, backend: str | None = None, threads: int | None = None) -> Trainer:
+    def resume(cls, path: str | PathLike[str], *, backend: str | None = None, threads: int | None = None) -> Trainer:
         """The trainer that :meth:`save` wrote, ready to go on.
 
         Its first ``fit`` continues the one that was interrupted.  ``backend`` and ``threads`` override

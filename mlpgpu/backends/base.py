@@ -81,7 +81,8 @@ def target_array(dataset: Dataset, plan: Plan, dtype: np.dtype) -> np.ndarray:
     """
     if plan.target_kind == "index":
         return dataset.labels(plan.n_out)
-    if LOSSES[plan.loss].output == "sigmoid" and plan.n_out == 1 and dataset.classes is not None:
+    is_binary = plan.loss is not None and LOSSES[plan.loss].output == "sigmoid" and plan.n_out == 1
+    if is_binary and dataset.classes is not None:
         return dataset.labels(2)[:, np.newaxis].astype(dtype)
     return dataset.targets(plan.n_out, dtype)
 

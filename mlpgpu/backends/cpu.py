@@ -127,7 +127,7 @@ class CpuProgram(Program):
         self._bound: dict[tuple[int, bool], list[list[Bound]]] = {}  # by rows and purpose; of each share
         self._finish = _bind_finish(self)
 
-        self._feed: _Feed | None = None  # what the gather reads from
+        self._feed: _Feed  # what the gather reads from; set before anything runs
         self._training: tuple[_Feed, Sampling] | None = None
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None  # its number and its rows, twice
         self._step = 0
@@ -261,7 +261,6 @@ class CpuProgram(Program):
 
     def _loss_sums(self, rows: int) -> tuple[float, float]:
         """The batch's summed loss and weight."""
-        assert self._feed is not None
         value = float(np.add.reduce(self._arrays["value"][:rows]))
         weighted = self._feed.weight is not None
         return value, float(np.add.reduce(self._arrays["row_weight"][:rows])) if weighted else float(rows)
@@ -329,7 +328,7 @@ def _bind_gather(program: CpuProgram, op: ops.Gather, rows: slice, share: int) -
                 np.copyto(x, staging, casting="same_kind")
             else:
                 np.multiply(staging, feed.dataset.scale, out=x, dtype=x.dtype)
-        if target is not None:
+        if target is not None and feed.target is not None:
             np.take(feed.target, batch, axis=0, out=target, mode="clip")
         if feed.weight is not None and weight is not None:
             np.take(feed.weight, batch, out=weight, mode="clip")
@@ -408,7 +407,7 @@ def _bind_output(program: CpuProgram, op: ops.Output, rows: slice, share: int) -
     def output() -> None:
         np.copyto(y, logits)
         apply_output(op.function, y)
-        if scale is not None:
+        if scale is not None and mean is not None:
             np.multiply(y, scale, out=y)
             np.add(y, mean, out=y)
 
@@ -487,7 +486,12 @@ def _bind_finish(program: CpuProgram) -> list[Bound]:
             calls.append(_bind_norm(program, op, [gradient[block] for block in blocks]))
         elif isinstance(op, ops.Update):
             views = [
-                (program._parameters[block], gradient[block], program._slots[:, block], scratch[: len(gradient[block])])
+                (
+                    program._parameters[block],
+                    gradient[block],
+                    list(program._slots[:, block]),
+                    scratch[: len(gradient[block])],
+                )
                 for block in blocks
             ]
             calls.append(_bind_update(program, op, views))
@@ -529,7 +533,7 @@ def _bind_norm(program: CpuProgram, op: ops.Norm, gradient: list[np.ndarray]) ->
 
 
 def _bind_update(
-    program: CpuProgram, op: ops.Update, blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+    program: CpuProgram, op: ops.Update, blocks: list[tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray]]
 ) -> Bound:
     rule = op.optimizer.update
 
