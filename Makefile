@@ -1,0 +1,33 @@
+# Each target sets up a virtual environment of its own under .venv/, named after the extra it installs,
+# and again only when setup.cfg or pyproject.toml has changed.
+PYTHON ?= python3
+
+.PHONY: help train test lint bench
+
+help:
+	@echo "make train   train on the bundled handwritten digits; results in runs/"
+	@echo "make test    run the tests"
+	@echo "make lint    run ruff and mypy"
+	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
+
+train: .venv/plot/.installed
+	@.venv/plot/bin/python examples/train_digits.py
+
+test: .venv/test/.installed
+	@.venv/test/bin/python -m pytest
+
+lint: .venv/lint/.installed
+	.venv/lint/bin/ruff check .
+	.venv/lint/bin/ruff format --check .
+	.venv/lint/bin/mypy
+
+bench: .venv/peers/.installed
+	@.venv/peers/bin/python benchmarks/cpu.py
+
+.venv/%/.installed: setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit( \
+	  "mlpgpu needs Python 3.10 to 3.13, got %d.%d: name another by make PYTHON=..." % sys.version_info[:2])'
+	@echo "setting up .venv/$* (once)"
+	@$(PYTHON) -m venv --clear .venv/$*
+	@.venv/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,181 @@
+"""The design's import rules, read from the sources: imports point downward, and CUDA stays behind one door."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlpgpu
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mlpgpu"
+
+# Bottom to top: a module imports from lines above its own only.  A package counts as one module.
+LEVELS = (
+    {"errors"},
+    {"files", "random", "activations", "metrics", "descriptions"},
+    {"storage"},
+    {"losses", "schedules", "initializers"},
+    {"optimizers"},
+    {"plan"},
+    {"layers"},
+    {"datasets"},
+    {"backends"},
+    {"network"},
+    {"history"},
+    {"callbacks"},
+    {"trainer"},
+    {"__init__"},
+    {"__main__"},
+)
+LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in modules}
+
+# Inside a package the same holds of its files.
+INNER_LEVELS = {
+    "datasets": ("dataset", "idx", "named", "__init__"),
+    "backends": ("base", "cpu", "cuda", "__init__"),
+}
+
+# The plan is all that a backend reads.
+FORBIDDEN = {"backends": {"layers"}}
+
+REQUIRED = {"h5py", "numpy", "psutil", "threadpoolctl", "tqdm"}
+
+# (file, function) -> what it may import when it runs.
+LAZY = {
+    ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu"},
+    ("datasets/named.py", "_download"): {"pooch"},
+    ("history.py", "plot"): {"matplotlib"},
+}
+CUDA_DRIVER = "backends/cuda/driver.py"
+
+SOURCES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One imported module: its absolute name, and the function that imports it ('' at the top of the file)."""
+
+    module: str
+    function: str
+
+
+def imports_of(source: str) -> list[Import]:
+    """All imports of a file of the package, each name of ``from . import a, b`` as a module of its own."""
+    package = ["mlpgpu", *Path(source).parent.parts]
+    found = []
+
+    def visit(node: ast.AST, function: str) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = node.name
+        elif isinstance(node, ast.Import):
+            found.extend(Import(alias.name, function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            names = [alias.name for alias in node.names] if is_package(base) else [""]
+            found.extend(Import(".".join([*base, name]).rstrip("."), function) for name in names)
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(ast.parse((PACKAGE / source).read_text(encoding="utf-8")), "")
+    return found
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def is_package(parts: list[str]) -> bool:
+    return parts[:1] == ["mlpgpu"] and ROOT.joinpath(*parts).is_dir()
+
+
+def own_module(dotted: str) -> list[str]:
+    """The path of one of our modules below ``mlpgpu``; a name that is no file stands for the package's __init__."""
+    parts = dotted.split(".")[1:]
+    while parts and not (PACKAGE.joinpath(*parts).is_dir() or PACKAGE.joinpath(*parts).with_suffix(".py").is_file()):
+        parts.pop()
+    return parts or ["__init__"]
+
+
+def own_imports(source: str) -> list[list[str]]:
+    names = [found.module for found in imports_of(source)]
+    return [own_module(name) for name in names if name.split(".")[0] == "mlpgpu"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_imports_point_downward(source: str) -> None:
+    module = Path(source).with_suffix("").parts[0]
+    assert module in LEVEL, f"{source}: give it a line in LEVELS"
+    for target in own_imports(source):
+        name = target[0]
+        assert name not in FORBIDDEN.get(module, ()), f"{source} imports {name}"
+        assert LEVEL[name] < LEVEL[module] or (name == module and len(target) > 1), f"{source} imports {name} upward"
+
+
+@pytest.mark.parametrize("source", [source for source in SOURCES if "/" in source])
+def test_imports_inside_a_package_point_downward(source: str) -> None:
+    package, file, *_ = Path(source).with_suffix("").parts
+    order = INNER_LEVELS[package]
+    for target in own_imports(source):
+        if target[0] == package and len(target) > 1 and target[1] != file:
+            assert order.index(target[1]) < order.index(file), f"{source} imports {'.'.join(target)} upward"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_functions_import_nothing_but_the_listed(source: str) -> None:
+    for found in imports_of(source):
+        if found.function:
+            allowed = LAZY.get((source, found.function), set())
+            assert any(is_within(found.module, name) for name in allowed), f"{found.function} imports {found.module}"
+
+
+@pytest.mark.parametrize(("source", "function"), LAZY)
+def test_listed_lazy_imports_are_still_there(source: str, function: str) -> None:
+    present = [found.module for found in imports_of(source) if found.function == function]
+    for name in LAZY[source, function]:
+        assert any(is_within(module, name) for module in present), f"{function} no longer imports {name}"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_modules_import_only_required_packages(source: str) -> None:
+    top = {found.module.split(".")[0] for found in imports_of(source) if not found.function}
+    cuda = {"cuda", "pycuda"} if source == CUDA_DRIVER else set()
+    assert top <= sys.stdlib_module_names | REQUIRED | cuda | {"mlpgpu"}
+
+
+def test_import_is_light() -> None:
+    unwanted = {"cuda", "keras", "matplotlib", "mlpgpu.backends.cpu", "pooch", "pycuda", "scipy", "sklearn", "torch"}
+    script = f"import sys, mlpgpu; print(sorted({unwanted!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("folder", ["cuda", "datasets"])
+def test_data_folders_are_no_packages(folder: str) -> None:
+    assert (ROOT / folder / "README.md").is_file()
+    assert not list((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", sorted(mlpgpu.__all__))
+def test_public_name_has_a_docstring(name: str) -> None:
+    value = getattr(mlpgpu, name)
+    if isinstance(value, str):  # __version__
+        return
+    assert written_docstring(value), f"{name} has no docstring"
+    if inspect.isclass(value):
+        members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")]
+        methods = [key for key, member in members if callable(member) or isinstance(member, (property, classmethod))]
+        assert [key for key in methods if not inspect.getdoc(getattr(value, key))] == []
+
+
+def written_docstring(value: object) -> bool:
+    """Whether there is a docstring beyond the signature that a dataclass makes up."""
+    text = inspect.getdoc(value) or ""
+    return bool(text) and not text.startswith(f"{getattr(value, '__name__', '')}(")
