@@ -24,7 +24,8 @@ from .errors import (
     check_number,
     lookup,
 )
-from .history import History, Record, check_path, is_better, replace_file
+from .files import check_path, replace_file
+from .history import History, Record, is_better
 from .metrics import VALIDATION
 
 VALIDATION_LOSS = f"{VALIDATION}loss"
@@ -300,7 +301,7 @@ class CSVLogger(Callback):
         writer = csv.DictWriter(table, trainer.history.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(trainer.history)
-        replace_file(self.path, table.getvalue().encode())
+        replace_file(f"table {self.path}", self.path, table.getvalue().encode())
 
 
 class FunctionCallback(Callback):

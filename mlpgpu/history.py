@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
-from .errors import BackendError, ConfigurationError, DtypeError, EmptyDataError, StorageError, lookup
+from .errors import BackendError, EmptyDataError, lookup
+from .files import check_path, replace_file
 from .metrics import VALIDATION, improves
 
 Record: TypeAlias = dict[str, float]
@@ -111,7 +110,7 @@ class History:
             axes.legend()
         picture = io.BytesIO()
         figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-        replace_file(path, picture.getvalue())
+        replace_file(f"picture {path}", path, picture.getvalue())
         return path
 
     def __getitem__(self, column: str) -> list[float]:
@@ -158,39 +157,3 @@ def is_better(column: str, value: float, best: float | None, min_delta: float = 
     NaN and infinity pass nothing, so that a best value can stand in a file's JSON.
     """
     return math.isfinite(value) and (best is None or improves(column, value, best, min_delta))
-
-
-def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:
-    """``path`` as a Path, if it names a file that ends in one of ``suffixes``, in either case.
-
-    Raises:
-        DtypeError: it is no path.
-        ConfigurationError: it names no file, or one that ends in something else.
-    """
-    if not isinstance(path, (str, PathLike)):
-        raise DtypeError(what, expected="a path", got=f"{type(path).__name__} {path!r}")
-    checked = Path(path)
-    if not checked.name or (suffixes and checked.suffix.lower() not in suffixes):
-        ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
-        raise ConfigurationError(what, expected=f"a file name{ending}", got=repr(os.fspath(path)))
-    return checked
-
-
-def replace_file(path: Path, contents: bytes) -> None:
-    """Write a file beside ``path`` and move it into place: ``path`` always holds old or new contents, whole.
-
-    Raises:
-        StorageError: the file system refuses; ``path`` is as before.
-    """
-    part = path.with_name(f".{path.name}.partial")
-    try:
-        with open(part, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise StorageError(str(path), expected="to write it", got=error.strerror or error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

@@ -84,6 +84,7 @@ class Network:
 
     @property
     def n_out(self) -> int:
+        """Columns of the logits."""
         return self._plan.n_out
 
     @property

@@ -7,7 +7,6 @@ checksums before anything of it is returned.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
@@ -19,13 +18,14 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
 from .errors import ConfigurationError, DtypeError, FileFormatError, StorageError
+from .files import reason, replace_file
 
 FORMAT_VERSION = 1
 DTYPES = ("<f4", "<f8", "<i8", "|u1")
@@ -66,10 +66,7 @@ def write(path: str | PathLike[str], contents: Contents) -> None:
     arrays = {name: _little_endian(f"{what}, {name}", contents.arrays[name]) for name in sorted(contents.arrays)}
     groups = sorted(set(contents.groups))
     image = _image(arrays, groups, _encode(what, contents.description, arrays, groups))
-    try:
-        _replace(Path(os.path.realpath(path)), image)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(what, expected="a place that can be written to", got=_reason(error)) from error
+    replace_file(what, path, image.getbuffer())
 
 
 def read(path: str | PathLike[str]) -> Contents:
@@ -92,17 +89,13 @@ def read(path: str | PathLike[str]) -> Contents:
     except FileFormatError:
         raise
     except (OSError, ValueError) as error:
-        raise StorageError(what, expected="a readable file", got=_reason(error)) from error
+        raise StorageError(what, expected="a readable file", got=reason(error)) from error
 
 
 def _what(path: object) -> str:
     if not isinstance(path, (str, PathLike)):
         raise DtypeError("path of a file", expected="a string or a path", got=f"{type(path).__name__} {path!r}")
     return f"file {os.fspath(path)}"
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 def _groups(arrays: Iterable[str], groups: Iterable[str]) -> set[str]:
@@ -170,29 +163,6 @@ def _image(arrays: dict[str, np.ndarray], groups: list[str], description: bytes)
     return image
 
 
-def _replace(target: Path, image: io.BytesIO) -> None:
-    """Put ``image`` where ``target`` stands, so that a reader sees the old file or the new one, whole."""
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EEXIST, "a folder or a device")
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(image.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # gone already if all went well
-    # The new file is in place: a file system that cannot sync a folder is no failure.
-    with contextlib.suppress(OSError):
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def _parse(what: str, stream: BinaryIO) -> Contents:
     size = os.fstat(stream.fileno()).st_size
     try:
@@ -213,7 +183,7 @@ def _parse(what: str, stream: BinaryIO) -> Contents:
     except FileFormatError:
         raise
     except Exception as error:  # HDF5 meets damage with errors of every kind
-        raise FileFormatError(what, expected="an undamaged HDF5 file", got=_reason(error)) from error
+        raise FileFormatError(what, expected="an undamaged HDF5 file", got=reason(error)) from error
 
 
 def _expect(holds: bool, what: str, expected: str, got: object, hint: str = "") -> None:

@@ -167,5 +167,5 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 
 def test_no_folder_to_write_to(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="to write it"):
+    with pytest.raises(StorageError, match="that can be written to"):
         write_idx(tmp_path / "missing" / "numbers", np.zeros(3, np.uint8))

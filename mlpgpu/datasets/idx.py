@@ -16,7 +16,6 @@ the rest           the numbers, last axis fastest
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
 import os
@@ -29,6 +28,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..errors import DtypeError, FileFormatError, ShapeError, StorageError
+from ..files import replace_file
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -117,19 +117,6 @@ def write_idx(path: str | PathLike[str], array: np.ndarray) -> None:
     contents = header + array.astype(stored, copy=False).tobytes()
 
     path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                    packed.write(contents)
-            else:
-                file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise StorageError(f"IDX file {path}", expected="to write it", got=error.strerror or error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    if path.suffix == ".gz":
+        contents = gzip.compress(contents, mtime=0)
+    replace_file(f"IDX file {path}", path, contents)
