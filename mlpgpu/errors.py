@@ -8,7 +8,7 @@ also derives from the built-in exception that a caller would catch for such a mi
 class                  also a            raised when
 =====================  ================  ==========================================================
 ConfigurationError     ValueError        an argument's value, or a combination of them, has no meaning
-UnknownNameError       ValueError        a name is not in the table it is looked up in
+UnknownNameError       KeyError          a name is not in the table it is looked up in (a ValueError too)
 ShapeError             ValueError        an array or a layer has the wrong number of rows or columns
 DtypeError             TypeError         an array or an argument has the wrong type
 DataError              ValueError        the values are unusable: NaN, infinity, labels out of range
@@ -44,7 +44,7 @@ class MlpgpuError(Exception):
 
     def __reduce__(self) -> tuple:
         # Exceptions pickle by their positional arguments, and these are named ones.
-        return _rebuild, (type(self), self.what, self.expected, self.got, self.hint)
+        return _rebuild, (type(self), self.what, self.expected, self.got, self.hint), self.__dict__
 
 
 def _rebuild(kind: type[MlpgpuError], what: str, expected: str, got: str, hint: str) -> MlpgpuError:
@@ -55,8 +55,11 @@ class ConfigurationError(MlpgpuError, ValueError):
     """An argument's value, or a combination of arguments, has no meaning."""
 
 
-class UnknownNameError(MlpgpuError, ValueError):
+class UnknownNameError(MlpgpuError, ValueError, KeyError):
     """A name is not in the table it is looked up in; the hint gives the nearest one that is."""
+
+    # KeyError shows the repr of its argument.
+    __str__ = Exception.__str__
 
 
 class ShapeError(MlpgpuError, ValueError):
@@ -133,7 +136,10 @@ def check_integer(what: str, value: object, *, least: int, most: int | None = No
     expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
-    number = value.__index__()
+    try:
+        number = value.__index__()
+    except TypeError:  # an array of several
+        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}") from None
     if number < least or (most is not None and number > most):
         raise ConfigurationError(what, expected=expected, got=number)
     return number
@@ -157,6 +163,8 @@ def check_number(
         number = float(value)
     except (TypeError, ValueError):
         raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}") from None
+    except OverflowError:
+        raise ConfigurationError(what, expected=expected, got="a number beyond float64") from None
     inside = least <= number < below and (above is None or number > above)
     if not inside or number in (float("inf"), float("-inf")):  # NaN fails the comparison
         raise ConfigurationError(what, expected=expected, got=number)

@@ -146,9 +146,16 @@ def apply_output(name: OutputName, z: np.ndarray) -> None:
         sigmoid(z, z)
 
 
-def classes_of(output: np.ndarray) -> np.ndarray:
-    """The class predicted by each row of predictions ``output (B, n)``, (B,) intp.
+def class_count(function: OutputName, n_out: int) -> int:
+    """How many classes ``n_out`` outputs tell apart: one sigmoid tells two."""
+    return 2 if function == "sigmoid" and n_out == 1 else n_out
 
-    It is the one with the largest value, the first of several; of a single column, whether it is over ½.
+
+def classes_of(function: OutputName, output: np.ndarray) -> np.ndarray:
+    """The class of each row of predictions ``output (B, n)``, (B,) intp.
+
+    It is the one with the largest value, the first of several; of one sigmoid, whether it is over ½.
     """
-    return output.argmax(axis=1) if output.shape[1] > 1 else (output[:, 0] > 0.5).astype(np.intp)
+    if class_count(function, output.shape[1]) > output.shape[1]:
+        return (output[:, 0] > 0.5).astype(np.intp)
+    return output.argmax(axis=1)

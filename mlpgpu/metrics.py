@@ -20,7 +20,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        shape: ``shape(n_out)``, the shape of its sums.
+        shape: ``shape(n)``, the shape of its sums for n classes, or n numbers in a row.
         accumulate: ``accumulate(output, target, weight, sums)`` adds a batch.  Of ``"classes"``:
             output and target (B,) are class numbers; of ``"numbers"``: (B, n_out) floats.
             ``weight`` is (B,) or None, which stands for ones.
@@ -95,7 +95,7 @@ METRICS: dict[str, Metric] = {
     "mean_squared_error": Metric(lambda n: (2,), _squared, _mean, "numbers", False),
     "r2": Metric(lambda n: (4, n), _r2, _r2_value, "numbers", True),
     # Row: the true class; column: the predicted one.
-    "confusion_matrix": Metric(lambda n: (max(n, 2), max(n, 2)), _confusion, np.copy, "classes", True, False),
+    "confusion_matrix": Metric(lambda n: (n, n), _confusion, np.copy, "classes", True, False),
 }
 
 VALIDATION = "validation_"

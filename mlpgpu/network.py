@@ -26,9 +26,9 @@ from .errors import (
 )
 from .initializers import initial_values
 from .layers import LAYERS, Layer, Standardize
-from .losses import OUTPUTS, OutputName, classes_of
+from .losses import OUTPUTS, OutputName, class_count, classes_of
 from .plan import Parameter, Plan, Segment, lower
-from .random import check_seed
+from .random import SEED_LIMIT, check_seed
 
 PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
 STATISTICS_ROWS = 4096  # rows at a time while a data set's mean and deviation are taken
@@ -124,8 +124,8 @@ class Network:
 
     def _set(self, values: Mapping[str, ArrayLike]) -> None:
         segments = self.segments
-        checked = {name: _check_values(name, value, segments) for name, value in values.items()}
         flat = self.flat_parameters().copy()
+        checked = {name: _check_values(name, value, segments, flat.dtype) for name, value in values.items()}
         for name, array in checked.items():
             flat[segments[name].offset : segments[name].end] = array.ravel()
         self._parameters, self._holder = flat, None
@@ -198,7 +198,7 @@ class Network:
         """
         if self.output == "identity" or (self.output == "sigmoid" and self.n_out > 1):
             raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {self.output}")
-        numbers = classes_of(self.predict(x, backend=backend, batch_size=batch_size))
+        numbers = classes_of(self.output, self.predict(x, backend=backend, batch_size=batch_size))
         return numbers if self.classes is None else np.asarray(self.classes)[numbers]
 
     def adapt(self, dataset: Dataset) -> None:
@@ -313,11 +313,13 @@ class Network:
     def _from(cls, contents: storage.Contents) -> Network:
         network = contents.description["network"]
         layers: list[Layer] = []
-        for description in network["layers"]:
-            same = description["kind"] == "same"
-            layers.append(layers[description["place"]] if same else rebuild("layer", description, LAYERS))
+        for place, description in enumerate(network["layers"]):
+            if description["kind"] == "same":
+                layers.append(layers[check_integer("place", description["place"], least=0, most=place - 1)])
+            else:
+                layers.append(rebuild("layer", description, LAYERS))
         self = cls.__new__(cls)
-        self._describe(layers, check_seed(network["seed"]))
+        self._describe(layers, check_integer("seed", network["seed"], least=0, most=SEED_LIMIT - 1))
         dtype = np.dtype(lookup("precision", network["precision"], ("float32", "float64")))
         # Widths come from the file: arrays are checked against them before anything of their size is made.
         parameters = [_expect(contents, path, p.shape, dtype) for p, path in _parameter_paths(self._plan, self.layers)]
@@ -328,7 +330,7 @@ class Network:
         self._parameters = np.concatenate([array.ravel() for array in parameters])
         self._statistics = np.concatenate([np.empty(0), *statistics])
         self.output = lookup("output", network["output"], OUTPUTS)
-        self.classes = None if network["classes"] is None else tuple(map(str, network["classes"]))
+        self.classes = _check_classes(network["classes"], class_count(self.output, self.n_out))
         self.scale = None if network["scale"] is None else check_number("scale", network["scale"], above=0.0)
         self.adapted = network["adapted"] is True
         return self
@@ -393,7 +395,7 @@ def _check_widths(layers: Sequence[Layer]) -> int:
     return n_in
 
 
-def _check_values(name: str, values: ArrayLike, segments: Mapping[str, Segment]) -> np.ndarray:
+def _check_values(name: str, values: ArrayLike, segments: Mapping[str, Segment], dtype: np.dtype) -> np.ndarray:
     segment = segments[lookup("parameter", name, segments)]
     try:
         array = np.asarray(values)
@@ -404,9 +406,11 @@ def _check_values(name: str, values: ArrayLike, segments: Mapping[str, Segment])
         raise DtypeError(name, expected="real numbers", got=type(values).__name__)
     if array.shape != segment.shape:
         raise ShapeError(name, expected=segment.shape, got=array.shape)
-    if not np.isfinite(array).all():
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if not np.isfinite(cast).all():
         raise DataError(name, expected="finite values", got="NaN or infinity")
-    return array
+    return cast
 
 
 def _moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -459,6 +463,14 @@ def layer_groups(layers: Sequence[Layer]) -> dict[int, str]:
         counts[name] = count + 1
         groups[place] = f"/layers/{name}" + (f"_{count}" if count else "")
     return groups
+
+
+def _check_classes(names: Any, count: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
+        raise ConfigurationError("classes", expected=f"a list of {count} names", got=names)
+    return tuple(names)
 
 
 def _expect(contents: storage.Contents, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -196,16 +196,6 @@ class DropoutBackward(Operation):
 
 
 @dataclass(frozen=True)
-class StandardizeBackward(Operation):
-    """``dx = dy / scale``."""
-
-    READS, WRITES = ("dy", "scale"), ("dx",)
-    dy: str
-    scale: str
-    dx: str
-
-
-@dataclass(frozen=True)
 class Reduce(Operation):
     """``gradient = Σ over shares and uses of partials / Σ weight``, in fixed order; 0 where no row has weight."""
 
@@ -318,7 +308,9 @@ class Plan:
             f"up to {self.capacity} rows in {self.shares} share{'s' * (self.shares > 1)}, {self.reduction}"
         )
         lines = [
-            "  ".join([*(c.ljust(w) for c, w in zip(line[:-1], widths, strict=False)), line[-1].rjust(widths[-1])])
+            "  ".join(
+                [*(c.ljust(w) for c, w in zip(line[:-1], widths, strict=False)), line[-1].rjust(widths[-1])]
+            ).rstrip()
             for line in table
         ]
         return "\n".join([head, *lines, f"products: {total / 1e6:.3f} MFLOP a step"])
@@ -458,15 +450,9 @@ def _dropout_backward(builder: Builder, forward: Dropout, dy: str) -> list[Opera
     return [DropoutBackward(dy, dx, forward.rate, forward.layer)] if dx else []
 
 
-def _standardize_backward(builder: Builder, forward: Standardize, dy: str) -> list[Operation]:
-    dx = builder.delta(forward.x)
-    return [StandardizeBackward(dy, forward.scale, dx)] if dx else []
-
-
 _BACKWARD: dict[type[Operation], Callable[..., list[Operation]]] = {
     Dense: _dense_backward,
     Dropout: _dropout_backward,
-    Standardize: _standardize_backward,
 }
 
 

@@ -193,6 +193,12 @@ class Plateau:
     wait: int = 0
     factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.best is not None:
+            check_number("Plateau best", self.best)
+        check_integer("Plateau wait", self.wait, least=0)
+        check_number("Plateau factor", self.factor, least=0.0)
+
 
 @dataclass(frozen=True)
 class ReduceOnPlateau(Schedule):

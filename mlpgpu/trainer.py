@@ -37,7 +37,7 @@ from .errors import (
     lookup,
 )
 from .history import History, Record
-from .losses import LOSSES, TargetKind
+from .losses import LOSSES, TargetKind, class_count
 from .metrics import METRICS, VALIDATION
 from .network import Network
 from .optimizers import OPTIMIZERS, Optimizer
@@ -57,6 +57,7 @@ class _Fit:
         shuffle, drop_last: its arguments.
         data: what its data set is known by.
         loss, weight: sums over the finished steps of the unfinished epoch.
+        rate: of the last finished step.
     """
 
     first_step: int
@@ -66,6 +67,13 @@ class _Fit:
     data: dict[str, Any]
     loss: float = 0.0
     weight: float = 0.0
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("first step of the fit", self.first_step, least=0)
+        check_integer("first epoch of the fit", self.first_epoch, least=0)
+        for what in ("loss", "weight", "rate"):
+            check_number(f"{what} of the fit", getattr(self, what))
 
 
 class Trainer:
@@ -142,7 +150,6 @@ class Trainer:
         self._fit: _Fit | None = None
         self._resumed = False
         self._listeners: list[Callback] = []
-        self._rate = 0.0
         self._callback_states: dict[str, dict[str, Any]] = {}
         self._monitored: tuple[str, ...] = ()
 
@@ -297,7 +304,8 @@ class Trainer:
         self._read = None
         sums = program.run(self.steps, rates)
         self.steps += len(rates)
-        self._rate = float(rates[-1])
+        if self._fit is not None:
+            self._fit.rate = float(rates[-1])
         finite = np.isfinite(sums[:, 0])
         if not finite.all():
             self._raise_diverged("loss", self.steps - len(finite) + int(np.argmin(finite)))
@@ -313,7 +321,7 @@ class Trainer:
             record |= {
                 VALIDATION + name: results[name] for name in ("loss", *self.metrics) if np.ndim(results[name]) == 0
             }
-        record |= {"rate": self._rate, "seconds": time.perf_counter() - started}
+        record |= {"rate": fit.rate, "seconds": time.perf_counter() - started}
         fit.loss = fit.weight = 0.0
         self.epochs += 1
         self.history.append(record)
@@ -415,19 +423,28 @@ class Trainer:
             self._load(self._program)
         return self._program
 
+    @property
+    def _dtype(self) -> np.dtype:
+        """The type of parameters and targets."""
+        return np.dtype("float64" if self.precision == "float64" else "float32")
+
+    @property
+    def _class_count(self) -> int:
+        return class_count(LOSSES[self.loss].output, self.network.n_out)
+
     def _set_aside(self) -> None:
         """Take what belongs to the run rather than to the network out of the program."""
         if self._program is not None:
-            self._slots = self._program.read().slots
+            state = self._program.read()
+            self._slots, self._read = state.slots, state.parameters[0]
             self._kept = self._program.read(snapshot=True).parameters[0] if self._keeps else None
 
     def _load(self, program: Program) -> None:
         """Give the program the network's parameters, and what was set aside; take the network over."""
-        dtype = np.dtype("float64" if self.precision == "float64" else "float32")
-        parameters = self.network.flat_parameters().astype(dtype)[np.newaxis]
+        parameters = self.network.flat_parameters().astype(self._dtype)[np.newaxis]
         slots = self._slots
         if slots is None:
-            slots = np.zeros((len(self.optimizer.slots), *parameters.shape), dtype)
+            slots = np.zeros((len(self.optimizer.slots), *parameters.shape), self._dtype)
         statistics = self.network.flat_statistics()[np.newaxis]
         program.load(State(parameters, slots, statistics))
         if self._kept is not None:
@@ -461,8 +478,12 @@ class Trainer:
             raise ConfigurationError("classes", expected=self.network.classes, got=data.classes)
         if data.y is None:
             raise DataError("data", expected="targets", got="a data set without y")
+        if data.classes is not None and len(data.classes) != self._class_count:
+            hint = "classes= names those that do not occur"
+            expected = f"{self._class_count} names, one for each output"
+            raise ConfigurationError("classes", expected=expected, got=data.classes, hint=hint)
         plan = dataclasses.replace(self.plan, target_kind=_target_kind(self.loss, data))
-        target = target_array(data, plan, np.dtype(np.float64))
+        target = target_array(data, plan, self._dtype)
         output = LOSSES[self.loss].output
         if output != "identity" and plan.target_kind == "dense":
             if not ((target >= 0.0) & (target <= 1.0)).all():
@@ -475,7 +496,7 @@ class Trainer:
         """The data set with its rows weighted by class as well."""
         if self.class_weight is None:
             return data
-        classes = max(self.network.n_out, 2)
+        classes = self._class_count
         labels = data.labels(classes)
         if self.class_weight == "balanced":
             counts = np.bincount(labels, minlength=classes)
@@ -545,6 +566,7 @@ class Trainer:
         if self._program is not None:
             slots = self._program.read().slots
             kept = self._program.read(snapshot=True).parameters[0] if self._keeps else None
+        run |= {"has_slots": slots is not None, "has_kept": kept is not None}
         if slots is not None:
             arrays |= {f"/mlpgpu/run/slots/{name}": slots[k, 0] for k, name in enumerate(self.optimizer.slots)}
         if kept is not None:
@@ -571,7 +593,7 @@ class Trainer:
             return cls._from(network, contents, backend, threads)
         except FileFormatError:
             raise
-        except (MlpgpuError, KeyError, TypeError, ValueError) as error:
+        except (MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FileFormatError(f"run in {path}", expected="one that mlpgpu wrote", got=str(error)) from error
 
     @classmethod
@@ -602,13 +624,13 @@ class Trainer:
         trainer._resumed = True
         trainer._callback_states = dict(run["callbacks"])
 
-        dtype, count = np.dtype(run["precision"]), trainer.plan.parameter_count
-        stored = [contents.arrays.get(f"/mlpgpu/run/slots/{name}") for name in trainer.optimizer.slots]
-        if any(slot is not None for slot in stored):
-            trainer._slots = np.stack([_expect_flat(slot, count, dtype) for slot in stored])[:, np.newaxis]
-        kept = contents.arrays.get("/mlpgpu/run/kept")
-        if kept is not None:
-            trainer._kept, trainer._keeps = _expect_flat(kept, count, dtype), True
+        dtype, count = trainer._dtype, trainer.plan.parameter_count
+        if run["has_slots"]:
+            stored = [contents.arrays.get(f"/mlpgpu/run/slots/{name}") for name in trainer.optimizer.slots]
+            flat = [_expect_flat(slot, count, dtype) for slot in stored]
+            trainer._slots = np.reshape(flat, (len(flat), 1, count)).astype(dtype)
+        if run["has_kept"]:
+            trainer._kept, trainer._keeps = _expect_flat(contents.arrays.get("/mlpgpu/run/kept"), count, dtype), True
         columns = {name: contents.arrays[f"/mlpgpu/run/history/{name}"].tolist() for name in run["columns"]}
         trainer.history = _history(columns)
 
@@ -719,6 +741,9 @@ def _deferred_interrupt() -> Iterator[list[int]]:
         yield received
         return
     before = signal.getsignal(signal.SIGINT)
+    if before is None or before is signal.SIG_IGN:  # not ours to replace
+        yield received
+        return
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)

@@ -23,7 +23,7 @@ from .. import plan as ops
 from ..activations import ACTIVATIONS
 from ..datasets import Dataset
 from ..errors import ConfigurationError, check_integer
-from ..losses import LOSSES, apply_output, classes_of
+from ..losses import LOSSES, apply_output, class_count, classes_of
 from ..metrics import METRICS
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
@@ -69,11 +69,10 @@ class CpuBackend(Backend):
         return CpuProgram(plan, _threads(plan, threads))
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
-        blas = [
-            " ".join(str(library.get(key)) for key in ("internal_api", "version", "architecture"))
-            for library in ThreadpoolController().info()
-            if library["user_api"] == "blas"
-        ]
+        loaded = [library for library in ThreadpoolController().info() if library["user_api"] == "blas"]
+        # SciPy brings a BLAS of its own, which NumPy's products do not run in.
+        of_numpy = [library for library in loaded if "numpy" in library["filepath"]] or loaded
+        blas = [" ".join(str(lib.get(key)) for key in ("internal_api", "version", "architecture")) for lib in of_numpy]
         return {
             "backend": self.name,
             "machine": platform.machine(),
@@ -201,7 +200,10 @@ class CpuProgram(Program):
 
     def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
         plan = self._plan
-        sums = {name: np.zeros(METRICS[name].shape(plan.n_out)) for name in metrics}
+        assert plan.loss is not None
+        function = LOSSES[plan.loss].output
+        counts = {"classes": class_count(function, plan.n_out), "numbers": plan.n_out}
+        sums = {name: np.zeros(METRICS[name].shape(counts[METRICS[name].of])) for name in metrics}
         sums["loss"] = np.zeros(2)
         targets = {of: _metric_targets(dataset, plan, of, self._dtype) for of in {METRICS[n].of for n in metrics}}
         for feed, rows in self._sweep(dataset):
@@ -211,7 +213,7 @@ class CpuProgram(Program):
             output = self._arrays[plan.output][:count]
             for name in metrics:
                 metric = METRICS[name]
-                predicted = classes_of(output) if metric.of == "classes" else output
+                predicted = classes_of(function, output) if metric.of == "classes" else output
                 metric.accumulate(predicted, targets[metric.of][rows], weight, sums[name])
         return sums
 
@@ -304,7 +306,9 @@ def _call(closures: list[Bound]) -> None:
 
 def _metric_targets(dataset: Dataset, plan: Plan, of: str, dtype: np.dtype) -> np.ndarray:
     target = target_array(dataset, plan, dtype)
-    return target if of == "numbers" or target.ndim == 1 else classes_of(target)
+    if of == "numbers" or target.ndim == 1:
+        return target
+    return classes_of("sigmoid" if plan.n_out == 1 else "softmax", target)
 
 
 # --- bindings: one function for each operation, which returns a closure over views of the buffers ---
@@ -444,11 +448,6 @@ def _bind_dropout_backward(program: CpuProgram, op: ops.DropoutBackward, rows: s
     return lambda: np.multiply(dy, mask, out=dx)
 
 
-def _bind_standardize_backward(program: CpuProgram, op: ops.StandardizeBackward, rows: slice, share: int) -> Bound:
-    dy, dx, scale = program._view(op.dy, rows), program._view(op.dx, rows), program._arrays[op.scale]
-    return lambda: np.divide(dy, scale, out=dx)
-
-
 _BIND: dict[type[ops.Operation], Callable[[CpuProgram, Any, slice, int], Bound]] = {
     ops.Gather: _bind_gather,
     ops.Standardize: _bind_standardize,
@@ -459,7 +458,6 @@ _BIND: dict[type[ops.Operation], Callable[[CpuProgram, Any, slice, int], Bound]]
     ops.ActivationBackward: _bind_activation_backward,
     ops.DenseBackward: _bind_dense_backward,
     ops.DropoutBackward: _bind_dropout_backward,
-    ops.StandardizeBackward: _bind_standardize_backward,
 }
 
 

@@ -1,0 +1,65 @@
+"""What several tests of the mathematics share: data for any loss, and single steps of the float64 oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlpgpu import SGD, Dataset, Network
+from mlpgpu.backends import Program, Sampling, State, get_backend
+from mlpgpu.losses import LOSSES, TargetKind
+
+EPS = float(np.finfo(np.float64).eps)
+EPS32 = float(np.finfo(np.float32).eps)
+
+# A central difference with step h errs by h² f‴ / 6 and by the rounding of f, eps |f| / h.  Where f and
+# its derivatives are of order one, this step makes both of the order of its square.
+STEP = EPS ** (1 / 3)
+
+LOSS_KINDS: list[tuple[str, TargetKind]] = [(name, kind) for name, loss in LOSSES.items() for kind in loss.targets]
+
+
+def dataset(
+    loss: str, kind: TargetKind, *, rows: int, n_in: int, n_out: int, weighted: bool = False, seed: int = 0
+) -> Dataset:
+    """Random rows that ``loss`` can train on, in float64."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, n_in))
+    output = LOSSES[loss].output
+    if kind == "index":
+        y = random.integers(n_out, size=rows)
+    elif output == "softmax":
+        y = random.dirichlet(np.ones(n_out), size=rows)
+    elif output == "sigmoid":
+        y = random.random((rows, n_out))
+    else:
+        y = random.normal(size=(rows, n_out))
+    return Dataset(x, y, random.uniform(0.5, 2.0, rows) if weighted else None)
+
+
+class Oracle:
+    """One batch, all rows of ``data``, on the float64 CPU backend: its loss and gradient at any parameters."""
+
+    def __init__(
+        self, network: Network, data: Dataset, loss: str, kind: TargetKind | None = None, *, shares: int = 1
+    ) -> None:
+        rows = len(data)
+        self.plan = network.lower(
+            capacity=rows, loss=loss, target_kind=kind, optimizer=SGD(1.0), precision="float64", shares=shares
+        )
+        self._statistics = network.flat_statistics()[np.newaxis]
+        self._program: Program = get_backend("cpu").compile(self.plan, threads=1)
+        self._program.attach(data, Sampling(rows, rows, seed=network.seed, shuffle=False))
+
+    def _run(self, parameters: np.ndarray, rate: float) -> float:
+        self._program.load(State(parameters[np.newaxis], np.empty((0, 1, len(parameters))), self._statistics))
+        loss, weight = self._program.run(0, np.array([rate]))[0]  # always step 0, so dropout's masks stand still
+        return float(loss / weight)
+
+    def loss(self, parameters: np.ndarray) -> float:
+        """The mean loss at ``parameters`` (P,)."""
+        return self._run(parameters, 0.0)
+
+    def gradient(self, parameters: np.ndarray) -> np.ndarray:
+        """The gradient (P,): what a step of plain descent at rate 1 subtracts."""
+        self._run(parameters, 1.0)
+        return parameters - self._program.read().parameters[0]

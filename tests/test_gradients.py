@@ -1,0 +1,101 @@
+"""Gradients against central differences of the loss in float64: every layer × activation × loss × weights × shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from helpers import EPS, LOSS_KINDS, STEP, Oracle, dataset
+
+from mlpgpu import Dense, Dropout, Network, Standardize
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.layers import LAYERS, Layer
+from mlpgpu.losses import LOSSES, TargetKind
+
+ROWS, N_IN, N_OUT = 5, 3, 2
+
+
+def tied(activation: str) -> list[Layer]:
+    twice = Dense(3, 3, activation)
+    return [twice, Dense(3, 3), twice, Dense(3, N_OUT)]
+
+
+NETWORKS: dict[str, Callable[[str], list[Layer]]] = {
+    "one layer": lambda activation: [Dense(N_IN, N_OUT, activation)],
+    "three layers": lambda activation: [Dense(N_IN, 4, activation), Dense(4, 3, activation), Dense(3, N_OUT)],
+    "no bias": lambda activation: [Dense(N_IN, 4, activation, bias=False), Dense(4, N_OUT, bias=False)],
+    "tied": tied,
+    "dropout": lambda activation: [Dropout(0.3), Dense(N_IN, 6, activation), Dropout(0.4), Dense(6, N_OUT)],
+    "standardize first": lambda activation: [Standardize(N_IN), Dense(N_IN, 4, activation), Dense(4, N_OUT)],
+    "standardize last": lambda activation: [Dense(N_IN, 4, activation), Dense(4, N_OUT), Standardize(N_OUT)],
+    "dropout last": lambda activation: [Dense(N_IN, N_OUT, activation), Dropout(0.2)],
+}
+
+
+def check(network: Network, oracle: Oracle) -> None:
+    """Compare the gradient of each parameter array with differences along a random direction."""
+    random = np.random.default_rng(6)
+    at = network.flat_parameters().astype(np.float64)
+    at += 0.1 * random.normal(size=at.shape)  # biases begin at 0, where relu would bend
+    gradient = oracle.gradient(at)
+    for parameter in oracle.plan.parameters:
+        direction = np.zeros_like(at)
+        part = slice(parameter.offset, parameter.end)
+        direction[part] = random.normal(size=parameter.size)
+        direction /= np.linalg.norm(direction)
+        losses = [oracle.loss(at + k * STEP * direction) for k in (-2, -1, 1, 2)]
+        near, far = (losses[2] - losses[1]) / (2.0 * STEP), (losses[3] - losses[0]) / (4.0 * STEP)
+        # The difference over 2h errs by h² f‴/6, that over 4h by four times as much: their distance is three
+        # times what the first one errs by.  The loss sums up some hundred products, each rounded once.
+        bound = abs(far - near) + 100.0 * EPS * max(1.0, *losses) / STEP
+        assert bound <= 1e-6 * max(1.0, np.linalg.norm(gradient)), "too coarse a difference to tell anything"
+        assert abs(near - gradient @ direction) <= bound, parameter.name
+
+
+# Only a regression's targets are standardized.
+CASES = [
+    (layers, loss, kind)
+    for layers in NETWORKS
+    for loss, kind in LOSS_KINDS
+    if layers != "standardize last" or LOSSES[loss].output == "identity"
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("layers", "loss", "kind"), CASES)
+def test_gradient(layers: str, loss: str, kind: TargetKind, activation: str) -> None:
+    for weighted in (False, True):
+        data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=weighted, seed=2)
+        network = Network(NETWORKS[layers](activation), seed=4)
+        network.adapt(data)
+        for shares in (1, 3):
+            check(network, Oracle(network, data, loss, kind, shares=shares))
+
+
+def test_every_layer_is_checked() -> None:
+    used = {type(layer) for layers in NETWORKS.values() for layer in layers("relu")}
+    assert used == set(LAYERS.values())
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_each_element(index: int) -> None:
+    # Every element on its own, once: a direction could hide two errors that cancel.
+    loss, kind = LOSS_KINDS[-1 - index]
+    data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=True, seed=3)
+    network = Network(tied("tanh"), seed=4)
+    oracle = Oracle(network, data, loss, kind, shares=2)
+    at = network.flat_parameters().astype(np.float64)
+    difference = [(oracle.loss(at + h) - oracle.loss(at - h)) / (2.0 * STEP) for h in STEP * np.eye(len(at))]
+    # As above, with third derivatives under 60: inputs reach 3, and a weight acts twice.
+    np.testing.assert_allclose(oracle.gradient(at), difference, rtol=0, atol=10.0 * STEP**2 + 100.0 * EPS / STEP)
+
+
+def test_more_shares_than_rows() -> None:
+    for activation in ACTIVATIONS:
+        data = dataset("huber", "dense", rows=2, n_in=N_IN, n_out=N_OUT)
+        network = Network(NETWORKS["three layers"](activation), seed=4)
+        at = network.flat_parameters().astype(np.float64)
+        whole, shared = (Oracle(network, data, "huber", shares=shares).gradient(at) for shares in (1, 5))
+        # The same two terms in another order, and a subtraction from parameters under 2.
+        np.testing.assert_allclose(shared, whole, rtol=0, atol=8 * EPS)

@@ -1,0 +1,230 @@
+"""Ctrl-C: a fit ends after a finished step, and what it leaves can be saved and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlpgpu as mg
+
+EPOCHS = 4
+STEPS_PER_EPOCH = 5
+DRAW = np.random.default_rng(1)
+DATA = mg.Dataset(DRAW.standard_normal((38, 5)), DRAW.integers(0, 3, 38))
+
+
+def new_trainer() -> mg.Trainer:
+    network = mg.Network([mg.Dense(5, 7, "tanh"), mg.Dropout(0.2), mg.Dense(7, 3)], seed=2)
+    return mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01), batch_size=8, streams=2)
+
+
+def fit(trainer: mg.Trainer, *callbacks: Any) -> mg.History:
+    return trainer.fit(DATA, EPOCHS, callbacks=callbacks, progress=False)
+
+
+def result(trainer: mg.Trainer) -> dict[str, Any]:
+    """What must be the same with and without an interruption."""
+    parameters = {name: values.tobytes() for name, values in trainer.network.parameters.items()}
+    history = [{**record, "seconds": 0.0} for record in trainer.history]
+    return {**parameters, "history": history, "steps": trainer.steps, "epochs": trainer.epochs}
+
+
+@pytest.fixture(scope="module")
+def unbroken() -> dict[str, Any]:
+    trainer = new_trainer()
+    fit(trainer)
+    return result(trainer)
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Every fit leaves the handler of Ctrl-C that it found."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    after = signal.signal(signal.SIGINT, before)
+    assert after is before
+
+
+class Interrupt(mg.Callback):
+    """Presses Ctrl-C after some step, as often as told."""
+
+    every_steps = 1
+
+    def __init__(self, step: int, times: int = 1) -> None:
+        self.step, self.times = step, times
+
+    def step_end(self, trainer: Any) -> None:
+        if trainer.steps == self.step:
+            for _ in range(self.times):
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 6, 10, 19])
+def test_an_interrupted_fit_goes_on_with_the_same_bits(
+    step: int, unbroken: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = new_trainer()
+    history = fit(trainer, Interrupt(step), mg.Checkpoint(tmp_path / "checkpoint.h5"))
+    assert history.interrupted
+    assert "the last fit interrupted" in repr(history)
+    assert trainer.steps == step
+    assert trainer.epochs == len(history) == (step - 1) // STEPS_PER_EPOCH
+    assert f"interrupted after step {step}, in epoch {trainer.epochs + 1}" in capsys.readouterr().err
+
+    trainer.save(tmp_path / "run.h5")
+    for name in ("run.h5", "checkpoint.h5"):  # a checkpoint is made at the end of a fit, however it ends
+        resumed = mg.Trainer.resume(tmp_path / name)
+        assert not fit(resumed).interrupted
+        assert result(resumed) == unbroken
+
+
+def test_the_state_after_an_interruption_is_that_of_the_last_finished_step() -> None:
+    interrupted, counted = new_trainer(), new_trainer()
+    fit(interrupted, Interrupt(7))
+
+    seen: dict[str, bytes] = {}
+
+    class Watch(mg.Callback):
+        every_steps = 7
+
+        def step_end(self, trainer: Any) -> None:
+            if trainer.steps == 7:
+                seen.update({name: values.tobytes() for name, values in trainer.network.parameters.items()})
+
+    fit(counted, Watch())
+    assert {name: values.tobytes() for name, values in interrupted.network.parameters.items()} == seen
+    assert interrupted.network.predict(DATA).shape == (38, 3)
+    assert interrupted.evaluate(DATA)["loss"] > 0.0
+
+
+def test_an_interrupted_fit_does_not_restore_the_best() -> None:
+    watched, stopping, plain = new_trainer(), mg.EarlyStopping("loss", patience=9), new_trainer()
+    fit(watched, stopping, Interrupt(12))
+    fit(plain, Interrupt(12))
+    assert stopping.best_epoch is not None
+    assert result(watched) == result(plain)
+
+
+def test_a_second_interrupt_acts_at_once(unbroken: dict[str, Any], tmp_path: Path) -> None:
+    trainer = new_trainer()
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, Interrupt(7, times=2))
+    assert trainer.steps == 7
+    trainer.save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    fit(resumed)
+    assert result(resumed) == unbroken
+
+
+def test_an_interrupt_after_the_last_epoch_loses_nothing(unbroken: dict[str, Any]) -> None:
+    trainer = new_trainer()
+
+    def press(record: dict[str, float]) -> None:
+        if record["epoch"] == EPOCHS:
+            signal.raise_signal(signal.SIGINT)
+
+    fit(trainer, press)
+    assert result(trainer) == unbroken
+
+
+def test_an_interrupt_between_epochs_ends_the_fit_there() -> None:
+    trainer = new_trainer()
+    history = fit(trainer, lambda record: signal.raise_signal(signal.SIGINT))
+    assert history.interrupted
+    assert (trainer.steps, trainer.epochs) == (STEPS_PER_EPOCH, 1)
+
+
+def test_the_flag_is_of_the_last_fit() -> None:
+    trainer = new_trainer()
+    assert fit(trainer, Interrupt(3)).interrupted
+    assert not fit(trainer).interrupted
+
+
+def test_a_handler_of_the_users_own_is_put_back_and_an_error_puts_it_back_too() -> None:
+    received: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        received.append(number)
+
+    def fail(record: dict[str, float]) -> None:
+        raise RuntimeError("from a callback")
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        fit(new_trainer(), Interrupt(3))
+        assert signal.getsignal(signal.SIGINT) is own
+        with pytest.raises(RuntimeError, match="from a callback"):
+            fit(new_trainer(), fail)
+        assert signal.getsignal(signal.SIGINT) is own
+        assert received == []
+        fit(new_trainer(), Interrupt(3, times=2))
+        assert received == [signal.SIGINT]  # the second one is the user's
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_that_ignores_interrupts_goes_on_ignoring_them(unbroken: dict[str, Any]) -> None:
+    # As a shell's background jobs do: Ctrl-C is meant for another program.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer = new_trainer()
+        assert not fit(trainer, Interrupt(3)).interrupted
+        assert result(trainer) == unbroken
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_fit_outside_the_main_thread_works(unbroken: dict[str, Any]) -> None:
+    trainer = new_trainer()
+    thread = threading.Thread(target=fit, args=(trainer,))
+    thread.start()
+    thread.join()
+    assert result(trainer) == unbroken
+
+
+class Dawdle(mg.Callback):
+    every_steps = 1
+
+    def step_end(self, trainer: Any) -> None:
+        print("step", trainer.steps, flush=True)
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the platform sends no SIGINT to one process")
+def test_an_interrupt_from_the_terminal(unbroken: dict[str, Any], tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(mg.__file__).parents[1])}
+    command = [sys.executable, "-W", "error", __file__, str(tmp_path / "run.h5")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "interrupted after step" in errors
+    assert output.endswith("interrupted True\n")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    assert 3 <= resumed.steps < EPOCHS * STEPS_PER_EPOCH
+    fit(resumed)
+    assert result(resumed) == unbroken
+
+
+def child(path: str) -> None:
+    trainer = new_trainer()
+    history = fit(trainer, Dawdle())
+    trainer.save(path)
+    print("interrupted", history.interrupted)
+
+
+if __name__ == "__main__":
+    child(*sys.argv[1:])

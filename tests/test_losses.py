@@ -1,0 +1,151 @@
+"""Losses: values against their formulas, deltas against differences, large logits, and what predictions are made by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import EPS, EPS32, LOSS_KINDS, STEP, dataset
+from scipy.special import expit, log_expit, log_softmax, softmax
+
+from mlpgpu.losses import HUBER_DELTA, LOSSES, OUTPUTS, OutputName, TargetKind, apply_output, class_count, classes_of
+
+EACH = pytest.mark.parametrize(("name", "kind"), LOSS_KINDS)
+
+# A row's value, (B,), from logits and dense targets (B, n), as textbooks write it.
+FORMULAS = {
+    "squared_error": lambda z, t: ((z - t) ** 2).sum(axis=1) / 2.0,
+    "mean_squared_error": lambda z, t: ((z - t) ** 2).mean(axis=1),
+    "absolute_error": lambda z, t: np.abs(z - t).mean(axis=1),
+    "huber": lambda z, t: np.where(
+        np.abs(z - t) <= HUBER_DELTA, (z - t) ** 2 / 2.0, HUBER_DELTA * (np.abs(z - t) - HUBER_DELTA / 2.0)
+    ).mean(axis=1),
+    "binary_cross_entropy": lambda z, t: -(t * log_expit(z) + (1.0 - t) * log_expit(-z)).mean(axis=1),
+    "softmax_cross_entropy": lambda z, t: -(t * log_softmax(z, axis=1)).sum(axis=1),
+}
+
+
+def evaluate(name: str, z: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Value (B,) and delta (B, n)."""
+    value, delta, scratch = np.full(len(z), np.nan, z.dtype), np.full_like(z, np.nan), np.full_like(z, np.nan)
+    with np.errstate(over="ignore"):
+        LOSSES[name].evaluate(z, target, value, delta, scratch)
+    return value, delta
+
+
+def example(name: str, kind: TargetKind, n_out: int, rows: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (rows, n_out) and targets."""
+    target = dataset(name, kind, rows=rows, n_in=1, n_out=n_out).y
+    return np.random.default_rng(9).normal(scale=2.0, size=(rows, n_out)), target
+
+
+@EACH
+@pytest.mark.parametrize("n_out", [1, 2, 5])
+def test_value(name: str, kind: TargetKind, n_out: int) -> None:
+    z, target = example(name, kind, n_out)
+    dense = np.eye(n_out)[target] if kind == "index" else target
+    # Either side rounds fewer than 8 times for each of n terms of at most (1 + |z - t|)².
+    bound = 8 * EPS * n_out * (1.0 + np.abs(z - dense)).max(axis=1) ** 2
+    assert (np.abs(evaluate(name, z, target)[0] - FORMULAS[name](z, dense)) <= bound).all()
+
+
+@EACH
+@pytest.mark.parametrize("n_out", [1, 4])
+def test_delta_is_the_derivative_of_the_value(name: str, kind: TargetKind, n_out: int) -> None:
+    z, target = example(name, kind, n_out)
+    if kind == "dense":
+        target = target * 1.5  # a distribution that sums to something else has a derivative too
+    delta = evaluate(name, z, target)[1]
+    value = evaluate(name, z, target)[0]
+    # Third derivatives stay under 6 (those of log Σ exp and of squares are under 1); 8 n roundings of the value.
+    bound = STEP**2 + 8 * n_out * EPS * (1.0 + value) / STEP
+    for unit in range(n_out):
+        step = np.zeros(n_out)
+        step[unit] = STEP
+        difference = (evaluate(name, z + step, target)[0] - evaluate(name, z - step, target)[0]) / (2.0 * STEP)
+        assert (np.abs(delta[:, unit] - difference) <= bound).all()
+
+
+@EACH
+def test_float32_follows_float64(name: str, kind: TargetKind) -> None:
+    z, target = example(name, kind, 3)
+    z32, target32 = z.astype(np.float32), target if kind == "index" else target.astype(np.float32)
+    wide = evaluate(name, z32.astype(np.float64), target32.astype(target.dtype))
+    narrow = evaluate(name, z32, target32)
+    bound = 8 * EPS32 * 3 * (1.0 + np.abs(z).max(axis=1)) ** 2
+    assert narrow[0].dtype == narrow[1].dtype == np.float32
+    assert (np.abs(narrow[0] - wide[0]) <= bound).all()
+    assert (np.abs(narrow[1] - wide[1]) <= bound[:, np.newaxis]).all()
+
+
+@EACH
+def test_rows_stand_alone(name: str, kind: TargetKind) -> None:
+    z, target = example(name, kind, 3)
+    value, delta = evaluate(name, z, target)
+    for row in range(len(z)):
+        alone = evaluate(name, z[row : row + 1], target[row : row + 1])
+        assert alone[0] == value[row]
+        assert (alone[1] == delta[row]).all()
+    nothing = evaluate(name, z[:0], target[:0])  # the share of a batch that is smaller than the shares are many
+    assert nothing[0].shape == (0,)
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_logits_stay_finite(name: str, kind: TargetKind, dtype: type) -> None:
+    _, target = example(name, kind, 2, rows=4)
+    z = np.array([[1e4, -1e4], [-1e4, 1e4], [1e4, 1e4], [-1e4, -1e4]], dtype)
+    value, delta = evaluate(name, z, target if kind == "index" else target.astype(dtype))
+    assert np.isfinite(value).all() and (value >= 0.0).all()
+    assert np.isfinite(delta).all()
+
+
+def test_a_sure_and_wrong_classifier_pays_its_logit() -> None:
+    z = np.array([[1e4, 0.0], [1e4, 0.0]])
+    value, delta = evaluate("softmax_cross_entropy", z, np.array([0, 1]))
+    assert (value == [0.0, 1e4]).all()
+    assert (delta == [[0.0, 0.0], [1.0, -1.0]]).all()
+    value, delta = evaluate("binary_cross_entropy", z[:, :1], np.array([[1.0], [0.0]]))
+    assert (value == [0.0, 1e4]).all()
+    assert (delta == [[0.0], [1.0]]).all()
+
+
+def test_a_class_is_its_one_hot_distribution() -> None:
+    z, target = example("softmax_cross_entropy", "index", 5)
+    by_index, by_row = (evaluate("softmax_cross_entropy", z, t) for t in (target, np.eye(5)[target]))
+    np.testing.assert_allclose(by_index[0], by_row[0], rtol=0, atol=8 * EPS * (1.0 + np.abs(z).max()))
+    np.testing.assert_allclose(by_index[1], by_row[1], rtol=0, atol=8 * EPS)
+
+
+def test_one_logit_is_two_classes() -> None:
+    z, _ = example("binary_cross_entropy", "dense", 1)
+    labels = np.arange(len(z)) % 2
+    pair = np.concatenate([np.zeros_like(z), z], axis=1)
+    one = evaluate("binary_cross_entropy", z, labels[:, np.newaxis].astype(float))
+    two = evaluate("softmax_cross_entropy", pair, labels)
+    np.testing.assert_allclose(one[0], two[0], rtol=0, atol=8 * EPS * (1.0 + np.abs(z).max()))
+    np.testing.assert_allclose(one[1][:, 0], two[1][:, 1], rtol=0, atol=8 * EPS)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_output_is_where_a_loss_is_least(name: str) -> None:
+    # All but the robust losses are proper: with the output as target, the delta vanishes.
+    z, _ = example(name, "dense", 3)
+    output = z.copy()
+    apply_output(LOSSES[name].output, output)
+    assert (np.abs(evaluate(name, z, output)[1]) <= 8 * EPS).all()
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs(name: OutputName) -> None:
+    z = np.concatenate([np.random.default_rng(4).normal(size=(6, 4)), [[700.0, 700.0, 0.0, -700.0]]])
+    y = z.copy()
+    apply_output(name, y)
+    expected = {"identity": z, "sigmoid": expit(z), "softmax": softmax(z, axis=1)}[name]
+    np.testing.assert_allclose(y, expected, rtol=16 * EPS, atol=0)
+
+
+def test_classes_of() -> None:
+    assert classes_of("softmax", np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist() == [1, 0]
+    assert classes_of("softmax", np.array([[1.0]])).tolist() == [0]
+    assert [class_count("sigmoid", 1), class_count("sigmoid", 3), class_count("softmax", 1)] == [2, 3, 1]
+    assert classes_of("sigmoid", np.array([[0.4], [0.5], [0.6]])).tolist() == [0, 0, 1]

@@ -1,0 +1,110 @@
+"""Metrics against scikit-learn: weighted or not, at once or batch by batch, and far from 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import EPS
+from sklearn import metrics as reference
+
+from mlpgpu.metrics import METRICS, improves
+
+REFERENCES = {
+    "accuracy": reference.accuracy_score,
+    "mean_absolute_error": reference.mean_absolute_error,
+    "mean_squared_error": reference.mean_squared_error,
+    "r2": reference.r2_score,
+    "confusion_matrix": reference.confusion_matrix,
+}
+EACH = pytest.mark.parametrize("name", METRICS)
+WEIGHTS = pytest.mark.parametrize("weighted", [False, True])
+ROWS, N_OUT = 60, 3
+
+
+def example(name: str, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Output, target and weight."""
+    random = np.random.default_rng(3)
+    weight = random.uniform(0.0, 2.0, ROWS) if weighted else None
+    if METRICS[name].of == "classes":
+        return random.integers(N_OUT, size=ROWS), random.integers(N_OUT, size=ROWS), weight
+    target = random.normal(size=(ROWS, N_OUT))
+    return target + 0.3 * random.normal(size=target.shape), target, weight
+
+
+def value(name: str, output: np.ndarray, target: np.ndarray, weight: np.ndarray | None, *bounds: int) -> Any:
+    """The metric accumulated over batches that begin at 0 and ``bounds``."""
+    metric = METRICS[name]
+    sums = np.zeros(metric.shape(N_OUT))
+    for rows in np.split(np.arange(len(target)), bounds):
+        metric.accumulate(output[rows], target[rows], None if weight is None else weight[rows], sums)
+    return metric.finish(sums)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@WEIGHTS
+def test_agrees_with_scikit_learn(name: str, weighted: bool) -> None:
+    output, target, weight = example(name, weighted)
+    expected = REFERENCES[name](target, output, sample_weight=weight)
+    # Sums of 180 terms at most, added in another order.
+    np.testing.assert_allclose(value(name, output, target, weight), expected, rtol=ROWS * N_OUT * EPS)
+
+
+@EACH
+@WEIGHTS
+def test_batches_add_up(name: str, weighted: bool) -> None:
+    output, target, weight = example(name, weighted)
+    whole = value(name, output, target, weight)
+    for bounds in ((1, 2, 50), (20, 40), (59,)):
+        np.testing.assert_allclose(value(name, output, target, weight, *bounds), whole, rtol=2 * ROWS * N_OUT * EPS)
+
+
+@EACH
+def test_weights_count_as_rows(name: str) -> None:
+    output, target, _ = example(name, False)
+    times = np.arange(ROWS) % 3  # weight 0 leaves a row out
+    repeated = np.repeat(np.arange(ROWS), times)
+    expected = value(name, output[repeated], target[repeated], None)
+    np.testing.assert_allclose(value(name, output, target, times.astype(float)), expected, rtol=2 * ROWS * N_OUT * EPS)
+    np.testing.assert_allclose(value(name, output, target, np.ones(ROWS)), value(name, output, target, None))
+
+
+@EACH
+def test_a_batch_without_weight_changes_nothing(name: str) -> None:
+    output, target, _ = example(name, False)
+    weight = (np.arange(ROWS) >= 20).astype(float)
+    expected = value(name, output[20:], target[20:], None)
+    np.testing.assert_allclose(value(name, output, target, weight, 10, 20), expected, rtol=ROWS * N_OUT * EPS)
+
+
+@EACH
+def test_a_perfect_prediction_ranks_above_a_worse_one(name: str) -> None:
+    output, target, _ = example(name, False)
+    perfect, worse = value(name, target, target, None), value(name, output, target, None)
+    if METRICS[name].is_scalar:
+        assert improves(name, perfect, worse, 0.0) and not improves(name, worse, perfect, 0.0)
+        assert improves(f"validation_{name}", perfect, worse, 0.0)
+    else:
+        assert np.trace(perfect) == ROWS > np.trace(worse)
+
+
+def test_improves_by_more_than_min_delta() -> None:
+    assert improves("loss", 0.5, 1.0, 0.4) and not improves("loss", 0.5, 1.0, 0.5)
+    assert improves("validation_accuracy", 0.75, 0.5, 0.2) and not improves("validation_accuracy", 0.75, 0.5, 0.25)
+    assert not improves("validation_loss", float("nan"), 1.0, 0.0)
+
+
+@pytest.mark.parametrize("bounds", [(), (7, 31), tuple(range(1, ROWS))])
+def test_r2_far_from_zero(bounds: tuple[int, ...]) -> None:
+    output, target, weight = example("r2", True)
+    expected = reference.r2_score(target, output, sample_weight=weight)
+    # Moving by 1e6 rounds each number by eps · 1e6, of a spread of order one; squared sums would lose 1e12 eps.
+    moved = value("r2", output + 1e6, target + 1e6, weight, *bounds)
+    assert moved == pytest.approx(expected, rel=8 * EPS * 1e6)
+
+
+def test_r2_of_a_target_that_does_not_vary() -> None:
+    target = np.ones((5, N_OUT))
+    assert value("r2", target, target, None) == 1.0
+    assert value("r2", target + 1.0, target, None) == 0.0

@@ -1,0 +1,335 @@
+"""What each callback does in real fits, and what the trainer does around them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlpgpu as mg
+from mlpgpu.errors import StorageError
+
+DRAW = np.random.default_rng(4)
+X = DRAW.standard_normal((40, 5))
+DATA = mg.Dataset(X, DRAW.integers(0, 3, 40))
+NOISE = mg.Dataset(DRAW.standard_normal((30, 5)), DRAW.integers(0, 3, 30))  # it soon gets worse
+
+
+def new_trainer(rate: float = 0.2, **options: Any) -> mg.Trainer:
+    network = mg.Network([mg.Dense(5, 16, "tanh"), mg.Dense(16, 3)], seed=9)
+    return mg.Trainer(network, "softmax_cross_entropy", mg.Momentum(rate), batch_size=16, **options)
+
+
+def fit(trainer: mg.Trainer, *callbacks: Any, epochs: int = 8, **options: Any) -> mg.History:
+    return trainer.fit(DATA, epochs, validation=NOISE, callbacks=callbacks, progress=False, **options)
+
+
+def bits(network: mg.Network) -> dict[str, bytes]:
+    return {name: values.tobytes() for name, values in network.parameters.items()}
+
+
+class Recorder(mg.Callback):
+    """Writes down what is called, and the parameters after each epoch."""
+
+    def __init__(
+        self, log: list[str] | None = None, name: str = "", last: bool = False, every: int | None = None
+    ) -> None:
+        self.log = [] if log is None else log
+        self.name, self.every = name, every
+        self.runs_last = last  # type: ignore[misc]
+        self.parameters: list[dict[str, bytes]] = []
+
+    @property
+    def every_steps(self) -> int | None:
+        return self.every
+
+    def begin(self, trainer: Any) -> None:
+        self.log.append(f"begin {self.name}")
+
+    def step_end(self, trainer: Any) -> None:
+        self.log.append(f"step {trainer.steps} {self.name}")
+
+    def epoch_end(self, trainer: Any, record: dict[str, float]) -> None:
+        assert record == trainer.history.last
+        assert record["epoch"] == trainer.epochs
+        self.parameters.append(bits(trainer.network))
+        self.log.append(f"epoch {trainer.epochs} {self.name}")
+
+    def end(self, trainer: Any) -> None:
+        self.log.append(f"end {self.name}")
+
+
+# The order of things
+
+
+def test_hooks_are_called_in_order_and_savers_last() -> None:
+    log: list[str] = []
+    fit(
+        new_trainer(),
+        Recorder(log, "saver", last=True, every=3),
+        Recorder(log, "a", every=2),
+        Recorder(log, "b"),
+        epochs=2,
+    )
+    assert log == [
+        *("begin a", "begin b", "begin saver"),
+        *("step 2 a", "step 3 saver", "epoch 1 a", "epoch 1 b", "epoch 1 saver"),
+        *("step 4 a", "step 6 a", "step 6 saver", "epoch 2 a", "epoch 2 b", "epoch 2 saver"),
+        *("end a", "end b", "end saver"),
+    ]
+
+
+def test_looking_on_changes_no_bits() -> None:
+    watched, alone = new_trainer(), new_trainer()
+    fit(watched, Recorder(every=1))
+    alone.fit(DATA, 8, progress=False)
+    assert bits(watched.network) == bits(alone.network)
+    assert watched.history["loss"] == alone.history["loss"]
+
+
+def test_an_error_in_a_callback_leaves_a_usable_trainer(tmp_path: Path) -> None:
+    class Failing(mg.Callback):
+        every_steps = 4
+
+        def step_end(self, trainer: Any) -> None:
+            raise RuntimeError("no luck")
+
+    unbroken, broken = new_trainer(), new_trainer()
+    fit(unbroken)
+    with pytest.raises(RuntimeError, match="no luck"):
+        fit(broken, Failing())
+    assert broken.steps == 4
+    broken.save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    fit(resumed)
+    assert bits(resumed.network) == bits(unbroken.network)
+    assert resumed.history["loss"] == unbroken.history["loss"]
+
+
+# History
+
+
+def test_the_history_of_a_fit() -> None:
+    trainer = new_trainer(metrics=["accuracy", "confusion_matrix"])
+    history = fit(trainer, epochs=3)
+    assert history is trainer.history
+    assert history.columns == ("epoch", "loss", "validation_loss", "validation_accuracy", "rate", "seconds")
+    assert history["epoch"] == [1, 2, 3]
+    assert history["rate"] == [0.2] * 3
+    assert all(seconds > 0.0 for seconds in history["seconds"])
+    results = trainer.evaluate(NOISE)
+    assert history.last["validation_loss"] == results["loss"]
+    assert history.last["validation_accuracy"] == results["accuracy"]
+    assert results["confusion_matrix"].sum() == len(NOISE)
+
+
+def test_an_epochs_loss_is_the_mean_over_its_rows() -> None:
+    trainer = new_trainer(rate=0.0)
+    weighted = DATA.with_weight(np.linspace(0.5, 2.0, 40))
+    loss = trainer.evaluate(weighted)["loss"]
+    # 40 rows make two batches of 16 and one of 8; sums in float32 differ by their order.
+    assert trainer.fit(weighted, 1, progress=False)["loss"][0] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_second_fit_goes_on_with_history_and_steps() -> None:
+    trainer = new_trainer()
+    fit(trainer, epochs=2)
+    trainer.fit(DATA, 1, progress=False)
+    assert trainer.history["epoch"] == [1, 2, 3]
+    assert np.isnan(trainer.history["validation_loss"][2])
+    assert (trainer.steps, trainer.epochs) == (9, 3)
+
+
+def test_the_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    new_trainer().fit(DATA, 2, validation=NOISE)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_shows_loss_metric_and_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    fit(new_trainer(metrics=["accuracy"]), epochs=2)
+    assert capsys.readouterr().err == ""  # progress=False
+    new_trainer(metrics=["accuracy"]).fit(DATA, 2, validation=NOISE)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    for word in ("loss ", "validation_accuracy ", " rows/s"):
+        assert word in shown
+
+
+# EarlyStopping
+
+
+def test_early_stopping_ends_with_the_best_epochs_parameters() -> None:
+    trainer, stopping, recorder = new_trainer(), mg.EarlyStopping(patience=2), Recorder()
+    history = fit(trainer, stopping, recorder, epochs=50)
+    best = int(np.argmin(history["validation_loss"]))
+    assert stopping.stopped and len(history) == best + 3 < 50
+    assert (stopping.best, stopping.best_epoch) == (history["validation_loss"][best], best + 1)
+    assert bits(trainer.network) == recorder.parameters[best] != recorder.parameters[-1]
+    assert trainer.evaluate(NOISE)["loss"] == stopping.best
+
+
+def test_early_stopping_restores_after_a_fit_that_was_not_stopped_too() -> None:
+    trainer, recorder = new_trainer(), Recorder()
+    history = fit(trainer, mg.EarlyStopping(patience=50), recorder, epochs=12)
+    assert len(history) == 12
+    assert bits(trainer.network) == recorder.parameters[int(np.argmin(history["validation_loss"]))]
+
+
+def test_early_stopping_without_restoring_leaves_the_last() -> None:
+    trainer, recorder = new_trainer(), Recorder()
+    fit(trainer, mg.EarlyStopping(patience=2, restore_best=False), recorder, epochs=50)
+    assert bits(trainer.network) == recorder.parameters[-1]
+
+
+def test_early_stopping_on_an_accuracy() -> None:
+    trainer, stopping = new_trainer(metrics=["accuracy"]), mg.EarlyStopping("validation_accuracy", patience=4)
+    history = fit(trainer, stopping, epochs=60)
+    assert stopping.best == max(history["validation_accuracy"]) == trainer.evaluate(NOISE)["accuracy"]
+    assert len(history) == history["validation_accuracy"].index(stopping.best) + 5
+
+
+def test_parameters_that_were_kept_outlive_setting_parameters() -> None:
+    trainer, recorder = new_trainer(), Recorder()
+
+    def touch(record: dict[str, float]) -> None:
+        if record["epoch"] == 5:
+            trainer.network.parameters = {"1.bias": np.zeros(3)}
+
+    history = fit(trainer, mg.EarlyStopping(patience=50), recorder, touch, epochs=10)
+    best = int(np.argmin(history["validation_loss"]))
+    assert bits(trainer.network) == recorder.parameters[best]
+
+
+# Checkpoint
+
+
+def test_a_checkpoint_holds_the_run_as_it_ended(tmp_path: Path) -> None:
+    trainer = new_trainer()
+    fit(trainer, mg.Checkpoint(tmp_path / "run.h5", every=3), mg.EarlyStopping(patience=2), epochs=50)
+    assert bits(mg.load(tmp_path / "run.h5")) == bits(trainer.network)
+    assert mg.Trainer.resume(tmp_path / "run.h5").steps == trainer.steps
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "every", "expected"), [("epoch", 2, [0, 0, 6, 6, 12]), ("step", 5, [0, 5, 5, 10, 15])]
+)
+def test_checkpoints_come_when_they_are_due(unit: Any, every: int, expected: list[int], tmp_path: Path) -> None:
+    path, saved = tmp_path / "run.h5", []
+
+    def look(record: dict[str, float]) -> None:  # before the epoch's own checkpoint
+        saved.append(mg.Trainer.resume(path).steps if path.exists() else 0)
+
+    fit(new_trainer(), mg.Checkpoint(path, every, unit), look, epochs=5)
+    assert saved == expected
+    assert mg.Trainer.resume(path).steps == 15
+
+
+def test_a_checkpoint_keeps_the_best(tmp_path: Path) -> None:
+    trainer, recorder = new_trainer(), Recorder()
+    history = fit(trainer, mg.Checkpoint(tmp_path / "run.h5", keep_best=True), recorder, epochs=12)
+    best = int(np.argmin(history["validation_loss"]))
+    assert bits(mg.load(tmp_path / "run.best.h5")) == recorder.parameters[best]
+    assert bits(mg.load(tmp_path / "run.h5")) == bits(trainer.network) == recorder.parameters[-1]
+    assert len(mg.Trainer.resume(tmp_path / "run.best.h5").history) == best + 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run.best.h5", "run.h5"]
+
+
+def test_the_best_is_still_the_best_after_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    history = fit(new_trainer(), mg.Checkpoint(path, keep_best=True), epochs=12)
+    best = int(np.argmin(history["validation_loss"]))
+    assert best < 8
+    before = (tmp_path / "run.best.h5").read_bytes()
+    fit(mg.Trainer.resume(path), mg.Checkpoint(path, keep_best=True), epochs=14)
+    assert (tmp_path / "run.best.h5").read_bytes() == before
+
+
+def test_a_disk_that_fills_up_costs_neither_the_file_nor_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, trainer = tmp_path / "run.h5", new_trainer()
+
+    def fill(record: dict[str, float]) -> None:
+        if record["epoch"] == 3:
+            monkeypatch.setattr("os.fsync", full)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"run\.h5: expected .*, got No space left on device"):
+        fit(trainer, mg.Checkpoint(path), fill)
+    monkeypatch.undo()
+    assert mg.Trainer.resume(path).epochs == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+    trainer.save(path)
+    assert mg.Trainer.resume(path).epochs == 3
+
+
+# CSVLogger and functions
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_log_reads_back_as_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    history = fit(new_trainer(metrics=["accuracy"]), mg.CSVLogger(path), epochs=3)
+    assert [{name: float(cell) for name, cell in row.items()} for row in read_csv(path)] == history.records
+
+
+def test_a_resumed_run_repeats_no_line_of_the_log(tmp_path: Path) -> None:
+    log, run = tmp_path / "log.csv", tmp_path / "run.h5"
+
+    class Stop(mg.Callback):
+        every_steps = 11  # after three epochs of three steps and two steps more
+
+        def step_end(self, trainer: Any) -> None:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(new_trainer(), mg.CSVLogger(log), mg.Checkpoint(run, 5, "step"), Stop())
+    # The log knows of three epochs, the run only of the three up to its tenth step.
+    assert [row["epoch"] for row in read_csv(log)] == ["1", "2", "3"]
+    history = fit(mg.Trainer.resume(run), mg.CSVLogger(log), mg.Checkpoint(run, 5, "step"))
+    rows = read_csv(log)
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(1, 9)]
+    assert [float(row["loss"]) for row in rows] == history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("function", "epochs"), [(lambda record: record["epoch"] == 3, 3), (lambda record: None, 8), (lambda record: 1, 8)]
+)
+def test_a_function_sees_each_record_and_may_end_the_fit(function: Callable[[dict], Any], epochs: int) -> None:
+    seen: list[dict[str, float]] = []
+    trainer = new_trainer()
+    history = fit(trainer, lambda record: seen.append(record), function)
+    assert seen == history.records
+    assert len(seen) == trainer.epochs == epochs
+    assert not history.interrupted
+
+
+def test_every_callback_hears_of_an_epoch_that_another_ends() -> None:
+    recorder = Recorder()
+    fit(new_trainer(), lambda record: True, recorder)
+    assert recorder.log == ["begin ", "epoch 1 ", "end "]
+
+
+def test_rates_on_plateaus_go_down_in_the_history() -> None:
+    trainer = mg.Trainer(
+        mg.Network([mg.Dense(5, 3)], seed=1),
+        "softmax_cross_entropy",
+        mg.SGD(mg.ReduceOnPlateau(0.1, factor=0.5, patience=2, min_delta=1e9, least=0.02)),
+        batch_size=16,
+    )
+    # Nothing is better by 10⁹, so after the first epoch every second one halves the rate.
+    assert fit(trainer)["rate"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.02]
