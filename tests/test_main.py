@@ -1,0 +1,115 @@
+"""``python -m mlpgpu``: info and explain, and errors on one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import mlpgpu as mg
+from mlpgpu.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def network() -> mg.Network:
+    return mg.Network([mg.Standardize(3), mg.Dense(3, 5, activation="gelu"), mg.Dropout(0.5), mg.Dense(5, 2)], seed=1)
+
+
+@pytest.fixture
+def run_file(network: mg.Network, tmp_path: Path) -> tuple[Path, mg.Trainer]:
+    trainer = mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01, clip_norm=1.0), batch_size=4, streams=2)
+    x = np.random.default_rng(1).normal(size=(10, 3))
+    trainer.fit(mg.Dataset(x, x[:, 0] > 0), epochs=2, progress=False)
+    trainer.save(tmp_path / "run.h5")
+    return tmp_path / "run.h5", trainer
+
+
+def test_info_names_versions_and_says_that_there_is_no_gpu_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["mlpgpu"] == mg.__version__
+    assert lines["NumPy"] == np.__version__
+    assert lines["h5py"].startswith(h5py.__version__)
+    assert lines["Python"].startswith(sys.version.split()[0])
+    assert lines["backends"] == "cpu; auto means cpu"
+    assert lines["GPU"].startswith("none: this version of mlpgpu has the NumPy backend only")
+    assert set(lines) == {"mlpgpu", "Python", "NumPy", "h5py", "BLAS", "cores", "backends", "GPU"}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mlpgpu {mg.__version__}\n"
+
+
+def test_explain_prints_the_plan_of_a_prediction(
+    network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.save(tmp_path / "network.h5")
+    assert main(["explain", str(tmp_path / "network.h5"), "--batch-size", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert str(network) in printed
+    assert str(network.lower(capacity=7)) in printed
+    assert "here: backend cpu" in printed
+
+
+def test_explain_prints_the_plan_of_a_step_on_a_loss(
+    network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.save(tmp_path / "network.h5")
+    assert main(["explain", str(tmp_path / "network.h5"), "--loss", "huber"]) == 0
+    assert str(network.lower(capacity=32, loss="huber", optimizer=mg.SGD(0.1))) in capsys.readouterr().out
+
+
+def test_explain_prints_the_plan_of_a_run(
+    run_file: tuple[Path, mg.Trainer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, trainer = run_file
+    assert main(["explain", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert str(trainer.plan) in printed
+    assert "norm" in str(trainer.plan) and "in 2 shares" in str(trainer.plan)
+    assert "run: 2 epochs, 6 steps, loss softmax_cross_entropy, Adam(" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.h5"], "file missing.h5: expected a readable file, got No such file or directory"),
+        (["text.h5"], "file text.h5: expected an undamaged HDF5 file"),
+        (["network.h5", "--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got 0"),
+        (["network.h5", "--loss", "softmax"], "did you mean 'softmax_cross_entropy'?"),
+        (["run.h5", "--batch-size", "4"], "expected no --batch-size and no --loss for a run"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    run_file: tuple[Path, mg.Trainer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file[1].network.save("network.h5")
+    Path("text.h5").write_text("no HDF5\n", encoding="utf-8")
+    assert main(["explain", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mlpgpu: ") and message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_command_is_needed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-m", "mlpgpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "{info,explain}" in done.stderr and "Traceback" not in done.stderr
