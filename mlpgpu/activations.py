@@ -137,7 +137,7 @@ def _silu_backward(z: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: np.nd
 
 # erf(x) = 1 - exp(-x²) · g(x) for x >= 0, where g(x) = exp(x²) · erfc(x) varies slowly: a Chebyshev
 # series in 1 / (1 + x/2) converges by a digit per term.  From ERF_END on, erf is 1 in float64.
-# (SciPy has an erf, but importing it takes longer than all else that this package imports.)
+# (SciPy has an erf, but importing it takes longer than importing all of this package.)
 ERF_END = 6.0
 _T_END = 1.0 / (1.0 + ERF_END / 2.0)
 

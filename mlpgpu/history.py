@@ -99,7 +99,8 @@ class History:
 
         losses = [name for name in ("loss", f"{VALIDATION}loss") if name in self.columns]
         metrics = [name for name in self.columns if name.startswith(VALIDATION) and name not in losses]
-        panels = [(label, names) for label, names in (("loss", losses), ("metric", metrics)) if names]
+        metric = metrics[0].removeprefix(VALIDATION).replace("_", " ") if len(metrics) == 1 else "metric"
+        panels = [(label, names) for label, names in (("loss", losses), (metric, metrics)) if names]
         figure = Figure(figsize=(5.0 * len(panels), 4.0), layout="tight")  # inches
         for axes, (label, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for name in names:
