@@ -1,0 +1,222 @@
+// Losses: a row's value and its delta, both times the row's weight, in one pass over the logits.
+//
+// One warp takes a row.  Targets are read through a texture object straight from the data set, by the
+// order's row: dense targets as they are, class numbers as floats, exact up to 2^24.
+#pragma once
+
+#include "activations.cuh"
+#include "step.cuh"
+
+namespace mlpgpu {
+
+// A pass over a row of n logits z: lane by lane, with targets t(j).  Each struct is a row of the table in
+// mlpgpu/losses.py.  `row` returns the row's value in every lane and calls `delta(j, d)` for each output.
+
+template <class Target, class Delta>
+struct RowOf {
+    const float* z;
+    int n, lane;
+    Target target;
+    Delta delta;
+};
+
+struct SquaredError {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float sum = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float e = r.z[j] - r.target(j);
+            sum += e * e;
+            r.delta(j, e);
+        }
+        return 0.5f * warp_sum(sum);
+    }
+};
+
+struct MeanSquaredError {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float sum = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float e = r.z[j] - r.target(j);
+            sum += e * e;
+            r.delta(j, e * (2.0f / r.n));
+        }
+        return warp_sum(sum) / r.n;
+    }
+};
+
+struct AbsoluteError {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float sum = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float e = r.z[j] - r.target(j);
+            sum += fabsf(e);
+            // The sign of NaN is NaN, as NumPy has it.
+            r.delta(j, (e > 0.0f ? 1.0f : e < 0.0f ? -1.0f : e) / r.n);
+        }
+        return warp_sum(sum) / r.n;
+    }
+};
+
+struct Huber {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float sum = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float e = r.z[j] - r.target(j);
+            const float c = e > 1.0f ? 1.0f : e < -1.0f ? -1.0f : e;
+            sum += c * (e - 0.5f * c);
+            r.delta(j, c / r.n);
+        }
+        return warp_sum(sum) / r.n;
+    }
+};
+
+struct BinaryCrossEntropy {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float sum = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float z = r.z[j], t = r.target(j);
+            sum += Softplus::forward(z) - z * t;
+            r.delta(j, (logistic(z) - t) / r.n);
+        }
+        return warp_sum(sum) / r.n;
+    }
+};
+
+// -Σ t log p; of an index t is 1 there and 0 elsewhere.
+struct SoftmaxCrossEntropy {
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        float largest = -INFINITY;
+        for (int j = r.lane; j < r.n; j += WARP) largest = fmaxf(largest, r.z[j]);
+        largest = warp_max(largest);
+        float sum = 0.0f, mass = 0.0f, dot = 0.0f;
+        for (int j = r.lane; j < r.n; j += WARP) {
+            const float shifted = r.z[j] - largest, t = r.target(j);
+            sum += expf(shifted);
+            mass += t;
+            dot += t * shifted;
+        }
+        sum = warp_sum(sum), mass = warp_sum(mass), dot = warp_sum(dot);
+        for (int j = r.lane; j < r.n; j += WARP)
+            r.delta(j, mass * (expf(r.z[j] - largest) / sum) - r.target(j));
+        return mass * logf(sum) - dot;
+    }
+};
+
+// How a target is found: a class number for each row, or n numbers.
+struct Index {
+    Texture texture;
+    int64_t row;
+    int n;
+    const float* mean;
+    const float* scale;
+    __device__ __forceinline__ float operator()(int j) const { return static_cast<int>(texel(texture, row)) == j ? 1.0f : 0.0f; }
+};
+
+struct DenseTarget {
+    Texture texture;
+    int64_t row;
+    int n;
+    const float* mean;  // of standardized targets, or null
+    const float* scale;
+    __device__ __forceinline__ float operator()(int j) const {
+        const float t = texel(texture, row * n + j);
+        return scale ? (t - mean[j]) / scale[j] : t;
+    }
+};
+
+// value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null; each block
+// leaves its rows' summed value and weight in sums (blocks, 2).  delta is null in an evaluation.
+// Grid: one block for every THREADS / 32 rows of the capacity.
+template <class Loss, class Target>
+__device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
+                                     Texture targets, const float* weights, const float* mean, const float* scale,
+                                     float* delta, double* sums, int n) {
+    SHARED(double, scratch);
+    const Rows rows = share_rows(step, share, shares);
+    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    double value = 0.0, weight = 0.0;
+    if (row < rows.count) {
+        const int64_t at = rows.first + row, from = order[rows.order + at];
+        const float w = weights ? weights[from] : 1.0f;
+        const Target target = {targets, from, n, mean, scale};
+        float* const out = delta ? delta + at * n : nullptr;
+        const auto store = [=](int j, float d) {
+            if (out) out[j] = d * w;
+        };
+        const RowOf<Target, decltype(store)> r = {logits + at * n, n, lane, target, store};
+        const float v = Loss::row(r) * w;
+        if (lane == 0) value = v, weight = w;
+    }
+    value = block_sum(value, scratch);
+    __syncthreads();
+    weight = block_sum(weight, scratch);
+    if (threadIdx.x == 0) {
+        sums[2 * blockIdx.x] = value;
+        sums[2 * blockIdx.x + 1] = weight;
+    }
+}
+
+// Adds the blocks' sums of all shares up, in order, to totals (2,), and to the run's losses (steps, 2).
+// Grid: one block.
+__device__ __forceinline__ void total_error(const Step* step, const double* sums, int count, double* totals,
+                                            double* losses) {
+    SHARED(double, scratch);
+    double value = 0.0, weight = 0.0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        value += sums[2 * i];
+        weight += sums[2 * i + 1];
+    }
+    value = block_sum(value, scratch);
+    __syncthreads();
+    weight = block_sum(weight, scratch);
+    if (threadIdx.x == 0) {
+        totals[0] = losses[2 * step->run] = value;
+        totals[1] = losses[2 * step->run + 1] = weight;
+    }
+}
+
+// Predictions y (B, n) of logits: the loss's output function, then scaled back where targets were
+// standardized.  A warp takes a row.  Grid: as for loss.
+struct IdentityOutput {
+    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
+        for (int j = lane; j < n; j += WARP) y[j] = z[j];
+    }
+};
+
+struct SigmoidOutput {
+    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
+        for (int j = lane; j < n; j += WARP) y[j] = logistic(z[j]);
+    }
+};
+
+struct SoftmaxOutput {
+    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
+        float largest = -INFINITY;
+        for (int j = lane; j < n; j += WARP) largest = fmaxf(largest, z[j]);
+        largest = warp_max(largest);
+        float sum = 0.0f;
+        for (int j = lane; j < n; j += WARP) sum += expf(z[j] - largest);
+        sum = warp_sum(sum);
+        for (int j = lane; j < n; j += WARP) y[j] = expf(z[j] - largest) / sum;
+    }
+};
+
+template <class Output>
+__device__ __forceinline__ void output(const Step* step, int share, int shares, const float* logits, const float* mean,
+                                       const float* scale, float* y, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= rows.count) return;
+    const int64_t at = static_cast<int64_t>(rows.first + row) * n;
+    Output::row(logits + at, y + at, n, lane);
+    if (scale)
+        for (int j = lane; j < n; j += WARP) y[at + j] = y[at + j] * scale[j] + mean[j];
+}
+
+}  // namespace mlpgpu

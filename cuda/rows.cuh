@@ -1,0 +1,72 @@
+// Kernels that go through the rows of a share element by element: gather, standardize, dropout, the
+// derivative of an activation, and predictions.  Grid: any, of one dimension.
+#pragma once
+
+#include "activations.cuh"
+#include "philox.cuh"
+#include "step.cuh"
+
+namespace mlpgpu {
+
+__device__ __forceinline__ int64_t first_element() { return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; }
+__device__ __forceinline__ int64_t element_stride() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+// x[row, :] = scale · data[order[row], :].  Source is float, or unsigned char with its scale.
+template <class Source>
+__device__ __forceinline__ void gather(const Step* step, int share, int shares, const int* order, const Source* data,
+                                       float scale, float* x, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t size = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = first_element(); i < size; i += element_stride()) {
+        const int64_t row = rows.first + i / n;
+        const int64_t from = order[rows.order + row];
+        x[row * n + i % n] = scale * static_cast<float>(data[from * n + i % n]);
+    }
+}
+
+// y = (x - mean) / scale, column by column.
+__device__ __forceinline__ void standardize(const Step* step, int share, int shares, const float* x, const float* mean,
+                                            const float* scale, float* y, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = first_element(); i < size; i += element_stride())
+        y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
+}
+
+// dx = dy / scale.
+__device__ __forceinline__ void standardize_backward(const Step* step, int share, int shares, const float* dy,
+                                                     const float* scale, float* dx, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = first_element(); i < size; i += element_stride()) dx[first + i] = dy[first + i] / scale[i % n];
+}
+
+// y = x · mask · keep, and the same for deltas on the way back: word (row in batch · n + column) of the
+// layer's step decides, so that nothing is stored between the passes.  An element is kept where its
+// word's upper 53 bits are at least `threshold` = rate · 2^53, rounded up; `keep` is 1 / (1 - rate).
+__device__ __forceinline__ void dropout(const Step* step, int share, int shares, const float* x, float* y, int n,
+                                        uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold,
+                                        float keep) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, end = first + static_cast<int64_t>(rows.count) * n;
+    // A thread takes a whole block of four words; a share's ends may lie inside one.
+    for (int64_t block = first / 4 + first_element(); block * 4 < end; block += element_stride()) {
+        const PhiloxBlock words = philox(seed, purpose, block, step->number, layer, 0);
+        for (int lane = 0; lane < 4; ++lane) {
+            const int64_t at = block * 4 + lane;
+            if (at >= first && at < end) y[at] = (words.word[lane] >> 11) >= threshold ? x[at] * keep : x[at] * 0.0f;
+        }
+    }
+}
+
+// dz = dy ∘ f'(saved), in place.
+template <class Activation>
+__device__ __forceinline__ void activation_backward(const Step* step, int share, int shares, const float* saved,
+                                                    float* dy, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = first_element(); i < size; i += element_stride())
+        dy[first + i] *= Activation::derivative(saved[first + i]);
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,37 @@
+// Which rows a launch works on.  Captured graphs replay unchanged: the step's number and its rows are
+// not arguments but lie in device memory, where the last kernel of a step moves them on.
+#pragma once
+
+#include "portable.cuh"
+
+namespace mlpgpu {
+
+struct Step {
+    int64_t number;        // since training began, from 0: the address of random words
+    int32_t run;           // since the program's run began: the place of this step's loss and rates
+    int32_t batch;         // in the epoch
+    int32_t batch_rows;    // of a full batch
+    int32_t epoch_rows;    // that the epoch visits
+};
+
+// Rows [first, first + count) of the batch; `order` is where row 0 of the batch stands in the epoch.
+struct Rows {
+    int first;
+    int count;
+    int64_t order;
+};
+
+__device__ __forceinline__ int batch_rows(const Step& step) {
+    const int64_t left = step.epoch_rows - static_cast<int64_t>(step.batch) * step.batch_rows;
+    return left < step.batch_rows ? static_cast<int>(left) : step.batch_rows;
+}
+
+// The rows of one share: sizes differ by at most one, and may be 0 (Plan.share_rows).
+__device__ __forceinline__ Rows share_rows(const Step* step, int share, int shares) {
+    const int64_t rows = batch_rows(*step);
+    const int first = static_cast<int>(rows * share / shares);
+    const int end = static_cast<int>(rows * (share + 1) / shares);
+    return {first, end - first, static_cast<int64_t>(step->batch) * step->batch_rows};
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,142 @@
+// What a step does once: add partial gradients up, measure the norm, update, move on to the next step.
+#pragma once
+
+#include "step.cuh"
+
+namespace mlpgpu {
+
+// What a fit keeps, as mlpgpu/optimizers.py names it; and, for each step of a run, what changes.
+struct Hyper {
+    float l1, l2;
+    float clip_norm;
+    float momentum;
+    float rho, rho_rest;  // a rest is 1 minus the number, rounded once
+    float beta1, beta1_rest;
+    float beta2, beta2_rest;
+    float epsilon;
+    float weight_decay;
+};
+
+constexpr int MOST_STEPS = 4096, COLUMNS = 3;
+
+// Every thread reads the same word at once, which is what constant memory is for.
+extern "C" {
+__constant__ Hyper hyper;
+__constant__ float schedule[MOST_STEPS * COLUMNS];
+}
+
+// One struct for each row of the table of optimizers: w and its slots move by one step along g.
+struct SGDRule {
+    static constexpr int SLOTS = 0;
+    static __device__ __forceinline__ void update(float& w, float g, float*, const float* row) { w -= row[0] * g; }
+};
+
+struct MomentumRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.momentum * slot[0] + row[0] * g;
+        w -= slot[0];
+    }
+};
+
+struct NesterovRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.momentum * slot[0] + row[0] * g;
+        w -= hyper.momentum * slot[0] + row[0] * g;
+    }
+};
+
+struct RMSpropRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.rho * slot[0] + hyper.rho_rest * g * g;
+        w -= row[0] * g / (sqrtf(slot[0]) + hyper.epsilon);
+    }
+};
+
+struct AdamRule {
+    static constexpr int SLOTS = 2;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.beta1 * slot[0] + hyper.beta1_rest * g;
+        slot[1] = hyper.beta2 * slot[1] + hyper.beta2_rest * g * g;
+        w -= row[1] * slot[0] / (sqrtf(slot[1]) * row[2] + hyper.epsilon);
+    }
+};
+
+struct AdamWRule {
+    static constexpr int SLOTS = 2;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        w *= 1.0f - row[0] * hyper.weight_decay;
+        AdamRule::update(w, g, slot, row);
+    }
+};
+
+// gradient (size,) = Σ over shares and uses of a parameter's partials, in that order.  The partials of a
+// use lie `pitch` apart from share to share, and those of a share `size` apart from use to use.
+__device__ __forceinline__ void reduce(const float* partials, int64_t pitch, int shares, int uses, int64_t size,
+                                       float* gradient) {
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        float sum = partials[i];
+        for (int term = 1; term < shares * uses; ++term)
+            sum += partials[term / uses * pitch + term % uses * size + i];
+        gradient[i] = sum;
+    }
+}
+
+// Each block's sum of squares of gradient (size,), before the division by the summed weight.
+__device__ __forceinline__ void squares(const float* gradient, int64_t size, double* sums) {
+    SHARED(double, scratch);
+    double sum = 0.0;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+        sum += static_cast<double>(gradient[i]) * gradient[i];
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+__device__ __forceinline__ double inverse_weight(const double* totals) { return totals[1] > 0.0 ? 1.0 / totals[1] : 0.0; }
+
+// factor[0] = min(1, clip_norm / norm of the mean gradient), from the blocks' sums.  Grid: one block.
+__device__ __forceinline__ void clip(const double* sums, int count, const double* totals, float* factor) {
+    SHARED(double, scratch);
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += sums[i];
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) {
+        const double norm = sqrt(sum) * inverse_weight(totals);
+        factor[0] = norm > hyper.clip_norm ? static_cast<float>(hyper.clip_norm / norm) : 1.0f;
+    }
+}
+
+// The mean gradient of every parameter from its partials (shares, pitch), the penalties, the rule.
+// factor is null where nothing is clipped.  slots (SLOTS, size).
+template <class Rule>
+__device__ __forceinline__ void update(const Step* step, const double* totals, const float* factor,
+                                       const float* partials, int64_t pitch, int shares, float* parameters,
+                                       float* slots, int64_t size) {
+    const float* const row = schedule + step->run * COLUMNS;
+    const float scale = static_cast<float>(inverse_weight(totals)) * (factor ? factor[0] : 1.0f);
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        float g = partials[i];
+        for (int share = 1; share < shares; ++share) g += partials[share * pitch + i];
+        float w = parameters[i];
+        g = g * scale + hyper.l2 * w + (w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
+        float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
+        for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * size + i];
+        Rule::update(w, g, slot, row);
+        parameters[i] = w;
+        for (int s = 0; s < Rule::SLOTS; ++s) slots[s * size + i] = slot[s];
+    }
+}
+
+// The step is over.  Grid: one thread.
+__device__ __forceinline__ void advance(Step* step) {
+    step->number += 1;
+    step->run += 1;
+    step->batch += 1;
+}
+
+}  // namespace mlpgpu

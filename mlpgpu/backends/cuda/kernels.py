@@ -1,0 +1,286 @@
+"""The table of kernels: what each entry is called, what it takes, and how it is launched.
+
+Nothing here needs a GPU, a driver or a compiler.  The sources under ``cuda/`` define templates; an
+:class:`Entry` names one instantiation.  :func:`unit_source` writes the translation unit in which
+entries of one header stand, for nvcc and for the host compiler of the tests alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...activations import ACTIVATIONS
+from ...losses import LOSSES, OUTPUTS
+from ...optimizers import OPTIMIZERS
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument: its name and its C type, such as ``const float*`` or ``int``."""
+
+    name: str
+    ctype: str
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.ctype.endswith("*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled kernel.
+
+    Attributes:
+        name: its ``extern "C"`` name.
+        header: the file under ``cuda/`` that defines its template.
+        function: the template's instantiation, such as ``dense_forward<Relu, Tile<64, 64>>``.
+        arguments: in order.
+        threads: of a block.
+        shared_bytes: dynamic shared memory of a block.
+        cooperative: whether its blocks wait for each other.
+        host_excluded: the instruction that keeps it from running on the host in tests, or None.
+    """
+
+    name: str
+    header: str
+    function: str
+    arguments: tuple[Argument, ...]
+    threads: int
+    shared_bytes: int = 0
+    cooperative: bool = False
+    host_excluded: str | None = None
+
+
+def arguments(signature: str) -> tuple[Argument, ...]:
+    """Arguments from a C parameter list, such as ``"const float* x, int n"``."""
+    pairs = (parameter.strip().rsplit(" ", 1) for parameter in signature.split(","))
+    return tuple(Argument(name, ctype) for ctype, name in pairs)
+
+
+def unit_source(entries: Sequence[Entry]) -> str:
+    """C++ source of a translation unit that defines ``entries``; all are of one header."""
+    (header,) = {entry.header for entry in entries}
+    definitions = [_definition(entry) for entry in entries]
+    return "\n".join([f'#include "{header}"', "", "namespace mlpgpu::entries {", "", *definitions, "}"])
+
+
+def _definition(entry: Entry) -> str:
+    parameters = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
+    call = ", ".join(a.name for a in entry.arguments)
+    return (
+        f'extern "C" __global__ void __launch_bounds__({entry.threads})\n'
+        f"{entry.name}({parameters}) {{\n    ::mlpgpu::{entry.function}({call});\n}}\n"
+    )
+
+
+def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Entries by header, in order and each once: what is compiled together."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in dict.fromkeys(entries):
+        grouped.setdefault(entry.header, []).append(entry)
+    return grouped
+
+
+# --- the table ---
+
+_ROWS = "const Step* step, int share, int shares"
+ROW_THREADS = 256
+WARPS_PER_BLOCK = ROW_THREADS // WARP
+SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of C that a block of a matrix product computes; ``Tile<side, side>`` of gemm.cuh."""
+
+    side: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two stages of a slice of A and one of B, 16 deep and padded by 4."""
+        return 2 * 16 * 2 * (self.side + 4) * 4
+
+    def __str__(self) -> str:
+        return f"Tile<{self.side}, {self.side}>"
+
+
+TILES = (Tile(128), Tile(64), Tile(32))
+
+
+def tile_for(m: int, n: int, multiprocessors: int) -> Tile:
+    """The largest tile that gives an m by n product at least one block for each multiprocessor, or the smallest.
+
+    The bits do not depend on it: every tile sums over k in the same order.
+    """
+    for tile in TILES:
+        if -(-m // tile.side) * -(-n // tile.side) >= multiprocessors:
+            return tile
+    return TILES[-1]
+
+
+def camel(name: str) -> str:
+    """The struct of a row of a NumPy table: ``leaky_relu`` is ``LeakyRelu``."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def dense_forward(activation: str, tile: Tile) -> Entry:
+    signature = f"{_ROWS}, const float* x, const float* w, const float* b, float* z, float* y, int k, int n"
+    return Entry(
+        f"dense_forward_{activation}_{tile.side}",
+        "dense.cuh",
+        f"dense_forward<{camel(activation)}, {tile}>",
+        arguments(signature),
+        256,
+        tile.shared_bytes,
+    )
+
+
+def dense_forward_part(tile: Tile) -> Entry:
+    signature = f"{_ROWS}, const float* x, const float* w, float* parts, int k, int n, int part, int capacity"
+    return Entry(
+        f"dense_forward_part_{tile.side}",
+        "dense.cuh",
+        f"dense_forward_part<{tile}>",
+        arguments(signature),
+        256,
+        tile.shared_bytes,
+    )
+
+
+def dense_forward_sum(activation: str) -> Entry:
+    signature = f"{_ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
+    return Entry(
+        f"dense_forward_sum_{activation}",
+        "dense.cuh",
+        f"dense_forward_sum<{camel(activation)}>",
+        arguments(signature),
+        ROW_THREADS,
+    )
+
+
+def dense_backward_input(activation: str, tile: Tile) -> Entry:
+    signature = f"{_ROWS}, const float* dz, const float* w, const float* saved, float* dx, int k, int n"
+    return Entry(
+        f"dense_backward_input_{activation}_{tile.side}",
+        "dense.cuh",
+        f"dense_backward_input<{camel(activation)}, {tile}>",
+        arguments(signature),
+        256,
+        tile.shared_bytes,
+    )
+
+
+def dense_backward_weight(tile: Tile) -> Entry:
+    signature = f"{_ROWS}, const float* x, const float* dz, float* dw, float* db, int k, int n"
+    return Entry(
+        f"dense_backward_weight_{tile.side}",
+        "dense.cuh",
+        f"dense_backward_weight<{tile}>",
+        arguments(signature),
+        256,
+        tile.shared_bytes,
+    )
+
+
+def dense_backward_atomic() -> Entry:
+    signature = (
+        f"{_ROWS}, const float* x, const float* dz, const float* w, float* dw, float* db, float* dx, int k, int n"
+    )
+    name = "dense_backward_atomic"
+    return Entry(name, "dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
+
+
+def _over_rows(name: str, function: str, rest: str) -> Entry:
+    return Entry(name, "rows.cuh", function, arguments(f"{_ROWS}, {rest}"), ROW_THREADS)
+
+
+def gather(source: str) -> Entry:
+    """``source`` is ``float32`` or ``uint8``."""
+    ctype = {"float32": "float", "uint8": "unsigned char"}[source]
+    rest = f"const int* order, const {ctype}* data, float scale, float* x, int n"
+    return _over_rows(f"gather_{source}", f"gather<{ctype}>", rest)
+
+
+def standardize() -> Entry:
+    return _over_rows("standardize", "standardize", "const float* x, const float* mean, const float* scale, float* y, int n")
+
+
+def standardize_backward() -> Entry:
+    return _over_rows("standardize_backward", "standardize_backward", "const float* dy, const float* scale, float* dx, int n")
+
+
+def dropout() -> Entry:
+    rest = "const float* x, float* y, int n, uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
+    return _over_rows("dropout", "dropout", rest)
+
+
+def activation_backward(activation: str) -> Entry:
+    function = f"activation_backward<{camel(activation)}>"
+    return _over_rows(f"activation_backward_{activation}", function, "const float* saved, float* dy, int n")
+
+
+def loss(name: str, kind: str) -> Entry:
+    target = {"index": "Index", "dense": "DenseTarget"}[kind]
+    signature = (
+        f"{_ROWS}, const int* order, const float* logits, Texture targets, const float* weights, "
+        "const float* mean, const float* scale, float* delta, double* sums, int n"
+    )
+    function = f"loss<{camel(name)}, {target}>"
+    return Entry(f"loss_{name}_{kind}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def total_error() -> Entry:
+    signature = "const Step* step, const double* sums, int count, double* totals, double* losses"
+    return Entry("total_error", "loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def output(function: str) -> Entry:
+    signature = f"{_ROWS}, const float* logits, const float* mean, const float* scale, float* y, int n"
+    name = f"output_{function}"
+    return Entry(name, "loss.cuh", f"output<{camel(function)}Output>", arguments(signature), ROW_THREADS)
+
+
+def reduce() -> Entry:
+    signature = "const float* partials, int64_t pitch, int shares, int uses, int64_t size, float* gradient"
+    return Entry("reduce", "update.cuh", "reduce", arguments(signature), ROW_THREADS)
+
+
+def squares() -> Entry:
+    signature = "const float* gradient, int64_t size, double* sums"
+    return Entry("squares", "update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def clip() -> Entry:
+    signature = "const double* sums, int count, const double* totals, float* factor"
+    return Entry("clip", "update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def update(optimizer: str) -> Entry:
+    signature = (
+        "const Step* step, const double* totals, const float* factor, const float* partials, int64_t pitch, "
+        "int shares, float* parameters, float* slots, int64_t size"
+    )
+    function = f"update<{optimizer}Rule>"
+    return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS)
+
+
+def advance() -> Entry:
+    return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
+
+
+def all_entries() -> tuple[Entry, ...]:
+    """Every entry that a plan can ask for, from the tables of the NumPy specification."""
+    entries = [dense_forward_part(tile) for tile in TILES]
+    entries += [dense_backward_weight(tile) for tile in TILES]
+    for activation in ACTIVATIONS:
+        entries += [dense_forward(activation, tile) for tile in TILES]
+        entries += [dense_backward_input(activation, tile) for tile in TILES]
+        entries += [dense_forward_sum(activation), activation_backward(activation)]
+    entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize(), standardize_backward()]
+    entries += [dropout(), *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets), total_error()]
+    entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
+    entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]
+    return tuple(entries)
