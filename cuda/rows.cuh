@@ -11,6 +11,13 @@ namespace mlpgpu {
 __device__ __forceinline__ int64_t first_element() { return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; }
 __device__ __forceinline__ int64_t element_stride() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
+// x = 0, where atomics are about to add.
+__device__ __forceinline__ void zero(const Step* step, int share, int shares, float* x, int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = first_element(); i < size; i += element_stride()) x[first + i] = 0.0f;
+}
+
 // x[row, :] = scale · data[order[row], :].  Source is float, or unsigned char with its scale.
 template <class Source>
 __device__ __forceinline__ void gather(const Step* step, int share, int shares, const int* order, const Source* data,

@@ -217,6 +217,10 @@ def dropout() -> Entry:
     return _over_rows("dropout", "dropout", rest)
 
 
+def zero() -> Entry:
+    return _over_rows("zero", "zero", "float* x, int n")
+
+
 def activation_backward(activation: str) -> Entry:
     function = f"activation_backward<{camel(activation)}>"
     return _over_rows(f"activation_backward_{activation}", function, "const float* saved, float* dy, int n")
@@ -280,7 +284,7 @@ def all_entries() -> tuple[Entry, ...]:
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries += [dense_forward_sum(activation), activation_backward(activation)]
     entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize(), standardize_backward()]
-    entries += [dropout(), *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets), total_error()]
+    entries += [zero(), dropout(), *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets), total_error()]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]
     return tuple(entries)

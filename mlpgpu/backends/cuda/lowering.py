@@ -1,0 +1,353 @@
+"""From a plan to kernel launches: which entries, on which grids, with which arrays.
+
+This is plain data, made without a GPU from the plan and the card's number of multiprocessors alone.
+Arrays are named; the program that owns the memory puts addresses in.  Where neighbours allow, one
+launch does the work of two operations, and what the second one read is then never stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ... import plan as ops
+from ...plan import Plan
+from ...random import Purpose
+from . import kernels
+from .kernels import Entry
+
+# A product this long along k and this narrow is cut into parts along k.  The cut decides in which order
+# sums are made, so it follows the widths alone.
+PART_LEAST_K, PART_MOST_N, PART_K, MOST_PARTS = 4096, 512, 1024, 64
+BLOCKS_PER_MULTIPROCESSOR = 8
+MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
+SQUARE_BLOCKS = 256
+
+STEP_BYTES, SUMS_BYTES = 24, 16
+
+
+@dataclass(frozen=True)
+class At:
+    """An element of a named array, as the value of a pointer argument."""
+
+    array: str
+    offset: int = 0
+
+
+Value = At | int | float | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; ``values`` are those of the entry's arguments, by name."""
+
+    entry: Entry
+    grid: tuple[int, int, int]
+    values: Mapping[str, Value]
+
+
+@dataclass
+class Lowered:
+    """A plan as launches.
+
+    Attributes:
+        bytes: of each array that a program of this plan owns.
+        shares: what each share's stream runs in a step; ``finish`` follows when all have.
+        evaluation: what an evaluation runs for a batch.
+    """
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    shares: list[list[Launch]] = field(default_factory=list)
+    finish: list[Launch] = field(default_factory=list)
+    evaluation: list[Launch] = field(default_factory=list)
+
+    def entries(self) -> list[Entry]:
+        """All entries launched, each once."""
+        launches = [*(launch for share in self.shares for launch in share), *self.finish, *self.evaluation]
+        return list(dict.fromkeys(launch.entry for launch in launches))
+
+
+def part_length(k: int, n: int) -> int | None:
+    """How much of k each part of a product takes; None for the whole of it."""
+    if k < PART_LEAST_K or n > PART_MOST_N:
+        return None
+    return max(PART_K, -(-k // MOST_PARTS // 16) * 16)
+
+
+class _Lowering:
+    """Lowers the operations of one share, one after another."""
+
+    def __init__(self, plan: Plan, multiprocessors: int, source: str, lowered: Lowered, share: int, shares: int) -> None:
+        self.plan, self.lowered, self.source = plan, lowered, source
+        self.multiprocessors = multiprocessors
+        self.rows = -(-plan.capacity // shares)  # the most that a share has
+        self.common: dict[str, Value] = {"step": At("step"), "share": share, "shares": shares}
+        self.share = share
+        self.launches: list[Launch] = []
+        self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
+        self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}
+        pitch = plan.partials[-1].end if plan.partials else 0
+        self.segments |= {p.name: At("partials", share * pitch + p.offset) for p in plan.partials}
+        self.shapes = {p.name: p.shape for p in plan.parameters}
+        self.target_statistics: tuple[Value, Value] = (None, None)
+
+    def at(self, name: str | None) -> Value:
+        return None if name is None else self.segments.get(name, At(name))
+
+    def stored(self, name: str) -> Value:
+        """A buffer of the plan that is really kept in memory."""
+        self.lowered.bytes[name] = 4 * math.prod(self.plan.buffers[name].shape)
+        return At(name)
+
+    def add(self, entry: Entry, grid: tuple[int, int, int], **values: Value) -> None:
+        self.launches.append(Launch(entry, grid, {**self.common, **values}))
+
+    def over_elements(self, n: int, per_thread: int = 1) -> tuple[int, int, int]:
+        blocks = -(-self.rows * n // (kernels.ROW_THREADS * per_thread))
+        return max(1, min(blocks, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors)), 1, 1
+
+    def over_rows(self) -> tuple[int, int, int]:
+        return -(-self.rows // kernels.WARPS_PER_BLOCK), 1, 1
+
+    def width(self, name: str) -> int:
+        return self.plan.buffers[name].shape[-1]
+
+    # --- one method for each operation; `following` is the next one, for those that can take it in ---
+
+    def gather(self, op: ops.Gather, following: ops.Operation | None) -> bool:
+        n = self.width(op.x)
+        self.add(
+            kernels.gather(self.source), self.over_elements(n),
+            order=At("order"), data=At("data"), scale=At("scale"), x=self.stored(op.x), n=n,
+        )  # fmt: skip
+        return False
+
+    def standardize(self, op: ops.Standardize, following: ops.Operation | None) -> bool:
+        if op.x == "target":
+            self.target_statistics = self.at(op.mean), self.at(op.scale)  # the loss does it
+            return False
+        n = self.width(op.x)
+        self.add(
+            kernels.standardize(), self.over_elements(n),
+            x=self.at(op.x), mean=self.at(op.mean), scale=self.at(op.scale), y=self.stored(op.y), n=n,
+        )  # fmt: skip
+        return False
+
+    def dense(self, op: ops.Dense, following: ops.Operation | None) -> bool:
+        k, n = self.shapes[op.weight]
+        z, y = self.stored(op.z) if op.z else None, self.stored(op.y)
+        part = part_length(k, n)
+        if part is None:
+            tile = kernels.tile_for(self.rows, n, self.multiprocessors)
+            grid = (-(-self.rows // tile.side), -(-n // tile.side), 1)
+            self.add(
+                kernels.dense_forward(op.activation, tile), grid,
+                x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y, k=k, n=n,
+            )  # fmt: skip
+            return False
+        count, capacity = -(-k // part), self.plan.capacity
+        parts = f"parts{self.share}"  # shares run side by side, and may be at different layers
+        self.lowered.bytes[parts] = max(self.lowered.bytes.get(parts, 0), 4 * count * capacity * n)
+        tile = kernels.tile_for(self.rows, n * count, self.multiprocessors)
+        grid = (-(-self.rows // tile.side), -(-n // tile.side), count)
+        self.add(
+            kernels.dense_forward_part(tile), grid,
+            x=self.at(op.x), w=self.at(op.weight), parts=At(parts), k=k, n=n, part=part, capacity=capacity,
+        )  # fmt: skip
+        self.add(
+            kernels.dense_forward_sum(op.activation), self.over_elements(n),
+            parts=At(parts), b=self.at(op.bias), z=z, y=y, n=n, count=count, capacity=capacity,
+        )  # fmt: skip
+        return False
+
+    def dropout(self, op: ops.Dropout, following: ops.Operation | None) -> bool:
+        self._dropout(op.x, op.y, op)
+        return False
+
+    def dropout_backward(self, op: ops.DropoutBackward, following: ops.Operation | None) -> bool:
+        self._dropout(op.dy, op.dx, op)
+        return False
+
+    def _dropout(self, x: str, y: str, op: ops.Dropout | ops.DropoutBackward) -> None:
+        n = self.width(x)
+        self.add(
+            kernels.dropout(), self.over_elements(n, per_thread=4),
+            x=self.at(x), y=self.stored(y), n=n, seed=At("seed"), purpose=int(Purpose.DROPOUT), layer=op.layer,
+            threshold=math.ceil(op.rate * 2**53), keep=1.0 / (1.0 - op.rate),
+        )  # fmt: skip
+
+    def loss(self, op: ops.Loss, following: ops.Operation | None) -> bool:
+        mean, scale = self.target_statistics
+        blocks = self.over_rows()[0]
+        self.add(
+            kernels.loss(op.loss, op.kind), self.over_rows(),
+            order=At("order"), logits=self.at(op.logits), targets=At("targets"), weights=At("weights"), mean=mean,
+            scale=scale, delta=self.stored(op.delta) if op.delta else None, sums=At("sums", 2 * blocks * self.share),
+            n=self.width(op.logits),
+        )  # fmt: skip
+        return False
+
+    def output(self, op: ops.Output, following: ops.Operation | None) -> bool:
+        self.add(
+            kernels.output(op.function), self.over_rows(),
+            logits=self.at(op.logits), mean=self.at(op.mean), scale=self.at(op.scale), y=self.stored(op.y),
+            n=self.width(op.logits),
+        )  # fmt: skip
+        return False
+
+    def activation_backward(self, op: ops.ActivationBackward, following: ops.Operation | None) -> bool:
+        n = self.width(op.dy)
+        entry = kernels.activation_backward(op.activation)
+        self.add(entry, self.over_elements(n), saved=self.at(op.saved), dy=self.at(op.dy), n=n)
+        return False
+
+    def dense_backward(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
+        """Two products, or in atomic mode one kernel for both; takes in an activation's derivative of dx."""
+        k, n = self.shapes[op.weight]
+        dw, db = self.at(op.dweight), self.at(op.dbias)
+        if self.plan.reduction == "atomic":
+            if op.dx:
+                self.add(kernels.zero(), self.over_elements(k), x=self.stored(op.dx), n=k)
+            self.add(
+                kernels.dense_backward_atomic(), (-(-k // 32), -(-n // 32), 1),
+                x=self.at(op.x), dz=self.at(op.dz), w=self.at(op.weight), dw=dw, db=db, dx=self.at(op.dx), k=k, n=n,
+            )  # fmt: skip
+            return False
+        tile = kernels.tile_for(k, n, self.multiprocessors)
+        self.add(
+            kernels.dense_backward_weight(tile), (-(-k // tile.side), -(-n // tile.side), 1),
+            x=self.at(op.x), dz=self.at(op.dz), dw=dw, db=db, k=k, n=n,
+        )  # fmt: skip
+        if op.dx is None:
+            return False
+        fused = isinstance(following, ops.ActivationBackward) and following.dy == op.dx
+        activation, saved = (following.activation, self.at(following.saved)) if fused else ("identity", None)
+        tile = kernels.tile_for(self.rows, k, self.multiprocessors)
+        self.add(
+            kernels.dense_backward_input(activation, tile), (-(-self.rows // tile.side), -(-k // tile.side), 1),
+            dz=self.at(op.dz), w=self.at(op.weight), saved=saved, dx=self.stored(op.dx), k=k, n=n,
+        )  # fmt: skip
+        return fused
+
+    def standardize_backward(self, op: ops.StandardizeBackward, following: ops.Operation | None) -> bool:
+        n = self.width(op.dy)
+        self.add(
+            kernels.standardize_backward(), self.over_elements(n),
+            dy=self.at(op.dy), scale=self.at(op.scale), dx=self.stored(op.dx), n=n,
+        )  # fmt: skip
+        return False
+
+
+_METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
+    ops.Gather: _Lowering.gather,
+    ops.Standardize: _Lowering.standardize,
+    ops.Dense: _Lowering.dense,
+    ops.Dropout: _Lowering.dropout,
+    ops.Loss: _Lowering.loss,
+    ops.Output: _Lowering.output,
+    ops.ActivationBackward: _Lowering.activation_backward,
+    ops.DenseBackward: _Lowering.dense_backward,
+    ops.DropoutBackward: _Lowering.dropout_backward,
+    ops.StandardizeBackward: _Lowering.standardize_backward,
+}
+
+
+def lower(plan: Plan, *, multiprocessors: int, source: str) -> Lowered:
+    """The launches of ``plan`` on a card with so many multiprocessors, for inputs of type ``source``.
+
+    ``source`` is ``"float32"`` or ``"uint8"``.
+    """
+    lowered = Lowered()
+    for share in range(plan.shares if plan.training else 0):
+        lowered.shares.append(_lower_rows(plan.training, plan, multiprocessors, source, lowered, share, plan.shares))
+    lowered.evaluation = _lower_rows(plan.evaluation, plan, multiprocessors, source, lowered, 0, 1)
+    if plan.loss is not None:
+        blocks = -(-plan.capacity // kernels.WARPS_PER_BLOCK)
+        lowered.evaluation.append(_total(blocks))
+    if plan.training:
+        lowered.finish = _lower_finish(plan, multiprocessors, lowered)
+
+    shares = max(1, plan.shares)
+    most_blocks = shares * -(-(-(-plan.capacity // shares)) // kernels.WARPS_PER_BLOCK)
+    most_blocks = max(most_blocks, -(-plan.capacity // kernels.WARPS_PER_BLOCK))
+    slots = len(plan.optimizer.slots) if plan.optimizer else 0
+    lowered.bytes |= {
+        "step": STEP_BYTES,
+        "parameters": 4 * plan.parameter_count,
+        "snapshot": 4 * plan.parameter_count,
+        "statistics": 4 * plan.statistic_count,
+        "slots": 4 * slots * plan.parameter_count,
+        "partials": 4 * plan.shares * (plan.partials[-1].end if plan.partials else 0),
+        "sums": SUMS_BYTES * most_blocks,
+        "totals": SUMS_BYTES,
+        "losses": SUMS_BYTES * MOST_RUN_STEPS,
+    }
+    return lowered
+
+
+def _lower_rows(
+    operations: tuple[ops.Operation, ...],
+    plan: Plan,
+    multiprocessors: int,
+    source: str,
+    lowered: Lowered,
+    share: int,
+    shares: int,
+) -> list[Launch]:
+    lowering = _Lowering(plan, multiprocessors, source, lowered, share, shares)
+    of_rows = [operation for operation in operations if type(operation) in _METHODS]
+    taken_in = False
+    for operation, following in zip(of_rows, [*of_rows[1:], None], strict=True):
+        if not taken_in:
+            taken_in = _METHODS[type(operation)](lowering, operation, following)
+        else:
+            taken_in = False
+    return lowering.launches
+
+
+def _total(blocks: int) -> Launch:
+    values: dict[str, Value] = {
+        "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
+    }  # fmt: skip
+    return Launch(kernels.total_error(), (1, 1, 1), values)
+
+
+def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[Launch]:
+    """The total error, Reduce, Norm, Update, and the move to the next step."""
+    assert plan.optimizer is not None
+    count, pitch = plan.parameter_count, plan.partials[-1].end
+    rows = -(-plan.capacity // plan.shares)
+    launches = [_total(plan.shares * -(-rows // kernels.WARPS_PER_BLOCK))]
+    wide = min(-(-count // kernels.ROW_THREADS), BLOCKS_PER_MULTIPROCESSOR * multiprocessors), 1, 1
+    gradient: dict[str, Value] = {"partials": At("partials"), "pitch": pitch, "shares": plan.shares}
+    clipped = any(isinstance(op, ops.Norm) for op in plan.training)
+
+    # The update adds the shares up itself, unless a parameter is used twice or the norm comes between.
+    if len(plan.partials) > len(plan.parameters) or (clipped and plan.shares > 1):
+        lowered.bytes["gradient"] = 4 * count
+        for parameter in plan.parameters:
+            uses = [partial for partial in plan.partials if partial.parameter == parameter.name]
+            values = {
+                "partials": At("partials", uses[0].offset), "pitch": pitch, "shares": plan.shares, "uses": len(uses),
+                "size": parameter.size, "gradient": At("gradient", parameter.offset),
+            }  # fmt: skip
+            launches.append(Launch(kernels.reduce(), wide, values))
+        gradient = {"partials": At("gradient"), "pitch": 0, "shares": 1}
+
+    factor = None
+    if clipped:
+        lowered.bytes |= {"squares": 8 * SQUARE_BLOCKS, "factor": 4}
+        factor = At("factor")
+        values = {"gradient": gradient["partials"], "size": count, "sums": At("squares")}
+        launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values))
+        values = {"sums": At("squares"), "count": SQUARE_BLOCKS, "totals": At("totals"), "factor": factor}
+        launches.append(Launch(kernels.clip(), (1, 1, 1), values))
+
+    values = {
+        "step": At("step"), "totals": At("totals"), "factor": factor, **gradient, "parameters": At("parameters"),
+        "slots": At("slots") if plan.optimizer.slots else None, "size": count,
+    }  # fmt: skip
+    launches.append(Launch(kernels.update(type(plan.optimizer).__name__), wide, values))
+    launches.append(Launch(kernels.advance(), (1, 1, 1), {"step": At("step")}))
+    return launches
