@@ -28,6 +28,9 @@ __device__ __forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& 
     low = a * b;
 }
 
+// Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
+__device__ __forceinline__ void pause_spinning() { __nanosleep(32); }
+
 #endif
 
 namespace mlpgpu {

@@ -40,14 +40,6 @@ __device__ __forceinline__ void standardize(const Step* step, int share, int sha
         y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
 }
 
-// dx = dy / scale.
-__device__ __forceinline__ void standardize_backward(const Step* step, int share, int shares, const float* dy,
-                                                     const float* scale, float* dx, int n) {
-    const Rows rows = share_rows(step, share, shares);
-    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
-    for (int64_t i = first_element(); i < size; i += element_stride()) dx[first + i] = dy[first + i] / scale[i % n];
-}
-
 // y = x · mask · keep, and the same for deltas on the way back: word (row in batch · n + column) of the
 // layer's step decides, so that nothing is stored between the passes.  An element is kept where its
 // word's upper 53 bits are at least `threshold` = rate · 2^53, rounded up; `keep` is 1 / (1 - rate).

@@ -208,10 +208,6 @@ def standardize() -> Entry:
     return _over_rows("standardize", "standardize", "const float* x, const float* mean, const float* scale, float* y, int n")
 
 
-def standardize_backward() -> Entry:
-    return _over_rows("standardize_backward", "standardize_backward", "const float* dy, const float* scale, float* dx, int n")
-
-
 def dropout() -> Entry:
     rest = "const float* x, float* y, int n, uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
     return _over_rows("dropout", "dropout", rest)
@@ -283,7 +279,7 @@ def all_entries() -> tuple[Entry, ...]:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries += [dense_forward_sum(activation), activation_backward(activation)]
-    entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize(), standardize_backward()]
+    entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize()]
     entries += [zero(), dropout(), *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets), total_error()]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]

@@ -230,14 +230,6 @@ class _Lowering:
         )  # fmt: skip
         return fused
 
-    def standardize_backward(self, op: ops.StandardizeBackward, following: ops.Operation | None) -> bool:
-        n = self.width(op.dy)
-        self.add(
-            kernels.standardize_backward(), self.over_elements(n),
-            dy=self.at(op.dy), scale=self.at(op.scale), dx=self.stored(op.dx), n=n,
-        )  # fmt: skip
-        return False
-
 
 _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
     ops.Gather: _Lowering.gather,
@@ -249,7 +241,6 @@ _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
     ops.ActivationBackward: _Lowering.activation_backward,
     ops.DenseBackward: _Lowering.dense_backward,
     ops.DropoutBackward: _Lowering.dropout_backward,
-    ops.StandardizeBackward: _Lowering.standardize_backward,
 }
 
 
