@@ -1,0 +1,383 @@
+"""Runs the kernels of ``cuda/`` on the host: compiles them with g++ and tests/shim, and launches them.
+
+    prepare(entries)                                   # compiles what is not yet compiled, in parallel
+    out = run(entry, grid=4, block=128, args={"y": Unwritten((n,), np.float32), "x": x, "n": n})
+    out["y"]
+
+The kernels run in a process of their own, under the address and undefined-behaviour sanitizers.  Every
+launch runs twice, with threads and blocks in ascending and in descending order, and must write the same
+bits; what it does not initialise holds 0xFF bytes (NaN) the first time and 0x7F bytes the second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from mlpgpu.backends.cuda.kernels import Argument, Entry, unit_source, units
+
+SHIM = Path(__file__).parent / "shim"
+KERNELS = Path(__file__).parent.parent / "cuda"
+FLAGS = (
+    *("-std=c++17", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    # Only where a kernel says fma is there one, as in the NumPy specification.
+    "-ffp-contract=off",
+    # nvcc's pragmas (unroll) are not g++'s; the other warning errs under sanitizers.
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
+)
+ENTRIES_PER_PROGRAM = 8  # so that one header's many instantiations compile in parallel
+
+ASCENDING, DESCENDING = 0, 1
+POISON = {ASCENDING: 0xFF, DESCENDING: 0x7F}
+
+# Argument types whose NumPy type is known; others are taken by their bytes.
+DTYPES = {
+    "float": np.float32,
+    "double": np.float64,
+    "int": np.int32,
+    "unsigned": np.uint32,
+    "int8_t": np.int8,
+    "uint8_t": np.uint8,
+    "int32_t": np.int32,
+    "uint32_t": np.uint32,
+    "int64_t": np.int64,
+    "uint64_t": np.uint64,
+    "unsigned char": np.uint8,
+    "unsigned int": np.uint32,
+    "unsigned long long": np.uint64,
+}
+
+Size = int | Sequence[int]
+
+
+class KernelFault(AssertionError):
+    """A kernel that broke a rule: the message is the sanitizer's or the shim's report."""
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """An array that a kernel is to fill; whatever it leaves out differs between the two orders."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+
+
+def prepare(entries: Iterable[Entry]) -> None:
+    """Compile the entries that are not compiled yet.
+
+    Raises:
+        RuntimeError: g++ is missing, or refuses the source; the message holds its own lines.
+    """
+    missing = [entry for entry in dict.fromkeys(entries) if entry not in _programs]
+    if not missing:
+        return
+    for entry in missing:
+        if entry.host_excluded:
+            raise ValueError(f"{entry.name} does not run on the host: {entry.host_excluded}")
+    parts = [
+        group[i : i + ENTRIES_PER_PROGRAM]
+        for group in units(missing).values()
+        for i in range(0, len(group), ENTRIES_PER_PROGRAM)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        host = pool.submit(_build, "host.o", _sources(SHIM / "host.cpp").values(), ["-c", SHIM / "host.cpp"])
+        for part, path in zip(parts, pool.map(functools.partial(_build_program, host), parts), strict=True):
+            _programs.update(dict.fromkeys(part, _Program(path)))
+
+
+def run(
+    entry: Entry,
+    grid: Size,
+    block: Size,
+    args: Mapping[str, object],
+    shared_bytes: int | None = None,
+    *,
+    constants: Mapping[str, np.ndarray] | None = None,
+    tolerance: Mapping[str, ArrayLike] | None = None,
+    seconds: int = 60,
+) -> dict[str, np.ndarray]:
+    """Launch a kernel in both orders and return what it wrote, by the names of its non-const pointers.
+
+    Args:
+        grid, block: blocks, and threads of a block: a number, or up to three, x first.
+        args: by name.  A pointer or a ``Texture`` takes an array (copied, never written to), a pointer
+            that the kernel fills an `Unwritten`; one array under two names is one buffer.
+        shared_bytes: of a block; the entry's own number if left out.
+        constants: values of the kernel's ``__constant__`` variables by name, from their first byte on;
+            the rest of a variable is poisoned.
+        tolerance: by output, how far the two orders may lie apart where a kernel adds atomically;
+            outputs not named must have the same bits.
+        seconds: of processor time until a launch counts as endless.
+
+    Raises:
+        KernelFault: a sanitizer or the shim found a fault, or the two orders differ.
+        ValueError: the launch does not fit the entry.
+    """
+    sizes = [_dim3("grid", grid), _dim3("block", block)]
+    if np.prod(sizes[1]) > entry.threads:
+        raise ValueError(f"{entry.name}: expected a block of at most {entry.threads} threads, got {sizes[1]}")
+    if set(args) != {argument.name for argument in entry.arguments}:
+        raise ValueError(f"{entry.name}: expected {[a.name for a in entry.arguments]}, got {list(args)}")
+    shared = entry.shared_bytes if shared_bytes is None else shared_bytes
+    prepare([entry])
+
+    def launch(order: int) -> dict[str, np.ndarray]:
+        head = (*sizes[0], *sizes[1], shared, order, POISON[order], seconds)
+        buffers = _Buffers(POISON[order])
+        arguments = [buffers.pack(argument, args[argument.name]) for argument in entry.arguments]
+        parts = [_text(entry.name), _numbers(*head), _numbers(len(constants or {}))]
+        for name, value in (constants or {}).items():
+            parts += [_text(name), _numbers(value.nbytes), value.tobytes()]
+        parts += [*buffers.request(), _numbers(len(arguments)), *arguments]
+        return buffers.outputs(_programs[entry].ask(b"".join(parts), buffers.returned_bytes()))
+
+    ascending, descending = launch(ASCENDING), launch(DESCENDING)
+    for name, value in ascending.items():
+        _compare(f"{entry.name}: {name}", value, descending[name], (tolerance or {}).get(name))
+    return ascending
+
+
+def _compare(what: str, ascending: np.ndarray, descending: np.ndarray, tolerance: ArrayLike | None) -> None:
+    """Raise KernelFault unless both orders gave the same bits, or numbers within the tolerance."""
+    if tolerance is None:
+        bits = (value.reshape(-1, 1).view(np.uint8) for value in (ascending, descending))
+        same = np.equal(*bits).all(axis=1).reshape(ascending.shape)
+    else:
+        same = abs(ascending.astype(np.float64) - descending) <= tolerance
+    if not same.all():
+        first = tuple(int(i) for i in np.argwhere(~same)[0])
+        raise KernelFault(
+            f"{what}{list(first)} is {ascending[first]} in ascending and {descending[first]} in descending order "
+            f"({np.count_nonzero(~same)} of {same.size} elements differ): a barrier is missing, or memory is "
+            "read or returned that nothing wrote"
+        )
+
+
+def _dim3(what: str, size: Size) -> tuple[int, int, int]:
+    axes = (size,) if isinstance(size, int) else tuple(size)
+    if not 1 <= len(axes) <= 3 or min(axes) < 1:
+        raise ValueError(f"{what}: expected one to three numbers of at least 1, got {size}")
+    return (*axes, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def _numbers(*values: int) -> bytes:
+    return struct.pack(f"={len(values)}q", *values)
+
+
+def _text(text: str) -> bytes:
+    return _numbers(len(text)) + text.encode()
+
+
+class _Buffers:
+    """The arrays of one launch, each once, in the order in which arguments first name them."""
+
+    def __init__(self, poison: int) -> None:
+        self.poison = poison
+        self.arrays: list[np.ndarray] = []
+        self.places: dict[int, int] = {}  # by id of the argument
+        self.returned: dict[str, int] = {}
+
+    def pack(self, argument: Argument, value: object) -> bytes:
+        """The argument's part of the request; an array becomes a buffer."""
+        if not argument.is_pointer and argument.ctype != "Texture":
+            dtype = DTYPES.get(argument.ctype.removeprefix("const "))
+            raw = np.asarray(value, dtype).tobytes()
+            return _numbers(ord("v"), len(raw)) + raw
+        if value is None:
+            return _numbers(ord("v"), 8, 0)
+        if id(value) not in self.places:
+            self.places[id(value)] = len(self.arrays)
+            self.arrays.append(self._array(argument, value))
+        place = self.places[id(value)]
+        if argument.is_pointer and not argument.ctype.startswith("const "):
+            self.returned[argument.name] = place
+        return _numbers(ord("p") if argument.is_pointer else ord("t"), place)
+
+    def _array(self, argument: Argument, value: object) -> np.ndarray:
+        if isinstance(value, Unwritten):
+            array = np.empty(value.shape, value.dtype)
+            array.reshape(-1).view(np.uint8)[:] = self.poison
+        elif isinstance(value, np.ndarray):
+            array = np.ascontiguousarray(value)
+        else:
+            raise ValueError(f"{argument.name}: expected an array, Unwritten or None, got {type(value).__name__}")
+        ctype = "float" if argument.ctype == "Texture" else argument.ctype.removeprefix("const ").rstrip(" *")
+        dtype = DTYPES.get(ctype, array.dtype)
+        if array.dtype != dtype:
+            raise ValueError(f"{argument.name}: expected an array of {np.dtype(dtype)}, got {array.dtype}")
+        return array
+
+    def _is_returned(self, place: int) -> bool:
+        return place in self.returned.values()
+
+    def request(self) -> list[bytes]:
+        parts = [_numbers(len(self.arrays))]
+        for place, array in enumerate(self.arrays):
+            parts += [_numbers(self._is_returned(place), array.nbytes), array.tobytes()]
+        return parts
+
+    def returned_bytes(self) -> int:
+        return sum(array.nbytes for place, array in enumerate(self.arrays) if self._is_returned(place))
+
+    def outputs(self, reply: bytes) -> dict[str, np.ndarray]:
+        """What came back, by the arguments' names; names of one buffer share their array."""
+        arrays: dict[int, np.ndarray] = {}
+        offset = 0
+        for place, array in enumerate(self.arrays):
+            if self._is_returned(place):
+                flat = np.frombuffer(reply, array.dtype, array.size, offset)
+                arrays[place] = flat.reshape(array.shape).copy()
+                offset += array.nbytes
+        return {name: arrays[place] for name, place in self.returned.items()}
+
+
+class _Program:
+    """A compiled program and its process, which starts with the first launch and again after a fault."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.process: subprocess.Popen[bytes] | None = None
+        self.messages = tempfile.TemporaryFile()  # noqa: SIM115 (its standard error, open as long as it is)
+        atexit.register(self.close)
+
+    def ask(self, request: bytes, reply_bytes: int) -> bytes:
+        """Send one launch and return the buffers' bytes; what the kernel printed goes to our standard error.
+
+        Raises:
+            KernelFault: the process ended instead.
+        """
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages
+            )
+        assert self.process.stdin and self.process.stdout
+        self.messages.seek(0)
+        self.messages.truncate()
+        try:
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            reply = b""  # it ended before it had read everything: its messages tell why
+        else:
+            reply = self.process.stdout.read(reply_bytes + 1)  # and a dot, for launches that return nothing
+        failed = len(reply) != reply_bytes + 1
+        if failed:
+            self._stop()
+        self.messages.seek(0)
+        text = self.messages.read().decode(errors="replace")
+        if failed:
+            raise KernelFault(text)
+        sys.stderr.write(text)
+        return reply[:-1]
+
+    def _stop(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin and self.process.stdout
+            self.process.kill()
+            with contextlib.suppress(BrokenPipeError):  # of what could not be sent
+                self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        self._stop()
+        self.messages.close()
+
+
+_programs: dict[Entry, _Program] = {}
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where programs are kept: $MLPGPU_SHIM_CACHE, or a folder that goes with the session."""
+    kept = os.environ.get("MLPGPU_SHIM_CACHE")
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        return Path(kept)
+    folder = tempfile.mkdtemp(prefix="mlpgpu-shim-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@functools.cache
+def _compiler() -> str:
+    """g++'s own description of itself.
+
+    Raises:
+        RuntimeError: there is no g++.
+    """
+    path = shutil.which("g++")
+    if path is None:
+        raise RuntimeError(
+            "the tests of the kernels compile them with g++, which is not on the PATH; install it "
+            "(on Debian and Ubuntu: apt install g++)"
+        )
+    return path + subprocess.run([path, "--version"], check=True, capture_output=True, text=True).stdout
+
+
+def _sources(path: Path, found: dict[Path, str] | None = None) -> dict[Path, str]:
+    """The file's text and that of every file it includes by a name in quotes."""
+    found = {} if found is None else found
+    if path not in found and path.exists():
+        found[path] = path.read_text(encoding="utf-8")
+        for name in re.findall(r'^\s*#\s*include\s+"(.+)"', found[path], re.MULTILINE):
+            sibling = path.parent / name
+            _sources(sibling if sibling.exists() else KERNELS / name, found)
+    return found
+
+
+def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
+    """The program of these entries, all of one header, with the object of host.cpp."""
+    kernels = (
+        f'    shim::Entry<mlpgpu::entries::{e.name}>::kernel("{e.name}", {str(e.cooperative).lower()}),'
+        for e in entries
+    )
+    table = [
+        "const shim::Kernel shim::kernels[] = {",
+        *kernels,
+        "};",
+        f"const size_t shim::kernel_count = {len(entries)};",
+    ]
+    source = "\n".join([unit_source(entries), "", *table, ""])
+    included = _sources(KERNELS / entries[0].header) | _sources(SHIM / "cuda.h")
+    unit = _build(
+        f"{Path(entries[0].header).stem}.o",
+        [source, *included.values()],
+        ["-include", SHIM / "cuda.h", "-I", KERNELS, "-c", "-x", "c++", "-"],
+        source,
+    )
+    # A global name can be found at run time with -rdynamic: constants are set by theirs.
+    return _build("program", [unit.name, host.result().name], [host.result(), unit, "-rdynamic", "-ldl"])
+
+
+def _build(name: str, contents: Iterable[str], command: Sequence[str | Path], source: str = "") -> Path:
+    """What g++ makes by this command of these contents, from the cache if it holds it."""
+    key = hashlib.sha256()
+    for text in (_compiler(), *FLAGS, *contents):
+        key.update(text.encode() + b"\0")
+    result = _folder() / f"{key.hexdigest()[:32]}-{name}"
+    if not result.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            built = Path(scratch) / name
+            done = subprocess.run(["g++", *FLAGS, *command, "-o", built], input=source, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"g++ does not compile {name} for the host:\n{done.stderr}")
+            built.replace(result)
+    return result
