@@ -10,8 +10,7 @@ from .network import Network, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
 from .trainer import Trainer
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "SGD",
@@ -39,6 +38,7 @@ __all__ = [
     "StepDecay",
     "Trainer",
     "WarmUp",
+    "__version__",
     "datasets",
     "errors",
     "load",

@@ -84,10 +84,10 @@ class Trainer:
         loss: a name in :data:`~mlpgpu.losses.LOSSES`; it takes logits.
         optimizer: such as ``mlpgpu.Momentum(0.1)``.
         batch_size: rows of a step; a data set's last batch may be smaller.
-        backend: ``"auto"``, ``"cpu"``.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
         precision: ``"float32"``, or ``"float64"`` on the CPU.
         streams: shares that each batch is split into, each with a gradient of its own.
-        reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"``.
+        reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
         metrics: names in :data:`~mlpgpu.metrics.METRICS`, for ``evaluate`` and for validation.
         class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.

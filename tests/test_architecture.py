@@ -18,7 +18,7 @@ PACKAGE = ROOT / "mlpgpu"
 
 # Bottom to top: a module imports from lines above its own only.  A package counts as one module.
 LEVELS = (
-    {"errors"},
+    {"errors", "version"},
     {"files", "random", "activations", "metrics", "descriptions"},
     {"storage"},
     {"losses", "schedules", "initializers"},
@@ -39,7 +39,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
     "datasets": ("dataset", "idx", "named", "__init__"),
-    "backends": ("base", "cpu", "cuda", "__init__"),
+    "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
 }
 
 # The plan is all that a backend reads.
@@ -49,7 +49,7 @@ REQUIRED = {"h5py", "numpy", "psutil", "threadpoolctl", "tqdm"}
 
 # (file, function) -> what it may import when it runs.
 LAZY = {
-    ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu"},
+    ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu", "mlpgpu.backends.cuda"},
     ("datasets/named.py", "_download"): {"pooch"},
     ("history.py", "plot"): {"matplotlib"},
 }

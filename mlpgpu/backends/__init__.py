@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from ..errors import lookup
+import re
+import sys
+
+from ..errors import BackendError, lookup
 from .base import Backend, Program, Sampling, State, target_array
 
 __all__ = ["BACKENDS", "Backend", "Program", "Sampling", "State", "get_backend", "target_array"]
 
-BACKENDS = ("auto", "cpu")
+BACKENDS = ("auto", "cpu", "cuda")
+
+_CARD = re.compile(r"cuda:(\d+)")
+_told: list[str] = []  # why "auto" is the CPU, once said
 
 
 def get_backend(name: str) -> Backend:
-    """The backend ``name``; ``"auto"`` is the fastest one that this machine can run.
+    """The backend ``name``: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for another card, or ``"auto"``.
+
+    ``"auto"`` is the first card if there is one that can be used, and the CPU otherwise; a line on
+    standard error then says why, once.
 
     Raises:
         DtypeError, UnknownNameError: there is no backend of that name.
+        BackendError: a card is asked for, and cannot be used.
     """
-    lookup("backend", name, BACKENDS)
     from .cpu import CpuBackend
 
-    return CpuBackend()
+    card = _CARD.fullmatch(name) if isinstance(name, str) else None
+    if card is None and lookup("backend", name, BACKENDS) == "cpu":
+        return CpuBackend()
+    from .cuda import CudaBackend
+
+    if name != "auto":
+        return CudaBackend(int(card[1]) if card else 0)
+    try:
+        return CudaBackend()
+    except BackendError as error:
+        if not _told:
+            _told.append(str(error))
+            print(f"mlpgpu: computing on the CPU; {error}", file=sys.stderr)
+        return CpuBackend()

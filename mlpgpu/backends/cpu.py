@@ -23,11 +23,11 @@ from .. import plan as ops
 from ..activations import ACTIVATIONS
 from ..datasets import Dataset
 from ..errors import ConfigurationError, check_integer
-from ..losses import LOSSES, apply_output, class_count, classes_of
-from ..metrics import METRICS
+from ..losses import LOSSES, apply_output
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
 from .base import Backend, Program, Sampling, State, target_array
+from .evaluation import MetricSums
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
 UPDATE_BLOCK = 1 << 15  # elements that an update handles at a time, so that its passes stay in cache
@@ -199,32 +199,22 @@ class CpuProgram(Program):
         return sums
 
     def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        plan = self._plan
-        assert plan.loss is not None
-        function = LOSSES[plan.loss].output
-        counts = {"classes": class_count(function, plan.n_out), "numbers": plan.n_out}
-        sums = {name: np.zeros(METRICS[name].shape(counts[METRICS[name].of])) for name in metrics}
-        sums["loss"] = np.zeros(2)
-        targets = {of: _metric_targets(dataset, plan, of, self._dtype) for of in {METRICS[n].of for n in metrics}}
-        for feed, rows in self._sweep(dataset):
+        sums = MetricSums(dataset, self._plan, metrics, self._dtype)
+        loss = np.zeros(2)
+        for rows in self._sweep(dataset):
             count = rows.stop - rows.start
-            sums["loss"] += self._loss_sums(count)
-            weight = None if feed.weight is None else feed.weight[rows]
-            output = self._arrays[plan.output][:count]
-            for name in metrics:
-                metric = METRICS[name]
-                predicted = classes_of(function, output) if metric.of == "classes" else output
-                metric.accumulate(predicted, targets[metric.of][rows], weight, sums[name])
-        return sums
+            loss += self._loss_sums(count)
+            sums.add(rows, self._arrays[self._plan.output][:count])
+        return {**sums.sums, "loss": loss}
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         result = np.empty((len(dataset), self._plan.n_out), self._dtype)
         source = self._arrays[self._plan.logits if logits else self._plan.output]
-        for _, rows in self._sweep(dataset):
+        for rows in self._sweep(dataset):
             result[rows] = source[: rows.stop - rows.start]
         return result
 
-    def _sweep(self, dataset: Dataset) -> Iterator[tuple[_Feed, slice]]:
+    def _sweep(self, dataset: Dataset) -> Iterator[slice]:
         """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken."""
         self._feed = feed = self._feed_of(dataset)
         for start in range(0, len(dataset), self._plan.capacity):
@@ -233,7 +223,7 @@ class CpuProgram(Program):
             feed.select(batch, dataset.storage_rows(batch))
             with self._blas.limit(limits=self._blas_threads, user_api="blas"), np.errstate(all="ignore"):
                 self._each_share(self._closures(len(batch), training=False))
-            yield feed, rows
+            yield rows
 
     def _feed_of(self, dataset: Dataset) -> _Feed:
         plan = self._plan
@@ -302,13 +292,6 @@ def _call(closures: list[Bound]) -> None:
     with np.errstate(all="ignore"):
         for call in closures:
             call()
-
-
-def _metric_targets(dataset: Dataset, plan: Plan, of: str, dtype: np.dtype) -> np.ndarray:
-    target = target_array(dataset, plan, dtype)
-    if of == "numbers" or target.ndim == 1:
-        return target
-    return classes_of("sigmoid" if plan.n_out == 1 else "softmax", target)
 
 
 # --- bindings: one function for each operation, which returns a closure over views of the buffers ---

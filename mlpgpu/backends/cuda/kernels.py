@@ -17,6 +17,11 @@ from ...optimizers import OPTIMIZERS
 WARP = 32
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
 @dataclass(frozen=True)
 class Argument:
     """One kernel argument: its name and its C type, such as ``const float*`` or ``int``."""
@@ -103,6 +108,10 @@ class Tile:
         """Two stages of a slice of A and one of B, 16 deep and padded by 4."""
         return 2 * 16 * 2 * (self.side + 4) * 4
 
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return ceil_div(m, self.side), ceil_div(n, self.side), parts
+
     def __str__(self) -> str:
         return f"Tile<{self.side}, {self.side}>"
 
@@ -116,7 +125,7 @@ def tile_for(m: int, n: int, multiprocessors: int) -> Tile:
     The bits do not depend on it: every tile sums over k in the same order.
     """
     for tile in TILES:
-        if -(-m // tile.side) * -(-n // tile.side) >= multiprocessors:
+        if ceil_div(m, tile.side) * ceil_div(n, tile.side) >= multiprocessors:
             return tile
     return TILES[-1]
 
@@ -205,11 +214,16 @@ def gather(source: str) -> Entry:
 
 
 def standardize() -> Entry:
-    return _over_rows("standardize", "standardize", "const float* x, const float* mean, const float* scale, float* y, int n")
+    return _over_rows(
+        "standardize", "standardize", "const float* x, const float* mean, const float* scale, float* y, int n"
+    )
 
 
 def dropout() -> Entry:
-    rest = "const float* x, float* y, int n, uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
+    rest = (
+        "const float* x, float* y, int n, uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, "
+        "float keep"
+    )
     return _over_rows("dropout", "dropout", rest)
 
 
@@ -280,7 +294,12 @@ def all_entries() -> tuple[Entry, ...]:
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries += [dense_forward_sum(activation), activation_backward(activation)]
     entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize()]
-    entries += [zero(), dropout(), *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets), total_error()]
+    entries += [
+        zero(),
+        dropout(),
+        *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets),
+        total_error(),
+    ]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]
     return tuple(entries)

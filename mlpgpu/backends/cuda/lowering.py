@@ -72,16 +72,18 @@ def part_length(k: int, n: int) -> int | None:
     """How much of k each part of a product takes; None for the whole of it."""
     if k < PART_LEAST_K or n > PART_MOST_N:
         return None
-    return max(PART_K, -(-k // MOST_PARTS // 16) * 16)
+    return max(PART_K, 16 * kernels.ceil_div(k, 16 * MOST_PARTS))
 
 
 class _Lowering:
     """Lowers the operations of one share, one after another."""
 
-    def __init__(self, plan: Plan, multiprocessors: int, source: str, lowered: Lowered, share: int, shares: int) -> None:
+    def __init__(
+        self, plan: Plan, multiprocessors: int, source: str, lowered: Lowered, share: int, shares: int
+    ) -> None:
         self.plan, self.lowered, self.source = plan, lowered, source
         self.multiprocessors = multiprocessors
-        self.rows = -(-plan.capacity // shares)  # the most that a share has
+        self.rows = kernels.ceil_div(plan.capacity, shares)  # the most that a share has
         self.common: dict[str, Value] = {"step": At("step"), "share": share, "shares": shares}
         self.share = share
         self.launches: list[Launch] = []
@@ -104,11 +106,11 @@ class _Lowering:
         self.launches.append(Launch(entry, grid, {**self.common, **values}))
 
     def over_elements(self, n: int, per_thread: int = 1) -> tuple[int, int, int]:
-        blocks = -(-self.rows * n // (kernels.ROW_THREADS * per_thread))
+        blocks = kernels.ceil_div(self.rows * n, kernels.ROW_THREADS * per_thread)
         return max(1, min(blocks, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors)), 1, 1
 
     def over_rows(self) -> tuple[int, int, int]:
-        return -(-self.rows // kernels.WARPS_PER_BLOCK), 1, 1
+        return kernels.ceil_div(self.rows, kernels.WARPS_PER_BLOCK), 1, 1
 
     def width(self, name: str) -> int:
         return self.plan.buffers[name].shape[-1]
@@ -140,19 +142,17 @@ class _Lowering:
         part = part_length(k, n)
         if part is None:
             tile = kernels.tile_for(self.rows, n, self.multiprocessors)
-            grid = (-(-self.rows // tile.side), -(-n // tile.side), 1)
             self.add(
-                kernels.dense_forward(op.activation, tile), grid,
+                kernels.dense_forward(op.activation, tile), tile.grid(self.rows, n),
                 x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y, k=k, n=n,
             )  # fmt: skip
             return False
-        count, capacity = -(-k // part), self.plan.capacity
+        count, capacity = kernels.ceil_div(k, part), self.plan.capacity
         parts = f"parts{self.share}"  # shares run side by side, and may be at different layers
         self.lowered.bytes[parts] = max(self.lowered.bytes.get(parts, 0), 4 * count * capacity * n)
         tile = kernels.tile_for(self.rows, n * count, self.multiprocessors)
-        grid = (-(-self.rows // tile.side), -(-n // tile.side), count)
         self.add(
-            kernels.dense_forward_part(tile), grid,
+            kernels.dense_forward_part(tile), tile.grid(self.rows, n, count),
             x=self.at(op.x), w=self.at(op.weight), parts=At(parts), k=k, n=n, part=part, capacity=capacity,
         )  # fmt: skip
         self.add(
@@ -210,22 +210,24 @@ class _Lowering:
             if op.dx:
                 self.add(kernels.zero(), self.over_elements(k), x=self.stored(op.dx), n=k)
             self.add(
-                kernels.dense_backward_atomic(), (-(-k // 32), -(-n // 32), 1),
+                kernels.dense_backward_atomic(), (kernels.ceil_div(k, 32), kernels.ceil_div(n, 32), 1),
                 x=self.at(op.x), dz=self.at(op.dz), w=self.at(op.weight), dw=dw, db=db, dx=self.at(op.dx), k=k, n=n,
             )  # fmt: skip
             return False
         tile = kernels.tile_for(k, n, self.multiprocessors)
         self.add(
-            kernels.dense_backward_weight(tile), (-(-k // tile.side), -(-n // tile.side), 1),
+            kernels.dense_backward_weight(tile), tile.grid(k, n),
             x=self.at(op.x), dz=self.at(op.dz), dw=dw, db=db, k=k, n=n,
         )  # fmt: skip
         if op.dx is None:
             return False
+        activation, saved = "identity", None
         fused = isinstance(following, ops.ActivationBackward) and following.dy == op.dx
-        activation, saved = (following.activation, self.at(following.saved)) if fused else ("identity", None)
+        if isinstance(following, ops.ActivationBackward) and fused:
+            activation, saved = following.activation, self.at(following.saved)
         tile = kernels.tile_for(self.rows, k, self.multiprocessors)
         self.add(
-            kernels.dense_backward_input(activation, tile), (-(-self.rows // tile.side), -(-k // tile.side), 1),
+            kernels.dense_backward_input(activation, tile), tile.grid(self.rows, k),
             dz=self.at(op.dz), w=self.at(op.weight), saved=saved, dx=self.stored(op.dx), k=k, n=n,
         )  # fmt: skip
         return fused
@@ -254,14 +256,14 @@ def lower(plan: Plan, *, multiprocessors: int, source: str) -> Lowered:
         lowered.shares.append(_lower_rows(plan.training, plan, multiprocessors, source, lowered, share, plan.shares))
     lowered.evaluation = _lower_rows(plan.evaluation, plan, multiprocessors, source, lowered, 0, 1)
     if plan.loss is not None:
-        blocks = -(-plan.capacity // kernels.WARPS_PER_BLOCK)
+        blocks = kernels.ceil_div(plan.capacity, kernels.WARPS_PER_BLOCK)
         lowered.evaluation.append(_total(blocks))
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered)
 
     shares = max(1, plan.shares)
-    most_blocks = shares * -(-(-(-plan.capacity // shares)) // kernels.WARPS_PER_BLOCK)
-    most_blocks = max(most_blocks, -(-plan.capacity // kernels.WARPS_PER_BLOCK))
+    most_blocks = shares * kernels.ceil_div(kernels.ceil_div(plan.capacity, shares), kernels.WARPS_PER_BLOCK)
+    most_blocks = max(most_blocks, kernels.ceil_div(plan.capacity, kernels.WARPS_PER_BLOCK))
     slots = len(plan.optimizer.slots) if plan.optimizer else 0
     lowered.bytes |= {
         "step": STEP_BYTES,
@@ -288,12 +290,9 @@ def _lower_rows(
 ) -> list[Launch]:
     lowering = _Lowering(plan, multiprocessors, source, lowered, share, shares)
     of_rows = [operation for operation in operations if type(operation) in _METHODS]
-    taken_in = False
+    taken_in = False  # whether the operation before did this one's work
     for operation, following in zip(of_rows, [*of_rows[1:], None], strict=True):
-        if not taken_in:
-            taken_in = _METHODS[type(operation)](lowering, operation, following)
-        else:
-            taken_in = False
+        taken_in = not taken_in and _METHODS[type(operation)](lowering, operation, following)
     return lowering.launches
 
 
@@ -308,9 +307,9 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
     """The total error, Reduce, Norm, Update, and the move to the next step."""
     assert plan.optimizer is not None
     count, pitch = plan.parameter_count, plan.partials[-1].end
-    rows = -(-plan.capacity // plan.shares)
-    launches = [_total(plan.shares * -(-rows // kernels.WARPS_PER_BLOCK))]
-    wide = min(-(-count // kernels.ROW_THREADS), BLOCKS_PER_MULTIPROCESSOR * multiprocessors), 1, 1
+    rows = kernels.ceil_div(plan.capacity, plan.shares)
+    launches = [_total(plan.shares * kernels.ceil_div(rows, kernels.WARPS_PER_BLOCK))]
+    wide = min(kernels.ceil_div(count, kernels.ROW_THREADS), BLOCKS_PER_MULTIPROCESSOR * multiprocessors), 1, 1
     gradient: dict[str, Value] = {"partials": At("partials"), "pitch": pitch, "shares": plan.shares}
     clipped = any(isinstance(op, ops.Norm) for op in plan.training)
 
@@ -319,7 +318,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
         lowered.bytes["gradient"] = 4 * count
         for parameter in plan.parameters:
             uses = [partial for partial in plan.partials if partial.parameter == parameter.name]
-            values = {
+            values: dict[str, Value] = {
                 "partials": At("partials", uses[0].offset), "pitch": pitch, "shares": plan.shares, "uses": len(uses),
                 "size": parameter.size, "gradient": At("gradient", parameter.offset),
             }  # fmt: skip

@@ -1,0 +1,307 @@
+"""A plan on a card: memory, kernels, and graphs of steps that replay without Python in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets import Dataset
+from ...optimizers import Optimizer
+from ...plan import Plan
+from ..base import Program, Sampling, State, target_array
+from ..evaluation import MetricSums
+from . import compiler, kernels
+from .driver import Arena, Device, Event, Function, Module, Replay, Stream, Texture, aligned, capture, pack, pinned
+from .kernels import Entry
+from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
+
+GRAPH_STEPS = 32  # steps of the graph that most of a run replays
+UPLOAD_ROWS = 1 << 15  # rows converted at a time on their way to the card
+DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of float64; the others are of four bytes
+TABLE_COLUMNS = 3  # of the table of rates in constant memory
+
+# Step of step.cuh, and Hyper of update.cuh.
+STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
+HYPER = (
+    "l1", "l2", "clip_norm", "momentum", "rho", "rho_rest", "beta1", "beta1_rest", "beta2", "beta2_rest",
+    "epsilon", "weight_decay",
+)  # fmt: skip
+
+
+def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
+    """The struct Hyper of an optimizer, (12,) float32: 0 for what it does not have."""
+
+    def value(name: str) -> float:
+        if name.endswith("_rest"):
+            return 1.0 - getattr(optimizer, name.removesuffix("_rest"), 1.0)
+        return getattr(optimizer, name, 0.0) or 0.0
+
+    return np.array([value(name) for name in HYPER], np.float32)
+
+
+@dataclass
+class _Data:
+    """A data set on the card: the addresses of its arrays, and its targets' texture."""
+
+    arena: Arena
+    dataset: Dataset
+    addresses: dict[str, int]
+    texture: Texture | None
+    scale: float
+
+
+@dataclass
+class _Kernels:
+    """What a plan launches on data of one type, and the compiled kernels."""
+
+    lowered: Lowered
+    modules: dict[str, Module]
+    functions: dict[Entry, Function]
+
+
+class CudaProgram(Program):
+    """A plan, its arrays in one arena, and its launches."""
+
+    def __init__(self, plan: Plan, device: Device) -> None:
+        self._plan, self._device = plan, device
+        self._training: tuple[_Data, Sampling] | None = None
+        self._evaluation: _Data | None = None
+        self._shares: list[list[Callable[[Stream], None]]] = []
+        self._finish: list[Callable[[Stream], None]] = []
+        self._replays: dict[int, Replay] = {}  # by their number of steps
+        self._compiled: dict[str, _Kernels] = {}  # by the type of the inputs
+        self._epoch = -1  # the one whose order is on the card
+        with device:
+            self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
+            self._fork = Event(device)
+            self._joins = [Event(device) for _ in self._streams[1:]]
+            sizes = lower(plan, multiprocessors=device.multiprocessors, source="float32").bytes
+            self._arena = Arena(device, sum(aligned(max(1, size)) for size in sizes.values()))
+            self._addresses = {name: self._arena.take(size) for name, size in sizes.items()}
+            self._sizes = sizes
+            self._step = pinned(device, (1,), STEP)
+            self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
+            self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
+            for name, size in sizes.items():
+                self._stream.fill(self._addresses[name], size)
+            self._stream.synchronize()
+
+    @property
+    def _stream(self) -> Stream:
+        return self._streams[0]
+
+    # --- state ---
+
+    def load(self, state: State, *, snapshot: bool = False) -> None:
+        with self._device:
+            self._upload("snapshot" if snapshot else "parameters", state.parameters)
+            if not snapshot:
+                self._upload("slots", state.slots)
+                self._upload("statistics", state.statistics)
+            self._stream.synchronize()
+
+    def read(self, *, snapshot: bool = False) -> State:
+        plan = self._plan
+        slots = len(plan.optimizer.slots) if plan.optimizer else 0
+        with self._device:
+            state = State(
+                self._download("snapshot" if snapshot else "parameters", (1, plan.parameter_count)),
+                self._download("slots", (slots, 1, plan.parameter_count)),
+                self._download("statistics", (1, plan.statistic_count)),
+            )
+            self._stream.synchronize()
+        return state
+
+    def snapshot(self) -> None:
+        self._copy_parameters("parameters", "snapshot")
+
+    def restore(self) -> None:
+        self._copy_parameters("snapshot", "parameters")
+
+    def _copy_parameters(self, source: str, destination: str) -> None:
+        with self._device:
+            self._stream.copy(self._addresses[destination], self._addresses[source], self._sizes["parameters"])
+            self._stream.synchronize()
+
+    def _upload(self, name: str, array: np.ndarray) -> None:
+        if array.size:
+            self._stream.upload(self._addresses[name], np.ascontiguousarray(array, np.float32))
+
+    def _download(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = np.empty(shape, np.float32)
+        if array.size:
+            self._stream.download(array, self._addresses[name])
+        return array
+
+    # --- data ---
+
+    def attach(self, dataset: Dataset, sampling: Sampling) -> None:
+        assert self._plan.optimizer is not None
+        with self._device:
+            self._replays.clear()
+            self._training = None  # the old set makes room for the new one
+            data = self._put(dataset)
+            lowered = self._kernels(data).lowered
+            self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
+            self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
+            self._training, self._epoch = (data, sampling), -1
+            self._stream.upload(self._constant("hyper"), hyper_parameters(self._plan.optimizer))
+            self._stream.synchronize()
+
+    def _put(self, dataset: Dataset) -> _Data:
+        """Copy a data set to the card: bytes as bytes, all else as float32."""
+        rows, is_bytes = len(dataset), dataset.scale is not None
+        arrays: dict[str, np.ndarray] = {}
+        if self._plan.target_kind is not None:
+            arrays["targets"] = np.ascontiguousarray(
+                target_array(dataset, self._plan, np.dtype(np.float32)), np.float32
+            )
+        if dataset.weight is not None:
+            arrays["weights"] = np.ascontiguousarray(dataset.weight, np.float32)
+        x_bytes = rows * dataset.n_in * (1 if is_bytes else 4)
+        total = aligned(x_bytes) + aligned(4 * rows) + sum(aligned(array.nbytes) for array in arrays.values())
+        arena = Arena(self._device, total)
+        addresses = {"data": arena.take(x_bytes)}
+        addresses["order"] = arena.take(4 * rows)
+        for start in range(0, rows, UPLOAD_ROWS):
+            of_storage = dataset.storage_rows(np.arange(start, min(start + UPLOAD_ROWS, rows)))
+            block = np.ascontiguousarray(dataset.storage_x[of_storage], np.uint8 if is_bytes else np.float32)
+            self._stream.upload(addresses["data"] + start * block.strides[0], block)
+            self._stream.synchronize()
+        for name, array in arrays.items():
+            addresses[name] = arena.take(array.nbytes)
+            self._stream.upload(addresses[name], array)
+        self._stream.synchronize()
+        texture = Texture(self._device, addresses["targets"], arrays["targets"].size) if "targets" in arrays else None
+        return _Data(arena, dataset, addresses, texture, 1.0 if dataset.scale is None else dataset.scale)
+
+    # --- running ---
+
+    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        assert self._training is not None and self._plan.optimizer is not None
+        data, sampling = self._training
+        table = self._plan.optimizer.table(first_step, rates).astype(np.float32)
+        sums = np.empty((len(rates), 2))
+        done = 0
+        with self._device:
+            while done < len(rates):
+                epoch, batch = sampling.locate(first_step + done)
+                count = min(len(rates) - done, sampling.steps_per_epoch - batch, MOST_RUN_STEPS)
+                if epoch != self._epoch:
+                    self._stream.upload(data.addresses["order"], sampling.order(epoch).astype(np.int32))
+                    self._epoch = epoch
+                self._set_step(first_step + done, batch, sampling.batch_size, len(data.dataset))
+                self._table[:count, : table.shape[1]] = table[done : done + count]
+                self._stream.upload(self._constant("schedule"), self._table[:count])
+                for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
+                    self._replay(steps).launch(self._stream)
+                self._stream.download(self._losses[:count], self._addresses["losses"])
+                self._stream.synchronize()
+                sums[done : done + count] = self._losses[:count]
+                done += count
+        return sums
+
+    def _set_step(self, number: int, batch: int, batch_rows: int, epoch_rows: int) -> None:
+        self._step[0] = (number, 0, batch, batch_rows, epoch_rows)
+        self._stream.upload(self._addresses["step"], self._step)
+
+    def _replay(self, steps: int) -> Replay:
+        if steps not in self._replays:
+            with capture(self._stream, f"a graph of {steps} steps") as graph:
+                for _ in range(steps):
+                    self._put_step()
+            self._replays[steps] = graph.instantiate()
+        return self._replays[steps]
+
+    def _put_step(self) -> None:
+        """One step on the streams: they fork for the shares, and join for what is done once."""
+        self._stream.record(self._fork)
+        for stream in self._streams[1:]:
+            stream.wait(self._fork)
+        for stream, share in zip(self._streams, self._shares, strict=True):
+            for launch in share:
+                launch(stream)
+        for stream, join in zip(self._streams[1:], self._joins, strict=True):
+            stream.record(join)
+            self._stream.wait(join)
+        for launch in self._finish:
+            launch(self._stream)
+
+    # --- evaluating ---
+
+    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+        sums = MetricSums(dataset, self._plan, metrics, np.dtype(np.float32))
+        loss, totals = np.zeros(2), np.empty(2)
+        for rows in self._sweep(dataset):
+            self._stream.download(totals, self._addresses["totals"])
+            output = self._download(self._plan.output, (rows.stop - rows.start, self._plan.n_out)) if metrics else None
+            self._stream.synchronize()
+            loss += totals
+            if output is not None:
+                sums.add(rows, output)
+        return {**sums.sums, "loss": loss}
+
+    def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
+        result = np.empty((len(dataset), self._plan.n_out), np.float32)
+        for rows in self._sweep(dataset):
+            source = self._addresses[self._plan.logits if logits else self._plan.output]
+            self._stream.download(result[rows], source)
+            self._stream.synchronize()
+        return result
+
+    def _sweep(self, dataset: Dataset) -> Iterator[slice]:
+        """Evaluate a data set batch by batch, in order; within the device, and after each its rows."""
+        with self._device:
+            if self._evaluation is None or self._evaluation.dataset is not dataset:
+                self._evaluation = None  # the old set makes room for the new one
+                self._evaluation = self._put(dataset)
+                in_order = np.arange(len(dataset), dtype=np.int32)
+                self._stream.upload(self._evaluation.addresses["order"], in_order)
+                self._stream.synchronize()
+            lowered = self._kernels(self._evaluation).lowered
+            launches = [self._bind(launch, self._evaluation, 0) for launch in lowered.evaluation]
+            capacity = self._plan.capacity
+            for batch, start in enumerate(range(0, len(dataset), capacity)):
+                self._set_step(0, batch, capacity, len(dataset))
+                for launch in launches:
+                    launch(self._stream)
+                yield slice(start, min(start + capacity, len(dataset)))
+
+    # --- kernels ---
+
+    def _kernels(self, data: _Data) -> _Kernels:
+        """The kernels for data of this type, compiled at first need."""
+        source = "float32" if data.dataset.scale is None else "uint8"
+        if source not in self._compiled:
+            lowered = lower(self._plan, multiprocessors=self._device.multiprocessors, source=source)
+            units = kernels.units(lowered.entries())
+            cubins = compiler.compile_units(units, self._device.arch)
+            modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
+            functions = {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
+            self._compiled[source] = _Kernels(lowered, modules, functions)
+        return self._compiled[source]
+
+    def _constant(self, name: str) -> int:
+        assert self._training is not None
+        return self._kernels(self._training[0]).modules["update.cuh"].constant(name)[0]
+
+    def _bind(self, launch: Launch, data: _Data, seed: int) -> Callable[[Stream], None]:
+        """A launch with its arguments packed, once for all steps."""
+        numbers: dict[str, Value] = {"scale": data.scale, "seed": seed, "weights": data.addresses.get("weights")}
+        if data.texture is not None:
+            numbers["targets"] = int(data.texture)
+
+        def resolve(value: Value) -> int | float | None:
+            if not isinstance(value, At):
+                return value
+            if value.array in numbers:
+                return numbers[value.array]  # type: ignore[return-value]
+            address = data.addresses.get(value.array) or self._addresses[value.array]
+            return address + value.offset * (8 if value.array in DOUBLES else 4)
+
+        function = self._kernels(data).functions[launch.entry]
+        packed = pack(launch.entry, [resolve(launch.values[a.name]) for a in launch.entry.arguments])
+        grid = launch.grid
+        return lambda stream: function.launch(stream, grid, packed)

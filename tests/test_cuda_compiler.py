@@ -1,0 +1,272 @@
+"""nvcc and its cache: what is compiled, what is not, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlpgpu.backends.cuda import compiler
+from mlpgpu.backends.cuda.compiler import Resources, compile_units, find_nvcc, nvcc_version
+from mlpgpu.backends.cuda.kernels import Entry, arguments, units
+from mlpgpu.errors import BackendError, ConfigurationError, StorageError
+
+ROOT = Path(__file__).parents[1]
+
+needs_nvcc = pytest.mark.skipif(compiler._search_nvcc() is None, reason="no nvcc")
+
+SCALE = Entry("scale", "scale.cuh", "scale", arguments("float* x, float a, int n"), 64)
+
+# Stands in for nvcc: notes that it ran, and puts the unit, its header and the version into the "cubin".
+FAKE_NVCC = """#!{python}
+import pathlib, sys, time
+if "--version" in sys.argv:
+    print("release {release}, V{release}.1")
+    sys.exit()
+time.sleep({seconds})
+output, unit = pathlib.Path(sys.argv[-2]), pathlib.Path(sys.argv[-1])
+with open({log!r}, "a") as log:
+    log.write(unit.name + "\\n")
+output.write_text("{release} " + unit.read_text())
+print("ptxas info    : Compiling entry function 'scale' for 'sm_75'")
+print("ptxas info    : Function properties for scale")
+print("    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads")
+print("ptxas info    : Used 8 registers, used 1 barriers, 96 bytes smem, 360 bytes cmem[0]")
+"""
+
+
+class Workshop:
+    """A cache, a folder of sources, and a stand-in for nvcc that counts its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sources, self.log = folder, folder / "sources", folder / "log"
+        self.cache = folder / "home" / "cubin"
+        self.sources.mkdir()
+        self.write("scale.cuh", '#include "inner.cuh"\n')
+        self.write("inner.cuh", "// one\n")
+        self.write("other.cuh", "// nobody includes it\n")
+        self.install()
+
+    def write(self, name: str, text: str) -> None:
+        (self.sources / name).write_text(text)
+
+    def install(self, release: str = "13.0", seconds: float = 0) -> None:
+        script = FAKE_NVCC.format(python=sys.executable, release=release, seconds=seconds, log=str(self.log))
+        executable(self.folder / "bin" / "nvcc", script)
+
+    def compile(self, *options: str, arch: str = "sm_75") -> compiler.Cubin:
+        return compile_units(units([SCALE]), arch, options, sources=self.sources)["scale.cuh"]
+
+    @property
+    def runs(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nowhere is an nvcc, and the cache is empty; returns a folder for files."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site-packages")])
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def workshop(bare: Path) -> Workshop:
+    return Workshop(bare)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder of sources, for the real nvcc."""
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path / "home"))
+    (tmp_path / "sources").mkdir()
+    return tmp_path / "sources"
+
+
+# ---- with nvcc
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_compiles_to_machine_code(sources: Path, arch: str) -> None:
+    (sources / "scale.cuh").write_text(
+        "namespace mlpgpu {\n"
+        "__device__ __forceinline__ void scale(float* x, float a, int n) {\n"
+        "    __shared__ float copy[64];\n"
+        "    copy[threadIdx.x] = x[threadIdx.x];\n"
+        "    __syncthreads();\n"
+        "    x[threadIdx.x] = a * copy[n - threadIdx.x];\n"
+        "}\n"
+        "}\n"
+    )
+    cubin = compile_units(units([SCALE]), arch, sources=sources)["scale.cuh"]
+    assert cubin.image.startswith(b"\x7fELF")
+    assert cubin.nvcc == nvcc_version(find_nvcc())
+    took = cubin.resources["scale"]
+    assert took.registers > 0
+    assert took == Resources(took.registers, stack_bytes=0, spill_bytes=0, shared_bytes=256)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("x[0] = scalee(a);", 'identifier "scalee" is undefined'),
+        ("int unused = n;", "was declared but never referenced"),
+    ],
+)
+def test_an_error_shows_the_lines_of_nvcc(sources: Path, body: str, said: str) -> None:
+    template = f"namespace mlpgpu {{ __device__ void scale(float* x, float a, int n) {{\n    {body}\n}} }}\n"
+    (sources / "scale.cuh").write_text(template)
+    with pytest.raises(BackendError) as caught:
+        compile_units(units([SCALE]), "sm_75", sources=sources)
+    for part in ("compiling scale.cuh", "scale.cuh(2): error", body, said):
+        assert part in str(caught.value)
+    assert list((sources.parent / "home" / "cubin").iterdir()) == []
+
+
+# ---- the cache
+
+
+def test_a_first_run_says_so_and_a_second_one_runs_nothing(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = workshop.compile()
+    line = f"mlpgpu: compiling scale.cuh for sm_75 (kept in {workshop.cache})\n"
+    assert capsys.readouterr() == ("", line)
+    assert workshop.compile() == first
+    assert capsys.readouterr() == ("", "")
+    assert workshop.runs == 1
+    assert first.resources == {"scale": Resources(registers=8, stack_bytes=16, spill_bytes=12, shared_bytes=96)}
+
+
+def test_a_hit_needs_no_nvcc(workshop: Workshop) -> None:
+    first = workshop.compile()
+    (workshop.folder / "bin" / "nvcc").unlink()
+    assert workshop.compile() == first
+    with pytest.raises(BackendError, match="nvidia-cuda-nvcc"):
+        workshop.compile("-O1")
+
+
+def test_without_nvcc_the_newest_entry_serves(workshop: Workshop) -> None:
+    workshop.install("13.1")
+    newest = workshop.compile()
+    workshop.install("13.0")
+    older = workshop.compile()
+    assert (newest.nvcc, older.nvcc, workshop.runs) == ("13.1.1", "13.0.1", 2)
+    for note in workshop.cache.glob("*-13.0.1.json"):
+        os.utime(note, (time.time() - 60,) * 2)
+    (workshop.folder / "bin" / "nvcc").unlink()
+    assert workshop.compile() == newest
+
+
+def test_what_a_unit_includes_is_part_of_it(workshop: Workshop) -> None:
+    workshop.compile()
+    workshop.write("other.cuh", "// changed\n")
+    workshop.compile()
+    assert workshop.runs == 1
+    workshop.write("inner.cuh", "// two\n")
+    workshop.compile()
+    assert workshop.runs == 2
+    workshop.write("inner.cuh", "// one\n")
+    workshop.compile()
+    assert workshop.runs == 2
+
+
+def test_options_and_architecture_are_part_of_it(workshop: Workshop) -> None:
+    workshop.compile()
+    workshop.compile("-DWIDTH=3")
+    workshop.compile(arch="sm_80")
+    workshop.compile("-DWIDTH=3", arch="sm_80")
+    assert workshop.runs == 4
+
+
+@pytest.mark.parametrize("pattern", ["*.cubin", "*.json"])
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"sha256": 1}'])
+def test_a_damaged_entry_is_made_again(workshop: Workshop, pattern: str, damage: bytes) -> None:
+    first = workshop.compile()
+    (path,) = workshop.cache.glob(pattern)
+    path.write_bytes(damage)
+    assert workshop.compile() == first
+    assert workshop.compile() == first
+    assert workshop.runs == 2
+
+
+def test_processes_share_a_cache(workshop: Workshop) -> None:
+    workshop.install(seconds=0.3)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import pathlib\n"
+        "from mlpgpu.backends.cuda.compiler import compile_units\n"
+        "from mlpgpu.backends.cuda.kernels import Entry, arguments, units\n"
+        "scale = Entry('scale', 'scale.cuh', 'scale', arguments('float* x, float a, int n'), 64)\n"
+        "made = compile_units(units([scale]), 'sm_75', sources=pathlib.Path(sys.argv[2]))\n"
+        "sys.stdout.write(made['scale.cuh'].image.decode())\n"
+    )
+    command = [sys.executable, "-c", script, str(ROOT), str(workshop.sources)]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(3)]
+    images = {racer.communicate(timeout=60)[0] for racer in racers}
+    assert [racer.returncode for racer in racers] == [0, 0, 0]
+    ran = workshop.runs
+    assert images == {workshop.compile().image}
+    assert workshop.runs == ran
+    assert sorted(path.suffix for path in workshop.cache.iterdir()) == [".cubin", ".json"]
+
+
+def test_a_cache_that_cannot_be_written(workshop: Workshop) -> None:
+    (workshop.folder / "home").write_text("a file where a folder should be")
+    with pytest.raises(StorageError, match="MLPGPU_CACHE"):
+        workshop.compile()
+
+
+@pytest.mark.parametrize("arch", ["75", "sm_", "compute_75", "sm_75 -o /tmp/x"])
+def test_an_architecture_has_a_name(workshop: Workshop, arch: str) -> None:
+    with pytest.raises(ConfigurationError, match="sm_90a"):
+        workshop.compile(arch=arch)
+    assert workshop.runs == 0
+
+
+# ---- where nvcc is
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_nvcc_is_found_in_three_places(bare: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        find_nvcc()
+    for place in ("PATH", "CUDA_HOME", "nvidia-cuda-nvcc"):
+        assert place in str(caught.value)
+    package = executable(bare / "site-packages" / "nvidia" / "cu13" / "bin" / "nvcc", "")
+    assert find_nvcc() == package
+    home = executable(bare / "toolkit" / "bin" / "nvcc", "")
+    monkeypatch.setenv(variable, str(bare / "toolkit"))
+    assert find_nvcc() == home
+    path = executable(bare / "bin" / "nvcc", "")
+    assert find_nvcc() == path
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("#!/bin/sh\necho hello\n", "hello"), ("#!/bin/sh\nexit 3\n", "status 3")]
+)
+def test_something_else_called_nvcc(workshop: Workshop, script: str, said: str) -> None:
+    executable(workshop.folder / "bin" / "nvcc", script)
+    with pytest.raises(BackendError, match=said):
+        workshop.compile()
+
+
+def test_sources_are_found() -> None:
+    assert (compiler.source_folder() / "portable.cuh").is_file()
