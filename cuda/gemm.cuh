@@ -13,9 +13,9 @@
 namespace mlpgpu {
 
 // Shape of a block's work.  256 threads in a square of 16 x 16, each with a patch of C.
-template <int M_, int N_>
+template <int M_, int N_, int K_>
 struct Tile {
-    static constexpr int M = M_, N = N_, K = 16;
+    static constexpr int M = M_, N = N_, K = K_;
     static constexpr int THREADS = 256, SIDE = 16;
     static constexpr int PATCH_M = M / SIDE, PATCH_N = N / SIDE;
     // Rows of a staged slice are padded by a vector, so that columns of it lie in different banks.
@@ -73,8 +73,38 @@ struct Slice {
         }
     }
 
+    // Whether the tile lies inside the matrix along the outer axis, and can be read by vectors.
+    static __device__ __forceinline__ bool is_whole(const Operand<INNER_FIRST>& from, int outer0) {
+        return outer0 + OUTER <= from.outer && is_vectored(from.data, from.pitch);
+    }
+
+    // `whole`: nothing of this slice lies beyond a border.
     __device__ __forceinline__ void fetch(const Operand<INNER_FIRST>& from, int outer0, int inner0, int inner_end,
-                                          bool vectored) {
+                                          bool whole) {
+        if (whole)
+            fetch_whole(from, outer0, inner0);
+        else
+            fetch_edge(from, outer0, inner0, inner_end);
+    }
+
+    // A thread's vectors lie a fixed number of lines apart.
+    __device__ __forceinline__ void fetch_whole(const Operand<INNER_FIRST>& from, int outer0, int inner0) {
+        constexpr int LINES = THREADS / (INNER_FIRST ? DEPTH / 4 : OUTER / 4);
+        int outer, inner;
+        place(threadIdx.x, outer, inner);
+        const int64_t line = INNER_FIRST ? outer0 + outer : inner0 + inner;
+        const float* at = from.data + line * from.pitch + (INNER_FIRST ? inner0 + inner : outer0 + outer);
+        const int64_t apart = static_cast<int64_t>(LINES) * from.pitch;
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            if (VECTORS % THREADS != 0 && threadIdx.x + i * THREADS >= VECTORS) break;
+            held[i] = *reinterpret_cast<const float4*>(at + i * apart);
+        }
+    }
+
+    __device__ __forceinline__ void fetch_edge(const Operand<INNER_FIRST>& from, int outer0, int inner0,
+                                               int inner_end) {
+        const bool vectored = is_vectored(from.data, from.pitch);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int v = threadIdx.x + i * THREADS;
@@ -160,28 +190,34 @@ template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
                                           int k_begin, int k_end, const Columns& columns, const Epilogue& epilogue) {
     SHARED(float, shared);
-    const int lane_m = threadIdx.x / T::SIDE, lane_n = threadIdx.x % T::SIDE;
-    const bool a_vectored = is_vectored(a.data, a.pitch), b_vectored = is_vectored(b.data, b.pitch);
-    const bool sums_columns = Columns::wanted && m0 == 0 && threadIdx.x < T::N;
+    // A warp covers 4 x 8 patches, so that its vector reads of a slice meet in few words.
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int lane_m = warp / 2 * 4 + lane / 8, lane_n = warp % 2 * 8 + lane % 8;
 
-    Slice<T::M, T::PITCH_A, T::K, T::THREADS, A_INNER> slice_a;
-    Slice<T::N, T::PITCH_B, T::K, T::THREADS, B_INNER> slice_b;
+    using SliceA = Slice<T::M, T::PITCH_A, T::K, T::THREADS, A_INNER>;
+    using SliceB = Slice<T::N, T::PITCH_B, T::K, T::THREADS, B_INNER>;
+    SliceA slice_a;
+    SliceB slice_b;
+    const bool a_whole = SliceA::is_whole(a, m0), b_whole = SliceB::is_whole(b, n0);
     float c[T::PATCH_M][T::PATCH_N] = {};
     float column_sum = 0.0f;
 
-    slice_a.fetch(a, m0, k_begin, k_end, a_vectored);
-    slice_b.fetch(b, n0, k_begin, k_end, b_vectored);
-    int buffer = 0;
+    const int k_deep = k_end - T::K;  // the last k from which a slice is whole
+    slice_a.fetch(a, m0, k_begin, k_end, a_whole && k_begin <= k_deep);
+    slice_b.fetch(b, n0, k_begin, k_end, b_whole && k_begin <= k_deep);
     for (int k0 = k_begin; k0 < k_end; k0 += T::K) {
-        float* staged_a = shared + buffer * T::STAGE;
+        float* staged_a = shared + (k0 - k_begin) / T::K % 2 * T::STAGE;
         float* staged_b = staged_a + T::K * T::PITCH_A;
         slice_a.stage(staged_a);
         slice_b.stage(staged_b);
         // One barrier a slice: whoever still reads the other buffer passed the barrier before this one.
         __syncthreads();
+        if (Columns::wanted && m0 == 0 && threadIdx.x < T::N)
+            for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
         if (k0 + T::K < k_end) {
-            slice_a.fetch(a, m0, k0 + T::K, k_end, a_vectored);
-            slice_b.fetch(b, n0, k0 + T::K, k_end, b_vectored);
+            const bool deep = k0 + T::K <= k_deep;
+            slice_a.fetch(a, m0, k0 + T::K, k_end, a_whole && deep);
+            slice_b.fetch(b, n0, k0 + T::K, k_end, b_whole && deep);
         }
 #pragma unroll
         for (int k = 0; k < T::K; ++k) {
@@ -193,9 +229,6 @@ __device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Opera
 #pragma unroll
                 for (int j = 0; j < T::PATCH_N; ++j) c[i][j] = fmaf(patch_a[i], patch_b[j], c[i][j]);
         }
-        if (sums_columns)
-            for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
-        buffer ^= 1;
     }
 
 #pragma unroll
@@ -207,7 +240,7 @@ __device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Opera
             if (m < a.outer && n < b.outer) epilogue(m, n, c[i][j]);
         }
     }
-    if (sums_columns) columns.store(n0 + threadIdx.x, column_sum);
+    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.store(n0 + threadIdx.x, column_sum);
 }
 
 }  // namespace mlpgpu

@@ -140,7 +140,7 @@ def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     History([record(1, 0.7, **others), record(2, 0.6, **others)]).plot(tmp_path / "curve.svg")
     panels = {axes.get_ylabel(): [text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn[0].axes}
     losses = {"loss": ["loss", "validation loss"][: 1 + ("validation_loss" in others)]}
-    assert panels == losses | ({"metric": ["validation r2"]} if "validation_r2" in others else {})
+    assert panels == losses | ({"r2": ["validation r2"]} if "validation_r2" in others else {})
     assert {axes.get_xlabel() for axes in drawn[0].axes} == {"epoch"}
     assert list(drawn[0].axes[0].lines[0].get_xdata()) == [1, 2]
     assert list(drawn[0].axes[0].lines[0].get_ydata()) == [0.7, 0.6]

@@ -45,6 +45,7 @@ class Entry:
         arguments: in order.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
+        blocks: that must fit on a multiprocessor at once, which limits their registers.
         cooperative: whether its blocks wait for each other.
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
     """
@@ -55,6 +56,7 @@ class Entry:
     arguments: tuple[Argument, ...]
     threads: int
     shared_bytes: int = 0
+    blocks: int = 1
     cooperative: bool = False
     host_excluded: str | None = None
 
@@ -76,7 +78,7 @@ def _definition(entry: Entry) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
     call = ", ".join(a.name for a in entry.arguments)
     return (
-        f'extern "C" __global__ void __launch_bounds__({entry.threads})\n'
+        f'extern "C" __global__ void __launch_bounds__({entry.threads}, {entry.blocks})\n'
         f"{entry.name}({parameters}) {{\n    ::mlpgpu::{entry.function}({call});\n}}\n"
     )
 
@@ -99,35 +101,45 @@ SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of C that a block of a matrix product computes; ``Tile<side, side>`` of gemm.cuh."""
+    """The tile of C, m by n, that a block computes in slices k deep: ``Tile<m, n, k>`` of gemm.cuh."""
 
-    side: int
+    m: int
+    n: int
+    k: int
 
     @property
     def shared_bytes(self) -> int:
-        """Two stages of a slice of A and one of B, 16 deep and padded by 4."""
-        return 2 * 16 * 2 * (self.side + 4) * 4
+        """Two stages of a slice of A and one of B, each line padded by 4."""
+        return 4 * 2 * self.k * (self.m + self.n + 8)
 
     def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
-        return ceil_div(m, self.side), ceil_div(n, self.side), parts
+        return ceil_div(m, self.m), ceil_div(n, self.n), parts
 
     def __str__(self) -> str:
-        return f"Tile<{self.side}, {self.side}>"
+        return f"Tile<{self.m}, {self.n}, {self.k}>"
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"{self.m}x{self.n}"
 
 
-TILES = (Tile(128), Tile(64), Tile(32))
+TILES = (Tile(128, 128, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
+# The weights' gradient adds a bias's up on the way: with slices of 8 both fit into 128 registers.
+WEIGHT_TILES = tuple(Tile(tile.m, tile.n, 8) for tile in TILES)
 
 
-def tile_for(m: int, n: int, multiprocessors: int) -> Tile:
-    """The largest tile that gives an m by n product at least one block for each multiprocessor, or the smallest.
+def tile_for(m: int, n: int, multiprocessors: int, tiles: Sequence[Tile] = TILES) -> Tile:
+    """The largest tile whose blocks for an m by n product fill nine tenths of the multiprocessors, or the smallest.
 
     The bits do not depend on it: every tile sums over k in the same order.
     """
-    for tile in TILES:
-        if ceil_div(m, tile.side) * ceil_div(n, tile.side) >= multiprocessors:
+    for tile in tiles:
+        x, y, _ = tile.grid(m, n)
+        if 10 * x * y >= 9 * multiprocessors:
             return tile
-    return TILES[-1]
+    return tiles[-1]
 
 
 def camel(name: str) -> str:
@@ -138,24 +150,26 @@ def camel(name: str) -> str:
 def dense_forward(activation: str, tile: Tile) -> Entry:
     signature = f"{_ROWS}, const float* x, const float* w, const float* b, float* z, float* y, int k, int n"
     return Entry(
-        f"dense_forward_{activation}_{tile.side}",
+        f"dense_forward_{activation}_{tile.name}",
         "dense.cuh",
         f"dense_forward<{camel(activation)}, {tile}>",
         arguments(signature),
         256,
         tile.shared_bytes,
+        blocks=2,
     )
 
 
 def dense_forward_part(tile: Tile) -> Entry:
     signature = f"{_ROWS}, const float* x, const float* w, float* parts, int k, int n, int part, int capacity"
     return Entry(
-        f"dense_forward_part_{tile.side}",
+        f"dense_forward_part_{tile.name}",
         "dense.cuh",
         f"dense_forward_part<{tile}>",
         arguments(signature),
         256,
         tile.shared_bytes,
+        blocks=2,
     )
 
 
@@ -173,24 +187,26 @@ def dense_forward_sum(activation: str) -> Entry:
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
     signature = f"{_ROWS}, const float* dz, const float* w, const float* saved, float* dx, int k, int n"
     return Entry(
-        f"dense_backward_input_{activation}_{tile.side}",
+        f"dense_backward_input_{activation}_{tile.name}",
         "dense.cuh",
         f"dense_backward_input<{camel(activation)}, {tile}>",
         arguments(signature),
         256,
         tile.shared_bytes,
+        blocks=2,
     )
 
 
 def dense_backward_weight(tile: Tile) -> Entry:
     signature = f"{_ROWS}, const float* x, const float* dz, float* dw, float* db, int k, int n"
     return Entry(
-        f"dense_backward_weight_{tile.side}",
+        f"dense_backward_weight_{tile.name}",
         "dense.cuh",
         f"dense_backward_weight<{tile}>",
         arguments(signature),
         256,
         tile.shared_bytes,
+        blocks=2,
     )
 
 
@@ -285,10 +301,19 @@ def advance() -> Entry:
     return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
 
 
+CHAINS = 8  # of rates.cuh
+
+
+def multiply_add() -> Entry:
+    """For measuring the card: no plan asks for it."""
+    signature = "float a, float b, int rounds, float* y"
+    return Entry("multiply_add", "rates.cuh", "multiply_add", arguments(signature), ROW_THREADS)
+
+
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan can ask for, from the tables of the NumPy specification."""
     entries = [dense_forward_part(tile) for tile in TILES]
-    entries += [dense_backward_weight(tile) for tile in TILES]
+    entries += [dense_backward_weight(tile) for tile in WEIGHT_TILES]
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]

@@ -40,11 +40,16 @@ Value = At | int | float | None
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; ``values`` are those of the entry's arguments, by name."""
+    """One kernel launch; ``values`` are those of the entry's arguments, by name.
+
+    ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
+    operation asked for, and the first one's for a launch that does the work of two.
+    """
 
     entry: Entry
     grid: tuple[int, int, int]
     values: Mapping[str, Value]
+    operation: str = ""
 
 
 @dataclass
@@ -87,6 +92,7 @@ class _Lowering:
         self.common: dict[str, Value] = {"step": At("step"), "share": share, "shares": shares}
         self.share = share
         self.launches: list[Launch] = []
+        self.operation = ""  # the one that is being lowered
         self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
         self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}
         pitch = plan.partials[-1].end if plan.partials else 0
@@ -103,7 +109,7 @@ class _Lowering:
         return At(name)
 
     def add(self, entry: Entry, grid: tuple[int, int, int], **values: Value) -> None:
-        self.launches.append(Launch(entry, grid, {**self.common, **values}))
+        self.launches.append(Launch(entry, grid, {**self.common, **values}, self.operation))
 
     def over_elements(self, n: int, per_thread: int = 1) -> tuple[int, int, int]:
         blocks = kernels.ceil_div(self.rows * n, kernels.ROW_THREADS * per_thread)
@@ -214,7 +220,7 @@ class _Lowering:
                 x=self.at(op.x), dz=self.at(op.dz), w=self.at(op.weight), dw=dw, db=db, dx=self.at(op.dx), k=k, n=n,
             )  # fmt: skip
             return False
-        tile = kernels.tile_for(k, n, self.multiprocessors)
+        tile = kernels.tile_for(k, n, self.multiprocessors, kernels.WEIGHT_TILES)
         self.add(
             kernels.dense_backward_weight(tile), tile.grid(k, n),
             x=self.at(op.x), dz=self.at(op.dz), dw=dw, db=db, k=k, n=n,
@@ -257,7 +263,7 @@ def lower(plan: Plan, *, multiprocessors: int, source: str) -> Lowered:
     lowered.evaluation = _lower_rows(plan.evaluation, plan, multiprocessors, source, lowered, 0, 1)
     if plan.loss is not None:
         blocks = kernels.ceil_div(plan.capacity, kernels.WARPS_PER_BLOCK)
-        lowered.evaluation.append(_total(blocks))
+        lowered.evaluation.append(_total(blocks, plan.evaluation))
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered)
 
@@ -292,15 +298,24 @@ def _lower_rows(
     of_rows = [operation for operation in operations if type(operation) in _METHODS]
     taken_in = False  # whether the operation before did this one's work
     for operation, following in zip(of_rows, [*of_rows[1:], None], strict=True):
+        lowering.operation = _title(operations, operation)
         taken_in = not taken_in and _METHODS[type(operation)](lowering, operation, following)
     return lowering.launches
 
 
-def _total(blocks: int) -> Launch:
+def _title(operations: tuple[ops.Operation, ...], operation: ops.Operation) -> str:
+    return f"{operations.index(operation)} {type(operation).__name__}"
+
+
+def _title_of(operations: tuple[ops.Operation, ...], kind: type[ops.Operation]) -> str:
+    return _title(operations, next(operation for operation in operations if isinstance(operation, kind)))
+
+
+def _total(blocks: int, operations: tuple[ops.Operation, ...]) -> Launch:
     values: dict[str, Value] = {
         "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
     }  # fmt: skip
-    return Launch(kernels.total_error(), (1, 1, 1), values)
+    return Launch(kernels.total_error(), (1, 1, 1), values, _title_of(operations, ops.Loss))
 
 
 def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[Launch]:
@@ -308,7 +323,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
     assert plan.optimizer is not None
     count, pitch = plan.parameter_count, plan.partials[-1].end
     rows = kernels.ceil_div(plan.capacity, plan.shares)
-    launches = [_total(plan.shares * kernels.ceil_div(rows, kernels.WARPS_PER_BLOCK))]
+    launches = [_total(plan.shares * kernels.ceil_div(rows, kernels.WARPS_PER_BLOCK), plan.training)]
     wide = min(kernels.ceil_div(count, kernels.ROW_THREADS), BLOCKS_PER_MULTIPROCESSOR * multiprocessors), 1, 1
     gradient: dict[str, Value] = {"partials": At("partials"), "pitch": pitch, "shares": plan.shares}
     clipped = any(isinstance(op, ops.Norm) for op in plan.training)
@@ -322,7 +337,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
                 "partials": At("partials", uses[0].offset), "pitch": pitch, "shares": plan.shares, "uses": len(uses),
                 "size": parameter.size, "gradient": At("gradient", parameter.offset),
             }  # fmt: skip
-            launches.append(Launch(kernels.reduce(), wide, values))
+            launches.append(Launch(kernels.reduce(), wide, values, _title_of(plan.training, ops.Reduce)))
         gradient = {"partials": At("gradient"), "pitch": 0, "shares": 1}
 
     factor = None
@@ -330,14 +345,15 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
         lowered.bytes |= {"squares": 8 * SQUARE_BLOCKS, "factor": 4}
         factor = At("factor")
         values = {"gradient": gradient["partials"], "size": count, "sums": At("squares")}
-        launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values))
+        launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values, _title_of(plan.training, ops.Norm)))
         values = {"sums": At("squares"), "count": SQUARE_BLOCKS, "totals": At("totals"), "factor": factor}
-        launches.append(Launch(kernels.clip(), (1, 1, 1), values))
+        launches.append(Launch(kernels.clip(), (1, 1, 1), values, _title_of(plan.training, ops.Norm)))
 
     values = {
         "step": At("step"), "totals": At("totals"), "factor": factor, **gradient, "parameters": At("parameters"),
         "slots": At("slots") if plan.optimizer.slots else None, "size": count,
     }  # fmt: skip
-    launches.append(Launch(kernels.update(type(plan.optimizer).__name__), wide, values))
+    entry = kernels.update(type(plan.optimizer).__name__)
+    launches.append(Launch(entry, wide, values, _title_of(plan.training, ops.Update)))
     launches.append(Launch(kernels.advance(), (1, 1, 1), {"step": At("step")}))
     return launches
