@@ -23,16 +23,16 @@ struct Tanh {
     static __device__ __forceinline__ float derivative(float y) { return 1.0f - y * y; }
 };
 
-// Comparisons are written so that NaN passes through, as NumPy's maximum lets it.
+// Comparisons are written so that NaN passes through, as NumPy's maximum and sign let it.
 struct Relu {
     static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? 0.0f : z; }
-    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : 0.0f; }
+    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y; }  // y is never negative
 };
 
 struct LeakyRelu {
     static constexpr float slope = 0.01f;
     static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? slope * z : z; }
-    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : slope; }
+    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y <= 0.0f ? slope : y; }
 };
 
 struct Elu {

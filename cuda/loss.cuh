@@ -1,7 +1,8 @@
 // Losses: a row's value and its delta, both times the row's weight, in one pass over the logits.
 //
 // One warp takes a row.  Targets are read through a texture object straight from the data set, by the
-// order's row: dense targets as they are, class numbers as floats, exact up to 2^24.
+// order's row: dense targets as they are, class numbers as floats, exact up to 2^24.  Sets that are more
+// than a texture reaches are read by plain loads.
 #pragma once
 
 #include "activations.cuh"
@@ -99,7 +100,7 @@ struct SoftmaxCrossEntropy {
             const float shifted = r.z[j] - largest, t = r.target(j);
             sum += expf(shifted);
             mass += t;
-            dot += t * shifted;
+            dot += r.target.times(t, shifted);
         }
         sum = warp_sum(sum), mass = warp_sum(mass), dot = warp_sum(dot);
         for (int j = r.lane; j < r.n; j += WARP)
@@ -108,18 +109,22 @@ struct SoftmaxCrossEntropy {
     }
 };
 
-// How a target is found: a class number for each row, or n numbers.
+// How a target is found: a class number for each row, or n numbers.  Source is Texture or const float*.
+template <class Source>
 struct Index {
-    Texture texture;
+    Source texture;
     int64_t row;
     int n;
     const float* mean;
     const float* scale;
     __device__ __forceinline__ float operator()(int j) const { return static_cast<int>(texel(texture, row)) == j ? 1.0f : 0.0f; }
+    // t · value; of another class it is 0 even where the value is infinite.
+    static __device__ __forceinline__ float times(float t, float value) { return t != 0.0f ? value : 0.0f; }
 };
 
+template <class Source>
 struct DenseTarget {
-    Texture texture;
+    Source texture;
     int64_t row;
     int n;
     const float* mean;  // of standardized targets, or null
@@ -128,14 +133,15 @@ struct DenseTarget {
         const float t = texel(texture, row * n + j);
         return scale ? (t - mean[j]) / scale[j] : t;
     }
+    static __device__ __forceinline__ float times(float t, float value) { return t * value; }
 };
 
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null; each block
 // leaves its rows' summed value and weight in sums (blocks, 2).  delta is null in an evaluation.
 // Grid: one block for every THREADS / 32 rows of the capacity.
-template <class Loss, class Target>
+template <class Loss, class Target, class Source>
 __device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
-                                     Texture targets, const float* weights, const float* mean, const float* scale,
+                                     Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, int n) {
     SHARED(double, scratch);
     const Rows rows = share_rows(step, share, shares);

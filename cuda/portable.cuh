@@ -33,6 +33,9 @@ __device__ __forceinline__ void pause_spinning() { __nanosleep(32); }
 
 #endif
 
+// The same by plain loads, for more of them than a texture reaches.
+__device__ __forceinline__ float texel(const float* data, int64_t i) { return data[i]; }
+
 namespace mlpgpu {
 
 constexpr int WARP = 32;

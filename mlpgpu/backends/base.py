@@ -18,6 +18,9 @@ from ..plan import Plan
 from ..random import epoch_order
 
 
+MEMORY_SHARE = 0.5
+
+
 @dataclass(frozen=True)
 class State:
     """What a program computes on from step to step, as flat arrays with a leading replica axis (R).
@@ -138,10 +141,11 @@ class Backend(ABC):
         """Raise ConfigurationError if the backend cannot run ``plan``; allocate nothing."""
 
     @abstractmethod
-    def compile(self, plan: Plan, *, threads: int | None = None) -> Program:
+    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         """A program for ``plan``, its state all zero.
 
-        ``threads`` overrides the number of host threads that the backend's own rule would use.
+        ``threads`` overrides the number of host threads that the backend's own rule would use;
+        ``memory_share`` is how much of a card's memory a data set may take, of which more is streamed.
 
         Raises:
             ConfigurationError: the backend cannot run such a plan.

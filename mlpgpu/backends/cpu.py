@@ -26,11 +26,11 @@ from ..errors import ConfigurationError, check_integer
 from ..losses import LOSSES, apply_output
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
-from .base import Backend, Program, Sampling, State, target_array
+from .base import MEMORY_SHARE, Backend, Program, Sampling, State, target_array
 from .evaluation import MetricSums
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
-UPDATE_BLOCK = 1 << 15  # elements that an update handles at a time, so that its passes stay in cache
+UPDATE_BLOCK = 1 << 17  # elements that an update handles at a time, so that its passes stay in cache
 BOUND_LIMIT = 8  # numbers of rows to keep closures for
 
 Bound = Callable[[], None]
@@ -64,7 +64,7 @@ class CpuBackend(Backend):
         if plan.replicas != 1:
             raise ConfigurationError("replicas on the cpu backend", expected=1, got=plan.replicas)
 
-    def compile(self, plan: Plan, *, threads: int | None = None) -> Program:
+    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
         return CpuProgram(plan, _threads(plan, threads))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import ConfigurationError
 from ...plan import Plan
 from ...version import __version__
-from ..base import Backend, Program
+from ..base import MEMORY_SHARE, Backend, Program
 from .driver import Device, find_device
 from .program import CudaProgram
 
@@ -29,9 +29,9 @@ class CudaBackend(Backend):
         if plan.replicas != 1:
             raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
 
-    def compile(self, plan: Plan, *, threads: int | None = None) -> Program:
+    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
-        return CudaProgram(plan, self._device)
+        return CudaProgram(plan, self._device, memory_share)
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {"backend": "cuda", "card": self._device.name, "mlpgpu": __version__, "threads": threads or 1}

@@ -45,9 +45,9 @@ class Entry:
         arguments: in order.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
-        blocks: that must fit on a multiprocessor at once, which limits their registers.
         cooperative: whether its blocks wait for each other.
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
+        blocks: that must fit on a multiprocessor at once, which limits their registers.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Entry:
     arguments: tuple[Argument, ...]
     threads: int
     shared_bytes: int = 0
-    blocks: int = 1
     cooperative: bool = False
     host_excluded: str | None = None
+    blocks: int = 1
 
 
 def arguments(signature: str) -> tuple[Argument, ...]:
@@ -252,14 +252,17 @@ def activation_backward(activation: str) -> Entry:
     return _over_rows(f"activation_backward_{activation}", function, "const float* saved, float* dy, int n")
 
 
-def loss(name: str, kind: str) -> Entry:
-    target = {"index": "Index", "dense": "DenseTarget"}[kind]
+def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
+    """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
+    source = "Texture" if textured else "const float*"
+    target = {"index": "Index", "dense": "DenseTarget"}[kind] + f"<{source}>"
     signature = (
-        f"{_ROWS}, const int* order, const float* logits, Texture targets, const float* weights, "
+        f"{_ROWS}, const int* order, const float* logits, {source} targets, const float* weights, "
         "const float* mean, const float* scale, float* delta, double* sums, int n"
     )
     function = f"loss<{camel(name)}, {target}>"
-    return Entry(f"loss_{name}_{kind}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+    suffix = "" if textured else "_plain"
+    return Entry(f"loss_{name}_{kind}{suffix}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def total_error() -> Entry:
@@ -322,7 +325,7 @@ def all_entries() -> tuple[Entry, ...]:
     entries += [
         zero(),
         dropout(),
-        *(loss(name, kind) for name, row in LOSSES.items() for kind in row.targets),
+        *(loss(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)),
         total_error(),
     ]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]

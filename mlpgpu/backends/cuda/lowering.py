@@ -84,9 +84,16 @@ class _Lowering:
     """Lowers the operations of one share, one after another."""
 
     def __init__(
-        self, plan: Plan, multiprocessors: int, source: str, lowered: Lowered, share: int, shares: int
+        self,
+        plan: Plan,
+        multiprocessors: int,
+        source: str,
+        textured: bool,
+        lowered: Lowered,
+        share: int,
+        shares: int,
     ) -> None:
-        self.plan, self.lowered, self.source = plan, lowered, source
+        self.plan, self.lowered, self.source, self.textured = plan, lowered, source, textured
         self.multiprocessors = multiprocessors
         self.rows = kernels.ceil_div(plan.capacity, shares)  # the most that a share has
         self.common: dict[str, Value] = {"step": At("step"), "share": share, "shares": shares}
@@ -187,7 +194,7 @@ class _Lowering:
         mean, scale = self.target_statistics
         blocks = self.over_rows()[0]
         self.add(
-            kernels.loss(op.loss, op.kind), self.over_rows(),
+            kernels.loss(op.loss, op.kind, textured=self.textured), self.over_rows(),
             order=At("order"), logits=self.at(op.logits), targets=At("targets"), weights=At("weights"), mean=mean,
             scale=scale, delta=self.stored(op.delta) if op.delta else None, sums=At("sums", 2 * blocks * self.share),
             n=self.width(op.logits),
@@ -252,15 +259,17 @@ _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
 }
 
 
-def lower(plan: Plan, *, multiprocessors: int, source: str) -> Lowered:
+def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = True) -> Lowered:
     """The launches of ``plan`` on a card with so many multiprocessors, for inputs of type ``source``.
 
-    ``source`` is ``"float32"`` or ``"uint8"``.
+    ``source`` is ``"float32"`` or ``"uint8"``; ``textured`` whether targets are read through a texture.
     """
     lowered = Lowered()
     for share in range(plan.shares if plan.training else 0):
-        lowered.shares.append(_lower_rows(plan.training, plan, multiprocessors, source, lowered, share, plan.shares))
-    lowered.evaluation = _lower_rows(plan.evaluation, plan, multiprocessors, source, lowered, 0, 1)
+        lowering = _Lowering(plan, multiprocessors, source, textured, lowered, share, plan.shares)
+        lowered.shares.append(_lower_rows(plan.training, lowering))
+    lowering = _Lowering(plan, multiprocessors, source, textured, lowered, 0, 1)
+    lowered.evaluation = _lower_rows(plan.evaluation, lowering)
     if plan.loss is not None:
         blocks = kernels.ceil_div(plan.capacity, kernels.WARPS_PER_BLOCK)
         lowered.evaluation.append(_total(blocks, plan.evaluation))
@@ -285,16 +294,7 @@ def lower(plan: Plan, *, multiprocessors: int, source: str) -> Lowered:
     return lowered
 
 
-def _lower_rows(
-    operations: tuple[ops.Operation, ...],
-    plan: Plan,
-    multiprocessors: int,
-    source: str,
-    lowered: Lowered,
-    share: int,
-    shares: int,
-) -> list[Launch]:
-    lowering = _Lowering(plan, multiprocessors, source, lowered, share, shares)
+def _lower_rows(operations: tuple[ops.Operation, ...], lowering: _Lowering) -> list[Launch]:
     of_rows = [operation for operation in operations if type(operation) in _METHODS]
     taken_in = False  # whether the operation before did this one's work
     for operation, following in zip(of_rows, [*of_rows[1:], None], strict=True):

@@ -10,15 +10,15 @@ import numpy as np
 from ...datasets import Dataset
 from ...optimizers import Optimizer
 from ...plan import Plan
-from ..base import Program, Sampling, State, target_array
+from ..base import Program, Sampling, State
 from ..evaluation import MetricSums
 from . import compiler, kernels
-from .driver import Arena, Device, Event, Function, Module, Replay, Stream, Texture, aligned, capture, pack, pinned
+from .driver import Arena, Device, Event, Function, Module, Replay, Stream, aligned, capture, pack, pinned
+from .feed import Feed
 from .kernels import Entry
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
 
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
-UPLOAD_ROWS = 1 << 15  # rows converted at a time on their way to the card
 DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of float64; the others are of four bytes
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 
@@ -42,17 +42,6 @@ def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
 
 
 @dataclass
-class _Data:
-    """A data set on the card: the addresses of its arrays, and its targets' texture."""
-
-    arena: Arena
-    dataset: Dataset
-    addresses: dict[str, int]
-    texture: Texture | None
-    scale: float
-
-
-@dataclass
 class _Kernels:
     """What a plan launches on data of one type, and the compiled kernels."""
 
@@ -64,14 +53,14 @@ class _Kernels:
 class CudaProgram(Program):
     """A plan, its arrays in one arena, and its launches."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
-        self._plan, self._device = plan, device
-        self._training: tuple[_Data, Sampling] | None = None
-        self._evaluation: _Data | None = None
+    def __init__(self, plan: Plan, device: Device, memory_share: float) -> None:
+        self._plan, self._device, self._memory_share = plan, device, memory_share
+        self._training: tuple[Feed, Sampling] | None = None
+        self._evaluation: Feed | None = None
         self._shares: list[list[Callable[[Stream], None]]] = []
         self._finish: list[Callable[[Stream], None]] = []
         self._replays: dict[int, Replay] = {}  # by their number of steps
-        self._compiled: dict[str, _Kernels] = {}  # by the type of the inputs
+        self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._epoch = -1  # the one whose order is on the card
         with device:
             self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
@@ -141,8 +130,10 @@ class CudaProgram(Program):
         assert self._plan.optimizer is not None
         with self._device:
             self._replays.clear()
+            if self._training is not None:
+                self._training[0].close()
             self._training = None  # the old set makes room for the new one
-            data = self._put(dataset)
+            data = self._feed(dataset, sampling.batch_size)
             lowered = self._kernels(data).lowered
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
@@ -150,32 +141,9 @@ class CudaProgram(Program):
             self._stream.upload(self._constant("hyper"), hyper_parameters(self._plan.optimizer))
             self._stream.synchronize()
 
-    def _put(self, dataset: Dataset) -> _Data:
-        """Copy a data set to the card: bytes as bytes, all else as float32."""
-        rows, is_bytes = len(dataset), dataset.scale is not None
-        arrays: dict[str, np.ndarray] = {}
-        if self._plan.target_kind is not None:
-            arrays["targets"] = np.ascontiguousarray(
-                target_array(dataset, self._plan, np.dtype(np.float32)), np.float32
-            )
-        if dataset.weight is not None:
-            arrays["weights"] = np.ascontiguousarray(dataset.weight, np.float32)
-        x_bytes = rows * dataset.n_in * (1 if is_bytes else 4)
-        total = aligned(x_bytes) + aligned(4 * rows) + sum(aligned(array.nbytes) for array in arrays.values())
-        arena = Arena(self._device, total)
-        addresses = {"data": arena.take(x_bytes)}
-        addresses["order"] = arena.take(4 * rows)
-        for start in range(0, rows, UPLOAD_ROWS):
-            of_storage = dataset.storage_rows(np.arange(start, min(start + UPLOAD_ROWS, rows)))
-            block = np.ascontiguousarray(dataset.storage_x[of_storage], np.uint8 if is_bytes else np.float32)
-            self._stream.upload(addresses["data"] + start * block.strides[0], block)
-            self._stream.synchronize()
-        for name, array in arrays.items():
-            addresses[name] = arena.take(array.nbytes)
-            self._stream.upload(addresses[name], array)
-        self._stream.synchronize()
-        texture = Texture(self._device, addresses["targets"], arrays["targets"].size) if "targets" in arrays else None
-        return _Data(arena, dataset, addresses, texture, 1.0 if dataset.scale is None else dataset.scale)
+    def _feed(self, dataset: Dataset, batch_rows: int) -> Feed:
+        room = int(self._memory_share * self._device.total_bytes)
+        return Feed(self._device, self._stream, self._plan, dataset, batch_rows=batch_rows, room=room)
 
     # --- running ---
 
@@ -188,16 +156,19 @@ class CudaProgram(Program):
         with self._device:
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
-                count = min(len(rates) - done, sampling.steps_per_epoch - batch, MOST_RUN_STEPS)
                 if epoch != self._epoch:
-                    self._stream.upload(data.addresses["order"], sampling.order(epoch).astype(np.int32))
+                    data.begin(sampling.order(epoch))
                     self._epoch = epoch
+                end = data.reach(batch * sampling.batch_size)
+                of_piece = min(sampling.steps_per_epoch, -(-end // sampling.batch_size)) - batch
+                count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self._set_step(first_step + done, batch, sampling.batch_size, len(data.dataset))
                 self._table[:count, : table.shape[1]] = table[done : done + count]
                 self._stream.upload(self._constant("schedule"), self._table[:count])
                 for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
                     self._replay(steps).launch(self._stream)
                 self._stream.download(self._losses[:count], self._addresses["losses"])
+                data.prepare()
                 self._stream.synchronize()
                 sums[done : done + count] = self._losses[:count]
                 done += count
@@ -253,45 +224,48 @@ class CudaProgram(Program):
 
     def _sweep(self, dataset: Dataset) -> Iterator[slice]:
         """Evaluate a data set batch by batch, in order; within the device, and after each its rows."""
+        capacity = self._plan.capacity
         with self._device:
             if self._evaluation is None or self._evaluation.dataset is not dataset:
+                if self._evaluation is not None:
+                    self._evaluation.close()
                 self._evaluation = None  # the old set makes room for the new one
-                self._evaluation = self._put(dataset)
-                in_order = np.arange(len(dataset), dtype=np.int32)
-                self._stream.upload(self._evaluation.addresses["order"], in_order)
-                self._stream.synchronize()
-            lowered = self._kernels(self._evaluation).lowered
-            launches = [self._bind(launch, self._evaluation, 0) for launch in lowered.evaluation]
-            capacity = self._plan.capacity
+                self._evaluation = self._feed(dataset, capacity)
+            feed = self._evaluation
+            feed.begin(np.arange(len(dataset)))
+            launches = [self._bind(launch, feed, 0) for launch in self._kernels(feed).lowered.evaluation]
             for batch, start in enumerate(range(0, len(dataset), capacity)):
+                feed.reach(start)
                 self._set_step(0, batch, capacity, len(dataset))
                 for launch in launches:
                     launch(self._stream)
+                feed.prepare()
                 yield slice(start, min(start + capacity, len(dataset)))
 
     # --- kernels ---
 
-    def _kernels(self, data: _Data) -> _Kernels:
+    def _kernels(self, data: Feed) -> _Kernels:
         """The kernels for data of this type, compiled at first need."""
-        source = "float32" if data.dataset.scale is None else "uint8"
-        if source not in self._compiled:
-            lowered = lower(self._plan, multiprocessors=self._device.multiprocessors, source=source)
+        source, textured = "float32" if data.dataset.scale is None else "uint8", data.texture is not None
+        form = source, textured
+        if form not in self._compiled:
+            multiprocessors = self._device.multiprocessors
+            lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured)
             units = kernels.units(lowered.entries())
             cubins = compiler.compile_units(units, self._device.arch)
             modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
             functions = {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
-            self._compiled[source] = _Kernels(lowered, modules, functions)
-        return self._compiled[source]
+            self._compiled[form] = _Kernels(lowered, modules, functions)
+        return self._compiled[form]
 
     def _constant(self, name: str) -> int:
         assert self._training is not None
         return self._kernels(self._training[0]).modules["update.cuh"].constant(name)[0]
 
-    def _bind(self, launch: Launch, data: _Data, seed: int) -> Callable[[Stream], None]:
+    def _bind(self, launch: Launch, data: Feed, seed: int) -> Callable[[Stream], None]:
         """A launch with its arguments packed, once for all steps."""
         numbers: dict[str, Value] = {"scale": data.scale, "seed": seed, "weights": data.addresses.get("weights")}
-        if data.texture is not None:
-            numbers["targets"] = int(data.texture)
+        numbers["targets"] = data.addresses.get("targets") if data.texture is None else int(data.texture)
 
         def resolve(value: Value) -> int | float | None:
             if not isinstance(value, At):

@@ -1,0 +1,733 @@
+"""What each kernel is held to: launches, the NumPy specification's results in float64, and bounds.
+
+A case is plain data.  Whoever can launch a kernel runs it: on the host (test_kernels.py) or on a card.
+Each entry of the table has at least one; activations, losses and optimizers are enumerated from the
+tables of the specification, so a new row brings its own.
+
+Rows of inputs that belong to another share hold NaN, and outputs hold before the launch what no kernel
+computes: what is read, written or left out by mistake shows.  Every bound is derived from the number of
+roundings, at most EPS32 each, by which a result is made, and from the magnitudes that are rounded; none
+depends on what a kernel returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from helpers import EPS, EPS32, LOSS_KINDS
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import TILES, WEIGHT_TILES, Entry, Tile
+from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
+from mlpgpu.optimizers import OPTIMIZERS, Optimizer
+from mlpgpu.random import Purpose, uniforms
+
+# Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
+# place, which is what CUDA and glibc grant expf, expm1f, log1pf, logf, tanhf and erff.
+ROUNDINGS = 16
+
+SEED = 0x9E3779B97F4A7C15  # has its highest bit set
+STEP_NUMBER = 2**33 + 5  # does not fit in 32 bits
+LAYER = 3
+UNWRITTEN = -1.5e33
+SPECIAL = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 2.5, -2.5]], np.float32)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """An array whose first element lies one element past an aligned address."""
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a launch leaves in one array: within ``bound`` of ``value`` where ``written``, elsewhere what was there."""
+
+    value: np.ndarray
+    bound: np.ndarray
+    written: np.ndarray
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch of ``entry`` with blocks of ``entry.threads``.
+
+    Attributes:
+        args: by name.  Pointers and textures take an array, a `Shifted` array or None; scalars a number.
+        outputs: by the name of the argument that is written to.
+        constants: the first bytes of constant variables, by name.
+        atomic: whether the order of sums may vary from run to run.
+    """
+
+    name: str
+    entry: Entry
+    grid: tuple[int, ...]
+    args: Mapping[str, object]
+    outputs: Mapping[str, Output]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    atomic: bool = False
+
+    def check(self, got: Mapping[str, np.ndarray]) -> None:
+        """Compare what the launch returned, by name: NaN and infinity must stand where they are expected."""
+        assert set(got) >= set(self.outputs)
+        for name, output in self.outputs.items():
+            before, after = self.args[name], got[name]
+            assert isinstance(before, np.ndarray) and np.isfinite(output.bound).all()
+            with np.errstate(invalid="ignore"):
+                close = abs(after - output.value) <= output.bound
+            same = (after == output.value) | (np.isnan(after) & np.isnan(output.value))
+            kept = _bits(after) == _bits(before)
+            right = np.where(output.written, close | same, kept)
+            if not right.all():
+                at = tuple(int(i) for i in np.argwhere(~right)[0])
+                expected = f"{output.value[at]} ± {output.bound[at]:.3g}" if output.written[at] else "what was there"
+                raise AssertionError(
+                    f"{self.entry.name}: {name}{list(at)} is {after[at]}, expected {expected} "
+                    f"({np.count_nonzero(~right)} of {right.size} elements are wrong)"
+                )
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.dtype(f"u{array.itemsize}"))
+
+
+def blank(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """An output before the launch."""
+    return np.full(shape, UNWRITTEN, dtype)
+
+
+def expect(value: np.ndarray, bound: np.ndarray | float, written: np.ndarray | bool = True) -> Output:
+    """An output; what is not finite must be met exactly."""
+    bound = np.where(np.isfinite(value), np.broadcast_to(bound, value.shape), 0.0)
+    return Output(value, bound, np.broadcast_to(written, value.shape))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One share of one batch; the capacity is that of a full batch."""
+
+    capacity: int
+    epoch_rows: int
+    place: int = 0  # of the batch in the epoch
+    share: int = 0
+    shares: int = 1
+
+    @property
+    def part(self) -> slice:
+        """The share's rows of the batch."""
+        rows = min(self.capacity, self.epoch_rows - self.place * self.capacity)
+        return slice(rows * self.share // self.shares, rows * (self.share + 1) // self.shares)
+
+    @property
+    def args(self) -> dict[str, object]:
+        step = np.array([(STEP_NUMBER, 2, self.place, self.capacity, self.epoch_rows)], STEP)
+        return {"step": step, "share": self.share, "shares": self.shares}
+
+    @property
+    def most_rows(self) -> int:
+        """The rows that a grid is made for."""
+        return -(-self.capacity // self.shares)
+
+    @property
+    def order(self) -> np.ndarray:
+        """Rows of a data set twice as large, (epoch_rows,) int32."""
+        return _random().permutation(2 * self.epoch_rows)[: self.epoch_rows].astype(np.int32)
+
+    @property
+    def fetched(self) -> np.ndarray:
+        """The data set's rows that this share is made of."""
+        start = self.place * self.capacity
+        return self.order[start : start + self.capacity][self.part]
+
+    def rows_of(self, array: np.ndarray) -> np.ndarray:
+        """``array`` (B, …) with NaN in rows of other shares, in float32."""
+        result = np.full(array.shape, np.nan, np.float32)
+        result[self.part] = array[self.part]
+        return result
+
+    def written(self, *shape: int) -> np.ndarray:
+        """Whether an element of an output (B, …) belongs to this share's rows."""
+        mask = np.zeros(shape, bool)
+        mask[self.part] = True
+        return mask
+
+    def __str__(self) -> str:
+        share = f"-share{self.share}of{self.shares}" if self.shares > 1 else ""
+        return f"{self.part.stop - self.part.start}rows{share}" + "-last" * (self.place > 0)
+
+
+def whole(rows: int) -> Batch:
+    """A batch in one share."""
+    return Batch(rows, rows)
+
+
+def batches(rows: int) -> list[Batch]:
+    """A batch whole and in three shares; and the epoch's last one, two rows, of which one share gets none."""
+    shares = range(3)
+    thirds = [Batch(rows, rows, share=share, shares=3) for share in shares]
+    last = [Batch(rows, 2 * rows + 2, 2, share, 3) for share in shares]
+    return [whole(rows), *thirds, *last]
+
+
+def _random() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return _random().normal(size=shape).astype(np.float32)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    """Magnitudes, 0 for what is not finite."""
+    return np.nan_to_num(abs(array), nan=0.0, posinf=0.0)
+
+
+# --- activations ---
+
+
+def forward(name: str, z: np.ndarray) -> np.ndarray:
+    """f(z) in float64."""
+    y = np.empty(z.shape)
+    with np.errstate(all="ignore"):
+        ACTIVATIONS[name].forward(_wide(z), y, np.empty(z.shape))
+    return y
+
+
+def derivative(name: str, saved: np.ndarray) -> np.ndarray:
+    """f′ in float64, of what the activation saves."""
+    dz = np.empty(saved.shape)
+    with np.errstate(all="ignore"):
+        ACTIVATIONS[name].backward(_wide(saved), np.ones(saved.shape), dz, np.empty(saved.shape))
+    return dz
+
+
+def saved_of(name: str, z: np.ndarray) -> np.ndarray:
+    """What the activation saves of z, in float32."""
+    return z.astype(np.float32) if ACTIVATIONS[name].saves == "z" else forward(name, z).astype(np.float32)
+
+
+def _activation_bound(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of y = f(z): intermediate results are no larger than 1, |y|, or |z| before f saturates."""
+    with np.errstate(invalid="ignore"):
+        return ROUNDINGS * EPS32 * (1.0 + np.fmin(abs(z), 10.0) + abs(y))
+
+
+# --- dense layers ---
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A · B in float64, and the bound of a chain in float32: (k + 2) · eps · |A| · |B|."""
+    a, b = _wide(a), _wide(b)
+    with np.errstate(invalid="ignore"):
+        return a @ b, (a.shape[1] + 2) * EPS32 * (abs(a) @ abs(b))
+
+
+def _blocks(length: int, tile: int) -> int:
+    return -(-length // tile)
+
+
+def _finish(
+    activation: str, total: np.ndarray, bound: np.ndarray, b: np.ndarray | None, batch: Batch, *, with_z: bool
+) -> dict[str, Output]:
+    """Outputs of y = f(z), z = total + b, ``total (B, n)`` being within ``bound``."""
+    z = total + (0.0 if b is None else _wide(b))
+    bound = bound + (0.0 if b is None else 2 * EPS32 * (abs(z) + abs(b)))
+    bound = np.where(np.isfinite(z), bound, 0.0)
+    y = forward(activation, z)
+    # Between its ends an interval of z holds an extremum of f at most, and there f varies by bound² only.
+    with np.errstate(invalid="ignore"):
+        reach = np.maximum(*(abs(forward(activation, end) - y) for end in (z - bound, z + bound)))
+    written = batch.written(*z.shape)
+    outputs = {"y": expect(y, reach + _activation_bound(z, y), written)}
+    return {**outputs, "z": expect(z, bound, written)} if with_z else outputs
+
+
+def dense_forward(
+    activation: str, tile: Tile, batch: Batch, x: np.ndarray, w: np.ndarray, *, plain: bool = False, shift: bool = False
+) -> Case:
+    """``plain`` is without a bias and without z."""
+    (rows, k), n = x.shape, w.shape[1]
+    x = batch.rows_of(x)
+    b = None if plain else _normal(n)
+    args = {**batch.args, "x": x, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
+    if shift:
+        args |= {"x": Shifted(x), "w": Shifted(w)}
+    with np.errstate(invalid="ignore"):
+        outputs = _finish(activation, *_product(x, w), b, batch, with_z=not plain)
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        kernels.dense_forward(activation, tile),
+        tile.grid(batch.most_rows, n),
+        {**args, "k": k, "n": n},
+        outputs,
+    )
+
+
+def dense_forward_part(tile: Tile, batch: Batch, k: int, n: int, part: int, *, shift: bool = False) -> Case:
+    x, w, count = batch.rows_of(_normal(batch.capacity, k)), _normal(k, n), _blocks(k, part)
+    cuts = [slice(start, start + part) for start in range(0, k, part)]
+    values, bounds = zip(*(_product(x[:, cut], w[cut]) for cut in cuts), strict=True)
+    args = {**batch.args, "x": Shifted(x) if shift else x, "w": Shifted(w) if shift else w}
+    shape = (count, batch.capacity, n)
+    return Case(
+        f"{batch}-{k}x{n}-parts-of-{part}" + "-shifted" * shift,
+        kernels.dense_forward_part(tile),
+        tile.grid(batch.most_rows, n, count),
+        {**args, "parts": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
+        {"parts": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
+    )
+
+
+def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
+    parts = np.stack([batch.rows_of(part) for part in _normal(count, batch.capacity, n)])
+    b = None if plain else _normal(n)
+    total, bound = _wide(parts).sum(axis=0), count * EPS32 * abs(_wide(parts)).sum(axis=0)
+    z = None if plain else blank(batch.capacity, n)
+    sizes = {"n": n, "count": count, "capacity": batch.capacity}
+    return Case(
+        f"{batch}-{n}-parts{count}" + "-plain" * plain,
+        kernels.dense_forward_sum(activation),
+        (2,),
+        {**batch.args, "parts": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
+        _finish(activation, total, bound, b, batch, with_z=not plain),
+    )
+
+
+def dense_backward_input(
+    activation: str, tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+) -> Case:
+    """``plain`` is without an activation below."""
+    dz, w = batch.rows_of(_normal(batch.capacity, n)), _normal(k, n)
+    dx, bound = _product(dz, w.T)
+    saved = None if plain else batch.rows_of(saved_of(activation, 2 * _normal(batch.capacity, k)))
+    if saved is not None:
+        slope = derivative(activation, saved)
+        bound = abs(slope) * bound + abs(dx) * _activation_bound(saved, slope)
+        dx = dx * slope
+    operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        kernels.dense_backward_input(activation, tile),
+        tile.grid(batch.most_rows, k),
+        {**batch.args, **operands, "saved": saved, "dx": blank(*dx.shape), "k": k, "n": n},
+        {"dx": expect(dx, bound, batch.written(*dx.shape))},
+    )
+
+
+def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Output]:
+    """dW and db over the rows of ``part``."""
+    dw, db = _product(x[part].T, dz[part]), _product(np.ones((1, part.stop - part.start)), dz[part])
+    return {"dw": expect(*dw), "db": expect(db[0][0], db[1][0])}
+
+
+def dense_backward_weight(
+    tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+) -> Case:
+    """``plain`` is without a bias."""
+    x, dz = batch.rows_of(_normal(batch.capacity, k)), batch.rows_of(1 - _normal(batch.capacity, n))
+    outputs = _weight_gradient(x, dz, batch.part)
+    if plain:
+        del outputs["db"]
+    operands = {"x": Shifted(x), "dz": Shifted(dz)} if shift else {"x": x, "dz": dz}
+    gradients = {"dw": blank(k, n), "db": None if plain else blank(n)}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        kernels.dense_backward_weight(tile),
+        tile.grid(k, n),
+        {**batch.args, **operands, **gradients, "k": k, "n": n},
+        outputs,
+    )
+
+
+def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
+    """``plain`` is without a bias and without dx."""
+    x, dz = batch.rows_of(_normal(batch.capacity, k)), batch.rows_of(1 - _normal(batch.capacity, n))
+    w = _normal(k, n)
+    outputs = _weight_gradient(x, dz, batch.part)
+    dx = np.ones((batch.capacity, k), np.float32)  # where nothing is to be added, what is added must show
+    dx[batch.part] = 0.0
+    if plain:
+        del outputs["db"]
+    else:
+        outputs["dx"] = expect(*_product(dz, w.T), batch.written(*dx.shape))
+    written = {"dw": blank(k, n), "db": None if plain else blank(n), "dx": None if plain else dx}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain,
+        kernels.dense_backward_atomic(),
+        (_blocks(k, 32), _blocks(n, 32)),
+        {**batch.args, "x": x, "dz": dz, "w": w, **written, "k": k, "n": n},
+        outputs,
+        atomic=True,
+    )
+
+
+def _dense_cases() -> Iterator[Case]:
+    # Odd by odd, around the tiles' borders, and multiples of 4, which are read as vectors.
+    sizes = [(1, 1, 1), (31, 33, 32), (32, 32, 31), (33, 31, 127), (127, 257, 33), (257, 127, 31)]
+    # The last one has whole tiles of every size inside, in all three products.
+    sizes += [(33, 36, 32), (5, 4, 132), (136, 132, 140)]
+    smallest, smallest_of_weight = TILES[-1], WEIGHT_TILES[-1]
+    for (tile, tile_of_weight), (rows, k, n) in product(zip(TILES, WEIGHT_TILES, strict=True), sizes):
+        yield dense_forward("relu", tile, whole(rows), _normal(rows, k), _normal(k, n))
+        yield dense_forward_part(tile, whole(rows), k, n, part=32)
+        yield dense_backward_input("relu", tile, whole(rows), k, n)
+        yield dense_backward_weight(tile_of_weight, whole(rows), k, n)
+    for rows, k, n in sizes:
+        yield dense_backward_atomic(whole(rows), k, n)
+    for activation, tile in product(ACTIVATIONS, TILES):
+        yield dense_forward(activation, tile, whole(33), 3 * _normal(33, 5), _normal(5, 37))
+        yield dense_backward_input(activation, tile, whole(33), 37, 5)
+    for activation in ACTIVATIONS:
+        yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
+        yield dense_forward_sum(activation, whole(33), 37, 3)
+    for batch in batches(65):
+        yield dense_forward("tanh", smallest, batch, _normal(65, 33), _normal(33, 35))
+        yield dense_forward_part(smallest, batch, 70, 35, part=32)
+        yield dense_forward_sum("tanh", batch, 35, 2)
+        yield dense_backward_input("tanh", smallest, batch, 35, 33)
+        yield dense_backward_weight(smallest_of_weight, batch, 35, 36)
+        yield dense_backward_atomic(batch, 35, 36)
+    yield dense_forward("identity", smallest, whole(33), _normal(33, 35), _normal(35, 36), plain=True)
+    yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
+    yield dense_backward_input("identity", smallest, whole(33), 35, 36, plain=True)
+    yield dense_backward_weight(smallest_of_weight, whole(33), 35, 36, plain=True)
+    yield dense_backward_atomic(whole(33), 35, 36, plain=True)
+    # Lengths that allow vectors, at addresses that do not.
+    yield dense_forward("identity", smallest, whole(33), _normal(33, 36), _normal(36, 40), shift=True)
+    yield dense_forward_part(smallest, whole(33), 72, 40, part=32, shift=True)
+    yield dense_backward_input("identity", smallest, whole(33), 36, 40, plain=True, shift=True)
+    yield dense_backward_weight(smallest_of_weight, whole(33), 36, 40, shift=True)
+    # What is not finite stays in its row, whichever neighbours are read along with it.
+    for tile, k in product(TILES, (31, 32)):
+        x = _normal(34, k)
+        x[5, 3], x[20, k - 1], x[33, 0] = np.nan, np.inf, -np.inf
+        yield dense_forward("identity", tile, whole(34), x, _normal(k, 33))
+
+
+# --- row by row ---
+
+
+def zero(batch: Batch, n: int) -> Case:
+    shape = (batch.capacity, n)
+    outputs = {"x": expect(np.zeros(shape), 0.0, batch.written(*shape))}
+    return Case(f"{batch}-{n}", kernels.zero(), (2,), {**batch.args, "x": blank(*shape), "n": n}, outputs)
+
+
+def gather(source: str, batch: Batch, n: int) -> Case:
+    """One rounding, as in the specification: the same bits."""
+    shape, rows = (batch.capacity, n), 2 * batch.epoch_rows
+    scale = np.float32(1 / 255 if source == "uint8" else 1.0)
+    data = _random().integers(256, size=(rows, n)).astype(np.uint8) if source == "uint8" else _normal(rows, n)
+    x = np.zeros(shape)
+    x[batch.part] = np.multiply(data[batch.fetched], scale, dtype=np.float32)
+    args = {**batch.args, "order": batch.order, "data": data, "scale": scale, "x": blank(*shape), "n": n}
+    return Case(f"{batch}-{n}", kernels.gather(source), (2,), args, {"x": expect(x, 0.0, batch.written(*shape))})
+
+
+def standardize(batch: Batch, n: int) -> Case:
+    x, mean, scale = batch.rows_of(_normal(batch.capacity, n)), _normal(n) / 2, abs(_normal(n)) + np.float32(0.1)
+    y = (_wide(x) - mean) / scale
+    args = {**batch.args, "x": x, "mean": mean, "scale": scale, "y": blank(*x.shape), "n": n}
+    outputs = {"y": expect(y, 2 * EPS32 * abs(y), batch.written(*x.shape))}
+    return Case(f"{batch}-{n}", kernels.standardize(), (2,), args, outputs)
+
+
+def dropout(batch: Batch, n: int, rate: float) -> Case:
+    """Masks have the words of NumPy's own Philox: the same bits."""
+    x = batch.rows_of(_normal(batch.capacity, n))
+    x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
+    draws = uniforms(x.size, seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER).reshape(x.shape)
+    keep = np.float32(1.0 / (1.0 - rate))
+    with np.errstate(invalid="ignore"):
+        y = x * ((draws >= rate) * keep)
+    address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
+    chance = {"threshold": math.ceil(rate * 2**53), "keep": keep}
+    return Case(
+        f"{batch}-{n}-rate{rate}",
+        kernels.dropout(),
+        (2,),
+        {**batch.args, "x": x, "y": blank(*x.shape), "n": n, **address, **chance},
+        {"y": expect(_wide(y), 0.0, batch.written(*x.shape))},
+    )
+
+
+def activation_backward(activation: str, batch: Batch, z: np.ndarray) -> Case:
+    saved = batch.rows_of(saved_of(activation, z))
+    dy = batch.rows_of(1 + abs(_normal(*z.shape)))
+    slope = derivative(activation, saved)
+    with np.errstate(invalid="ignore"):
+        bound = abs(_wide(dy)) * (_activation_bound(saved, slope) + EPS32 * abs(slope))
+        dz = dy * slope
+    outputs = {"dy": expect(dz, bound, batch.written(*z.shape))}
+    args = {**batch.args, "saved": saved, "dy": dy, "n": z.shape[1]}
+    special = "" if np.isfinite(z).all() else "-special"
+    entry = kernels.activation_backward(activation)
+    return Case(f"{batch}-{z.shape[1]}{special}", entry, (2,), args, outputs)
+
+
+def _row_cases() -> Iterator[Case]:
+    for batch, n in [*((batch, 33) for batch in batches(31)), (whole(1), 1), (whole(127), 32)]:
+        yield zero(batch, n)
+        yield gather("float32", batch, n)
+        yield gather("uint8", batch, n)
+        yield standardize(batch, n)
+        yield dropout(batch, n, 0.25)
+        yield activation_backward("sigmoid", batch, 2 * _normal(batch.capacity, n))
+    yield dropout(whole(33), 31, 0.0)
+    yield dropout(whole(33), 31, 0.9)
+    for activation in ACTIVATIONS:
+        yield activation_backward(activation, whole(31), 3 * _normal(31, 33))
+        yield activation_backward(activation, whole(1), SPECIAL)
+
+
+# --- losses ---
+
+
+def _targets(loss: str, kind: TargetKind, rows: int, n: int) -> np.ndarray:
+    """Targets of a data set, as a texture holds them."""
+    random, function = _random(), LOSSES[loss].output
+    if kind == "index":
+        return random.integers(n, size=rows).astype(np.float32)
+    if function == "softmax":
+        return random.dirichlet(np.ones(n), size=rows).astype(np.float32)
+    return (random.random((rows, n)) if function == "sigmoid" else random.normal(size=(rows, n))).astype(np.float32)
+
+
+def loss(
+    name: str,
+    kind: TargetKind,
+    batch: Batch,
+    n: int,
+    *,
+    weighted: bool = True,
+    delta: bool = True,
+    scaled: bool = False,
+    special: float | None = None,
+    textured: bool = True,
+) -> Case:
+    """``scaled`` is with standardized targets; ``special`` is what one logit is."""
+    targets = _targets(name, kind, 2 * batch.epoch_rows, n)
+    weights = _random().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
+    logits = batch.rows_of(3 * np.random.default_rng(8).normal(size=(batch.capacity, n)))
+    if special is not None:
+        logits[0, 1] = special
+    mean, scale = (_normal(n) / 2, abs(_normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    part, rows = batch.part, len(batch.fetched)
+
+    target = targets[batch.fetched]
+    target_error = np.zeros((rows, n))
+    if kind == "index":
+        target = target.astype(np.int64)
+    else:
+        target = _wide(target)
+        if scale is not None:
+            target = (target - mean) / scale
+            target_error = 2 * EPS32 * abs(target)
+    z = _wide(logits[part])
+    row_values, deltas = np.empty(rows), np.empty((rows, n))
+    with np.errstate(all="ignore"):
+        LOSSES[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
+
+    # A lane adds up every 32nd term and the warp five times; terms are no larger than the value itself, or
+    # in a cross entropy than differences of logits.  An error of a target passes on by the delta, and to
+    # the delta with a factor of 2 at most.
+    w = np.ones(rows) if weights is None else _wide(weights[batch.fetched])
+    relative = (n / 32 + 5 + ROUNDINGS) * EPS32
+    is_cross_entropy = LOSSES[name].output != "identity"
+    spread = 2 * _finite(z).max(axis=1) if is_cross_entropy else np.zeros(rows)
+    value_bound = w * (relative * (abs(row_values) + spread) + (_finite(deltas) * target_error).sum(axis=1))
+    delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + is_cross_entropy) + 2 * target_error)
+
+    blocks = _blocks(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    sums, sums_bound = np.zeros((blocks, 2)), np.zeros((blocks, 2))
+    block = np.arange(rows) // kernels.WARPS_PER_BLOCK
+    np.add.at(sums, block, np.stack([w * row_values, w], axis=1))
+    np.add.at(sums_bound, block, np.stack([value_bound, w * EPS * rows], axis=1))
+    outputs = {"sums": expect(sums, sums_bound)}
+    if delta:
+        full, full_bound = np.zeros(logits.shape), np.zeros(logits.shape)
+        full[part], full_bound[part] = w[:, np.newaxis] * deltas, delta_bound
+        outputs["delta"] = expect(full, full_bound, batch.written(*logits.shape))
+    data = {"order": batch.order, "logits": logits, "targets": targets, "weights": weights}
+    written = {"delta": blank(*logits.shape) if delta else None, "sums": blank(blocks, 2, dtype=np.float64)}
+    variant = "-weighted" * weighted + "-delta" * delta + "-scaled" * scaled + f"-{special}" * (special is not None)
+    args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
+    return Case(f"{batch}-{n}{variant}", kernels.loss(name, kind, textured=textured), (blocks,), args, outputs)
+
+
+def total_error(count: int) -> Case:
+    sums = _random().random((count, 2))
+    total = sums.sum(axis=0)
+    bound = count * EPS * total
+    losses, written = np.zeros((5, 2)), np.zeros((5, 2), bool)
+    losses[2], written[2] = total, True
+    args = {"step": whole(1).args["step"], "sums": sums, "count": count}
+    double = {"totals": blank(2, dtype=np.float64), "losses": blank(5, 2, dtype=np.float64)}
+    outputs = {"totals": expect(total, bound), "losses": expect(losses, bound, written)}
+    return Case(f"{count}", kernels.total_error(), (1,), {**args, **double}, outputs)
+
+
+def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, special: float | None = None) -> Case:
+    """``scaled`` and ``special`` as for a loss."""
+    logits = batch.rows_of(5 * _normal(batch.capacity, n))
+    if special is not None:
+        logits[0, 1] = special
+    y = _wide(logits)
+    with np.errstate(all="ignore"):
+        apply_output(function, y)
+    # As in a loss; a probability's error is that of exp(z), whose exponent is off by a rounding of z.
+    bound = (n / 32 + 5 + ROUNDINGS + 2 * _finite(logits).max()) * EPS32 * abs(y)
+    mean, scale = (_normal(n), abs(_normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    if mean is not None and scale is not None:
+        y, bound = y * scale + mean, bound * scale + 2 * EPS32 * (abs(y * scale) + abs(mean))
+    blocks = _blocks(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    args = {**batch.args, "logits": logits, "mean": mean, "scale": scale, "y": blank(*logits.shape), "n": n}
+    outputs = {"y": expect(y, bound, batch.written(*logits.shape))}
+    variant = "-scaled" * scaled + f"-{special}" * (special is not None)
+    return Case(f"{batch}-{n}{variant}", kernels.output(function), (blocks,), args, outputs)
+
+
+def _loss_cases() -> Iterator[Case]:
+    for name, kind in LOSS_KINDS:
+        for rows, n in ((1, 1), (31, 10), (9, 32), (33, 33), (8, 257)):
+            yield loss(name, kind, whole(rows), n)
+        for weighted, delta in ((False, True), (True, False)):
+            yield loss(name, kind, whole(17), 5, weighted=weighted, delta=delta)
+        yield loss(name, kind, whole(17), 5, textured=False)
+        if kind == "dense" and LOSSES[name].output == "identity":
+            yield loss(name, kind, whole(17), 33, scaled=True)
+        for batch in batches(31):
+            yield loss(name, kind, batch, 7)
+        for special in (np.nan, np.inf, -np.inf):
+            yield loss(name, kind, whole(1), 5, special=special)
+    for function in OUTPUTS:
+        for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
+            yield output(function, batch, n)
+        yield output(function, whole(17), 33, scaled=True)
+        for special in (np.nan, np.inf, -np.inf):
+            yield output(function, whole(1), 5, special=special)
+    for count in (1, 33, 257, 1000):
+        yield total_error(count)
+
+
+# --- once a step ---
+
+
+def reduce(shares: int, uses: int, size: int) -> Case:
+    """Sums in the order of the specification, each rounded once: the same bits."""
+    gap = 3
+    partials = np.full((shares, uses * size + gap), np.nan, np.float32)
+    terms = _normal(shares, uses, size)
+    partials[:, : uses * size] = terms.reshape(shares, -1)
+    total, *others = terms.reshape(-1, size)
+    for term in others:
+        total = total + term
+    sizes = {"pitch": partials.shape[1], "shares": shares, "uses": uses, "size": size}
+    args = {"partials": partials, **sizes, "gradient": blank(size)}
+    return Case(f"{shares}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(_wide(total), 0.0)})
+
+
+def squares(size: int, blocks: int) -> Case:
+    gradient = _normal(size) * np.float32(1e25)  # squares leave the range of float32
+    sums = np.zeros(blocks)
+    np.add.at(sums, np.arange(size) // kernels.ROW_THREADS % blocks, _wide(gradient) ** 2)
+    args = {"gradient": gradient, "size": size, "sums": blank(blocks, dtype=np.float64)}
+    return Case(f"{size}-{blocks}blocks", kernels.squares(), (blocks,), args, {"sums": expect(sums, size * EPS * sums)})
+
+
+def clip(count: int, weight: float, limit: float) -> Case:
+    sums = _random().random(count)
+    norm = math.sqrt(sums.sum()) / weight if weight else 0.0
+    factor = np.array([limit / norm if norm > limit else 1.0])
+    hyper = hyper_parameters(OPTIMIZERS["SGD"](0.1, clip_norm=limit))
+    args = {"sums": sums, "count": count, "totals": np.array([3.0, weight]), "factor": blank(1)}
+    # The limit is rounded to float32, the factor too.
+    outputs = {"factor": expect(factor, 2 * EPS32 * factor)}
+    return Case(f"{count}-weight{weight}-limit{limit}", kernels.clip(), (1,), args, outputs, {"hyper": hyper})
+
+
+def _rule(
+    optimizer: Optimizer, row: Sequence[float], w: np.ndarray, g: np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """w (P,) and slots (S, P) after a step, in float64."""
+    w, slots = w.copy(), slots.copy()
+    optimizer.update(w, g.copy(), list(slots), row, np.empty(w.shape))
+    return w, slots
+
+
+def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
+           l1: float = 0.0, l2: float = 0.0) -> Case:  # fmt: skip
+    """``run`` is the step's place in the run, and so the row of the table of rates."""
+    optimizer = OPTIMIZERS[name](0.1, l1=l1, l2=l2)
+    table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
+    random = _random()
+    partials = random.normal(size=(shares, size + 3)).astype(np.float32)
+    w = random.normal(size=size).astype(np.float32)
+    w[::5] = 0.0
+    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
+    scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
+
+    # What is computed in floating point is the exact step from numbers a few roundings away: so the bound is
+    # what the step changes by when each of them changes by that much.
+    relative = ROUNDINGS * EPS32
+    terms = _wide(partials[:, :size])
+    g, wide_w, wide_slots = terms.sum(axis=0) * scale, _wide(w), _wide(slots)
+    g_error = (shares + 4) * EPS32 * (abs(terms).sum(axis=0) * scale + l2 * abs(wide_w) + l1) + relative * abs(g)
+    row = table[run].tolist()
+    new_w, new_slots = _rule(optimizer, row, wide_w, g, wide_slots)
+    w_bound, slot_bound = relative * abs(new_w), relative * abs(new_slots)
+    inputs = [(wide_w * (1 + relative), g, wide_slots)]
+    inputs += [(wide_w, g + error, wide_slots) for error in (g_error, -g_error)]
+    for slot in np.eye(len(slots)):
+        inputs.append((wide_w, g, wide_slots * (1 + relative * slot[:, np.newaxis])))
+    for moved in inputs:
+        moved_w, moved_slots = _rule(optimizer, row, *moved)
+        w_bound = w_bound + abs(moved_w - new_w)
+        slot_bound = slot_bound + abs(moved_slots - new_slots)
+
+    schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
+    schedule[:, : table.shape[1]] = table
+    step = np.array([(5 + run, run, 0, 1, 1)], STEP)
+    args = {
+        "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
+        "partials": partials, "pitch": partials.shape[1], "shares": shares, "parameters": w,
+        "slots": slots if slots.size else None, "size": size,
+    }  # fmt: skip
+    outputs = {"parameters": expect(new_w, w_bound)}
+    if slots.size:
+        outputs["slots"] = expect(new_slots, slot_bound)
+    constants = {"hyper": hyper_parameters(optimizer), "schedule": schedule}
+    case = f"run{run}-{shares}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
+    return Case(case, kernels.update(name), (2,), args, outputs, constants)
+
+
+def _step_cases() -> Iterator[Case]:
+    for shares, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027)):
+        yield reduce(shares, uses, size)
+    for size, blocks in ((1, 1), (33, 3), (1027, 2)):
+        yield squares(size, blocks)
+    for count, weight, limit in ((1, 2.0, 0.1), (256, 2.0, 0.5), (256, 2.0, 1e3), (33, 0.0, 0.5)):
+        yield clip(count, weight, limit)
+    for name in OPTIMIZERS:
+        for run in range(3):
+            yield update(name, run)
+        yield update(name, 1, shares=3, size=1027, factor=True, l1=0.02, l2=0.3)
+        yield update(name, 1, l1=0.02)
+        yield update(name, 1, l2=0.3)
+        yield update(name, 1, weight=0.0)
+
+
+def all_cases() -> list[Case]:
+    """Every case.  Of `advance` there is none, for a Step is no array of numbers; test_kernels.py has its test."""
+    return [*_dense_cases(), *_row_cases(), *_loss_cases(), *_step_cases()]

@@ -1,0 +1,347 @@
+"""Plans as launches: plain data, checked without a GPU; and whole steps of it, run on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import EPS32, dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from shim_offsets import SUFFIX, with_offsets
+from shim_runner import prepare, run
+
+from mlpgpu import Dataset, Dense, Dropout, Network, Standardize
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends import Sampling, State, get_backend
+from mlpgpu.backends.base import target_array
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import TILES, all_entries
+from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, lower, part_length
+from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.layers import Layer
+from mlpgpu.losses import LOSSES
+from mlpgpu.optimizers import OPTIMIZERS
+from mlpgpu.plan import REDUCTIONS, Plan
+
+# What belongs to a data set or a run, not to the plan: the program puts it in.
+OWNED = {"order", "data", "scale", "seed", "targets", "weights"}
+NUMBERS = {"scale", "seed"}  # of these the ones that are no arrays
+ELEMENT_BYTES = {"double": 8, "Step": 24}
+
+
+def lowered(plan: Plan, multiprocessors: int = 132, source: str = "float32") -> Lowered:
+    return lower(plan, multiprocessors=multiprocessors, source=source)
+
+
+def make_plan(layers: Sequence[Layer], **options: object) -> Plan:
+    defaults = {"capacity": 32, "loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)}
+    return Network(layers, seed=1).lower(**{**defaults, **options})
+
+
+def launches(low: Lowered) -> list[Launch]:
+    return [*(launch for share in low.shares for launch in share), *low.finish, *low.evaluation]
+
+
+def names(part: list[Launch]) -> list[str]:
+    return [launch.entry.name for launch in part]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Networks of up to three dense layers, one of them perhaps tied or very tall, and whatever goes with them."""
+    activation = st.sampled_from(list(ACTIVATIONS))
+    width = st.integers(1, 70)
+    n_in = draw(st.one_of(width, st.sampled_from([4096, 5000])))
+    n = draw(width)
+    layers: list[Layer] = [Standardize(n_in)] if draw(st.booleans()) else []
+    layers.append(Dense(n_in, n, draw(activation), bias=draw(st.booleans())))
+    if draw(st.booleans()):
+        layers.append(Dropout(draw(st.sampled_from([0.1, 0.5]))))
+    if draw(st.booleans()):
+        layers += [Dense(n, n, draw(activation))] * draw(st.integers(1, 3))
+    n_out = draw(width)
+    layers.append(Dense(n, n_out, draw(st.sampled_from(["identity", "tanh"]))))
+    loss = draw(st.sampled_from(list(LOSSES)))
+    if LOSSES[loss].output == "identity" and draw(st.booleans()):
+        layers.append(Standardize(n_out))
+    optimizer = OPTIMIZERS[draw(st.sampled_from(list(OPTIMIZERS)))]
+    return make_plan(
+        layers,
+        capacity=draw(st.sampled_from([1, 3, 32, 1000])),
+        loss=loss,
+        target_kind=draw(st.sampled_from(LOSSES[loss].targets)),
+        optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0]))),
+        shares=draw(st.integers(1, 3)),
+        reduction=draw(st.sampled_from(REDUCTIONS)),
+    )
+
+
+@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 20, 132]))
+def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multiprocessors: int) -> None:
+    low = lowered(plan, multiprocessors, source)
+    known = set(all_entries())
+    assert set(low.entries()) <= known
+    for launch in launches(low):
+        assert set(launch.values) == {argument.name for argument in launch.entry.arguments}
+        assert len(launch.grid) == 3 and all(isinstance(axis, int) and axis >= 1 for axis in launch.grid)
+        assert max(launch.grid[1:]) <= 65535
+        for argument in launch.entry.arguments:
+            value = launch.values[argument.name]
+            if argument.is_pointer or argument.ctype == "Texture":
+                assert value is None or isinstance(value, At)
+            else:
+                assert isinstance(value, (int, float)) or (isinstance(value, At) and value.array in NUMBERS)
+            if isinstance(value, At) and value.array not in OWNED:
+                element = ELEMENT_BYTES.get(argument.ctype.removeprefix("const ").rstrip("*"), 4)
+                assert 0 <= value.offset * element < low.bytes[value.array]
+
+
+@given(plans())
+def test_arrays_are_written_before_they_are_read(plan: Plan) -> None:
+    state = {"step", "parameters", "slots", "statistics", "sums", *OWNED}
+    low = lowered(plan)
+    for part in (*low.shares, low.evaluation):
+        written = set(state)
+        for launch in part:
+            for argument in launch.entry.arguments:
+                value = launch.values[argument.name]
+                if isinstance(value, At) and argument.ctype.startswith("const "):
+                    assert value.array in written, f"{launch.entry.name} reads {value.array}"
+            for argument in launch.entry.arguments:
+                value = launch.values[argument.name]
+                if isinstance(value, At) and argument.is_pointer and not argument.ctype.startswith("const "):
+                    written.add(value.array)
+
+
+def test_a_small_plan_in_full() -> None:
+    layers = [Dense(64, 128, "relu"), Dropout(0.1), Dense(128, 64, "gelu"), Dense(64, 10)]
+    optimizer = OPTIMIZERS["Adam"](0.1, clip_norm=1.0)
+    low = lowered(make_plan(layers, loss="softmax_cross_entropy", optimizer=optimizer, shares=2), source="uint8")
+    forward = ["dense_forward_gelu_32x32", "dense_forward_identity_32x32"]
+    assert names(low.shares[0]) == names(low.shares[1])
+    assert names(low.shares[0]) == [
+        "gather_uint8",
+        "dense_forward_relu_32x32",
+        "dropout",
+        *forward,
+        "loss_softmax_cross_entropy_index",
+        "dense_backward_weight_32x32",
+        "dense_backward_input_gelu_32x32",  # the derivative of gelu is taken in
+        "dense_backward_weight_32x32",
+        "dense_backward_input_identity_32x32",
+        "dropout",
+        "activation_backward_relu",  # the dropout stands between
+        "dense_backward_weight_32x32",
+    ]
+    assert names(low.finish) == ["total_error", *["reduce"] * 6, "squares", "clip", "update_Adam", "advance"]
+    assert names(low.evaluation) == [
+        "gather_uint8",
+        "dense_forward_relu_32x32",
+        *forward,
+        "loss_softmax_cross_entropy_index",
+        "output_softmax",
+        "total_error",
+    ]
+
+
+def test_atomic_backward_is_one_kernel_on_what_was_cleared() -> None:
+    low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 10)], reduction="atomic"))
+    backward = names(low.shares[0])[4:]
+    assert backward == ["zero", "dense_backward_atomic", "activation_backward_relu", "dense_backward_atomic"]
+
+
+def test_the_update_adds_shares_up_unless_something_comes_between() -> None:
+    layers = [Dense(8, 8, "relu"), Dense(8, 8)]
+    clipped = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
+    assert "reduce" not in names(lowered(make_plan(layers, shares=3)).finish)
+    assert "reduce" not in names(lowered(make_plan(layers, shares=1, optimizer=clipped)).finish)
+    assert "reduce" in names(lowered(make_plan(layers, shares=3, optimizer=clipped)).finish)
+    assert "reduce" in names(lowered(make_plan([layers[0], layers[0]])).finish)
+
+
+def test_an_activations_derivative_is_taken_in_by_the_product_before_it() -> None:
+    low = lowered(make_plan([Dense(4, 4, "tanh"), Dense(4, 4, "silu"), Dense(4, 4)]))
+    products = [launch for launch in low.shares[0] if launch.entry.function.startswith("dense_backward_input")]
+    # silu saves z, tanh y.
+    assert [launch.values["saved"] for launch in products] == [At("z1"), At("y0")]
+    assert not any(name.startswith("activation_backward") for name in names(low.shares[0]))
+
+
+def test_what_a_fused_or_unneeded_operation_would_keep_is_not_stored() -> None:
+    low = lowered(make_plan([Dense(4, 4, "relu"), Dense(4, 4), Standardize(4)]))
+    assert not {"target", "row_weight", "value", "gradient", "z0"} & set(low.bytes)
+
+
+@pytest.mark.parametrize(
+    "k, n, expected",
+    [(4095, 10, None), (4096, 513, None), (4096, 10, 1024), (90000, 90, 1408), (2**24, 512, 2**18)],
+)
+def test_parts_of_a_long_product(k: int, n: int, expected: int | None) -> None:
+    assert part_length(k, n) == expected
+
+
+@given(st.integers(1, 2**24), st.integers(1, 1024))
+def test_parts_cover_the_product(k: int, n: int) -> None:
+    part = part_length(k, n)
+    if part is not None:
+        assert 2 <= math.ceil(k / part) <= MOST_PARTS
+
+
+@given(st.sampled_from([1, 64, 5000]), st.integers(1, 3), st.sampled_from([1, 20, 132]))
+def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shares: int, multiprocessors: int) -> None:
+    """Neither rows nor the card change how a product along k is cut."""
+    layers = [Dense(5000, 30, "relu"), Dense(30, 10)]
+    low = lowered(make_plan(layers, capacity=capacity, shares=shares), multiprocessors)
+    for part in (*low.shares, low.evaluation):
+        cuts = [
+            (launch.values["part"], launch.grid[2])
+            for launch in part
+            if launch.entry.name.startswith("dense_forward_part")
+        ]
+        sums = [launch.values["count"] for launch in part if launch.entry.name.startswith("dense_forward_sum")]
+        assert (cuts, sums) == ([(1024, 5)], [5])
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 148))
+def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors: int) -> None:
+    tile = kernels.tile_for(m, n, multiprocessors)
+    blocks = {t: math.ceil(m / t.m) * math.ceil(n / t.n) for t in TILES}
+    larger = TILES[: TILES.index(tile)]
+    assert all(10 * blocks[t] < 9 * multiprocessors for t in larger)
+    assert 10 * blocks[tile] >= 9 * multiprocessors or tile == TILES[-1]
+
+
+# --- whole steps, on the host ---
+
+
+class HostProgram:
+    """Runs a plan's launches one after another on the host, lowered for a card of two multiprocessors."""
+
+    def __init__(self, plan: Plan, data: Dataset, sampling: Sampling, folder: Path) -> None:
+        self.plan, self.data, self.sampling = plan, data, sampling
+        self.low = lowered(plan, multiprocessors=2, source="float32" if data.scale is None else "uint8")
+        self.entries = with_offsets(self.low.entries(), folder)
+        prepare(self.entries.values())
+        # NaN, so that what is read before it is written shows.
+        self.arrays = {
+            name: np.full(size // 8, np.nan) if name in DOUBLES else np.full(size // 4, np.nan, np.float32)
+            for name, size in self.low.bytes.items()
+        }
+        targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
+        self.arrays |= {"data": data.storage_x, "targets": targets}
+        if data.weight is not None:
+            self.arrays["weights"] = data.weight.astype(np.float32)
+        self.numbers = {"scale": data.scale or 1.0, "seed": sampling.seed}
+
+    def load(self, state: State) -> None:
+        for name in ("parameters", "slots", "statistics"):
+            self.arrays[name] = getattr(state, name).astype(np.float32).ravel()
+
+    def run(self, rates: np.ndarray) -> np.ndarray:
+        """Train from step 0 on, for at most one epoch."""
+        assert self.plan.optimizer is not None
+        rows = self.sampling.rows
+        self.arrays["order"] = self.sampling.order(0).astype(np.int32)
+        self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
+        table = self.plan.optimizer.table(0, rates)
+        schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
+        schedule[:, : table.shape[1]] = table
+        constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
+        for _ in rates:
+            for launch in (launch for part in (*self.low.shares, self.low.finish) for launch in part):
+                self._launch(launch, constants if launch.entry.header == "update.cuh" else {})
+        return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
+
+    def evaluate(self) -> np.ndarray:
+        """Predictions of the first batch."""
+        self.arrays["order"] = np.arange(len(self.data), dtype=np.int32)
+        self.arrays["step"] = np.array([(0, 0, 0, self.plan.capacity, len(self.data))], STEP)
+        for launch in self.low.evaluation:
+            self._launch(launch, {})
+        return self.arrays[self.plan.output].reshape(-1, self.plan.n_out)
+
+    def _launch(self, launch: Launch, constants: dict[str, np.ndarray]) -> None:
+        args: dict[str, object] = {}
+        for argument in launch.entry.arguments:
+            value = launch.values[argument.name]
+            args[argument.name] = self._resolve(value.array) if isinstance(value, At) else value
+            if argument.is_pointer:
+                args[argument.name + SUFFIX] = value.offset if isinstance(value, At) else 0
+        entry = self.entries[launch.entry]
+        # How far atomic sums may differ from order to order is held in test_kernels.py.
+        tolerance = {"dx": np.inf} if launch.entry == kernels.dense_backward_atomic() else None
+        got = run(entry, launch.grid, entry.threads, args, constants=constants, tolerance=tolerance)
+        for name, array in got.items():
+            value = launch.values[name]
+            assert isinstance(value, At)
+            self.arrays[value.array] = array
+
+    def _resolve(self, name: str) -> object:
+        """A number, an array, or None for weights where there are none."""
+        return self.numbers[name] if name in self.numbers else self.arrays.get(name)
+
+
+TIED = Dense(8, 8, "gelu")
+STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "shares": (
+        [Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 8, "silu", bias=False), Dense(8, 3)],
+        {"loss": "softmax_cross_entropy", "shares": 3, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
+    ),
+    "tied, clipped, standardized": (
+        [Standardize(9), Dense(9, 8, "relu"), TIED, Dropout(0.2), TIED, Dense(8, 3), Standardize(3)],
+        {"shares": 2, "optimizer": OPTIMIZERS["Nesterov"](0.1, clip_norm=0.1)},
+    ),
+    "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shares": 2}),
+    "atomic": (
+        [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
+        {"loss": "binary_cross_entropy", "reduction": "atomic", "optimizer": OPTIMIZERS["RMSprop"](0.01)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
+    """Two full batches and a last one of two rows; then predictions."""
+    layers, options = STEPS[case]
+    network = Network(layers, seed=3)
+    plan32, plan64 = (
+        network.lower(
+            **{"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1), **options},
+            capacity=8,
+            precision=precision,
+        )
+        for precision in ("float32", "float64")
+    )
+    loss, kind = plan32.loss, plan32.target_kind
+    assert loss is not None and kind is not None
+    wide = dataset(loss, kind, rows=18, n_in=plan32.n_in, n_out=3, weighted=True)
+    assert wide.y is not None
+    target = wide.y if kind == "index" else wide.y.astype(np.float32)
+    data = Dataset(wide.x.astype(np.float32), target, wide.weight)
+    network.adapt(data)
+    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
+    count = plan32.parameter_count
+    slots = np.zeros((len(plan32.optimizer.slots) if plan32.optimizer else 0, 1, count))
+    state = State(network.flat_parameters()[np.newaxis], slots, network.flat_statistics()[np.newaxis])
+
+    results = []
+    for plan in (plan64, plan32):
+        program = get_backend("cpu").compile(plan, threads=1)
+        program.load(state)
+        program.attach(data, sampling)
+        losses = program.run(0, rates)
+        results.append((program.read().parameters[0], losses, program.predict(data)[:8]))
+    host = HostProgram(plan32, data, sampling, tmp_path)
+    host.load(state)
+    losses = host.run(rates).copy()
+    ours = (host.arrays["parameters"], losses, host.evaluate())
+
+    # Both compute in float32, in sums as long: neither errs by much more than the other.
+    for got, oracle, cpu in zip(ours, *results, strict=True):
+        error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
+        assert abs(got - oracle).max() <= 4 * error

@@ -1,0 +1,112 @@
+"""nvcc compiles every entry of the table, for each generation of cards, to what the table says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, Cubin, compile_units
+from mlpgpu.backends.cuda.kernels import Entry, all_entries, units
+
+ALL = units(all_entries())
+# One unit of each file, its last entry: enough to see that nvcc takes the file for a generation.
+ONE_OF_EACH = {header: entries[-1:] for header, entries in ALL.items()}
+COMPLETE = ("sm_75", "sm_80", "sm_90a")
+ARCHITECTURES = {**dict.fromkeys(COMPLETE, ALL), **dict.fromkeys(("sm_86", "sm_89", "sm_100", "sm_120"), ONE_OF_EACH)}
+
+REGISTERS = 65536  # of a multiprocessor, since compute capability 3.0
+SHARED_BYTES = 48 << 10  # of a block, without asking for more
+
+Cubins = dict[str, dict[str, Cubin]]
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Cubins:
+    """By architecture and header; warnings are errors to nvcc.  Kept where $MLPGPU_CACHE is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        if CACHE_VARIABLE not in os.environ:
+            patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        with ThreadPoolExecutor(2) as pool:
+            made = pool.map(lambda arch: compile_units(ARCHITECTURES[arch], arch), ARCHITECTURES)
+            return dict(zip(ARCHITECTURES, made, strict=True))
+
+
+EACH = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+@EACH
+def test_the_table_is_what_is_compiled(arch: str, cubins: Cubins) -> None:
+    for header, entries in ARCHITECTURES[arch].items():
+        # A kernel's code lies in an ELF section of its name.
+        found = re.findall(rb"\0\.text\.(\w+)(?=\0)", cubins[arch][header].image)
+        assert {name.decode() for name in found} == {entry.name for entry in entries}
+
+
+@EACH
+def test_kernels_fit(arch: str, cubins: Cubins) -> None:
+    for header, entries in ARCHITECTURES[arch].items():
+        resources = cubins[arch][header].resources
+        assert set(resources) == {entry.name for entry in entries}
+        for entry in entries:
+            kernel = resources[entry.name]
+            assert (entry.name, kernel.spill_bytes, kernel.stack_bytes) == (entry.name, 0, 0)
+            assert kernel.registers * entry.threads <= REGISTERS
+            assert kernel.shared_bytes == 0  # all of it is dynamic
+            assert entry.shared_bytes <= SHARED_BYTES
+
+
+def cuobjdump() -> str:
+    """From the PATH, or PyPI's package nvidia-cuda-cuobjdump."""
+    folders = [os.environ.get("PATH", "")]
+    folders += [str(folder) for place in sys.path if place for folder in Path(place).glob("nvidia/cu*/bin")]
+    found = shutil.which("cuobjdump", path=os.pathsep.join(folders))
+    assert found, "these tests read machine code with cuobjdump: install the CUDA toolkit or nvidia-cuda-cuobjdump"
+    return found
+
+
+@pytest.fixture(scope="module", params=COMPLETE)
+def instructions(
+    request: pytest.FixtureRequest, cubins: Cubins, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, set[str]]:
+    """The names of each kernel's instructions, such as FFMA, by the kernel's name."""
+    folder = tmp_path_factory.mktemp("sass")
+    found: dict[str, set[str]] = {}
+    for header, cubin in cubins[request.param].items():
+        path = (folder / header).with_suffix(".cubin")
+        path.write_bytes(cubin.image)
+        listing = subprocess.run([cuobjdump(), "-sass", path], check=True, capture_output=True, text=True).stdout
+        for part in listing.split("Function : ")[1:]:
+            found[part.split(maxsplit=1)[0]] = set(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?\s*(\w+)", part))
+    assert set(found) == {entry.name for entry in all_entries()}
+    return found
+
+
+def names_with(instructions: dict[str, set[str]], *wanted: str) -> set[str]:
+    return {name for name, kinds in instructions.items() if kinds & set(wanted)}
+
+
+def names_of(*entries: Entry) -> set[str]:
+    return {entry.name for entry in entries}
+
+
+def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[str]]) -> None:
+    atomics = names_with(instructions, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
+    assert atomics == names_of(kernels.dense_backward_atomic())
+
+
+def test_losses_read_targets_as_textures(instructions: dict[str, set[str]]) -> None:
+    assert names_with(instructions, "TEX", "TLD") == {name for name in instructions if name.startswith("loss_")}
+
+
+def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
+    products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+", name)}
+    assert products <= names_with(instructions, "FFMA")
+    assert len(products) == sum("Tile<" in entry.function for entry in all_entries())

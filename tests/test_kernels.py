@@ -1,0 +1,226 @@
+"""Each kernel against the NumPy specification, on the host; and faults planted in them, each of which is found."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import kernel_cases
+import numpy as np
+import pytest
+import shim_runner
+from kernel_cases import Case, Shifted, all_cases, whole
+from shim_offsets import SUFFIX, with_offsets
+from shim_runner import prepare, run
+
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import TILES, WEIGHT_TILES, Entry, all_entries
+from mlpgpu.backends.cuda.program import STEP
+
+CASES = all_cases()
+SMALLEST = TILES[-1]
+
+
+def run_case(case: Case, folder: Path) -> dict[str, np.ndarray]:
+    # Both orders are within the bound of the same number.
+    tolerance = {name: 2 * output.bound for name, output in case.outputs.items()} if case.atomic else None
+    entry, args = case.entry, dict(case.args)
+    if any(isinstance(value, Shifted) for value in args.values()):
+        entry = with_offsets([case.entry], folder)[case.entry]
+        for name in [argument.name for argument in case.entry.arguments if argument.is_pointer]:
+            value = args[name]
+            args[name + SUFFIX] = int(isinstance(value, Shifted))
+            if isinstance(value, Shifted):
+                args[name] = np.insert(value.array.ravel(), 0, np.nan)
+    return run(entry, case.grid, entry.threads, args, constants=case.constants, tolerance=tolerance)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where sources for shifted arrays are; all entries are compiled at once."""
+    prepare(all_entries())
+    return tmp_path_factory.mktemp("shifted")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.entry.name}-{case.name}")
+def test_kernel_against_numpy(case: Case, folder: Path) -> None:
+    case.check(run_case(case, folder))
+
+
+def test_advance(folder: Path) -> None:
+    step = np.array([(2**33, 2, 3, 4, 5)], STEP)
+    after = run(kernels.advance(), 1, 1, {"step": step})["step"]
+    assert after[0].tolist() == (2**33 + 1, 3, 4, 4, 5)
+
+
+def test_every_entry_has_a_case() -> None:
+    assert {case.entry for case in CASES} | {kernels.advance()} == set(all_entries())
+
+
+@pytest.mark.parametrize("tile", TILES[:-1], ids=str)
+def test_all_tiles_give_the_same_bits(tile: kernels.Tile, folder: Path) -> None:
+    x, w = np.random.default_rng(1).normal(size=(2, 70, 70)).astype(np.float32)
+    first, second = (
+        run_case(kernel_cases.dense_forward("tanh", side, whole(70), x, w), folder) for side in (SMALLEST, tile)
+    )
+    np.testing.assert_array_equal(first["y"].view(np.uint32), second["y"].view(np.uint32))
+    first, second = (
+        run_case(kernel_cases.dense_backward_weight(WEIGHT_TILES[TILES.index(side)], whole(70), 70, 70), folder)
+        for side in (SMALLEST, tile)
+    )
+    for name in ("dw", "db"):
+        np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32))
+
+
+def test_a_row_has_the_same_bits_in_any_batch(folder: Path) -> None:
+    x, w = np.random.default_rng(2).normal(size=(2, 70, 70)).astype(np.float32)
+    cases = [kernel_cases.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
+    alone, among = (run_case(case, folder)["y"] for case in cases)
+    np.testing.assert_array_equal(alone[0].view(np.uint32), among[0].view(np.uint32))
+
+
+# --- the comparison itself ---
+
+
+def test_the_comparison_tells_wrong_from_right() -> None:
+    case = kernel_cases.standardize(kernel_cases.batches(31)[1], 5)
+    output = case.outputs["y"]
+    right = np.where(output.written, output.value, kernel_cases.UNWRITTEN).astype(np.float32)
+    case.check({"y": right})
+    for row, wrong in ((0, np.nan), (0, np.inf), (0, right[0, 0] + 1e-4), (20, 0.0)):
+        changed = right.copy()
+        changed[row, 0] = wrong
+        with pytest.raises(AssertionError, match=rf"standardize: y\[{row}, 0\] is"):
+            case.check({"y": changed})
+
+
+# --- planted faults ---
+
+
+def cases_of(entries: Iterable[Entry]) -> list[Case]:
+    wanted = set(entries)
+    return [case for case in CASES if case.entry in wanted]
+
+
+FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
+    "barrier removed in gemm_tile": (
+        "gemm.cuh",
+        "        __syncthreads();\n        if (Columns::wanted",
+        "        if (Columns::wanted",
+        kernels.dense_forward("identity", SMALLEST),
+    ),
+    "border off by one in load_four": (
+        "gemm.cuh",
+        "start + 3 < length",
+        "start + 3 <= length",
+        kernels.dense_forward("identity", SMALLEST),
+    ),
+    "vectors from addresses that are not aligned": (
+        "gemm.cuh",
+        "(reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0",
+        "(reinterpret_cast<uintptr_t>(data) % 4 == 0) && pitch % 4 == 0",
+        kernels.dense_forward("identity", SMALLEST),
+    ),
+    "last slice of a product left out": (
+        "gemm.cuh",
+        "k0 < k_end; k0 += T::K",
+        "k0 + T::K <= k_end; k0 += T::K",
+        kernels.dense_forward("identity", SMALLEST),
+    ),
+    "partial left out in reduce": (
+        "update.cuh",
+        "term < shares * uses",
+        "term < shares * uses - 1",
+        kernels.reduce(),
+    ),
+    "uses and shares swapped in reduce": (
+        "update.cuh",
+        "partials[term / uses * pitch + term % uses * size + i]",
+        "partials[term % shares * pitch + term / shares * size + i]",
+        kernels.reduce(),
+    ),
+    "index swapped in dense_backward_input": (
+        "dense.cuh",
+        "(rows.first + row) * k + column",
+        "(rows.first + column) * k + row",
+        kernels.dense_backward_input("relu", SMALLEST),
+    ),
+    "last column's sum left out": (
+        "dense.cuh",
+        "columns = {db, db ? n : 0}",
+        "columns = {db, db ? n - 1 : 0}",
+        kernels.dense_backward_weight(WEIGHT_TILES[-1]),
+    ),
+    "barrier removed in dense_backward_atomic": (
+        "dense.cuh",
+        "        __syncthreads();\n        for (int r = 0; r < T::R; ++r) {",
+        "        for (int r = 0; r < T::R; ++r) {",
+        kernels.dense_backward_atomic(),
+    ),
+    "last block of dropout skipped": (
+        "rows.cuh",
+        "block * 4 < end",
+        "block * 4 + 4 < end",
+        kernels.dropout(),
+    ),
+    "dropout's blocks counted from the share's first row": (
+        "rows.cuh",
+        "philox(seed, purpose, block,",
+        "philox(seed, purpose, block - first / 4,",
+        kernels.dropout(),
+    ),
+    "wrong share of rows": (
+        "step.cuh",
+        "rows * (share + 1) / shares",
+        "(rows * (share + 1) + shares - 1) / shares",
+        kernels.standardize(),
+    ),
+    "last batch taken for a full one": (
+        "step.cuh",
+        "const int64_t rows = batch_rows(*step);",
+        "const int64_t rows = step->batch_rows;",
+        kernels.gather("float32"),
+    ),
+    "order read from its start": (
+        "rows.cuh",
+        "order[rows.order + row]",
+        "order[row]",
+        kernels.gather("uint8"),
+    ),
+    "barrier removed between two sums of a block": (
+        "loss.cuh",
+        "    value = block_sum(value, scratch);\n    __syncthreads();\n    weight = block_sum(weight, scratch);\n"
+        "    if (threadIdx.x == 0) {\n        sums",
+        "    value = block_sum(value, scratch);\n    weight = block_sum(weight, scratch);\n"
+        "    if (threadIdx.x == 0) {\n        sums",
+        kernels.loss("huber", "dense"),
+    ),
+    "rates of the batch's place in the epoch": (
+        "update.cuh",
+        "schedule + step->run * COLUMNS",
+        "schedule + step->batch * COLUMNS",
+        kernels.update("SGD"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, right, wrong, entry = FAULTS[fault]
+    sources = tmp_path / "cuda"
+    shutil.copytree(shim_runner.KERNELS, sources)
+    text = (sources / file).read_text()
+    assert text.count(right) == 1, f"{file} has changed: plant the fault anew"
+    (sources / file).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(shim_runner, "KERNELS", sources)
+    monkeypatch.setattr(shim_runner, "_programs", {})
+
+    def fails(case: Case) -> bool:
+        try:
+            case.check(run_case(case, tmp_path))
+        except AssertionError:
+            return True
+        return False
+
+    assert any(fails(case) for case in cases_of([entry]))
