@@ -17,7 +17,6 @@ from ..losses import LOSSES
 from ..plan import Plan
 from ..random import epoch_order
 
-
 MEMORY_SHARE = 0.5
 
 

@@ -38,7 +38,7 @@ except ImportError as error:
     _missing = error
 
 LEAST_CAPABILITY = (7, 5)
-ALIGNMENT = 256  # bytes; what cuMemAlloc itself keeps
+ALIGNMENT = 512  # bytes; what a texture over linear memory asks for, and cuMemAlloc keeps
 PLAIN_SHARED_BYTES = 48 << 10  # dynamic shared memory of a block that need not be asked for
 
 # After one of these every call on the context fails, in this process, for ever.
@@ -258,7 +258,7 @@ class _Resource:
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes`` as an arena takes them up: a multiple of 256."""
+    """``nbytes`` as an arena takes them up: a multiple of 512."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -289,7 +289,7 @@ class Arena(_Resource):
         return self._end - self._next
 
     def take(self, nbytes: int) -> int:
-        """The address of the next ``nbytes``, a multiple of 256.  They are not cleared.
+        """The address of the next ``nbytes``, a multiple of 512.  They are not cleared.
 
         Raises:
             BackendError: there is less left.
