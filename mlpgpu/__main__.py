@@ -15,23 +15,29 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from . import __version__, storage
-from .backends import BACKENDS, get_backend
-from .errors import ConfigurationError, MlpgpuError, check_integer, lookup
+from .backends import BACKENDS, State, get_backend
+from .backends.cuda import CudaBackend
+from .backends.cuda.compiler import cache_folder, find_nvcc, nvcc_version
+from .backends.cuda.driver import describe_machine
+from .backends.cuda.explain import profile
+from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
 from .losses import LOSSES
 from .network import Network
 from .optimizers import SGD
+from .plan import Plan
 from .trainer import Trainer
 
 BATCH_SIZE = 32  # of a plan, unless the command says otherwise
-
-GPU = "none: this version of mlpgpu has the NumPy backend only, so no GPU was looked for"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, ``sys.argv``'s by default, and return the exit code: 2 for an error of the user's."""
     options = _parser().parse_args(arguments)
     try:
-        print(info() if options.command == "info" else explain(options.model, options.batch_size, options.loss))
+        if options.command == "info":
+            print(info())
+        else:
+            print(explain(options.model, options.batch_size, options.loss, options.backend, timeline=options.timeline))
     except MlpgpuError as error:
         print("mlpgpu:", *str(error).split(), file=sys.stderr)
         return 2
@@ -42,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mlpgpu", description="Train multilayer perceptrons.")
     parser.add_argument("--version", action="version", version=f"mlpgpu {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="print versions, cores and backends")
+    commands.add_parser("info", help="print versions, cores, GPUs and backends")
     explained = commands.add_parser("explain", help="print a saved network, or a run, and its plan")
     explained.add_argument("model", metavar="MODEL", help="a file of Network.save, Trainer.save or Checkpoint")
     explained.add_argument(
@@ -51,11 +57,17 @@ def _parser() -> argparse.ArgumentParser:
     explained.add_argument(
         "--loss", metavar="NAME", help="plan a step of SGD on this loss, not a prediction; a run has its own"
     )
+    explained.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 or auto, which is a network's; on a GPU the launches are measured (a run has its own)",
+    )
+    explained.add_argument("--timeline", action="store_true", help="show when each launch of a step runs, on a GPU")
     return parser
 
 
 def info() -> str:
-    """Versions, BLAS, cores and backends, a line each."""
+    """Versions, BLAS, cores, GPUs, what compiles for them, and backends, a line each."""
     blas = [library for library in threadpool_info() if library["user_api"] == "blas"]
     names = [f"{b['internal_api']} {b['version']}, up to {b['num_threads']} threads" for b in blas]
     logical = psutil.cpu_count()
@@ -67,21 +79,50 @@ def info() -> str:
         "h5py": f"{h5py.__version__} with HDF5 {h5py.version.hdf5_version}",
         "BLAS": "; ".join(names) or "one whose threads cannot be set",
         "cores": f"{psutil.cpu_count(logical=False)} physical, {logical} logical, {usable} usable",
-        "backends": f"{', '.join(BACKENDS[1:])}; auto means {get_backend('auto').name}",
-        "GPU": GPU,
+        **describe_machine(),
+        "nvcc": _nvcc(),
+        "kernel cache": str(cache_folder()),
+        "backends": f"{', '.join(BACKENDS[1:])}; auto means {_auto()}",
     }
-    return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+    width = max(map(len, lines)) + 2
+    return "\n".join(f"{name:<{width}}{' '.join(value.split())}" for name, value in lines.items())
 
 
-def explain(path: str, batch_size: int | None = None, loss: str | None = None) -> str:
-    """The network in a file, its plan, and what runs it.
+def _nvcc() -> str:
+    try:
+        nvcc = find_nvcc()
+        return f"{nvcc_version(nvcc)} in {nvcc.parent}"
+    except BackendError as error:
+        return str(error)
 
-    A run's plan is its trainer's.  A network's is that of a prediction, or of a step of SGD on ``loss``.
+
+def _auto() -> str:
+    try:
+        return CudaBackend().name
+    except BackendError:
+        return "cpu"
+
+
+def explain(
+    path: str,
+    batch_size: int | None = None,
+    loss: str | None = None,
+    backend: str | None = None,
+    *,
+    timeline: bool = False,
+) -> str:
+    """The network in a file, its plan, what runs it, and on a GPU what each launch takes.
+
+    A run's plan and backend are its trainer's, but for another ``backend``.  A network's plan is that of a
+    prediction, or of a step of SGD on ``loss``.
 
     Raises:
         StorageError, FileFormatError: the file cannot be read.
-        ConfigurationError, UnknownNameError: ``batch_size`` or ``loss`` does not suit it.
+        ConfigurationError, UnknownNameError: ``batch_size``, ``loss`` or ``backend`` does not suit it.
+        BackendError: the GPU that is asked for cannot be used.
     """
+    if backend is not None:
+        get_backend(backend)  # raises before anything is read
     contents = storage.read(path)
     if "run" in contents.description:
         if batch_size is not None or loss is not None:
@@ -89,11 +130,11 @@ def explain(path: str, batch_size: int | None = None, loss: str | None = None) -
             raise ConfigurationError("explain", expected=expected, got=f"--batch-size {batch_size}, --loss {loss}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that other libraries give other bits: nothing is resumed here
-            trainer = Trainer.resume(path)
-        network, plan, backend, threads = trainer.network, trainer.plan, trainer.backend, trainer.threads
+            trainer = Trainer.resume(path, backend=backend)
+        network, plan, chosen, threads = trainer.network, trainer.plan, trainer.backend, trainer.threads
         progress = f"run: {trainer.epochs} epochs, {trainer.steps} steps, loss {trainer.loss}, {trainer.optimizer}"
     else:
-        network, backend, threads = Network.from_contents(contents), get_backend("auto"), None
+        network, chosen, threads = Network.from_contents(contents), get_backend(backend or "auto"), None
         capacity = BATCH_SIZE if batch_size is None else check_integer("--batch-size", batch_size, least=1)
         plan = network.lower(
             capacity=capacity,
@@ -103,9 +144,21 @@ def explain(path: str, batch_size: int | None = None, loss: str | None = None) -
             precision=network.flat_parameters().dtype.name,
         )
         progress = ""
-    made_by = ", ".join(f"{key} {value}" for key, value in backend.fingerprint(plan, threads=threads).items())
+    made_by = ", ".join(f"{key} {value}" for key, value in chosen.fingerprint(plan, threads=threads).items())
     parts = [str(network), progress, str(plan), f"here: {made_by}"]
+    if isinstance(chosen, CudaBackend):
+        parts.append(_measured(network, plan, chosen, timeline))
+    elif timeline:
+        raise ConfigurationError("--timeline", expected="the cuda backend", got=chosen.name)
     return "\n\n".join(part for part in parts if part)
+
+
+def _measured(network: Network, plan: Plan, backend: CudaBackend, timeline: bool) -> str:
+    backend.check(plan)
+    parameters = network.flat_parameters()[np.newaxis]
+    slots = np.zeros((len(plan.optimizer.slots) if plan.optimizer else 0, *parameters.shape), parameters.dtype)
+    state = State(parameters, slots, network.flat_statistics()[np.newaxis])
+    return str(profile(plan, backend.device, state, scale=network.scale, timeline=timeline))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import storage
-from .backends import State, get_backend
+from .backends import State, choose_backend, get_backend
 from .datasets import Dataset
 from .descriptions import describe, rebuild
 from .errors import (
@@ -157,14 +157,14 @@ class Network:
 
     def _run(self, x: ArrayLike | Dataset, backend: str, batch_size: int | None, *, logits: bool) -> np.ndarray:
         rows = PREDICTION_ROWS if batch_size is None else check_integer("batch_size", batch_size, least=1)
-        compiler = get_backend(backend)
+        get_backend(backend)  # a wrong name is told before anything is looked at
         dataset = self.check(x if isinstance(x, Dataset) else self._inputs(x))
         if not self.adapted:
             hint = "call adapt(dataset), or train"
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
         parameters = self.flat_parameters()
         plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=parameters.dtype.name)
-        program = compiler.compile(plan)
+        program = choose_backend(backend, plan).compile(plan)
         no_slots = np.empty((0, 1, len(parameters)), parameters.dtype)
         program.load(State(parameters[np.newaxis], no_slots, self._statistics[np.newaxis]))
         return program.predict(dataset, logits=logits)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from . import storage
-from .backends import MEMORY_SHARE, Program, Sampling, State, get_backend, target_array
+from .backends import MEMORY_SHARE, Program, Sampling, State, choose_backend, get_backend, target_array
 from .callbacks import Callback, as_callback
 from .datasets import Dataset
 from .descriptions import describe, rebuild
@@ -136,9 +136,8 @@ class Trainer:
         self.class_weight = _check_class_weight(class_weight, self.loss)
         self.threads = None if threads is None else check_integer("threads", threads, least=1)
         self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
-        self.backend = get_backend(backend)
         self.plan = self._lower(LOSSES[self.loss].targets[0])
-        self.backend.check(self.plan)
+        self.backend = choose_backend(backend, self.plan)
 
         self.history = History()
         self.steps = 0

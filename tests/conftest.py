@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
+
+# What is tested here is the NumPy backend, on a machine with a card too; tests/gpu asks for cuda by name.
+os.environ.setdefault("MLPGPU_BACKEND", "cpu")
 
 # The same examples on every run and no clock: a red run can be repeated on any machine.
 settings.register_profile("mlpgpu", derandomize=True, deadline=None, max_examples=30)

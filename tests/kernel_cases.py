@@ -22,9 +22,10 @@ from helpers import EPS, EPS32, LOSS_KINDS
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import TILES, WEIGHT_TILES, Entry, Tile
+from mlpgpu.backends.cuda.kernels import TILES, Entry, Tile
 from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
-from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
+from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output, class_count, classes_of
+from mlpgpu.metrics import METRICS
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 from mlpgpu.random import Purpose, uniforms
 
@@ -377,12 +378,12 @@ def _dense_cases() -> Iterator[Case]:
     sizes = [(1, 1, 1), (31, 33, 32), (32, 32, 31), (33, 31, 127), (127, 257, 33), (257, 127, 31)]
     # The last one has whole tiles of every size inside, in all three products.
     sizes += [(33, 36, 32), (5, 4, 132), (136, 132, 140)]
-    smallest, smallest_of_weight = TILES[-1], WEIGHT_TILES[-1]
-    for (tile, tile_of_weight), (rows, k, n) in product(zip(TILES, WEIGHT_TILES, strict=True), sizes):
+    smallest = TILES[-1]
+    for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_forward("relu", tile, whole(rows), _normal(rows, k), _normal(k, n))
         yield dense_forward_part(tile, whole(rows), k, n, part=32)
         yield dense_backward_input("relu", tile, whole(rows), k, n)
-        yield dense_backward_weight(tile_of_weight, whole(rows), k, n)
+        yield dense_backward_weight(tile, whole(rows), k, n)
     for rows, k, n in sizes:
         yield dense_backward_atomic(whole(rows), k, n)
     for activation, tile in product(ACTIVATIONS, TILES):
@@ -396,18 +397,18 @@ def _dense_cases() -> Iterator[Case]:
         yield dense_forward_part(smallest, batch, 70, 35, part=32)
         yield dense_forward_sum("tanh", batch, 35, 2)
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
-        yield dense_backward_weight(smallest_of_weight, batch, 35, 36)
+        yield dense_backward_weight(smallest, batch, 35, 36)
         yield dense_backward_atomic(batch, 35, 36)
     yield dense_forward("identity", smallest, whole(33), _normal(33, 35), _normal(35, 36), plain=True)
     yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
     yield dense_backward_input("identity", smallest, whole(33), 35, 36, plain=True)
-    yield dense_backward_weight(smallest_of_weight, whole(33), 35, 36, plain=True)
+    yield dense_backward_weight(smallest, whole(33), 35, 36, plain=True)
     yield dense_backward_atomic(whole(33), 35, 36, plain=True)
     # Lengths that allow vectors, at addresses that do not.
     yield dense_forward("identity", smallest, whole(33), _normal(33, 36), _normal(36, 40), shift=True)
     yield dense_forward_part(smallest, whole(33), 72, 40, part=32, shift=True)
     yield dense_backward_input("identity", smallest, whole(33), 36, 40, plain=True, shift=True)
-    yield dense_backward_weight(smallest_of_weight, whole(33), 36, 40, shift=True)
+    yield dense_backward_weight(smallest, whole(33), 36, 40, shift=True)
     # What is not finite stays in its row, whichever neighbours are read along with it.
     for tile, k in product(TILES, (31, 32)):
         x = _normal(34, k)
@@ -621,6 +622,128 @@ def _loss_cases() -> Iterator[Case]:
         yield total_error(count)
 
 
+# --- metrics ---
+
+
+def classes(
+    kind: TargetKind,
+    batch: Batch,
+    n: int,
+    *,
+    function: OutputName = "softmax",
+    special: float | None = None,
+    textured: bool = True,
+) -> Case:
+    """Outputs and dense targets hold few values, so that several are the largest; ``special`` is what one output is."""
+    output = np.random.default_rng(8).integers(-2, 3, (batch.capacity, n)).astype(np.float32) / 4 + 0.25
+    if special is not None:
+        output[0, n // 2] = special
+    shape = (2 * batch.epoch_rows,) if kind == "index" else (2 * batch.epoch_rows, n)
+    targets = (_random().integers(n if kind == "index" else 3, size=shape)).astype(np.float32)
+    of_rows = targets[batch.fetched]
+    predicted, actual = np.zeros((2, batch.capacity), np.int32)
+    predicted[batch.part] = classes_of(function, output[batch.part])
+    actual[batch.part] = of_rows if kind == "index" else classes_of(function, of_rows)
+    unwritten = {name: np.full(batch.capacity, -7, np.int32) for name in ("predicted", "actual")}
+    return Case(
+        f"{batch}-{n}-{function}" + f"-{special}" * (special is not None),
+        kernels.classes(kind, textured=textured),
+        (_blocks(batch.capacity, kernels.WARPS_PER_BLOCK),),
+        {
+            "step": batch.args["step"], "order": batch.order, "output": batch.rows_of(output), "targets": targets,
+            **unwritten, "n": n, "classes": class_count(function, n),
+        },
+        {
+            "predicted": expect(predicted, 0.0, batch.written(batch.capacity)),
+            "actual": expect(actual, 0.0, batch.written(batch.capacity)),
+        },
+    )  # fmt: skip
+
+
+def metric_bound(name: str, sums: np.ndarray, target: np.ndarray, *, weighted: bool, merges: int) -> np.ndarray:
+    """How far two float64 sums may lie apart that compared ``target``, (rows,) classes or (rows, n) numbers.
+
+    Terms have the same bits, or two roundings more; both sides err by one rounding for each addition.
+    """
+    if METRICS[name].of == "classes" and not weighted:
+        return np.zeros(sums.shape)  # counts
+    bound = 2 * EPS * (target.size + 8) * abs(sums)
+    if name == "r2":
+        # A mean errs by δ.  Around it squares sum up to W δ² more; a shift of at most the range R errs by 2 δ, and
+        # its square, which counts for less than W rows, by 4 R δ + 4 δ².
+        total, _, _, spread = sums
+        delta, reach = EPS * (len(target) + 8) * abs(target).max(axis=0), np.ptp(target, axis=0)
+        bound[2] = 2 * delta
+        bound[3] = 2 * EPS * (len(target) + 8 + 3 * merges) * spread
+        bound[3] += 2 * total * (delta**2 + merges * (4 * reach * delta + 4 * delta**2))
+    return bound
+
+
+def metric(
+    name: str,
+    batch: Batch,
+    n: int,
+    *,
+    weighted: bool = True,
+    counted: bool = True,
+    offset: float = 0.0,
+    textured: bool = True,
+) -> Case:
+    """The sums hold the batches before this one, whose weights are 0 unless ``counted``; ``offset`` moves numbers."""
+    row = METRICS[name]
+    random, of_classes = np.random.default_rng(9), row.of == "classes"
+    count = 2 * batch.epoch_rows
+    weights = random.uniform(0.0, 2.0, count).astype(np.float32) if weighted else None
+    if weights is not None and not counted:
+        weights[batch.fetched] = 0.0
+    targets = random.integers(n, size=count) if of_classes else random.normal(size=(count, n)) + offset
+    outputs = np.where(random.random(targets.shape) < 0.5, targets, random.permuted(targets))
+    dtype = np.int32 if of_classes else np.float32
+    targets, outputs = targets.astype(dtype), outputs.astype(dtype)
+    before = after = np.zeros(row.shape(n))
+    for place in range(batch.place + 1):
+        before = after.copy()
+        rows = Batch(batch.capacity, batch.epoch_rows, place).fetched
+        row.accumulate(outputs[rows], targets[rows], None if weights is None else _wide(weights[rows]), after)
+
+    output = np.full((batch.capacity, *outputs.shape[1:]), -1, dtype)
+    output[batch.part] = outputs[batch.fetched]
+    of_batch = np.full(batch.capacity, -1, dtype)
+    if of_classes:  # those of the batch, in its order; numbers are looked up in the data set
+        of_batch[batch.part] = targets[batch.fetched]
+    seen = _wide(targets[batch.order[: batch.place * batch.capacity + len(batch.fetched)]])
+    bound = metric_bound(name, after, seen, weighted=weighted, merges=batch.place + 1)
+    variant = "-weighted" * weighted + "-uncounted" * (not counted) + f"-at{offset:g}" * (offset != 0.0)
+    args = {
+        "step": batch.args["step"], "order": batch.order, "weights": weights, "output": output,
+        "targets": of_batch if of_classes else targets, "sums": before, "n": n,
+    }  # fmt: skip
+    grid = (math.prod(before.shape[1:]),)
+    entry = kernels.metric(name, textured=textured)
+    return Case(f"{batch}-{n}{variant}", entry, grid, args, {"sums": expect(after, bound)})
+
+
+def _metric_cases() -> Iterator[Case]:
+    last = Batch(31, 64, 2)
+    for kind, textured in product(("index", "dense"), (True, False)):
+        for batch, n in ((whole(1), 1), (whole(31), 10), (last, 10), (whole(9), 32), (whole(9), 257)):
+            yield classes(kind, batch, n, textured=textured)
+    yield classes("dense", whole(31), 1, function="sigmoid")
+    for special in (np.nan, np.inf, -np.inf):
+        yield classes("index", whole(1), 5, special=special)
+        yield classes("index", whole(1), 1, special=special)
+    for name in METRICS:
+        for batch, n in ((whole(1), 1), (whole(31), 10), (last, 1), (last, 10), (whole(40), 257)):
+            yield metric(name, batch, n)
+        for batch in (whole(31), last):
+            yield metric(name, batch, 3, weighted=False)
+            yield metric(name, batch, 3, counted=False)
+            yield metric(name, batch, 3, textured=False)
+        yield metric(name, whole(1500), 1)
+    for batch in (whole(31), Batch(31, 93, 1), last):
+        yield metric("r2", batch, 3, offset=1e6)
+
+
 # --- once a step ---
 
 
@@ -730,4 +853,4 @@ def _step_cases() -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Every case.  Of `advance` there is none, for a Step is no array of numbers; test_kernels.py has its test."""
-    return [*_dense_cases(), *_row_cases(), *_loss_cases(), *_step_cases()]
+    return [*_dense_cases(), *_row_cases(), *_loss_cases(), *_metric_cases(), *_step_cases()]

@@ -57,7 +57,7 @@ def test_kernels_fit(arch: str, cubins: Cubins) -> None:
         assert set(resources) == {entry.name for entry in entries}
         for entry in entries:
             kernel = resources[entry.name]
-            assert (entry.name, kernel.spill_bytes, kernel.stack_bytes) == (entry.name, 0, 0)
+            assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes, entry.name
             assert kernel.registers * entry.threads <= REGISTERS
             assert kernel.shared_bytes == 0  # all of it is dynamic
             assert entry.shared_bytes <= SHARED_BYTES
@@ -102,11 +102,12 @@ def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[st
     assert atomics == names_of(kernels.dense_backward_atomic())
 
 
-def test_losses_read_targets_as_textures(instructions: dict[str, set[str]]) -> None:
-    assert names_with(instructions, "TEX", "TLD") == {name for name in instructions if name.startswith("loss_")}
+def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
+    textured = [entry for entry in all_entries() if any(a.ctype == "Texture" for a in entry.arguments)]
+    assert names_with(instructions, "TEX", "TLD") == names_of(*textured)
 
 
 def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
-    products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+", name)}
+    products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+x\d+", name)}
     assert products <= names_with(instructions, "FFMA")
     assert len(products) == sum("Tile<" in entry.function for entry in all_entries())

@@ -15,7 +15,7 @@ from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import TILES, WEIGHT_TILES, Entry, all_entries
+from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 from mlpgpu.backends.cuda.program import STEP
 
 CASES = all_cases()
@@ -66,8 +66,7 @@ def test_all_tiles_give_the_same_bits(tile: kernels.Tile, folder: Path) -> None:
     )
     np.testing.assert_array_equal(first["y"].view(np.uint32), second["y"].view(np.uint32))
     first, second = (
-        run_case(kernel_cases.dense_backward_weight(WEIGHT_TILES[TILES.index(side)], whole(70), 70, 70), folder)
-        for side in (SMALLEST, tile)
+        run_case(kernel_cases.dense_backward_weight(side, whole(70), 70, 70), folder) for side in (SMALLEST, tile)
     )
     for name in ("dw", "db"):
         np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32))
@@ -150,7 +149,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "dense.cuh",
         "columns = {db, db ? n : 0}",
         "columns = {db, db ? n - 1 : 0}",
-        kernels.dense_backward_weight(WEIGHT_TILES[-1]),
+        kernels.dense_backward_weight(SMALLEST),
     ),
     "barrier removed in dense_backward_atomic": (
         "dense.cuh",

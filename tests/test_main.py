@@ -13,6 +13,8 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
+from mlpgpu.backends.cuda import compiler, driver
+from mlpgpu.errors import BackendError
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,23 +26,57 @@ def network() -> mg.Network:
 
 @pytest.fixture
 def run_file(network: mg.Network, tmp_path: Path) -> tuple[Path, mg.Trainer]:
-    trainer = mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01, clip_norm=1.0), batch_size=4, streams=2)
+    adam = mg.Adam(0.01, clip_norm=1.0)
+    trainer = mg.Trainer(network, "softmax_cross_entropy", adam, batch_size=4, streams=2, backend="cpu")
     x = np.random.default_rng(1).normal(size=(10, 3))
     trainer.fit(mg.Dataset(x, x[:, 0] > 0), epochs=2, progress=False)
     trainer.save(tmp_path / "run.h5")
     return tmp_path / "run.h5", trainer
 
 
-def test_info_names_versions_and_says_that_there_is_no_gpu_backend(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """No card, whatever this machine has, and what every attempt to use one says."""
+
+    def refuse() -> int:
+        raise BackendError("CUDA", expected="an NVIDIA GPU", got="none", hint="CUDA_VISIBLE_DEVICES may hide it")
+
+    monkeypatch.setattr(driver, "_count_devices", refuse)
+    return "CUDA: expected an NVIDIA GPU, got none (CUDA_VISIBLE_DEVICES may hide it)"
+
+
+def test_info_names_versions_and_says_why_there_is_no_gpu(
+    no_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "_search_nvcc", lambda: None)
     assert main(["info"]) == 0
-    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    lines = {name: value.strip() for name, value in lines.items()}
     assert lines["mlpgpu"] == mg.__version__
     assert lines["NumPy"] == np.__version__
     assert lines["h5py"].startswith(h5py.__version__)
     assert lines["Python"].startswith(sys.version.split()[0])
-    assert lines["backends"] == "cpu; auto means cpu"
-    assert lines["GPU"].startswith("none: this version of mlpgpu has the NumPy backend only")
-    assert set(lines) == {"mlpgpu", "Python", "NumPy", "h5py", "BLAS", "cores", "backends", "GPU"}
+    assert lines["backends"] == "cpu, cuda; auto means cpu"
+    assert lines["GPU"] == no_gpu
+    assert lines["nvcc"].startswith("nvcc: expected CUDA's compiler on the PATH")
+    assert lines["kernel cache"] == str(tmp_path / "cubin")
+    assert set(lines) == {
+        *("mlpgpu", "Python", "NumPy", "h5py", "BLAS", "cores", "GPU", "nvcc", "kernel cache", "backends")
+    }
+
+
+def test_info_says_which_nvcc(
+    no_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n", encoding="utf-8")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(compiler, "_search_nvcc", lambda: nvcc)
+    assert main(["info"]) == 0
+    printed = capsys.readouterr()
+    assert f"nvcc          13.0.88 in {tmp_path}\n" in printed.out
+    assert printed.err == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +89,7 @@ def test_explain_prints_the_plan_of_a_prediction(
     network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network.save(tmp_path / "network.h5")
-    assert main(["explain", str(tmp_path / "network.h5"), "--batch-size", "7"]) == 0
+    assert main(["explain", str(tmp_path / "network.h5"), "--batch-size", "7", "--backend", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert str(network) in printed
     assert str(network.lower(capacity=7)) in printed
@@ -64,8 +100,16 @@ def test_explain_prints_the_plan_of_a_step_on_a_loss(
     network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network.save(tmp_path / "network.h5")
-    assert main(["explain", str(tmp_path / "network.h5"), "--loss", "huber"]) == 0
+    assert main(["explain", str(tmp_path / "network.h5"), "--loss", "huber", "--backend", "cpu"]) == 0
     assert str(network.lower(capacity=32, loss="huber", optimizer=mg.SGD(0.1))) in capsys.readouterr().out
+
+
+def test_explain_falls_back_to_the_cpu(
+    no_gpu: str, network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.save(tmp_path / "network.h5")
+    assert main(["explain", str(tmp_path / "network.h5")]) == 0
+    assert "here: backend cpu" in capsys.readouterr().out
 
 
 def test_explain_prints_the_plan_of_a_run(
@@ -87,11 +131,16 @@ def test_explain_prints_the_plan_of_a_run(
         (["network.h5", "--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got 0"),
         (["network.h5", "--loss", "softmax"], "did you mean 'softmax_cross_entropy'?"),
         (["run.h5", "--batch-size", "4"], "expected no --batch-size and no --loss for a run"),
+        (["network.h5", "--backend", "cud"], "did you mean 'cuda'?"),
+        (["network.h5", "--backend", "cuda"], "CUDA: expected an NVIDIA GPU, got none"),
+        (["run.h5", "--backend", "cuda:1"], "CUDA: expected an NVIDIA GPU, got none"),
+        (["network.h5", "--timeline"], "--timeline: expected the cuda backend, got cpu"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(
     arguments: list[str],
     message: str,
+    no_gpu: str,
     run_file: tuple[Path, mg.Trainer],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,8 +152,9 @@ def test_errors_are_one_line_and_exit_code_2(
     assert main(["explain", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("mlpgpu: ") and message in printed.err
-    assert printed.err.count("\n") == 1
+    *told, error = printed.err.splitlines()
+    assert error.startswith("mlpgpu: ") and message in error
+    assert all(line == f"mlpgpu: computing on the CPU; {no_gpu}" for line in told)
 
 
 def test_a_command_is_needed() -> None:

@@ -382,7 +382,7 @@ def test_bad_inputs_are_refused(method: str, x: Any, error: type[Exception], mes
     [
         ({"batch_size": 0}, ConfigurationError, "batch_size: expected a whole number of at least 1, got 0"),
         ({"batch_size": 2.5}, DtypeError, "batch_size: expected a whole number of at least 1, got float 2.5"),
-        ({"backend": "gpu"}, UnknownNameError, "backend: expected one of auto, cpu, got 'gpu'"),
+        ({"backend": "gpu"}, UnknownNameError, "backend: expected one of auto, cpu, cuda, got 'gpu'"),
     ],
 )
 def test_bad_options_of_predict_are_refused(options: dict, error: type[Exception], message: str) -> None:

@@ -433,7 +433,7 @@ def test_a_resume_that_may_not_repeat_its_bits_warns(saved: Path, monkeypatch: p
 
 
 def test_a_resume_on_an_unknown_backend_is_refused(saved: Path) -> None:
-    with pytest.raises(MlpgpuError, match="^backend: expected one of auto, cpu, cuda, got 'opengl'"):
+    with pytest.raises(MlpgpuError, match=r"^backend: expected one of auto, cpu, cuda, got 'opengl'"):
         mg.Trainer.resume(saved, backend="opengl")
 
 

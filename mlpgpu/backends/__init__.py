@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
-from ..errors import BackendError, lookup
+from ..errors import BackendError, ConfigurationError, lookup
+from ..plan import Plan
 from .base import MEMORY_SHARE, Backend, Program, Sampling, State, target_array
 
-__all__ = ["BACKENDS", "MEMORY_SHARE", "Backend", "Program", "Sampling", "State", "get_backend", "target_array"]
+__all__ = [
+    "BACKENDS",
+    "MEMORY_SHARE",
+    "Backend",
+    "Program",
+    "Sampling",
+    "State",
+    "choose_backend",
+    "get_backend",
+    "target_array",
+]
 
 BACKENDS = ("auto", "cpu", "cuda")
 
@@ -16,11 +28,29 @@ _CARD = re.compile(r"cuda:(\d+)")
 _told: list[str] = []  # why "auto" is the CPU, once said
 
 
+def choose_backend(name: str, plan: Plan) -> Backend:
+    """The backend ``name``, if it can run ``plan``; ``"auto"`` is then one that can.
+
+    Raises:
+        ConfigurationError: the backend named cannot run the plan.
+        and as :func:`get_backend` does.
+    """
+    backend = get_backend(name)
+    try:
+        backend.check(plan)
+    except ConfigurationError:
+        if name != "auto":
+            raise
+        backend = get_backend("cpu")
+        backend.check(plan)
+    return backend
+
+
 def get_backend(name: str) -> Backend:
     """The backend ``name``: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for another card, or ``"auto"``.
 
-    ``"auto"`` is the first card if there is one that can be used, and the CPU otherwise; a line on
-    standard error then says why, once.
+    ``"auto"`` is what ``$MLPGPU_BACKEND`` names, if it is set; else the first card if there is one that
+    can be used, and the CPU otherwise.  A line on standard error then says why, once.
 
     Raises:
         DtypeError, UnknownNameError: there is no backend of that name.
@@ -28,6 +58,8 @@ def get_backend(name: str) -> Backend:
     """
     from .cpu import CpuBackend
 
+    if name == "auto":
+        name = os.environ.get("MLPGPU_BACKEND", name)
     card = _CARD.fullmatch(name) if isinstance(name, str) else None
     if card is None and lookup("backend", name, BACKENDS) == "cpu":
         return CpuBackend()

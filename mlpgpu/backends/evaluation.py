@@ -1,4 +1,4 @@
-"""The sums of an evaluation, from predictions that a backend makes batch by batch."""
+"""The sums of an evaluation, and their making on the host from predictions that come batch by batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ import numpy as np
 
 from ..datasets import Dataset
 from ..losses import LOSSES, class_count, classes_of
-from ..metrics import METRICS
+from ..metrics import METRICS, TargetsOf
 from ..plan import Plan
 from .base import target_array
+
+
+def compared_widths(plan: Plan) -> dict[TargetsOf, int]:
+    """How many classes metrics of this plan tell apart, and how many numbers of a row they compare."""
+    assert plan.loss is not None
+    return {"classes": class_count(LOSSES[plan.loss].output, plan.n_out), "numbers": plan.n_out}
+
+
+def zero_sums(plan: Plan, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    """The sums of each metric by name before the first batch, float64."""
+    widths = compared_widths(plan)
+    return {name: np.zeros(METRICS[name].shape(widths[METRICS[name].of])) for name in metrics}
 
 
 class MetricSums:
@@ -23,8 +35,7 @@ class MetricSums:
     def __init__(self, dataset: Dataset, plan: Plan, metrics: Sequence[str], dtype: np.dtype) -> None:
         assert plan.loss is not None
         self._function = LOSSES[plan.loss].output
-        sizes = {"classes": class_count(self._function, plan.n_out), "numbers": plan.n_out}
-        self.sums = {name: np.zeros(METRICS[name].shape(sizes[METRICS[name].of])) for name in metrics}
+        self.sums = zero_sums(plan, metrics)
         self._weight = dataset.weight
         self._targets: dict[str, np.ndarray] = {}
         if metrics:

@@ -1,12 +1,16 @@
-"""The card that tests run on."""
+"""The card that tests run on, and its kernels, compiled once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from mlpgpu.backends.cuda import compiler, kernels
+from mlpgpu.backends.cuda.compiler import Cubin
 from mlpgpu.backends.cuda.driver import Device, find_device
+from mlpgpu.backends.cuda.kernels import Entry
 from mlpgpu.errors import BackendError
 
 
@@ -19,3 +23,21 @@ def device() -> Device:
         if os.environ.get("MLPGPU_REQUIRE_GPU") == "1":
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cubins(device: Device) -> dict[str, Cubin]:
+    """All kernels of the table, by header."""
+    return compiler.compile_units(kernels.units(kernels.all_entries()), device.arch)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(cubins: dict[str, Cubin]) -> Iterator[None]:
+    """In this module's process every plan takes its kernels from one compilation of all of them."""
+
+    def take(units: Mapping[str, Sequence[Entry]], arch: str) -> dict[str, Cubin]:
+        return {header: cubins[header] for header in units}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compile_units", take)
+        yield

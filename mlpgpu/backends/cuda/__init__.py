@@ -13,7 +13,7 @@ __all__ = ["CudaBackend"]
 
 
 class CudaBackend(Backend):
-    """Runs plans on the card number ``index``, in float32.
+    """Runs plans on the card number ``index``, in float32; ``device`` is the card.
 
     Raises:
         BackendError: there is no such card, or nothing to reach it by.
@@ -21,7 +21,7 @@ class CudaBackend(Backend):
 
     def __init__(self, index: int = 0) -> None:
         self.name = "cuda" if index == 0 else f"cuda:{index}"
-        self._device: Device = find_device(index)
+        self.device: Device = find_device(index)
 
     def check(self, plan: Plan) -> None:
         if plan.precision != "float32":
@@ -31,7 +31,7 @@ class CudaBackend(Backend):
 
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
-        return CudaProgram(plan, self._device, memory_share)
+        return CudaProgram(plan, self.device, memory_share)
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
-        return {"backend": "cuda", "card": self._device.name, "mlpgpu": __version__, "threads": threads or 1}
+        return {"backend": "cuda", "card": self.device.name, "mlpgpu": __version__, "threads": threads or 1}

@@ -421,9 +421,11 @@ class Function(_Resource):
         static_shared_bytes: of a block, beside the entry's own dynamic ones.
     """
 
-    def __init__(self, device: Device, entry: Entry, handle: Any) -> None:
+    def __init__(self, module: Module, entry: Entry, handle: Any) -> None:
+        device = module.device
         super().__init__(device, handle)
         self.entry = entry
+        self._module = module  # without anybody to hold it, it would be unloaded, and its kernels with it
         if entry.shared_bytes > device.shared_bytes:
             expected = f"at most {device.shared_bytes:,} bytes of dynamic shared memory"
             raise BackendError(f"kernel {entry.name}", expected=expected, got=f"{entry.shared_bytes:,}")
@@ -500,7 +502,7 @@ class Module(_Resource):
         """
         if entry.cooperative:
             raise BackendError(f"kernel {entry.name}", expected="a CooperativeModule", got="a Module")
-        return Function(self.device, entry, self.handle.get_function(entry.name))
+        return Function(self, entry, self.handle.get_function(entry.name))
 
     def constant(self, name: str) -> tuple[int, int]:
         """Address and bytes of a ``__constant__`` or ``__device__`` variable, with an ``extern "C"`` name."""
@@ -519,7 +521,7 @@ class CooperativeModule(Module):
 
     def function(self, entry: Entry) -> Function:
         """The kernel of an entry, launched cooperatively whether or not it needs to be."""
-        return CooperativeFunction(self.device, entry, _call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
+        return CooperativeFunction(self, entry, _call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
 
     def constant(self, name: str) -> tuple[int, int]:
         """As of any module; each module has variables of its own."""

@@ -88,6 +88,7 @@ class Feed:
         self._sent = 0  # pieces, over all epochs
         self._order = np.empty(0, np.int64)  # that pieces are made in
         self._arrived: dict[int, Event] = {}  # of that order's pieces, those that were sent
+        self._last = Event(device)  # the arrival of what was sent last
         self._working: int | None = None  # the piece that the stream is on
         self._left: list[Event | None] = [None] * SLOTS  # the last step on each room of a set that does not stay
         self._first_room = 0  # of the epoch's first piece
@@ -122,7 +123,14 @@ class Feed:
         self._stream.record(self._listed)
 
     def reach(self, row: int) -> int:
-        """Let the stream wait for the piece that holds ``row`` of the epoch; returns the row where it ends."""
+        """Let the stream wait for the piece that holds ``row`` of the epoch; returns the row where that ends.
+
+        Once all pieces of a set that stays are on their way, it waits for the last of them.
+        """
+        if self.stays and len(self._arrived) == self.pieces:
+            self._stream.wait(self._last)
+            self._working = None
+            return len(self.dataset)
         piece = row // self.piece_rows
         if self._working != piece:
             self._leave()
@@ -165,7 +173,7 @@ class Feed:
             self._copies.upload(self.addresses[name] + place * array.row_bytes, buffer[name][: len(rows)])
         event = Event(self._device)
         self._copies.record(event)
-        self._arrived[piece] = self._copied[self._sent % SLOTS] = event
+        self._arrived[piece] = self._copied[self._sent % SLOTS] = self._last = event
         self._sent += 1
 
     def _gather(self, buffer: Mapping[str, np.ndarray], rows: np.ndarray) -> None:

@@ -227,7 +227,7 @@ class _Lowering:
                 x=self.at(op.x), dz=self.at(op.dz), w=self.at(op.weight), dw=dw, db=db, dx=self.at(op.dx), k=k, n=n,
             )  # fmt: skip
             return False
-        tile = kernels.tile_for(k, n, self.multiprocessors, kernels.WEIGHT_TILES)
+        tile = kernels.tile_for(k, n, self.multiprocessors)
         self.add(
             kernels.dense_backward_weight(tile), tile.grid(k, n),
             x=self.at(op.x), dz=self.at(op.dz), dw=dw, db=db, k=k, n=n,

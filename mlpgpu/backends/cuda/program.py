@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...datasets import Dataset
+from ...metrics import METRICS
 from ...optimizers import Optimizer
 from ...plan import Plan
 from ..base import Program, Sampling, State
-from ..evaluation import MetricSums
+from ..evaluation import compared_widths, zero_sums
 from . import compiler, kernels
 from .driver import Arena, Device, Event, Function, Module, Replay, Stream, aligned, capture, pack, pinned
 from .feed import Feed
-from .kernels import Entry
+from .kernels import WARPS_PER_BLOCK, Entry, ceil_div
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
 
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
@@ -39,6 +41,42 @@ def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
         return getattr(optimizer, name, 0.0) or 0.0
 
     return np.array([value(name) for name in HYPER], np.float32)
+
+
+def sums_of(metric: str) -> str:
+    """The array of a metric's sums."""
+    return f"sums of {metric}"
+
+
+def metric_bytes(plan: Plan, metrics: Sequence[str]) -> dict[str, int]:
+    """Bytes of each array that metrics take beside the plan's."""
+    sizes = dict.fromkeys(("predicted", "actual"), 4 * plan.capacity)
+    return sizes | {sums_of(name): sums.nbytes for name, sums in zero_sums(plan, metrics).items()}
+
+
+def metric_launches(plan: Plan, metrics: Sequence[str], *, textured: bool = True) -> list[Launch]:
+    """What adds a batch to the sums of metrics once its evaluation has run."""
+    assert plan.target_kind is not None
+    widths, output, targets = compared_widths(plan), At(plan.output), At("targets")
+    rows: dict[str, Value] = {"step": At("step"), "order": At("order")}
+    launches = []
+    if any(METRICS[name].of == "classes" for name in metrics):
+        entry, grid = kernels.classes(plan.target_kind, textured=textured), ceil_div(plan.capacity, WARPS_PER_BLOCK)
+        values = {
+            **rows, "output": output, "targets": targets, "predicted": At("predicted"), "actual": At("actual"),
+            "n": plan.n_out, "classes": widths["classes"],
+        }  # fmt: skip
+        launches.append(Launch(entry, (grid, 1, 1), values))
+    compared = {"classes": (At("predicted"), At("actual")), "numbers": (output, targets)}
+    for name, sums in zero_sums(plan, metrics).items():
+        of = METRICS[name].of
+        values = {
+            **rows, "weights": At("weights"), "output": compared[of][0], "targets": compared[of][1],
+            "sums": At(sums_of(name)), "n": widths[of],
+        }  # fmt: skip
+        columns = math.prod(sums.shape[1:])
+        launches.append(Launch(kernels.metric(name, textured=textured), (columns, 1, 1), values))
+    return launches
 
 
 @dataclass
@@ -70,7 +108,8 @@ class CudaProgram(Program):
             self._arena = Arena(device, sum(aligned(max(1, size)) for size in sizes.values()))
             self._addresses = {name: self._arena.take(size) for name, size in sizes.items()}
             self._sizes = sizes
-            self._step = pinned(device, (1,), STEP)
+            self._metric_arenas: list[Arena] = []  # of metrics' arrays, taken at first need
+            self._steps = pinned(device, (MOST_RUN_STEPS,), STEP)
             self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
             self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
             for name, size in sizes.items():
@@ -174,9 +213,10 @@ class CudaProgram(Program):
                 done += count
         return sums
 
-    def _set_step(self, number: int, batch: int, batch_rows: int, epoch_rows: int) -> None:
-        self._step[0] = (number, 0, batch, batch_rows, epoch_rows)
-        self._stream.upload(self._addresses["step"], self._step)
+    def _set_step(self, number: int, batch: int, batch_rows: int, epoch_rows: int, *, run: int = 0) -> None:
+        # Its place in the run is its place on the host too: an earlier one may still be on its way.
+        self._steps[run] = (number, run, batch, batch_rows, epoch_rows)
+        self._stream.upload(self._addresses["step"], self._steps[run : run + 1])
 
     def _replay(self, steps: int) -> Replay:
         if steps not in self._replays:
@@ -203,16 +243,17 @@ class CudaProgram(Program):
     # --- evaluating ---
 
     def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        sums = MetricSums(dataset, self._plan, metrics, np.dtype(np.float32))
-        loss, totals = np.zeros(2), np.empty(2)
-        for rows in self._sweep(dataset):
-            self._stream.download(totals, self._addresses["totals"])
-            output = self._download(self._plan.output, (rows.stop - rows.start, self._plan.n_out)) if metrics else None
-            self._stream.synchronize()
-            loss += totals
-            if output is not None:
-                sums.add(rows, output)
-        return {**sums.sums, "loss": loss}
+        sums, loss = zero_sums(self._plan, metrics), np.zeros(2)
+        for batch, rows in enumerate(self._sweep(dataset, metrics)):
+            count, is_last = batch % MOST_RUN_STEPS + 1, rows.stop == len(dataset)
+            if is_last:
+                for name, array in sums.items():
+                    self._stream.download(array, self._addresses[sums_of(name)])
+            if is_last or count == MOST_RUN_STEPS:
+                self._stream.download(self._losses[:count], self._addresses["losses"])
+                self._stream.synchronize()
+                loss += self._losses[:count].sum(axis=0)
+        return {**sums, "loss": loss}
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         result = np.empty((len(dataset), self._plan.n_out), np.float32)
@@ -222,10 +263,14 @@ class CudaProgram(Program):
             self._stream.synchronize()
         return result
 
-    def _sweep(self, dataset: Dataset) -> Iterator[slice]:
-        """Evaluate a data set batch by batch, in order; within the device, and after each its rows."""
+    def _sweep(self, dataset: Dataset, metrics: Sequence[str] = ()) -> Iterator[slice]:
+        """Evaluate a data set batch by batch, in order; within the device, and after each its rows.
+
+        The losses of ``MOST_RUN_STEPS`` batches are kept, and the sums of ``metrics`` over all.
+        """
         capacity = self._plan.capacity
         with self._device:
+            self._stream.synchronize()  # an evaluation that was broken off may have left work behind
             if self._evaluation is None or self._evaluation.dataset is not dataset:
                 if self._evaluation is not None:
                     self._evaluation.close()
@@ -233,14 +278,36 @@ class CudaProgram(Program):
                 self._evaluation = self._feed(dataset, capacity)
             feed = self._evaluation
             feed.begin(np.arange(len(dataset)))
-            launches = [self._bind(launch, feed, 0) for launch in self._kernels(feed).lowered.evaluation]
+            to_launch = [*self._kernels(feed).lowered.evaluation, *self._begin_metrics(feed, metrics)]
+            launches = [self._bind(launch, feed, 0) for launch in to_launch]
             for batch, start in enumerate(range(0, len(dataset), capacity)):
                 feed.reach(start)
-                self._set_step(0, batch, capacity, len(dataset))
+                self._set_step(0, batch, capacity, len(dataset), run=batch % MOST_RUN_STEPS)
                 for launch in launches:
                     launch(self._stream)
                 feed.prepare()
                 yield slice(start, min(start + capacity, len(dataset)))
+
+    def _begin_metrics(self, data: Feed, metrics: Sequence[str]) -> list[Launch]:
+        """The launches of metrics, compiled, on sums of zero."""
+        if not metrics:
+            return []
+        sizes = metric_bytes(self._plan, metrics)
+        missing = {name: size for name, size in sizes.items() if name not in self._addresses}
+        if missing:
+            arena = Arena(self._device, sum(map(aligned, missing.values())))
+            self._metric_arenas.append(arena)
+            self._addresses |= {name: arena.take(size) for name, size in missing.items()}
+        for name, size in sizes.items():
+            self._stream.fill(self._addresses[name], size)
+        assert self._plan.target_kind is not None
+        textured, compiled = data.texture is not None, self._kernels(data)
+        entries = kernels.metric_entries(self._plan.target_kind, textured=textured)
+        if not compiled.functions.keys() >= set(entries):
+            modules, functions = self._compile(entries)
+            compiled.modules |= modules
+            compiled.functions |= functions
+        return metric_launches(self._plan, metrics, textured=textured)
 
     # --- kernels ---
 
@@ -251,12 +318,14 @@ class CudaProgram(Program):
         if form not in self._compiled:
             multiprocessors = self._device.multiprocessors
             lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured)
-            units = kernels.units(lowered.entries())
-            cubins = compiler.compile_units(units, self._device.arch)
-            modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
-            functions = {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
-            self._compiled[form] = _Kernels(lowered, modules, functions)
+            self._compiled[form] = _Kernels(lowered, *self._compile(lowered.entries()))
         return self._compiled[form]
+
+    def _compile(self, entries: Iterable[Entry]) -> tuple[dict[str, Module], dict[Entry, Function]]:
+        units = kernels.units(entries)
+        cubins = compiler.compile_units(units, self._device.arch)
+        modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
+        return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
 
     def _constant(self, name: str) -> int:
         assert self._training is not None

@@ -1,0 +1,276 @@
+"""Whole plans on a card against the CPU backend in float64, on the same network, shuffles and masks.
+
+How far float32 may stray is not set by hand.  A dot product in float32 is the exact one of terms that
+are moved by no more than a rounding for each (Higham, *Accuracy and Stability of Numerical Algorithms*,
+section 3.1): so the same training runs in float64 from weights and inputs moved by as much as the
+roundings of all steps, and what that changes is what a card may be off by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import EPS32, LOSS_KINDS, dataset
+
+from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, Momentum, Network, Standardize, Trainer
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import program
+from mlpgpu.layers import Layer
+from mlpgpu.losses import LOSSES, TargetKind
+from mlpgpu.optimizers import OPTIMIZERS, Optimizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
+
+SIZES = (1, 31, 32, 33, 127, 257)
+ROUNDINGS = 16  # of a formula beside its sums, as in kernel_cases.py
+MOMENTUM = Momentum(0.05)
+NUDGES = 3  # runs from moved weights and inputs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its data and how it is trained."""
+
+    layers: tuple[Layer, ...]
+    loss: str = "softmax_cross_entropy"
+    kind: TargetKind = "index"
+    optimizer: Optimizer = MOMENTUM
+    rows: int = 70
+    batch_size: int = 32
+    epochs: int = 2
+    streams: int = 1
+    reduction: str = "ordered"
+    source: str = "float64"
+    weighted: bool = False
+    class_weight: str | None = None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        dense = [layer for layer in self.layers if isinstance(layer, Dense)]
+        return dense[0].n_in, dense[-1].n_out
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * -(-self.rows // self.batch_size)
+
+    @property
+    def roundings(self) -> int:
+        """Of one step: those of its longest chain of products, forward and back."""
+        widths = sum(layer.n_in + layer.n_out for layer in self.layers if isinstance(layer, Dense))
+        return min(self.rows, self.batch_size) + widths + ROUNDINGS
+
+    def data(self) -> Dataset:
+        n_in, n_out = self.widths
+        data = dataset(self.loss, self.kind, rows=self.rows, n_in=n_in, n_out=n_out, weighted=self.weighted)
+        if self.source == "float64":
+            return data
+        x = (50.0 * data.x + 128.0).clip(0.0, 255.0).astype("uint8") if self.source == "uint8" else data.x.astype("f4")
+        return Dataset(x, data.y, data.weight)
+
+    def one_step(self) -> Case:
+        return dataclasses.replace(self, epochs=1, batch_size=self.rows)
+
+
+def train(case: Case, *, nudge: int | None = None, **options: Any) -> dict[str, np.ndarray]:
+    """What a training leaves, as float64 arrays by name; with ``nudge`` from moved weights and inputs."""
+    network, data = Network(case.layers, seed=5), case.data()
+    network.adapt(data)
+    if nudge is not None:
+        random, reach = np.random.default_rng(nudge), case.roundings * case.steps * EPS32
+        x = data.x.astype(np.float64) * (1.0 if data.scale is None else data.scale)
+        data = Dataset(x * (1.0 + random.uniform(-reach, reach, x.shape)), data.y, data.weight)
+        for name, values in network.parameters.items():
+            network.parameters[name] = values * (1.0 + random.uniform(-reach, reach, values.shape))
+    trainer = Trainer(
+        network, case.loss, case.optimizer, batch_size=case.batch_size, class_weight=case.class_weight, **options
+    )
+    before = network.flat_parameters().astype(np.float64)
+    trainer.fit(data, case.epochs, progress=False)
+    after = network.flat_parameters().astype(np.float64)
+    return {
+        "change": after - before,
+        "parameters": after,
+        "losses": np.array(trainer.history["loss"]),
+        "evaluation": np.array([trainer.evaluate(data)["loss"]]),
+        "predictions": network.predict(data, backend=trainer.backend.name, batch_size=13).astype(np.float64),
+    }
+
+
+def on_card(case: Case) -> dict[str, np.ndarray]:
+    return train(case, backend="cuda", streams=case.streams, reduction=case.reduction)
+
+
+def check(case: Case) -> None:
+    expected, *nudged = (
+        train(case, nudge=nudge, backend="cpu", precision="float64", threads=1) for nudge in (None, *range(NUDGES))
+    )
+    # What else is rounded: in each step the weights themselves, and terms of order one in a loss.
+    beside = {"change": np.linalg.norm(expected["parameters"]), "losses": ROUNDINGS, "evaluation": ROUNDINGS}
+    for name, got in on_card(case).items():
+        assert np.isfinite(got).all()
+        reach = max(np.linalg.norm(moved[name] - expected[name]) for moved in nudged)
+        own = ROUNDINGS * np.linalg.norm(expected[name]) + beside.get(name, 0.0)
+        assert np.linalg.norm(got - expected[name]) <= 2.0 * reach + case.steps * EPS32 * own, name
+
+
+def check_both(case: Case) -> None:
+    """After one step, and after several."""
+    check(case.one_step())
+    check(case)
+
+
+def mlp(*widths: int) -> tuple[Layer, ...]:
+    pairs = list(itertools.pairwise(widths))
+    return (*(Dense(n_in, n_out, "tanh") for n_in, n_out in pairs[:-1]), Dense(*pairs[-1]))
+
+
+# --- the tables ---
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, reduction: str) -> None:
+    layers = (Dense(31, 33, activation), Dense(33, 65, activation, bias=False), Dense(65, 3))
+    check_both(Case(layers, reduction=reduction, streams=2))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("loss", "kind"), LOSS_KINDS)
+def test_losses_and_optimizers(loss: str, kind: TargetKind, optimizer: str) -> None:
+    check_both(Case(mlp(7, 33, 5), loss, kind, OPTIMIZERS[optimizer](0.01), weighted=True))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_penalties_and_clipping(optimizer: str, streams: int) -> None:
+    penalized = OPTIMIZERS[optimizer](0.01, l1=0.01, l2=0.02, clip_norm=0.1)
+    check_both(Case(mlp(7, 33, 5), optimizer=penalized, streams=streams))
+
+
+# --- sizes, shares, inputs ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: int) -> None:
+    others = [other for other in SIZES if other != size]
+    for other, rows in zip(others, (257, 33, 127, 1, 31), strict=True):
+        check(Case(mlp(size, other, 31), rows=rows, batch_size=size, epochs=1 if rows > 8 * size else 2))
+        check(Case(mlp(other, size, other), rows=size, batch_size=2 * size))
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("streams", range(1, 9))
+@pytest.mark.parametrize("rows", [3, 70])
+def test_streams(streams: int, reduction: str, rows: int) -> None:
+    layers = (Dense(33, 40, "gelu"), Dropout(0.3), Dense(40, 31, "relu"), Dense(31, 5))
+    check_both(Case(layers, rows=rows, streams=streams, reduction=reduction, weighted=True))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("source", ["uint8", "float32", "float64"])
+def test_sources_and_weights(source: str, streams: int) -> None:
+    layers = (Dropout(0.2), *mlp(33, 17, 4))
+    check_both(Case(layers, source=source, streams=streams))
+    check_both(Case(layers, source=source, streams=streams, weighted=True, class_weight="balanced"))
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("clip_norm", [None, 0.2])
+def test_tied_layers(streams: int, reduction: str, clip_norm: float | None) -> None:
+    tied = Dense(33, 33, "tanh")
+    layers = (Dense(7, 33, "relu"), tied, Dense(33, 33, "silu"), tied, tied, Dense(33, 3))
+    check_both(Case(layers, optimizer=Adam(0.01, clip_norm=clip_norm), streams=streams, reduction=reduction))
+
+
+@pytest.mark.parametrize("source", ["uint8", "float32"])
+@pytest.mark.parametrize("loss", [name for name, loss in LOSSES.items() if loss.output == "identity"])
+def test_standardized_inputs_and_targets(loss: str, source: str) -> None:
+    layers = (Standardize(7), *mlp(7, 33, 2), Standardize(2))
+    check_both(Case(layers, loss, "dense", source=source, streams=2, weighted=True))
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("k", [4096, 5001])
+def test_products_cut_along_k(k: int, streams: int, reduction: str) -> None:
+    layers = (Dense(k, 33, "gelu"), Dense(33, k, "tanh"), Dense(k, 3))
+    check(Case(layers, rows=40, batch_size=16, epochs=1, streams=streams, reduction=reduction, optimizer=SGD(0.01)))
+
+
+def random_case(seed: int) -> Case:
+    random = np.random.default_rng(seed)
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[random.integers(len(options))]
+
+    loss, kind = pick(LOSS_KINDS)
+    widths = [pick((*SIZES, int(random.integers(2, 300)))) for _ in range(random.integers(2, 6))]
+    layers: list[Layer] = [
+        Dense(n_in, n_out, pick(list(ACTIVATIONS)), bias=bool(random.integers(2)))
+        for n_in, n_out in itertools.pairwise(widths)
+    ]
+    layers[-1] = Dense(widths[-2], widths[-1])
+    if random.integers(2):
+        layers.insert(int(random.integers(len(layers))), Dropout(0.25))
+    if random.integers(3) == 0:
+        layers.insert(0, Standardize(widths[0]))
+    rows = int(pick((*SIZES, 200)))
+    return Case(
+        tuple(layers),
+        loss,
+        kind,
+        OPTIMIZERS[pick(list(OPTIMIZERS))](0.01, l2=pick((0.0, 0.01)), clip_norm=pick((None, 0.3))),
+        rows=rows,
+        batch_size=pick([size for size in (*SIZES, 64) if size > rows / 12]),
+        streams=int(random.integers(1, 9)),
+        reduction=pick(("ordered", "atomic")),
+        source=pick(("uint8", "float32", "float64")),
+        weighted=bool(random.integers(2)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_plans(seed: int) -> None:
+    check_both(random_case(seed))
+
+
+# --- the same bits ---
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 8])
+def test_ordered_runs_repeat_their_bits(streams: int) -> None:
+    tied = Dense(65, 65, "gelu")
+    case = Case(
+        (Dense(4097, 65, "relu"), Dropout(0.2), tied, tied, Dense(65, 10)),
+        optimizer=Adam(0.01, clip_norm=0.5), rows=300, batch_size=64, streams=streams,
+    )  # fmt: skip
+    first, *others = (on_card(case) for _ in range(3))
+    for other in others:
+        assert all((other[name] == first[name]).all() for name in first)
+
+
+def test_predict_gives_a_row_the_same_bits_in_any_batch() -> None:
+    # Wide and long enough for the largest tiles, and for a product cut along k.
+    network = Network([Dense(4097, 33, "gelu"), Dense(33, 641, "tanh"), Dense(641, 7)], seed=1)
+    network.output = "softmax"
+    x = np.random.default_rng(0).normal(size=(4200, 4097)).astype(np.float32)
+    whole = network.predict(x, backend="cuda", batch_size=len(x))
+    assert np.isfinite(whole).all()
+    for batch_size in (33, 700, 1024):
+        np.testing.assert_array_equal(network.predict(x, backend="cuda", batch_size=batch_size), whole)
+    np.testing.assert_array_equal(network.predict(x[:40], backend="cuda", batch_size=1), whole[:40])
+
+
+def test_the_bounds_tell_wrong_from_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, right = Case(mlp(33, 65, 5)), program.hyper_parameters
+    check(case)
+    monkeypatch.setattr(program, "hyper_parameters", lambda optimizer: np.float32(0.99) * right(optimizer))
+    with pytest.raises(AssertionError, match="change"):
+        check(case)

@@ -1,0 +1,379 @@
+"""Whole trainings on a card: their curves beside the CPU backend's, and all that may happen to a run.
+
+Run as a script, this file is a process that trains on the card by itself, and may kill itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import EPS32
+from test_resume import SaveEveryStep, assert_same, run_of
+
+import mlpgpu as mg
+from mlpgpu.backends.cuda import feed
+from mlpgpu.backends.cuda.driver import Device
+from mlpgpu.errors import BackendError, DivergenceError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
+
+EPOCHS = 5
+ROWS, N_IN, HIDDEN, CLASSES, BATCH = 1000, 20, 33, 5, 16
+STEPS_PER_EPOCH = -(-ROWS // BATCH)
+DRAW = np.random.default_rng(5)
+X = DRAW.normal(size=(ROWS, N_IN)).astype(np.float32)
+DATA = mg.Dataset(X, (X @ DRAW.normal(size=(N_IN, CLASSES))).argmax(axis=1), DRAW.uniform(0.5, 2.0, ROWS))
+NOISE = mg.Dataset(DRAW.normal(size=(200, N_IN)), DRAW.integers(CLASSES, size=200))  # soon predicted worse and worse
+
+# A step rounds each of the terms of its products, and hands on what the steps before it left.
+STEP_ERROR = EPS32 * (BATCH + 2 * (N_IN + HIDDEN + CLASSES))
+
+
+def new_trainer(backend: str = "cuda", **options: Any) -> mg.Trainer:
+    layers = [mg.Dense(N_IN, HIDDEN, "tanh"), mg.Dropout(0.2), mg.Dense(HIDDEN, CLASSES)]
+    options = {"optimizer": mg.Adam(0.003), "batch_size": BATCH, "streams": 2, **options}
+    return mg.Trainer(mg.Network(layers, seed=3), "softmax_cross_entropy", backend=backend, **options)
+
+
+def fit(trainer: mg.Trainer, *callbacks: Any, epochs: int = EPOCHS, **options: Any) -> mg.Trainer:
+    trainer.fit(DATA, epochs, callbacks=callbacks, progress=False, **options)
+    return trainer
+
+
+def flat(trainer: mg.Trainer) -> np.ndarray:
+    return trainer.network.flat_parameters()
+
+
+def losses(trainer: mg.Trainer) -> np.ndarray:
+    return np.array(trainer.history["loss"])
+
+
+def assert_curves_meet(got: np.ndarray, expected: np.ndarray) -> None:
+    assert len(got) == len(expected)
+    np.testing.assert_allclose(got, expected, rtol=STEP_ERROR * STEPS_PER_EPOCH * len(expected))
+
+
+@pytest.fixture(scope="module")
+def unbroken(compiled_once: None) -> mg.Trainer:
+    """A run that nothing happened to; not to be trained further."""
+    return fit(new_trainer())
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> mg.Trainer:
+    """The same run on the CPU."""
+    return fit(new_trainer("cpu"))
+
+
+# --- curves ---
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("streams", [1, 2, 5])
+def test_a_training_has_the_curve_of_the_cpu(streams: int, reduction: str, on_cpu: mg.Trainer) -> None:
+    trainer = fit(new_trainer(streams=streams, reduction=reduction))
+    assert_curves_meet(losses(trainer), losses(on_cpu))
+    assert losses(trainer)[-1] < 0.7 * losses(trainer)[0]
+
+
+def test_digits_are_learnt_from_their_bytes() -> None:
+    train, test = mg.datasets.load("digits")
+    accuracies = []
+    for backend in ("cuda", "cpu"):
+        network = mg.Network([mg.Dense(train.n_in, 64, "relu"), mg.Dense(64, 10)], seed=1)
+        trainer = mg.Trainer(
+            network, "softmax_cross_entropy", mg.Momentum(0.1), backend=backend, metrics=["accuracy"], batch_size=32
+        )
+        trainer.fit(train, 10, progress=False)
+        accuracies.append(trainer.evaluate(test)["accuracy"])
+    assert accuracies[0] > 0.95
+    # Rounding may tip rows that lie between two classes, and moves the rest of the run.
+    assert abs(accuracies[0] - accuracies[1]) <= 2.0 * np.sqrt(0.05 * 0.95 / len(test))
+
+
+@pytest.mark.skipif("MLPGPU_DATA" not in os.environ, reason="MLPGPU_DATA names no folder with MNIST")
+def test_mnist_is_learnt() -> None:
+    train, test = mg.datasets.load("mnist")
+    network = mg.Network([mg.Dense(784, 128, "relu"), mg.Dense(128, 10)], seed=1)
+    trainer = mg.Trainer(
+        network, "softmax_cross_entropy", mg.Momentum(0.1), backend="cuda", metrics=["accuracy"], batch_size=128
+    )
+    trainer.fit(train, 5, progress=False)
+    assert trainer.evaluate(test)["accuracy"] > 0.97
+
+
+# --- the same bits ---
+
+
+def test_how_many_steps_run_at_a_time_changes_no_bit(unbroken: mg.Trainer) -> None:
+    class Look(mg.Callback):
+        every_steps = 1
+
+        def step_end(self, trainer: Any) -> None:
+            pass
+
+    watched = fit(new_trainer(), Look())
+    np.testing.assert_array_equal(flat(watched), flat(unbroken))
+    assert (losses(watched) == losses(unbroken)).all()
+
+
+@pytest.mark.parametrize("memory_share", [0.5, 0.0])
+def test_pieces_of_the_data_change_no_bit(
+    memory_share: float, unbroken: mg.Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a share of 0 nothing stays on the card, and each epoch's pieces go up anew.
+    monkeypatch.setattr(feed, "PIECE_BYTES", 10_000)
+    trainer = fit(new_trainer(memory_share=memory_share))
+    np.testing.assert_array_equal(flat(trainer), flat(unbroken))
+    assert trainer.evaluate(DATA) == unbroken.evaluate(DATA)
+
+
+def test_evaluations_in_between_change_no_bit(unbroken: mg.Trainer) -> None:
+    def look(trainer: mg.Trainer) -> Any:
+        def callback(record: dict[str, float]) -> None:
+            trainer.evaluate(DATA)
+            trainer.network.predict(NOISE, backend="cuda")
+
+        return callback
+
+    trainer = new_trainer()
+    fit(trainer, look(trainer), validation=NOISE)
+    np.testing.assert_array_equal(flat(trainer), flat(unbroken))
+
+
+def test_another_process_has_the_same_bits(unbroken: mg.Trainer, tmp_path: Path) -> None:
+    process = start(tmp_path / "run.h5", 0)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert output.split() == ["crc", str(zlib.crc32(flat(unbroken).tobytes()))]
+
+
+# --- files, resuming, dying ---
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_a_run_goes_on_on_the_other_backend(first: str, then: str, on_cpu: mg.Trainer, tmp_path: Path) -> None:
+    fit(new_trainer(first), epochs=2).save(tmp_path / "run.h5")
+    with pytest.warns(UserWarning, match="may not repeat its bits"):
+        resumed = mg.Trainer.resume(tmp_path / "run.h5", backend=then)
+    assert_curves_meet(losses(fit(resumed)), losses(on_cpu))
+
+
+def test_a_run_resumed_after_any_step_ends_with_the_same_bits(tmp_path: Path) -> None:
+    small = mg.Dataset(DATA.x[:75], DATA.y[:75])  # five steps an epoch, the last one smaller
+
+    def end(trainer: mg.Trainer, *callbacks: Any) -> mg.Trainer:
+        trainer.fit(small, 3, validation=NOISE, callbacks=[mg.EarlyStopping(patience=2), *callbacks], progress=False)
+        return trainer
+
+    expected = run_of(end(new_trainer()), tmp_path / "unbroken.h5")
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    end(new_trainer(), SaveEveryStep(folder))
+    for file in (folder / "step1.h5", folder / "step7.h5", folder / "step10.h5", folder / "epoch2.h5"):
+        assert_same(run_of(end(mg.Trainer.resume(file)), tmp_path / "resumed.h5"), expected)
+
+
+class KillAfter(mg.Callback):
+    """Dies at a step, after a checkpoint of the same step."""
+
+    runs_last = True
+    every_steps = 1
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, trainer: Any) -> None:
+        if trainer.steps == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    paths = [str(Path(mg.__file__).parents[1]), str(Path(__file__).parents[1]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-W", "error", __file__, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def child(path: str, step: str) -> None:
+    """Train, from the run file if there is one, and die at ``step``, or with 0 live and tell the bits."""
+    trainer = mg.Trainer.resume(path) if Path(path).exists() else new_trainer()
+    fit(trainer, mg.Checkpoint(path, 50, "step"), *([KillAfter(int(step))] if int(step) else []))
+    print("crc", zlib.crc32(flat(trainer).tobytes()))
+
+
+def test_a_run_killed_twice_ends_with_the_same_bits(unbroken: mg.Trainer, tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    for step, saved in ((60, 50), (200, 200)):
+        process = start(path, step)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, errors
+        resumed = mg.Trainer.resume(path)
+        assert resumed.steps == saved
+    np.testing.assert_array_equal(flat(fit(resumed)), flat(unbroken))
+    assert (losses(resumed) == losses(unbroken)).all()
+
+
+def test_an_interrupt_during_replay_ends_after_a_finished_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = new_trainer()
+    pressed: list[float] = []
+
+    def press() -> None:
+        pressed.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    class Begin(mg.Callback):
+        def epoch_end(self, trainer: Any, record: dict[str, float]) -> None:
+            if record["epoch"] == 1:  # compiled and captured by now
+                threading.Timer(0.2, press).start()
+
+    fit(trainer, Begin(), epochs=10**6)
+    assert time.perf_counter() - pressed[0] < 2.0
+    assert trainer.history.interrupted
+    assert f"interrupted after step {trainer.steps}" in capsys.readouterr().err
+    trainer.save(tmp_path / "run.h5")
+    resumed, whole = mg.Trainer.resume(tmp_path / "run.h5"), new_trainer()
+    epochs = trainer.epochs + 1
+    np.testing.assert_array_equal(flat(fit(resumed, epochs=epochs)), flat(fit(whole, epochs=epochs)))
+
+
+def test_callbacks_keep_the_best(tmp_path: Path) -> None:
+    stopping, checkpoint = mg.EarlyStopping(patience=3), mg.Checkpoint(tmp_path / "run.h5", keep_best=True)
+    trainer = fit(new_trainer(optimizer=mg.Adam(0.02)), stopping, checkpoint, epochs=60, validation=NOISE)
+    assert stopping.stopped and len(trainer.history) < 60
+    best = min(trainer.history["validation_loss"])
+    assert trainer.evaluate(NOISE)["loss"] == best
+    kept = mg.load(checkpoint.best_path)
+    np.testing.assert_array_equal(kept.predict(X, backend="cuda"), trainer.network.predict(X, backend="cuda"))
+
+
+# --- trainers among themselves ---
+
+
+def test_two_trainers_at_once_do_not_touch_each_other(unbroken: mg.Trainer) -> None:
+    # Their optimizers have different hyper-parameters, which stand in constant memory.
+    def other() -> mg.Trainer:
+        return new_trainer(optimizer=mg.Momentum(0.05, momentum=0.5, l2=0.01), streams=3)
+
+    alone, first, second = fit(other()), new_trainer(), other()
+    for epoch in range(1, EPOCHS + 1):
+        for trainer in (first, second):
+            trainer.fit(DATA, 1, progress=False)
+            assert trainer.epochs == epoch
+    np.testing.assert_array_equal(flat(first), flat(unbroken))
+    np.testing.assert_array_equal(flat(second), flat(alone))
+
+
+def test_two_trainers_hand_a_network_to_each_other() -> None:
+    ends = []
+    for backend in ("cuda", "cpu"):
+        network = mg.Network([mg.Dense(N_IN, HIDDEN, "tanh"), mg.Dense(HIDDEN, CLASSES)], seed=1)
+        one, two = (
+            mg.Trainer(network, "softmax_cross_entropy", optimizer, backend=backend, batch_size=BATCH)
+            for optimizer in (mg.Momentum(0.1), mg.SGD(0.05))
+        )
+        for k, trainer in enumerate((one, two, one, one, two)):
+            trainer.step(X[k : k + BATCH], DATA.y[k : k + BATCH])
+            assert (flat(one) == flat(two)).all()
+        ends.append(flat(one))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=0, atol=5 * STEP_ERROR * abs(ends[1]).max())
+
+
+def test_other_threads_may_train(unbroken: mg.Trainer) -> None:
+    trainers = [new_trainer(), new_trainer()]
+    fit(trainers[0], epochs=1)  # made and begun in this thread, ended in another
+    threads = [
+        threading.Thread(target=fit, args=(trainer,), kwargs={"epochs": EPOCHS - trainer.epochs})
+        for trainer in trainers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for trainer in trainers:
+        np.testing.assert_array_equal(flat(trainer), flat(unbroken))
+
+
+def test_parameters_that_are_set_are_what_is_trained() -> None:
+    chosen = {name: values * 0.5 for name, values in new_trainer().network.parameters.items()}
+    fresh, used = new_trainer(optimizer=mg.SGD(0.1)), new_trainer(optimizer=mg.SGD(0.1))
+    used.network.parameters = {name: values + 1.0 for name, values in chosen.items()}
+    used.step(X[:BATCH], DATA.y[:BATCH])
+    fresh.step(X[:BATCH], DATA.y[:BATCH])
+    for trainer in (fresh, used):
+        trainer.network.parameters = chosen
+        assert all((trainer.network.parameters[name] == values).all() for name, values in chosen.items())
+        trainer.step(X[:BATCH], DATA.y[:BATCH])
+    np.testing.assert_array_equal(flat(fresh), flat(used))
+    assert (flat(fresh) != np.concatenate([values.ravel() for values in chosen.values()])).any()
+
+
+# --- what goes wrong ---
+
+
+def test_a_run_that_diverges_says_where() -> None:
+    steps = []
+    for backend in ("cuda", "cpu"):
+        network = mg.Network([mg.Dense(N_IN, HIDDEN), mg.Dense(HIDDEN, 2)], seed=1)
+        trainer = mg.Trainer(network, "squared_error", mg.SGD(1e6), backend=backend, batch_size=BATCH)
+        with pytest.raises(DivergenceError, match="expected a finite value") as caught:
+            trainer.fit(mg.Dataset(X, X[:, :2]), 1, progress=False)
+        steps.append(caught.value.step)
+    assert steps[0] == steps[1]
+
+
+def test_a_card_that_is_not_there() -> None:
+    with pytest.raises(BackendError, match="GPU number: expected a number from 0 to"):
+        new_trainer("cuda:99")
+
+
+def test_out_of_memory_leaves_the_process_usable(device: Device, unbroken: mg.Trainer) -> None:
+    greedy = new_trainer(batch_size=10**10)
+    with pytest.raises(
+        BackendError, match=r"memory of GPU 0: expected [\d,]+ bytes free, got [\d,]+ of [\d,]+ \(lower the batch"
+    ):
+        greedy.step(X[:2], DATA.y[:2])
+    assert greedy.steps == 0
+    np.testing.assert_array_equal(flat(greedy), flat(new_trainer("cpu")))
+    np.testing.assert_array_equal(flat(fit(new_trainer())), flat(unbroken))
+
+
+def test_device_memory_does_not_grow(device: Device) -> None:
+    def free_bytes() -> int:
+        gc.collect()
+        with device:
+            return device.free_bytes
+
+    trainer = new_trainer()
+
+    def work(epochs: int, steps: int) -> None:
+        trainer.fit(DATA, epochs, validation=NOISE, progress=False)
+        for k in range(steps):
+            trainer.step(X[k : k + BATCH], DATA.y[k : k + BATCH])
+            if k % 20 == 0:
+                trainer.network.predict(NOISE, backend="cuda")
+
+    work(2, 30)
+    before = free_bytes()
+    work(-(-1000 // STEPS_PER_EPOCH), 100)
+    # The driver takes memory from the card 2 MiB at a time.
+    assert free_bytes() >= before - (2 << 20)
+    assert trainer.steps >= 1000
+
+
+if __name__ == "__main__":
+    child(*sys.argv[1:])

@@ -1,0 +1,197 @@
+"""What a launch must do at least, computed from plans without a GPU, and how it is printed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import EPS32
+from shim_runner import Unwritten, run
+
+import mlpgpu as mg
+from mlpgpu.backends.cuda import explain, kernels
+from mlpgpu.backends.cuda.explain import Line, Profile, Rates, Span, flops, gantt, moved_bytes
+from mlpgpu.backends.cuda.lowering import At, Launch, Lowered, lower
+from mlpgpu.plan import Plan
+
+RATES = Rates(copied=4e12, cached=8e12, computed=50e12, cache_bytes=1 << 20)
+ROWS = 30
+
+
+def plan(**options: object) -> Plan:
+    dense = mg.Dense(33, 33, activation="tanh")  # used twice
+    layers = [mg.Standardize(50), mg.Dense(50, 33), dense, mg.Dropout(0.5), dense, mg.Dense(33, 7, bias=False)]
+    chosen = {"capacity": ROWS, "loss": "softmax_cross_entropy", "optimizer": mg.Adam(0.1, clip_norm=1.0), **options}
+    return mg.Network(layers, seed=1).lower(**chosen)
+
+
+def lowered(plan: Plan, source: str = "uint8") -> Lowered:
+    return lower(plan, multiprocessors=132, source=source)
+
+
+def launch_of(launches: list[Launch], family: str) -> Launch:
+    """The first launch of a kernel whose name begins so."""
+    return next(launch for launch in launches if launch.entry.name.startswith(family))
+
+
+def test_every_launch_names_its_operation() -> None:
+    step = plan(shares=2)
+    low = lowered(step)
+    for launches, operations in ((low.shares[1], step.training), (low.finish, step.training)):
+        for launch in launches:
+            if launch.entry.name != "advance":
+                number, kind = launch.operation.split()
+                assert type(operations[int(number)]).__name__ == kind
+    assert [launch.operation for launch in low.shares[0]][:4] == ["0 Gather", "1 Standardize", "2 Dense", "3 Dense"]
+    assert [launch.operation for launch in low.finish][-3:] == ["16 Norm", "17 Update", ""]
+    assert [launch.operation for launch in low.evaluation][-2:] == ["7 Output", "6 Loss"]
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+def test_flops_are_those_of_the_plan(shares: int, reduction: str) -> None:
+    step = plan(shares=shares, reduction=reduction)
+    found = sum(
+        flops(launch, rows.stop - rows.start)
+        for share, rows in zip(lowered(step).shares, step.share_rows(ROWS), strict=True)
+        for launch in share
+    )
+    assert found == sum(step.flops(operation, ROWS) for operation in step.training) > 0
+
+
+OF_PLANS = [entry for entry in kernels.all_entries() if entry.header != "metrics.cuh"]
+
+
+@pytest.mark.parametrize("entry", OF_PLANS, ids=lambda entry: entry.name)
+def test_the_axes_of_every_array_are_known(entry: kernels.Entry) -> None:
+    """Bytes of each entry of the table, all of whose numbers are 1: an item for each array, or two."""
+    values = {a.name: At(a.name) if a.is_pointer or a.ctype == "Texture" else 1 for a in entry.arguments}
+    arrays = [a for a in entry.arguments if isinstance(values[a.name], At) and a.name != "step"]
+    found = moved_bytes(Launch(entry, (1, 1, 1), values), 1, 1)
+    assert len(arrays) <= found <= 2 * 8 * len(arrays)
+    assert (found == 0) == (entry.name == "advance")
+
+
+def test_bytes_by_hand() -> None:
+    low = lowered(plan())
+    share, finish = low.shares[0], low.finish
+    assert moved_bytes(launch_of(share, "gather"), ROWS) == ROWS * (50 * (1 + 4) + 4)
+    assert moved_bytes(launch_of(share, "standardize"), ROWS) == 4 * (2 * ROWS * 50 + 2 * 50)
+    assert moved_bytes(launch_of(share, "dense_forward"), ROWS) == 4 * (ROWS * (50 + 33) + 50 * 33 + 33)
+    # order, logits and delta (30, 7), class numbers; weights; a value and a weight, in float64, of each block of 8 rows
+    assert moved_bytes(launch_of(share, "loss"), ROWS) == 4 * ROWS * (1 + 7 + 7 + 1 + 1) + 16 * 4
+    # a weight without a bias, whose dz is the loss's delta
+    assert moved_bytes(launch_of(share, "dense_backward_weight"), ROWS) == 4 * (ROWS * (33 + 7) + 33 * 7)
+    count = plan().parameter_count
+    # gradient once; parameters and both slots twice; the two totals, and the factor
+    assert moved_bytes(launch_of(finish, "update"), ROWS, slot_count=2) == 4 * count * (1 + 2 + 4) + 16 + 4
+    # the parameter that is used twice has two partials
+    twice = next(launch for launch in finish if launch.values.get("uses") == 2)
+    assert moved_bytes(twice, ROWS) == 4 * 33 * 33 * (2 + 1)
+
+
+def test_bytes_of_a_product_in_parts() -> None:
+    network = mg.Network([mg.Dense(5000, 3)], seed=1)
+    part, total, *_ = lowered(network.lower(capacity=10), "float32").evaluation[1:]
+    parts = -(-5000 // 1024)
+    assert moved_bytes(part, 10) == 4 * (10 * 5000 + 5000 * 3 + parts * 10 * 3)
+    assert moved_bytes(total, 10) == 4 * (parts * 10 * 3 + 3 + 10 * 3)
+    assert (flops(part, 10), flops(total, 10)) == (2 * 10 * 5000 * 3, 0)
+
+
+def test_a_dense_target_is_as_wide_as_the_logits() -> None:
+    dense = launch_of(lowered(plan(target_kind="dense")).shares[0], "loss")
+    index = launch_of(lowered(plan()).shares[0], "loss")
+    assert moved_bytes(dense, ROWS) - moved_bytes(index, ROWS) == 4 * ROWS * (7 - 1)
+
+
+def test_a_floor_is_the_slower_of_arithmetic_and_memory() -> None:
+    assert RATES.floor(50_000_000, 8) == pytest.approx(1e-6)
+    assert RATES.floor(2, 4_000_000) == pytest.approx(1e-6)
+    assert RATES.floor(2, 800_000) == pytest.approx(1e-7)  # it fits in the cache
+    assert RATES.floor(0, 0) == 0.0
+
+
+def test_the_chains_of_multiply_adds() -> None:
+    """All of them are computed, or the rate would be too high; from s, ``rounds`` halvings towards 2."""
+    entry, rounds = kernels.multiply_add(), 20
+    threads = 2 * entry.threads
+    args = {"a": 0.5, "b": 1.0, "rounds": rounds, "y": Unwritten((threads,), np.float32)}
+    starts = np.arange(kernels.CHAINS)
+    expected = (2 + (starts - 2) / 2**rounds).sum()
+    y = run(entry, grid=2, block=entry.threads, args=args)["y"]
+    np.testing.assert_allclose(y, np.full(threads, expected), rtol=kernels.CHAINS * EPS32)
+
+
+def test_a_profile_is_printed() -> None:
+    step = plan(shares=2)
+    low = lowered(step)
+    launches = [low.shares[0][2], low.finish[-1]]
+    rows = ROWS // 2
+    counted = [(2, flops(launches[0], rows), moved_bytes(launches[0], rows)), (1, 0, 0)]
+    lines = [
+        Line(launch, count, 40, 1024, operations, nbytes, RATES.floor(operations, nbytes), 2e-6)
+        for launch, (count, operations, nbytes) in zip(launches, counted, strict=True)
+    ]
+    spans = [Span("0", "first", 0.0, 2e-6), Span("1", "second", 1e-6, 4e-6)]
+    profile = Profile("a step", RATES, lines, 5e-6, {"x": 6000, "none": 0, "slots": 12_000}, {"one step": spans})
+    assert profile.kernel_seconds == pytest.approx(6e-6)
+    head, kernel_table, arrays, timeline = str(profile).split("\n\n")
+    assert head.startswith(
+        "a step\nrates of this card: copying 4,000 GB/s, and 8,000 GB/s inside its cache of 1 MiB; 50.0"
+    )
+    heading, dense, advance, total = kernel_table.splitlines()
+    assert heading.split()[:4] == ["operation", "kernel", "launches", "grid"]
+    name, grid = launches[0].entry.name, "×".join(map(str, launches[0].grid))
+    assert dense.split() == [
+        "2",
+        "Dense",
+        name,
+        "2",
+        grid,
+        "256",
+        "40",
+        "1,024",
+        "0.050",
+        "11.7",
+        "0.00",
+        "2.00",
+        "0.1%",
+    ]
+    assert advance.split() == ["advance", "1", "1×1×1", "1", "40", "1,024", "0.0", "0.00", "2.00", "0.0%"]
+    assert total == "sum of the launches 6.00 µs, all together 5.00 µs (ratio 1.20, where shares run side by side)"
+    assert [line.split() for line in arrays.splitlines()[1:]] == [
+        ["slots", "12,000"],
+        ["x", "6,000"],
+        ["total", "18,000"],
+    ]
+    assert timeline == "one step\n" + gantt(spans)
+
+
+def test_a_timeline_has_a_line_for_each_launch_by_stream() -> None:
+    spans = [Span("1", "b", 2e-6, 4e-6), Span("0", "a", 0.0, 2e-6), Span("0", "c", 4e-6, 4.001e-6)]
+    heading, *lines = gantt(spans).splitlines()
+    assert heading.split()[0] == "stream"
+    assert [line.split()[:4] for line in lines] == [
+        ["0", "a", "0.0", "2.0"],
+        ["0", "c", "4.0", "4.0"],
+        ["1", "b", "2.0", "4.0"],
+    ]
+    start = lines[0].index("=")
+    bars = [line[start:].ljust(explain.GANTT_COLUMNS) for line in lines]
+    assert bars[0].strip() == "=" * 30 and bars[0].startswith("=")
+    assert bars[1].endswith("=") and bars[1].strip() == "="
+    assert bars[2].strip().strip("=") == "" and bars[2].endswith("=")
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", "squared_error", None])
+def test_random_data_suit_the_plan(scale: float | None, loss: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "DATA_BYTES", 100_000)
+    made = plan(loss=loss, optimizer=mg.SGD(0.1) if loss else None)
+    data = explain.random_data(made, scale)
+    assert data.scale == scale and data.n_in == 50
+    assert len(data) == ROWS * (1 if loss is None else 100_000 // (ROWS * (50 * (4 if scale is None else 1) + 28)))
+    targets = 0 if loss is None else 1 if loss == "softmax_cross_entropy" else 7
+    assert (0 if data.y is None else data.y.size) == targets * len(data)
+    if loss == "softmax_cross_entropy":
+        assert np.array_equal(np.unique(data.y), np.arange(7))
