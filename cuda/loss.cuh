@@ -10,9 +10,7 @@
 
 namespace mlpgpu {
 
-// A pass over a row of n logits z: lane by lane, with targets t(j).  Each struct is a row of the table in
-// mlpgpu/losses.py.  `row` returns the row's value in every lane and calls `delta(j, d)` for each output.
-
+// A warp's row: n logits z, targets t(j), and delta(j, d) to put each output's delta away.
 template <class Target, class Delta>
 struct RowOf {
     const float* z;
@@ -21,70 +19,65 @@ struct RowOf {
     Delta delta;
 };
 
-struct SquaredError {
+// Each struct that follows is a row of the table in mlpgpu/losses.py: `row` gives the row's value in every
+// lane.  Where a loss is a sum or a mean over outputs, `term` gives one output's share of it and its delta.
+
+template <class Loss>
+struct SumOfTerms {
     template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
+    static __device__ __forceinline__ float row(const R& r, float scale = 1.0f) {
         float sum = 0.0f;
         for (int j = r.lane; j < r.n; j += WARP) {
-            const float e = r.z[j] - r.target(j);
-            sum += e * e;
-            r.delta(j, e);
+            float delta;
+            sum += Loss::term(r.z[j], r.target(j), delta);
+            r.delta(j, delta * scale);
         }
-        return 0.5f * warp_sum(sum);
+        return warp_sum(sum) * scale;
     }
 };
 
-struct MeanSquaredError {
+template <class Loss>
+struct MeanOfTerms {
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
-        float sum = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
-            const float e = r.z[j] - r.target(j);
-            sum += e * e;
-            r.delta(j, e * (2.0f / r.n));
-        }
-        return warp_sum(sum) / r.n;
+        return SumOfTerms<Loss>::row(r, 1.0f / r.n);
     }
 };
 
-struct AbsoluteError {
-    template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
-        float sum = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
-            const float e = r.z[j] - r.target(j);
-            sum += fabsf(e);
-            // The sign of NaN is NaN, as NumPy has it.
-            r.delta(j, (e > 0.0f ? 1.0f : e < 0.0f ? -1.0f : e) / r.n);
-        }
-        return warp_sum(sum) / r.n;
+struct SquaredError : SumOfTerms<SquaredError> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        delta = z - t;
+        return 0.5f * delta * delta;
     }
 };
 
-struct Huber {
-    template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
-        float sum = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
-            const float e = r.z[j] - r.target(j);
-            const float c = e > 1.0f ? 1.0f : e < -1.0f ? -1.0f : e;
-            sum += c * (e - 0.5f * c);
-            r.delta(j, c / r.n);
-        }
-        return warp_sum(sum) / r.n;
+struct MeanSquaredError : MeanOfTerms<MeanSquaredError> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        delta = 2.0f * (z - t);
+        return (z - t) * (z - t);
     }
 };
 
-struct BinaryCrossEntropy {
-    template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
-        float sum = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
-            const float z = r.z[j], t = r.target(j);
-            sum += Softplus::forward(z) - z * t;
-            r.delta(j, (logistic(z) - t) / r.n);
-        }
-        return warp_sum(sum) / r.n;
+struct AbsoluteError : MeanOfTerms<AbsoluteError> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        const float e = z - t;
+        delta = e > 0.0f ? 1.0f : e < 0.0f ? -1.0f : e;  // the sign of NaN is NaN, as NumPy has it
+        return fabsf(e);
+    }
+};
+
+struct Huber : MeanOfTerms<Huber> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        const float e = z - t;
+        delta = e > 1.0f ? 1.0f : e < -1.0f ? -1.0f : e;
+        return delta * (e - 0.5f * delta);
+    }
+};
+
+struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        delta = logistic(z) - t;
+        return Softplus::forward(z) - z * t;
     }
 };
 
