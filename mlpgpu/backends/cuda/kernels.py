@@ -99,6 +99,7 @@ def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 _ROWS = "const Step* step, int share, int shares"
 ROW_THREADS = 256
+TILE_THREADS = 256
 WARPS_PER_BLOCK = ROW_THREADS // WARP
 SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 
@@ -149,71 +150,49 @@ def camel(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def dense_forward(activation: str, tile: Tile) -> Entry:
-    signature = f"{_ROWS}, const float* x, const float* w, const float* b, float* z, float* y, int k, int n"
+def _product(name: str, tile: Tile, rest: str, *, activation: str | None = None, spill_bytes: int = 0) -> Entry:
+    """An entry built on gemm.cuh: two blocks on a multiprocessor, whose 16 warps hide each other's waiting."""
+    kind = f"{name}_{activation}" if activation else name
+    instance = f"{name}<{camel(activation)}, {tile}>" if activation else f"{name}<{tile}>"
     return Entry(
-        f"dense_forward_{activation}_{tile.name}",
+        f"{kind}_{tile.name}",
         "dense.cuh",
-        f"dense_forward<{camel(activation)}, {tile}>",
-        arguments(signature),
-        256,
+        instance,
+        arguments(f"{_ROWS}, {rest}"),
+        TILE_THREADS,
         tile.shared_bytes,
         blocks=2,
+        spill_bytes=spill_bytes,
     )
+
+
+def dense_forward(activation: str, tile: Tile) -> Entry:
+    rest = "const float* x, const float* w, const float* b, float* z, float* y, int k, int n"
+    return _product("dense_forward", tile, rest, activation=activation)
 
 
 def dense_forward_part(tile: Tile) -> Entry:
-    signature = f"{_ROWS}, const float* x, const float* w, float* parts, int k, int n, int part, int capacity"
-    return Entry(
-        f"dense_forward_part_{tile.name}",
-        "dense.cuh",
-        f"dense_forward_part<{tile}>",
-        arguments(signature),
-        256,
-        tile.shared_bytes,
-        blocks=2,
-    )
+    rest = "const float* x, const float* w, float* parts, int k, int n, int part, int capacity"
+    return _product("dense_forward_part", tile, rest)
 
 
 def dense_forward_sum(activation: str) -> Entry:
     signature = f"{_ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
-    return Entry(
-        f"dense_forward_sum_{activation}",
-        "dense.cuh",
-        f"dense_forward_sum<{camel(activation)}>",
-        arguments(signature),
-        ROW_THREADS,
-    )
+    function = f"dense_forward_sum<{camel(activation)}>"
+    return Entry(f"dense_forward_sum_{activation}", "dense.cuh", function, arguments(signature), ROW_THREADS)
 
 
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
-    signature = f"{_ROWS}, const float* dz, const float* w, const float* saved, float* dx, int k, int n"
-    return Entry(
-        f"dense_backward_input_{activation}_{tile.name}",
-        "dense.cuh",
-        f"dense_backward_input<{camel(activation)}, {tile}>",
-        arguments(signature),
-        256,
-        tile.shared_bytes,
-        blocks=2,
-        # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
-        spill_bytes=512 if tile == TILES[0] else 0,
-    )
+    rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
+    # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
+    spill_bytes = 512 if tile == TILES[0] else 0
+    return _product("dense_backward_input", tile, rest, activation=activation, spill_bytes=spill_bytes)
 
 
 def dense_backward_weight(tile: Tile) -> Entry:
-    signature = f"{_ROWS}, const float* x, const float* dz, float* dw, float* db, int k, int n"
-    return Entry(
-        f"dense_backward_weight_{tile.name}",
-        "dense.cuh",
-        f"dense_backward_weight<{tile}>",
-        arguments(signature),
-        256,
-        tile.shared_bytes,
-        blocks=2,
-        # Sixteen bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
-        spill_bytes=16 if tile == TILES[0] else 0,
-    )
+    rest = "const float* x, const float* dz, float* dw, float* db, int k, int n"
+    # Sixteen bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
+    return _product("dense_backward_weight", tile, rest, spill_bytes=16 if tile == TILES[0] else 0)
 
 
 def dense_backward_atomic() -> Entry:
