@@ -1,5 +1,5 @@
-// Kernels that go through the rows of a share element by element: gather, standardize, dropout, the
-// derivative of an activation, and predictions.  Grid: any, of one dimension.
+// Kernels that go through the rows of a share element by element: zero, gather, standardize, dropout and
+// the derivative of an activation.  Grid: any, of one dimension.
 #pragma once
 
 #include "activations.cuh"

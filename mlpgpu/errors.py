@@ -28,6 +28,8 @@ import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
+import numpy as np
+
 Name = TypeVar("Name", bound=str)
 
 
@@ -134,7 +136,7 @@ def check_integer(what: str, value: object, *, least: int, most: int | None = No
         ConfigurationError: it lies outside the range.
     """
     expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
     try:
         number = value.__index__()
@@ -157,7 +159,7 @@ def check_number(
     bounds = [f"> {above:g}"] if above is not None else [f">= {least:g}"] if least != float("-inf") else []
     bounds += [f"< {below:g}"] if below != float("inf") else []
     expected = " ".join(["a finite number", " and ".join(bounds)]).strip()
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
         raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
     try:
         number = float(value)
