@@ -66,7 +66,8 @@ def write(path: str | PathLike[str], contents: Contents) -> None:
     arrays = {name: _little_endian(f"{what}, {name}", contents.arrays[name]) for name in sorted(contents.arrays)}
     groups = sorted(set(contents.groups))
     image = _image(arrays, groups, _encode(what, contents.description, arrays, groups))
-    replace_file(what, path, image.getbuffer())
+    with image.getbuffer() as contents_of_file:  # given back even if an error keeps this frame alive
+        replace_file(what, path, contents_of_file)
 
 
 def read(path: str | PathLike[str]) -> Contents:
