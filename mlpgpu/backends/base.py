@@ -100,6 +100,9 @@ class Program(ABC):
     def read(self, *, snapshot: bool = False) -> State:
         """Copy the state out; with ``snapshot``, the parameters are the snapshot's."""
 
+    def prefetch(self) -> None:  # noqa: B027 (a program whose state is at hand has nothing to do)
+        """Begin to copy the state out, for a :meth:`read` that is to come before anything changes it."""
+
     @abstractmethod
     def snapshot(self) -> None:
         """Keep the parameters as they are now, in place of what was kept before."""

@@ -377,3 +377,26 @@ def test_device_memory_does_not_grow(device: Device) -> None:
 
 if __name__ == "__main__":
     child(*sys.argv[1:])
+
+
+@pytest.mark.parametrize("optimizer", [mg.SGD(0.01), mg.Adam(0.01)], ids=["no slots", "slots"])
+def test_a_prefetched_state_is_what_is_read_until_something_changes_it(optimizer: Any) -> None:
+    network = mg.Network([mg.Dense(20, 64, activation="relu"), mg.Dense(64, 3)], seed=1)
+    trainer = mg.Trainer(network, "softmax_cross_entropy", optimizer, batch_size=16, backend="cuda")
+    random = np.random.default_rng(1)
+    data = mg.Dataset(random.normal(size=(64, 20)).astype(np.float32), random.integers(0, 3, 64))
+    trainer.fit(data, 1, progress=False)
+    program = trainer._program
+    assert program is not None
+    plain = program.read()
+    program.prefetch()
+    early = program.read()
+    for name in ("parameters", "slots", "statistics"):
+        np.testing.assert_array_equal(getattr(early, name), getattr(plain, name))
+    program.prefetch()
+    trainer.fit(data, 1, progress=False)  # waits for the copy, and makes it stale
+    late = program.read()
+    assert (late.parameters != plain.parameters).any()
+    program.load(plain)
+    program.prefetch()
+    np.testing.assert_array_equal(program.read().parameters, plain.parameters)

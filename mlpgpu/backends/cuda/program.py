@@ -100,6 +100,9 @@ class CudaProgram(Program):
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._epoch = -1  # the one whose order is on the card
+        self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
+        self._reader: Stream
+        self._prefetched: Event | None = None  # when the state that was last asked for is there
         with device:
             self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
             self._fork = Event(device)
@@ -124,6 +127,7 @@ class CudaProgram(Program):
 
     def load(self, state: State, *, snapshot: bool = False) -> None:
         with self._device:
+            self._end_prefetch()
             self._upload("snapshot" if snapshot else "parameters", state.parameters)
             if not snapshot:
                 self._upload("slots", state.slots)
@@ -134,6 +138,9 @@ class CudaProgram(Program):
         plan = self._plan
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
         with self._device:
+            if self._prefetched is not None and not snapshot:
+                self._prefetched.synchronize()
+                return State(*(array.copy() for array in self._host.values()))
             state = State(
                 self._download("snapshot" if snapshot else "parameters", (1, plan.parameter_count)),
                 self._download("slots", (slots, 1, plan.parameter_count)),
@@ -141,6 +148,36 @@ class CudaProgram(Program):
             )
             self._stream.synchronize()
         return state
+
+    def prefetch(self) -> None:
+        """The copy runs on a stream of its own, beside an evaluation; what changes the state waits for it."""
+        plan = self._plan
+        with self._device:
+            if not self._host:
+                slots = len(plan.optimizer.slots) if plan.optimizer else 0
+                shapes = {
+                    "parameters": (1, plan.parameter_count),
+                    "slots": (slots, 1, plan.parameter_count),
+                    "statistics": (1, plan.statistic_count),
+                }
+                self._host = {
+                    name: pinned(self._device, shape, np.float32) if all(shape) else np.empty(shape, np.float32)
+                    for name, shape in shapes.items()
+                }
+                self._reader = Stream(self._device)
+            changed, self._prefetched = Event(self._device), Event(self._device)
+            self._stream.record(changed)
+            self._reader.wait(changed)
+            for name, array in self._host.items():
+                if array.size:
+                    self._reader.download(array, self._addresses[name])
+            self._reader.record(self._prefetched)
+
+    def _end_prefetch(self) -> None:
+        """The state is about to change: that waits for a copy under way, which is of no use any more."""
+        if self._prefetched is not None:
+            self._stream.wait(self._prefetched)
+            self._prefetched = None
 
     def snapshot(self) -> None:
         self._copy_parameters("parameters", "snapshot")
@@ -150,6 +187,8 @@ class CudaProgram(Program):
 
     def _copy_parameters(self, source: str, destination: str) -> None:
         with self._device:
+            if destination == "parameters":
+                self._end_prefetch()
             self._stream.copy(self._addresses[destination], self._addresses[source], self._sizes["parameters"])
             self._stream.synchronize()
 
@@ -193,6 +232,7 @@ class CudaProgram(Program):
         sums = np.empty((len(rates), 2))
         done = 0
         with self._device:
+            self._end_prefetch()
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
                 if epoch != self._epoch:
