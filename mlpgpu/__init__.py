@@ -5,7 +5,7 @@ from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping
 from .datasets import Dataset
 from .errors import MlpgpuError
 from .history import History
-from .layers import Dense, Dropout, Standardize
+from .layers import Dense, Dropout, LocallyConnected, Standardize
 from .network import Network, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
@@ -27,6 +27,7 @@ __all__ = [
     "EarlyStopping",
     "ExponentialDecay",
     "History",
+    "LocallyConnected",
     "MlpgpuError",
     "Momentum",
     "Nesterov",

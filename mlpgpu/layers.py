@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 from . import plan
 from .activations import ACTIVATIONS
@@ -85,6 +86,61 @@ class Dense(Layer):
 
 
 @dataclass(frozen=True)
+class LocallyConnected(Layer):
+    """``y_i = f(b_i + Σ_{r < window} w[r, i] · x_{i + r})``: each output sees ``window`` neighbouring columns.
+
+    Unlike a convolution's, weights are each output's own: w (window, n_in - window + 1), so that the weights
+    of neighbouring outputs are neighbours.  After a layer that gives fewer than ``n_in`` columns it uses its
+    first columns of w and b alone; so one layer placed K times makes a stack that shrinks by window - 1 each
+    time, all of it on the same weights.
+
+    Arguments:
+        n_in: the most columns it takes, at least ``window``.
+        window: columns that an output sees, at least 1.
+        activation: f, a name in :data:`~mlpgpu.activations.ACTIVATIONS`.
+        bias: ``"output"`` for a b of each output, ``"layer"`` for one that all share, or None; it starts at 0.
+        init: how w starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; None follows the activation.
+
+    Raises:
+        DtypeError, ConfigurationError, UnknownNameError: an argument has no meaning.
+    """
+
+    n_in: int
+    window: int
+    activation: str = "identity"
+    bias: Literal["output", "layer"] | None = "output"
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("LocallyConnected n_in", self.n_in, least=1)
+        check_integer("LocallyConnected window", self.window, least=1)
+        if self.window > self.n_in:
+            expected = f"at most n_in, {self.n_in}"
+            raise ConfigurationError("LocallyConnected window", expected=expected, got=self.window)
+        lookup("LocallyConnected activation", self.activation, ACTIVATIONS)
+        if self.bias is not None:
+            lookup("LocallyConnected bias", self.bias, ("output", "layer"))
+        if self.init is not None:
+            lookup("LocallyConnected init", self.init, INITIALIZERS)
+
+    def output_width(self, n_in: int) -> int:
+        if not self.window <= n_in <= self.n_in:
+            raise ShapeError(repr(self), expected=f"{self.window} to {self.n_in} columns", got=f"{n_in} columns")
+        return n_in - self.window + 1
+
+    def lower(self, builder: plan.Builder, x: str) -> str:
+        activation = ACTIVATIONS[self.activation]
+        most, n = self.output_width(self.n_in), self.output_width(builder.width(x))
+        fans = (self.window, self.window)
+        weight = builder.parameter("weight", (self.window, most), fans, self.init or activation.initializer)
+        bias = builder.parameter("bias", (most if self.bias == "output" else 1,), fans, "zeros") if self.bias else None
+        z = builder.buffer(f"z{builder.place}", n) if activation.saves == "z" else None
+        y = builder.buffer(f"y{builder.place}", n)
+        builder.add(plan.LocallyConnected(x, weight, bias, self.activation, z, y))
+        return y
+
+
+@dataclass(frozen=True)
 class Dropout(Layer):
     """While training, sets each value to 0 with probability ``rate`` and divides the others by 1 - ``rate``.
 
@@ -150,4 +206,4 @@ class Standardize(Layer):
         return y
 
 
-LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in (Dense, Dropout, Standardize)}
+LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in (Dense, LocallyConnected, Dropout, Standardize)}

@@ -125,6 +125,19 @@ class Dense(Operation):
 
 
 @dataclass(frozen=True)
+class LocallyConnected(Operation):
+    """``z_i = b_i + Σ_r w[r, i] x_{i + r}``, ``y = f(z)``, with as many columns of w as y has; b may be one number."""
+
+    READS, WRITES = ("x", "weight", "bias"), ("z", "y")
+    x: str
+    weight: str
+    bias: str | None
+    activation: str
+    z: str | None
+    y: str
+
+
+@dataclass(frozen=True)
 class Dropout(Operation):
     """``y = x · mask / (1 - rate)``; word (row in batch · width + unit) of the layer's step decides the mask."""
 
@@ -174,6 +187,19 @@ class ActivationBackward(Operation):
 @dataclass(frozen=True)
 class DenseBackward(Operation):
     """``dW = xᵀ dz`` and ``db = Σ dz`` over the share's rows, overwriting partials; ``dx = dz Wᵀ`` if wanted."""
+
+    READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
+    dz: str
+    x: str
+    weight: str
+    dweight: str
+    dbias: str | None
+    dx: str | None
+
+
+@dataclass(frozen=True)
+class LocallyConnectedBackward(Operation):
+    """``dw[r, i] = Σ dz_i x_{i + r}``, 0 in unused columns; ``db = Σ dz``; ``dx_j = Σ_r w[r, j - r] dz_{j - r}``."""
 
     READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
     dz: str
@@ -279,12 +305,16 @@ class Plan:
 
     def flops(self, operation: Operation, rows: int) -> int:
         """Multiplications and additions of the matrix products in ``operation`` for ``rows`` rows."""
-        weights = {p.name: p.size for p in self.parameters}
-        if isinstance(operation, Dense):
-            return 2 * rows * weights[operation.weight]
-        if isinstance(operation, DenseBackward):
-            return 2 * rows * weights[operation.weight] * (2 if operation.dx else 1)
+        if isinstance(operation, (Dense, LocallyConnected)):
+            return 2 * rows * self._terms(operation.weight, operation.y)
+        if isinstance(operation, (DenseBackward, LocallyConnectedBackward)):
+            return 2 * rows * self._terms(operation.weight, operation.dz) * (2 if operation.dx else 1)
         return 0
+
+    def _terms(self, weight: str, y: str) -> int:
+        """Products that a row of ``y`` sums up: each output has as many as the weight has rows."""
+        terms = next(p.shape[0] for p in self.parameters if p.name == weight)
+        return terms * self.buffers[y].shape[-1]
 
     def __str__(self) -> str:
         """A table: each operation, what it reads and writes with shapes, and its products' arithmetic."""
@@ -435,14 +465,15 @@ def _partial_name(parameter: str, use: int) -> str:
     return f"d{parameter}" + (f"#{use}" if use else "")
 
 
-def _dense_backward(builder: Builder, forward: Dense, dy: str) -> list[Operation]:
+def _layer_backward(builder: Builder, forward: Dense | LocallyConnected, dy: str) -> list[Operation]:
     operations: list[Operation] = []
     if forward.activation != "identity":
         operations.append(ActivationBackward(forward.activation, forward.z or forward.y, dy))
     dweight = builder.partial(forward.weight)
     dbias = builder.partial(forward.bias) if forward.bias else None
     dx = builder.delta(forward.x)
-    return [*operations, DenseBackward(dy, forward.x, forward.weight, dweight, dbias, dx)]
+    backward = DenseBackward if isinstance(forward, Dense) else LocallyConnectedBackward
+    return [*operations, backward(dy, forward.x, forward.weight, dweight, dbias, dx)]
 
 
 def _dropout_backward(builder: Builder, forward: Dropout, dy: str) -> list[Operation]:
@@ -451,7 +482,8 @@ def _dropout_backward(builder: Builder, forward: Dropout, dy: str) -> list[Opera
 
 
 _BACKWARD: dict[type[Operation], Callable[..., list[Operation]]] = {
-    Dense: _dense_backward,
+    Dense: _layer_backward,
+    LocallyConnected: _layer_backward,
     Dropout: _dropout_backward,
 }
 

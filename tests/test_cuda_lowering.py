@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
 
-from mlpgpu import Dataset, Dense, Dropout, Network, Standardize
+from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
@@ -64,6 +64,14 @@ def plans(draw: st.DrawFn) -> Plan:
         layers.append(Dropout(draw(st.sampled_from([0.1, 0.5]))))
     if draw(st.booleans()):
         layers += [Dense(n, n, draw(activation))] * draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        window, places = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        window = min(window, n)
+        stack = LocallyConnected(n, window, draw(activation), draw(st.sampled_from(["output", "layer", None])))
+        for _ in range(places):
+            if n >= window:
+                layers.append(stack)
+                n -= window - 1
     n_out = draw(width)
     layers.append(Dense(n, n_out, draw(st.sampled_from(["identity", "tanh"]))))
     loss = draw(st.sampled_from(list(LOSSES)))
@@ -287,6 +295,7 @@ class HostProgram:
 
 
 TIED = Dense(8, 8, "gelu")
+STACK = LocallyConnected(12, 4, "silu", bias="layer")
 STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "shares": (
         [Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 8, "silu", bias=False), Dense(8, 3)],
@@ -295,6 +304,10 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "tied, clipped, standardized": (
         [Standardize(9), Dense(9, 8, "relu"), TIED, Dropout(0.2), TIED, Dense(8, 3), Standardize(3)],
         {"shares": 2, "optimizer": OPTIMIZERS["Nesterov"](0.1, clip_norm=0.1)},
+    ),
+    "locally connected": (
+        [LocallyConnected(9, 3, "tanh"), Dense(7, 12), STACK, STACK, LocallyConnected(6, 4, bias=None)],
+        {"loss": "softmax_cross_entropy", "shares": 2, "optimizer": OPTIMIZERS["Adam"](0.05, clip_norm=0.5)},
     ),
     "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shares": 2}),
     "atomic": (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import EPS, LOSS_KINDS, STEP, Oracle, dataset
 
-from mlpgpu import Dense, Dropout, Network, Standardize
+from mlpgpu import Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.layers import LAYERS, Layer
 from mlpgpu.losses import LOSSES, TargetKind
@@ -21,11 +21,23 @@ def tied(activation: str) -> list[Layer]:
     return [twice, Dense(3, 3), twice, Dense(3, N_OUT)]
 
 
+def shrinking(activation: str) -> list[Layer]:
+    """One layer on 6, 5 and 4 columns in turn."""
+    stack = LocallyConnected(6, 2, activation, bias="layer")
+    return [Dense(N_IN, 6), stack, stack, stack, Dense(3, N_OUT)]
+
+
 NETWORKS: dict[str, Callable[[str], list[Layer]]] = {
     "one layer": lambda activation: [Dense(N_IN, N_OUT, activation)],
     "three layers": lambda activation: [Dense(N_IN, 4, activation), Dense(4, 3, activation), Dense(3, N_OUT)],
     "no bias": lambda activation: [Dense(N_IN, 4, activation, bias=False), Dense(4, N_OUT, bias=False)],
     "tied": tied,
+    "locally connected": lambda activation: [
+        LocallyConnected(N_IN, 2, activation),
+        Dense(2, 5),
+        LocallyConnected(5, 4, bias=None),
+    ],
+    "shrinking": shrinking,
     "dropout": lambda activation: [Dropout(0.3), Dense(N_IN, 6, activation), Dropout(0.4), Dense(6, N_OUT)],
     "standardize first": lambda activation: [Standardize(N_IN), Dense(N_IN, 4, activation), Dense(4, N_OUT)],
     "standardize last": lambda activation: [Dense(N_IN, 4, activation), Dense(4, N_OUT), Standardize(N_OUT)],

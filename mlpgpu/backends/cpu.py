@@ -351,6 +351,28 @@ def _bind_dense(program: CpuProgram, op: ops.Dense, rows: slice, share: int) -> 
     return dense
 
 
+def _bind_locally_connected(program: CpuProgram, op: ops.LocallyConnected, rows: slice, share: int) -> Bound:
+    x, y = program._view(op.x, rows), program._view(op.y, rows)
+    z = program._view(op.z, rows) if op.z else y
+    n = y.shape[1]
+    weight, bias = program._arrays[op.weight][:, :n], program._arrays[op.bias][:n] if op.bias else None
+    scratch = program._scratch_like(y, rows)
+    forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
+    windows = [x[:, r : r + n] for r in range(len(weight))]
+
+    def locally_connected() -> None:
+        np.multiply(windows[0], weight[0], out=z)
+        for window, w in zip(windows[1:], weight[1:], strict=True):
+            np.multiply(window, w, out=scratch)
+            np.add(z, scratch, out=z)
+        if bias is not None:
+            np.add(z, bias, out=z)
+        if forward is not None:
+            forward(z, y, scratch)
+
+    return locally_connected
+
+
 def _bind_dropout(program: CpuProgram, op: ops.Dropout, rows: slice, share: int) -> Bound:
     x, y = program._view(op.x, rows), program._view(op.y, rows)
     width = y.shape[1]
@@ -426,6 +448,38 @@ def _bind_dense_backward(program: CpuProgram, op: ops.DenseBackward, rows: slice
     return dense_backward
 
 
+def _bind_locally_connected_backward(
+    program: CpuProgram, op: ops.LocallyConnectedBackward, rows: slice, share: int
+) -> Bound:
+    dz, x = program._view(op.dz, rows), program._view(op.x, rows)
+    n = dz.shape[1]
+    weight = program._arrays[op.weight][:, :n]
+    dweight = program._partial(op.dweight, share)
+    dbias = program._partial(op.dbias, share) if op.dbias else None
+    scratch, ones = program._scratch_like(dz, rows), program._ones[rows]
+    windows = [x[:, r : r + n] for r in range(len(weight))]
+    dx = program._view(op.dx, rows) if op.dx else None
+
+    def locally_connected_backward() -> None:
+        for dw, window in zip(dweight, windows, strict=True):
+            np.multiply(dz, window, out=scratch)
+            np.dot(ones, scratch, out=dw[:n])
+        dweight[:, n:] = 0.0
+        if dbias is not None:
+            if len(dbias) == 1:
+                dbias[0] = np.add.reduce(np.dot(ones, dz))
+            else:
+                np.dot(ones, dz, out=dbias[:n])
+                dbias[n:] = 0.0
+        if dx is not None:
+            dx.fill(0.0)
+            for r, w in enumerate(weight):
+                np.multiply(dz, w, out=scratch)
+                np.add(dx[:, r : r + n], scratch, out=dx[:, r : r + n])
+
+    return locally_connected_backward
+
+
 def _bind_dropout_backward(program: CpuProgram, op: ops.DropoutBackward, rows: slice, share: int) -> Bound:
     dy, dx, mask = program._view(op.dy, rows), program._view(op.dx, rows), program._masks[op.layer][rows]
     return lambda: np.multiply(dy, mask, out=dx)
@@ -435,11 +489,13 @@ _BIND: dict[type[ops.Operation], Callable[[CpuProgram, Any, slice, int], Bound]]
     ops.Gather: _bind_gather,
     ops.Standardize: _bind_standardize,
     ops.Dense: _bind_dense,
+    ops.LocallyConnected: _bind_locally_connected,
     ops.Dropout: _bind_dropout,
     ops.Loss: _bind_loss,
     ops.Output: _bind_output,
     ops.ActivationBackward: _bind_activation_backward,
     ops.DenseBackward: _bind_dense_backward,
+    ops.LocallyConnectedBackward: _bind_locally_connected_backward,
     ops.DropoutBackward: _bind_dropout_backward,
 }
 

@@ -12,13 +12,13 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from helpers import EPS32, LOSS_KINDS, dataset
 
-from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, Momentum, Network, Standardize, Trainer
+from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import program
 from mlpgpu.layers import Layer
@@ -187,6 +187,15 @@ def test_tied_layers(streams: int, reduction: str, clip_norm: float | None) -> N
     tied = Dense(33, 33, "tanh")
     layers = (Dense(7, 33, "relu"), tied, Dense(33, 33, "silu"), tied, tied, Dense(33, 3))
     check_both(Case(layers, optimizer=Adam(0.01, clip_norm=clip_norm), streams=streams, reduction=reduction))
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("bias", ["output", "layer", None])
+def test_locally_connected_layers(bias: Literal["output", "layer"] | None, streams: int, reduction: str) -> None:
+    stack = LocallyConnected(300, 29, "tanh", bias)
+    layers = (Dense(7, 300), stack, stack, stack, Dropout(0.2), LocallyConnected(216, 1, "gelu", bias), Dense(216, 3))
+    check_both(Case(layers, optimizer=Adam(0.01), streams=streams, reduction=reduction, weighted=True))
 
 
 @pytest.mark.parametrize("source", ["uint8", "float32"])

@@ -46,6 +46,10 @@ AXES: dict[str, dict[str, Axes]] = {
         "dz": ("rows", "n"), "saved": ("rows", "k"), "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",),
         "parts": ("count", "rows", "n"),
     },
+    "locally_connected.cuh": {
+        "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
+        "dz": ("rows", "n"), "saved": ("rows", "m"), "dx": ("rows", "m"), "dw": ("window", "pitch"), "db": ("n",),
+    },
     "rows.cuh": {
         "x": ("rows", "n"), "y": ("rows", "n"), "data": ("rows", "n"), "order": ("rows",), "mean": ("n",),
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
@@ -69,6 +73,9 @@ PRODUCTS = {
     "dense_backward_input": 1,
     "dense_backward_weight": 1,
     "dense_backward_atomic": 2,
+    "local_forward": 1,
+    "local_backward_input": 1,
+    "local_backward_weight": 1,
 }
 ITEM_BYTES = {"unsigned char": 1, "double": 8}  # by C type; others have 4
 
@@ -80,7 +87,8 @@ def flops(launch: Launch, rows: int) -> int:
         return 0
     if "dx" in launch.values and launch.values["dx"] is None:
         products = 1
-    return 2 * products * math.prod(_lengths(launch, rows)[axis] for axis in ("rows", "k", "n"))
+    axes = ("rows", "window", "n") if launch.entry.header == "locally_connected.cuh" else ("rows", "k", "n")
+    return 2 * products * math.prod(_lengths(launch, rows)[axis] for axis in axes)
 
 
 def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:

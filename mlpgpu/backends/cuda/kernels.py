@@ -203,6 +203,42 @@ def dense_backward_atomic() -> Entry:
     return Entry(name, "dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
 
 
+LOCAL_ROWS = 4  # of locally_connected.cuh
+
+
+def _local(name: str, rest: str, *, activation: str | None = None, shared_bytes: int = 0) -> Entry:
+    kind = f"{name}_{activation}" if activation else name
+    instance = f"{name}<{camel(activation)}>" if activation else name
+    signature = arguments(f"{_ROWS}, {rest}")
+    return Entry(kind, "locally_connected.cuh", instance, signature, ROW_THREADS, shared_bytes)
+
+
+def local_forward(activation: str) -> Entry:
+    rest = (
+        "const float* x, const float* w, const float* b, float* z, float* y, int m, int n, int window, int pitch, "
+        "int b_step"
+    )
+    return _local("local_forward", rest, activation=activation)
+
+
+def local_backward_input(activation: str) -> Entry:
+    rest = "const float* dz, const float* w, const float* saved, float* dx, int m, int n, int window, int pitch"
+    return _local("local_backward_input", rest, activation=activation)
+
+
+def local_backward_weight() -> Entry:
+    rest = "const float* x, const float* dz, float* dw, int m, int n, int window, int pitch"
+    return _local("local_backward_weight", rest)
+
+
+def local_backward_bias() -> Entry:
+    return _local("local_backward_bias", "const float* dz, float* db, int n, int pitch")
+
+
+def local_backward_shared_bias() -> Entry:
+    return _local("local_backward_shared_bias", "const float* dz, float* db, int n", shared_bytes=SUM_BYTES)
+
+
 def _over_rows(name: str, function: str, rest: str) -> Entry:
     return Entry(name, "rows.cuh", function, arguments(f"{_ROWS}, {rest}"), ROW_THREADS)
 
@@ -343,6 +379,8 @@ def all_entries() -> tuple[Entry, ...]:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries += [dense_forward_sum(activation), activation_backward(activation)]
+        entries += [local_forward(activation), local_backward_input(activation)]
+    entries += [local_backward_weight(), local_backward_bias(), local_backward_shared_bias()]
     entries += [dense_backward_atomic(), gather("float32"), gather("uint8"), standardize()]
     entries += [
         zero(),

@@ -23,6 +23,7 @@ PART_LEAST_K, PART_MOST_N, PART_K, MOST_PARTS = 4096, 512, 1024, 64
 BLOCKS_PER_MULTIPROCESSOR = 8
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
 SQUARE_BLOCKS = 256
+MOST_GRID_Y = 65535
 
 STEP_BYTES, SUMS_BYTES = 24, 16
 
@@ -174,6 +175,50 @@ class _Lowering:
         )  # fmt: skip
         return False
 
+    def over_columns(self, n: int, lines: int) -> tuple[int, int, int]:
+        """Blocks for n columns and so many lines, of which a block may take several in turn."""
+        return kernels.ceil_div(n, kernels.ROW_THREADS), min(lines, MOST_GRID_Y), 1
+
+    def locally_connected(self, op: ops.LocallyConnected, following: ops.Operation | None) -> bool:
+        (window, pitch), n = self.shapes[op.weight], self.width(op.y)
+        z, y = self.stored(op.z) if op.z else None, self.stored(op.y)
+        self.add(
+            kernels.local_forward(op.activation), self.over_columns(n, kernels.ceil_div(self.rows, kernels.LOCAL_ROWS)),
+            x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y, m=self.width(op.x), n=n,
+            window=window, pitch=pitch, b_step=int(op.bias is not None and self.shapes[op.bias][0] == pitch),
+        )  # fmt: skip
+        return False
+
+    def locally_connected_backward(self, op: ops.LocallyConnectedBackward, following: ops.Operation | None) -> bool:
+        """Takes in an activation's derivative of dx.  No sum is made by atomics, in either mode."""
+        (window, pitch), m, n = self.shapes[op.weight], self.width(op.x), self.width(op.dz)
+        self.add(
+            kernels.local_backward_weight(), self.over_columns(pitch, window),
+            x=self.at(op.x), dz=self.at(op.dz), dw=self.at(op.dweight), m=m, n=n, window=window, pitch=pitch,
+        )  # fmt: skip
+        if op.dbias is not None:
+            db = {"dz": self.at(op.dz), "db": self.at(op.dbias), "n": n}
+            if next(p.size for p in self.plan.partials if p.name == op.dbias) == pitch:
+                self.add(kernels.local_backward_bias(), self.over_columns(pitch, 1), **db, pitch=pitch)
+            else:
+                self.add(kernels.local_backward_shared_bias(), (1, 1, 1), **db)
+        if op.dx is None:
+            return False
+        activation, saved = self.taken_in(op.dx, following)
+        self.add(
+            kernels.local_backward_input(activation),
+            self.over_columns(m, kernels.ceil_div(self.rows, kernels.LOCAL_ROWS)),
+            dz=self.at(op.dz), w=self.at(op.weight), saved=saved, dx=self.stored(op.dx), m=m, n=n, window=window,
+            pitch=pitch,
+        )  # fmt: skip
+        return saved is not None
+
+    def taken_in(self, dx: str, following: ops.Operation | None) -> tuple[str, Value]:
+        """The activation whose derivative a kernel that writes ``dx`` can apply at once, and what that takes."""
+        if isinstance(following, ops.ActivationBackward) and following.dy == dx:
+            return following.activation, self.at(following.saved)
+        return "identity", None
+
     def dropout(self, op: ops.Dropout, following: ops.Operation | None) -> bool:
         self._dropout(op.x, op.y, op)
         return False
@@ -234,27 +279,26 @@ class _Lowering:
         )  # fmt: skip
         if op.dx is None:
             return False
-        activation, saved = "identity", None
-        fused = isinstance(following, ops.ActivationBackward) and following.dy == op.dx
-        if isinstance(following, ops.ActivationBackward) and fused:
-            activation, saved = following.activation, self.at(following.saved)
+        activation, saved = self.taken_in(op.dx, following)
         tile = kernels.tile_for(self.rows, k, self.multiprocessors)
         self.add(
             kernels.dense_backward_input(activation, tile), tile.grid(self.rows, k),
             dz=self.at(op.dz), w=self.at(op.weight), saved=saved, dx=self.stored(op.dx), k=k, n=n,
         )  # fmt: skip
-        return fused
+        return saved is not None
 
 
 _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
     ops.Gather: _Lowering.gather,
     ops.Standardize: _Lowering.standardize,
     ops.Dense: _Lowering.dense,
+    ops.LocallyConnected: _Lowering.locally_connected,
     ops.Dropout: _Lowering.dropout,
     ops.Loss: _Lowering.loss,
     ops.Output: _Lowering.output,
     ops.ActivationBackward: _Lowering.activation_backward,
     ops.DenseBackward: _Lowering.dense_backward,
+    ops.LocallyConnectedBackward: _Lowering.locally_connected_backward,
     ops.DropoutBackward: _Lowering.dropout_backward,
 }
 
