@@ -1,0 +1,174 @@
+// The instructions of sm_90a that C++ has no words for, one thin function each: barriers in shared memory,
+// the tensor copy engine (TMA), clusters, and matrix products by a warpgroup (wgmma).
+//
+// Names and rules: NVIDIA's PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix
+// instructions".
+#pragma once
+
+#include "portable.cuh"
+
+namespace mlpgpu {
+
+constexpr int WARPGROUP = 128;  // threads: four warps, the first of a number divisible by four
+
+// A tensor as the copy engine sees it, made by cuTensorMapEncodeTiled; lies in global memory.
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// --- barriers: a phase ends when `count` arrivals and all announced bytes have come ---
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+// Barriers just made become visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Arrive, and announce bytes that the copy engine will bring.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Arrive at the same barrier of another block of the cluster, or of this one.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// Wait until the phase of this parity has ended: 0 for the first one, then 1, 0, ….
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// --- clusters ---
+
+__device__ __forceinline__ int cluster_rank() {
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void cluster_synchronize() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// --- the tensor copy engine ---
+
+// The map was written by a copy from the host: make the engine see it.
+__device__ __forceinline__ void tensor_map_acquire(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
+
+// One box of the tensor, from element (x, y, z) on, to shared memory; its bytes count at `barrier`.
+__device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y,
+                                            int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(destination),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// The same to every block of the cluster whose rank's bit is in `mask`, at the same place in each.
+__device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y,
+                                            int z, uint16_t mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask)
+        : "memory");
+}
+
+// --- registers: a warpgroup gives some back, others take them ---
+
+template <int COUNT>
+__device__ __forceinline__ void registers_lower() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void registers_raise() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- products of a warpgroup: C (64, N) += A (64, 16) · B (16, N), A and B in shared memory ---
+
+// Registers of C were written, or will be, by other instructions.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// The products issued since the last one form a group.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most PENDING groups are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
+// to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
+    constexpr uint64_t EIGHT_LINES = 1024 >> 4, SWIZZLE_128 = 1;
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_LINES << 32 |
+           SWIZZLE_128 << 62;
+}
+
+// In thread t of the warpgroup, c[4 j + 2 h + i] is element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i) of C.
+struct Bfloat16 {};
+struct Half {};
+
+#define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
+#define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R64 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R128 R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// A_OUTER, B_OUTER: whether an operand's lines run along its outer axis instead of along k.  Without
+// `add`, C is overwritten.
+template <bool A_OUTER, bool B_OUTER>
+struct Wgmma {
+#define WGMMA(ELEMENT, TYPE, COUNT, N, LIST, A, B, ADD, AT, BT, ...)                                                   \
+    static __device__ __forceinline__ void multiply(ELEMENT, float (&c)[COUNT], uint64_t a, uint64_t b, bool add) {    \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" LIST "}, " A ", " B           \
+                     ", add, 1, 1, " AT ", " BT ";\n}"                                                                 \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A_OUTER), "n"(B_OUTER));                        \
+    }
+#define WGMMA_OF(ELEMENT, TYPE)                                                                                        \
+    WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
+    WGMMA(ELEMENT, TYPE, 64, "128", R64, "%64", "%65", "%66", "%67", "%68", C32(0), C32(32))                           \
+    WGMMA(ELEMENT, TYPE, 128, "256", R128, "%128", "%129", "%130", "%131", "%132", C32(0), C32(32), C32(64), C32(96))
+    WGMMA_OF(Bfloat16, "bf16")
+    WGMMA_OF(Half, "f16")
+#undef WGMMA_OF
+#undef WGMMA
+};
+
+#undef C8
+#undef C32
+#undef R32
+#undef R64
+#undef R128
+
+}  // namespace mlpgpu
