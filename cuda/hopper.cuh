@@ -134,8 +134,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_
 }
 
 // In thread t of the warpgroup, c[4 j + 2 h + i] is element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i) of C.
-struct Bfloat16 {};
-struct Half {};
+template <bool HALF>
+struct ElementIs {};  // bfloat16 or half
 
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
@@ -159,8 +159,8 @@ struct Wgmma {
     WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
     WGMMA(ELEMENT, TYPE, 64, "128", R64, "%64", "%65", "%66", "%67", "%68", C32(0), C32(32))                           \
     WGMMA(ELEMENT, TYPE, 128, "256", R128, "%128", "%129", "%130", "%131", "%132", C32(0), C32(32), C32(64), C32(96))
-    WGMMA_OF(Bfloat16, "bf16")
-    WGMMA_OF(Half, "f16")
+    WGMMA_OF(ElementIs<false>, "bf16")
+    WGMMA_OF(ElementIs<true>, "f16")
 #undef WGMMA_OF
 #undef WGMMA
 };

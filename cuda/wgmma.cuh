@@ -16,10 +16,10 @@
 namespace mlpgpu {
 
 // Shape of a block's work; CLUSTER_M x CLUSTER_N neighbouring tiles make a cluster.
-template <class Element_, int PLANES_, int M_, int N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_>
+template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_>
 struct WgmmaTile {
-    using Element = Element_;
-    static constexpr int PLANES = PLANES_, M = M_, N = N_, STAGES = STAGES_;
+    using Form = Form_;  // of planes.cuh
+    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_;
     static constexpr int CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, CLUSTER = CLUSTER_M * CLUSTER_N;
     static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
     static constexpr int CONSUMERS = M / 64, COUNT = N / 2;  // a thread's elements of C
@@ -170,7 +170,7 @@ struct Slices {
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_plane, int b_plane, bool add) const {
 #pragma unroll
         for (int step = 0; step < T::K / 16; ++step)
-            Wgmma<A_OUTER, B_OUTER>::multiply(typename T::Element(), c, a + (a_plane * T::A_BYTES + step * A_STEP) / 16,
+            Wgmma<A_OUTER, B_OUTER>::multiply(ElementIs<T::Form::HALF>(), c, a + (a_plane * T::A_BYTES + step * A_STEP) / 16,
                                               b + (b_plane * T::B_BYTES + step * B_STEP) / 16, add || step > 0);
     }
 };

@@ -5,7 +5,7 @@ thread enters, puts back what was current before, and turns every error of the d
 block into a :class:`BackendError`.  Blocks nest.  What was made in one thread may be used in another.
 
 PyCUDA owns the context, memory, streams and modules, and launches kernels.  cuda-bindings does what it
-cannot: graphs, texture objects, cooperative launches.
+cannot: graphs, texture objects, tensor maps, cooperative launches.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ except ImportError as error:
 
 LEAST_CAPABILITY = (7, 5)
 ALIGNMENT = 512  # bytes; what a texture over linear memory asks for, and cuMemAlloc keeps
+TENSOR_MAP_BYTES = 128
 PLAIN_SHARED_BYTES = 48 << 10  # dynamic shared memory of a block that need not be asked for
 
 # After one of these every call on the context fails, in this process, for ever.
@@ -552,6 +553,39 @@ class Texture(_Resource):
 
     def __int__(self) -> int:
         return int(self.handle)
+
+
+def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box_rows: int) -> np.ndarray:
+    """What the copy engine of compute capability 9.0 has to know of a 16-bit tensor: 128 bytes, for the card's memory.
+
+    Args:
+        address: of the first element, a multiple of 16.
+        shape: planes, rows and columns; beyond them the engine reads zeros.
+        pitch: elements from one row to the next, a multiple of 8.  A plane is ``rows`` rounded up to a
+            multiple of 128 long.
+        box_rows: of what a kernel asks for at once, 64 columns wide.
+
+    Raises:
+        BackendError: the engine cannot read such a tensor.
+    """
+    planes, rows, columns = shape
+    bytes_of_row = 2 * pitch
+    try:
+        tensor = _call(
+            cu.cuTensorMapEncodeTiled, cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, address,
+            [cu.cuuint64_t(size) for size in (columns, rows, planes)],
+            [cu.cuuint64_t(step) for step in (bytes_of_row, bytes_of_row * (-(-rows // 128) * 128))],
+            [cu.cuuint32_t(size) for size in (64, box_rows, 1)], [cu.cuuint32_t(1)] * 3,
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )  # fmt: skip
+    except _CallError as error:
+        expected = "an address that is a multiple of 16, a pitch of 8, and at most 256 rows in a box"
+        got = f"address {address:#x}, shape {shape}, pitch {pitch}, {box_rows} rows: {error}"
+        raise BackendError("tensor map", expected=expected, got=got) from error
+    return np.frombuffer(ctypes.string_at(tensor.getPtr(), TENSOR_MAP_BYTES), np.uint8)
 
 
 class Graph(_Resource):

@@ -7,6 +7,7 @@ entries of one header stand, for nvcc and for the host compiler of the tests ali
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -51,6 +52,9 @@ class Entry:
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
         blocks: that must fit on a multiprocessor at once, which limits their registers.
         spill_bytes: the most that a thread may store and load again for that, as ptxas counts it.
+        needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
+            ``sm_90a``, is the only one.
+        cluster: blocks that share their memory, in groups along the grid's first axis.
     """
 
     name: str
@@ -63,6 +67,14 @@ class Entry:
     host_excluded: str | None = None
     blocks: int = 1
     spill_bytes: int = 0
+    needs: str = "sm_75"
+    cluster: int = 1
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether it can be compiled for ``arch``."""
+        if self.needs[-1].isalpha():
+            return arch == self.needs
+        return int(re.sub(r"\D", "", arch)) >= int(self.needs.removeprefix("sm_"))
 
 
 def arguments(signature: str) -> tuple[Argument, ...]:
@@ -81,8 +93,9 @@ def unit_source(entries: Sequence[Entry]) -> str:
 def _definition(entry: Entry) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
     call = ", ".join(a.name for a in entry.arguments)
+    cluster = f" __cluster_dims__({entry.cluster}, 1, 1)" if entry.cluster > 1 else ""
     return (
-        f'extern "C" __global__ void __launch_bounds__({entry.threads}, {entry.blocks})\n'
+        f'extern "C" __global__ void{cluster} __launch_bounds__({entry.threads}, {entry.blocks})\n'
         f"{entry.name}({parameters}) {{\n    ::mlpgpu::{entry.function}({call});\n}}\n"
     )
 
