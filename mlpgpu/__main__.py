@@ -1,4 +1,4 @@
-"""``python -m mlpgpu``: what is installed here, and how a saved network or run is computed."""
+"""``python -m mlpgpu``: what is installed here, how fast it is, and how a saved network or run is computed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import platform
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import h5py
 import numpy as np
 import psutil
 from threadpoolctl import threadpool_info
 
-from . import __version__, storage
+from . import __version__, bench, storage
 from .backends import BACKENDS, State, get_backend
 from .backends.cuda import CudaBackend
 from .backends.cuda.compiler import cache_folder, find_nvcc, nvcc_version
 from .backends.cuda.driver import describe_machine
 from .backends.cuda.explain import profile
 from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
+from .files import replace_file
 from .losses import LOSSES
 from .network import Network
 from .optimizers import SGD
@@ -36,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "info":
             print(info())
+        elif options.command == "bench":
+            measure(options.backend, options.only, options.precision, quick=options.quick, path=options.json)
         else:
             print(explain(options.model, options.batch_size, options.loss, options.backend, timeline=options.timeline))
     except MlpgpuError as error:
@@ -49,6 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mlpgpu {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print versions, cores, GPUs and backends")
+    measured = commands.add_parser("bench", help="measure steps of some networks, on random data")
+    names, precisions = tuple(bench.WORKLOADS), bench.PRECISIONS
+    measured.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    measured.add_argument(
+        "--precision", nargs="+", choices=precisions, default=precisions, metavar="NAME", help=", ".join(precisions)
+    )
+    measured.add_argument("--backend", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 or auto (the default)")
+    measured.add_argument("--quick", action="store_true", help=f"{bench.QUICK_ROUNDS} rounds, not {bench.ROUNDS}")
+    measured.add_argument("--json", type=Path, metavar="PATH", help="write a line of JSON for each result there")
     explained = commands.add_parser("explain", help="print a saved network, or a run, and its plan")
     explained.add_argument("model", metavar="MODEL", help="a file of Network.save, Trainer.save or Checkpoint")
     explained.add_argument(
@@ -101,6 +114,30 @@ def _auto() -> str:
         return CudaBackend().name
     except BackendError:
         return "cpu"
+
+
+def measure(
+    backend: str = "auto",
+    names: Sequence[str] = tuple(bench.WORKLOADS),
+    precisions: Sequence[str] = bench.PRECISIONS,
+    *,
+    quick: bool = False,
+    path: Path | None = None,
+) -> None:
+    """Print what steps of the workloads ``names`` take here, and write it to ``path``.
+
+    Raises:
+        BackendError: the GPU that is asked for cannot be used.
+        StorageError: ``path`` cannot be written.
+    """
+    about = bench.surroundings(get_backend(backend))
+    rounds = bench.QUICK_ROUNDS if quick else bench.ROUNDS
+    results = bench.measure(backend, names, precisions, rounds=rounds, tell=lambda told: print(told, file=sys.stderr))
+    where = about.get("card") or f"the CPU, {about['machine']}, {about['cores']} cores"
+    print(f"mlpgpu {__version__} on {where}")
+    print(bench.table(results))
+    if path is not None:
+        replace_file(f"results {path}", path, bench.json_lines(results, about).encode())
 
 
 def explain(

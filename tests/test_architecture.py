@@ -31,6 +31,7 @@ LEVELS = (
     {"history"},
     {"callbacks"},
     {"trainer"},
+    {"bench"},
     {"__init__"},
     {"__main__"},
 )

@@ -1,0 +1,402 @@
+"""Microseconds of a training step, on the networks that this project measures itself by.
+
+``python -m mlpgpu bench`` measures mlpgpu alone; ``benchmarks/peers.py`` takes the workloads, the turns and the
+lines of results from here and puts others beside it.  A turn trains for whole epochs, shuffles included, on random
+rows that lie where the backend keeps them, and ends when the last step is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .backends import Backend, Sampling, State, get_backend
+from .backends.cpu import available_cores
+from .backends.cuda import CudaBackend
+from .datasets import Dataset
+from .errors import ConfigurationError, MlpgpuError
+from .layers import Dense
+from .metrics import METRICS
+from .network import Network
+from .optimizers import Momentum
+from .schedules import Clock, as_schedule
+from .trainer import Trainer
+from .version import __version__
+
+MOMENTUM = 0.9
+TURN_SECONDS = 0.1  # about what a turn takes, unless one call takes longer
+ROUNDS, QUICK_ROUNDS = 5, 3
+PRECISIONS = ("float32", "tf32", "bfloat16")
+CPU_ROWS = 10_240  # most that an epoch has on the CPU
+CPU_FLOPS = 1e11  # of an epoch there; networks with more are left out
+PRODUCT_SIZE, CPU_PRODUCT_SIZE = 4096, 512  # of the matrices whose product shows a precision
+CHECKED_ROWS = 256  # of that product, computed in float64
+PACKAGE = Path(__file__).parent
+
+
+# --- what is trained ---
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network, the rows it is trained on, and how."""
+
+    widths: tuple[int, ...]
+    batch_size: int
+    rows: int
+    rate: float
+    loss: str = "softmax_cross_entropy"
+    activation: str = "relu"
+    last: str = "identity"
+    precisions: tuple[str, ...] = ("float32",)
+
+    @property
+    def network_name(self) -> str:
+        """The widths, joined."""
+        return "-".join(map(str, self.widths))
+
+    @property
+    def name(self) -> str:
+        return f"{self.network_name}, batch {self.batch_size:,}"
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-self.rows // self.batch_size)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of a whole batch's products; the first layer has no gradient by its inputs."""
+        weights = [n_in * n_out for n_in, n_out in pairwise(self.widths)]
+        return 2 * self.batch_size * (3 * sum(weights) - weights[0])
+
+    @property
+    def bytes(self) -> int:
+        """The fewest that a step moves: a batch read once, parameters and momentum read and written once."""
+        parameters = sum((n_in + 1) * n_out for n_in, n_out in pairwise(self.widths))
+        targets = self.widths[-1] if self.loss == "squared_error" else 1
+        return 4 * (self.batch_size * (self.widths[0] + targets) + 4 * parameters)
+
+    def network(self) -> Network:
+        *hidden, (n_in, n_out) = pairwise(self.widths)
+        layers = [Dense(*widths, activation=self.activation) for widths in hidden]
+        return Network([*layers, Dense(n_in, n_out, activation=self.last)], seed=0)
+
+    def trainer(self, **options: Any) -> Trainer:
+        """A trainer with momentum; ``options`` are those of :class:`Trainer`."""
+        optimizer = Momentum(self.rate, momentum=MOMENTUM)
+        return Trainer(self.network(), self.loss, optimizer, batch_size=self.batch_size, **options)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs (rows, n_in), and labels (rows,) or for a squared error targets (rows, n_out)."""
+        rng = np.random.default_rng(0)
+        n_out = self.widths[-1]
+        x = rng.random((self.rows, self.widths[0]), dtype=np.float32)
+        if self.loss == "squared_error":
+            return x, rng.random((self.rows, n_out), dtype=np.float32)
+        return x, rng.integers(n_out, size=self.rows)
+
+
+WORKLOADS: dict[str, Workload] = {
+    "tiny": Workload((784, 128, 10), 128, 60_000, 1e-3, precisions=PRECISIONS),
+    "narrow": Workload((783, 30, 10), 32, 20_000, 1e-3),
+    "medium": Workload((784, 1024, 1024, 10), 1024, 61_440, 1e-3, precisions=PRECISIONS),
+    "large": Workload((4096,) * 5, 8192, 16_384, 1e-7, loss="squared_error", precisions=PRECISIONS),
+    "tall": Workload((90_000, 90, 90, 10), 128, 6_400, 1e-5),
+    "tall-1": Workload((90_000, 90, 90, 10), 1, 512, 1e-5),
+}
+
+
+def suited_to(backend: Backend, workload: Workload) -> Workload | None:
+    """What of a workload is measured on a backend: all on a card, an epoch of fewer rows on the CPU, or nothing."""
+    if isinstance(backend, CudaBackend):
+        return workload
+    shorter = dataclasses.replace(workload, rows=min(workload.rows, CPU_ROWS))
+    return shorter if shorter.flops * shorter.steps <= CPU_FLOPS else None
+
+
+class Epochs:
+    """A trainer's plan on a data set, an epoch a call, without the trainer's books.
+
+    The first call brings the data to where the backend keeps them; :meth:`reset` then goes back to the network's
+    initial parameters, so that later calls repeat the training from data that are already there.
+    """
+
+    def __init__(self, trainer: Trainer, data: Dataset, *, shuffle: bool = True) -> None:
+        network, plan = trainer.network, trainer.plan
+        network.adapt(data)
+        assert plan.optimizer is not None
+        parameters = network.flat_parameters()[np.newaxis]
+        slots = np.zeros((len(plan.optimizer.slots), *parameters.shape), parameters.dtype)
+        self._initial = State(parameters, slots, network.flat_statistics()[np.newaxis])
+        self._sampling = Sampling(len(data), trainer.batch_size, seed=network.seed, shuffle=shuffle)
+        self._schedule = as_schedule(plan.optimizer.rate)
+        self.plan = plan
+        self.program = trainer.backend.compile(plan, threads=trainer.threads, memory_share=trainer.memory_share)
+        self.program.attach(data, self._sampling)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, with epoch 0."""
+        self.step = 0
+        self.program.load(self._initial)
+
+    def __call__(self) -> float:
+        """Train for an epoch; returns its mean loss."""
+        steps = self._sampling.steps_per_epoch
+        number = self.step + np.arange(steps)
+        rates = self._schedule.rates(Clock(step=number, epoch=number / steps, epochs_per_step=1 / steps))
+        loss, weight = self.program.run(self.step, rates).sum(axis=0)
+        self.step += steps
+        return float(loss / weight)
+
+    def accuracy(self, data: Dataset) -> float:
+        """The share of a data set's rows whose class is the predicted one."""
+        return float(METRICS["accuracy"].finish(self.program.evaluate(data, ["accuracy"])["accuracy"]))
+
+
+# --- turns ---
+
+
+def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of one call of each contender, round by round; each ends when its work is done."""
+    calls = {}
+    for name, run in contenders.items():
+        run()  # compiles, captures, fills caches
+        started = time.perf_counter()
+        run()
+        calls[name] = max(1, round(TURN_SECONDS / (time.perf_counter() - started)))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            started = time.perf_counter()
+            for _ in range(calls[name]):
+                run()
+            seconds[name].append((time.perf_counter() - started) / calls[name])
+    return seconds
+
+
+def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
+    """The median over rounds of a / b."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+# --- what a precision is worth ---
+
+
+@dataclass(frozen=True)
+class Product:
+    """Two matrices of normal values, (n, n) float32, and the first rows of their product in float64."""
+
+    a: np.ndarray
+    b: np.ndarray
+    reference: np.ndarray  # (checked rows, n)
+
+    @classmethod
+    def random(cls, n: int) -> Product:
+        rng = np.random.default_rng(0)
+        a, b = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+        return cls(a, b, a[:CHECKED_ROWS].astype(np.float64) @ b.astype(np.float64))
+
+    def error(self, c: np.ndarray) -> float:
+        """The relative error, by Frobenius norms, of a product (n, n); NaN where it holds one."""
+        difference = c[:CHECKED_ROWS].astype(np.float64) - self.reference
+        return float(np.linalg.norm(difference) / np.linalg.norm(self.reference))
+
+
+def forward_error(product: Product, backend: Backend, precision: str) -> float:
+    """The error of a dense layer's product, as a plan of that precision computes it."""
+    n = len(product.a)
+    network = Network([Dense(n, n, bias=False)], seed=0)
+    network.parameters["0.weight"] = product.b
+    program = backend.compile(network.lower(capacity=n, precision=precision))
+    parameters = network.flat_parameters()[np.newaxis]
+    program.load(State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0))))
+    return product.error(program.predict(Dataset(product.a), logits=True))
+
+
+# --- results ---
+
+
+@dataclass(frozen=True)
+class Result:
+    """A contender on a workload; a line of JSON, beside the surroundings.
+
+    Attributes:
+        microseconds: of a step, the median of the rounds; ``fastest`` and ``slowest`` are the range.
+        loss: the mean of a first epoch, from the same parameters and, but for JAX's shuffle, in the same order.
+        error: of a product of ``PRODUCT_SIZE`` matrices against float64, as the contender computes at this precision.
+        flops, bytes: what a step of a whole batch computes, and moves at the least.
+    """
+
+    workload: str
+    network: str
+    batch_size: int
+    rows: int
+    precision: str
+    contender: str
+    microseconds: float
+    fastest: float
+    slowest: float
+    rounds: int
+    loss: float
+    error: float | None
+    flops: int
+    bytes: int
+
+
+def summarize(
+    key: str,
+    workload: Workload,
+    precision: str,
+    contender: str,
+    seconds: Sequence[float],
+    *,
+    loss: float,
+    error: float | None,
+) -> Result:
+    """The result of a contender's turns, ``seconds`` an epoch each."""
+    micro = [1e6 * value / workload.steps for value in seconds]
+    return Result(
+        workload=key,
+        network=workload.network_name,
+        batch_size=workload.batch_size,
+        rows=workload.rows,
+        precision=precision,
+        contender=contender,
+        microseconds=statistics.median(micro),
+        fastest=min(micro),
+        slowest=max(micro),
+        rounds=len(micro),
+        loss=loss,
+        error=error,
+        flops=workload.flops,
+        bytes=workload.bytes,
+    )
+
+
+def measure(
+    backend: str,
+    names: Iterable[str] = tuple(WORKLOADS),
+    precisions: Iterable[str] = PRECISIONS,
+    *,
+    rounds: int = ROUNDS,
+    tell: Callable[[str], object] = lambda message: None,
+) -> list[Result]:
+    """mlpgpu alone.  ``tell`` is given what is under way, and what is left out and why.
+
+    Raises:
+        BackendError, UnknownNameError: there is no such backend here.
+        ConfigurationError: it can measure nothing of what is asked for.
+    """
+    chosen, names, precisions = get_backend(backend), list(names), list(precisions)
+    size = PRODUCT_SIZE if isinstance(chosen, CudaBackend) else CPU_PRODUCT_SIZE
+    results: list[Result] = []
+    errors: dict[str, float] = {}
+    for key in names:
+        workload = suited_to(chosen, WORKLOADS[key])
+        if workload is None:
+            tell(f"{key} left out: more than {CPU_FLOPS:g} operations an epoch are for a GPU")
+            continue
+        data = Dataset(*workload.arrays())
+        for precision in (name for name in workload.precisions if name in precisions):
+            tell(f"{key}: {workload.name}, {precision}")
+            try:
+                trainer = workload.trainer(backend=chosen.name, precision=precision)
+            except MlpgpuError as refused:
+                tell(f"left out: {refused}")
+                continue
+            if precision not in errors:
+                errors[precision] = forward_error(Product.random(size), chosen, precision)
+            run = Epochs(trainer, data)
+            loss = run()
+            seconds = take_turns({"mlpgpu": run}, rounds)["mlpgpu"]
+            result = summarize(key, workload, precision, "mlpgpu", seconds, loss=loss, error=errors[precision])
+            results.append(result)
+    if not results:
+        expected = "a workload and a precision that can be measured on it"
+        raise ConfigurationError(f"bench on the {chosen.name} backend", expected=expected, got=f"{names}, {precisions}")
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results as text, a line each."""
+    heads = ("workload", "network", "batch", "precision", "", "µs/step", "fastest", "TFLOP/s", "error")
+    cells = [heads] + [
+        (
+            result.workload,
+            result.network,
+            f"{result.batch_size:,}",
+            result.precision,
+            result.contender,
+            f"{result.microseconds:,.1f}",
+            f"{result.fastest:,.1f}",
+            f"{1e-6 * result.flops / result.microseconds:,.2f}",
+            "" if result.error is None else f"{result.error:.1e}",
+        )
+        for result in results
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join(lines)
+
+
+def surroundings(backend: Backend | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """What results hold for: machine, card, versions, and the commit where the package lies in a clone."""
+    versions: dict[str, str | None] = {"mlpgpu": __version__}
+    for package in ("numpy", *packages):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found: dict[str, Any] = {
+        "machine": models[0] if models else platform.processor() or platform.machine(),
+        "cores": available_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+    if isinstance(backend, CudaBackend):
+        found |= {"card": backend.device.name, "driver": _driver_version()}
+    return found
+
+
+def _commit() -> str | None:
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    return _first_line(["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+
+
+def _driver_version() -> str | None:
+    return _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+
+
+def _first_line(command: Sequence[str]) -> str | None:
+    """That a command prints, or None where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return next(iter(done.stdout.splitlines()), "").strip() or None
+
+
+def json_lines(results: Iterable[Any], about: Mapping[str, Any]) -> str:
+    """A line of JSON for each result, a dataclass, with what it holds for."""
+    lines = [json.dumps({**dataclasses.asdict(result), **about}, ensure_ascii=False) for result in results]
+    return "".join(line + "\n" for line in lines)
