@@ -2,13 +2,14 @@
 # and again only when setup.cfg or pyproject.toml has changed.
 PYTHON ?= python3
 
-.PHONY: help train test lint bench
+.PHONY: help train test lint bench peers
 
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
+	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; README.md's tables"
 
 train: .venv/plot/.installed
 	@.venv/plot/bin/python examples/train_digits.py
@@ -23,6 +24,10 @@ lint: .venv/lint/.installed
 
 bench: .venv/peers/.installed
 	@.venv/peers/bin/python benchmarks/cpu.py
+
+peers:
+	@$(PYTHON) benchmarks/peers.py --json benchmarks/results/peers.jsonl
+	@$(PYTHON) benchmarks/report.py
 
 .venv/%/.installed: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit( \

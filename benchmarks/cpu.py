@@ -13,15 +13,12 @@ times, because one process may run two threads a fifth slower than the next, for
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import math
 import multiprocessing
 import os
-import platform
 import statistics
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -36,7 +33,7 @@ import numpy as np
 import psutil
 
 import mlpgpu as mg
-from mlpgpu.backends.cpu import available_cores
+from mlpgpu.bench import surroundings
 
 ROWS = 10_000
 RATE, MOMENTUM = 0.01, 0.9
@@ -367,32 +364,6 @@ def show(case: Case, lines: list[Line], failures: dict[str, str], peak: int) -> 
     print(f"peak memory beyond imports: {verdict}; bound {case.memory_bound / 1e6:.0f} MB")
 
 
-def surroundings() -> dict[str, Any]:
-    """What the figures hold for."""
-    versions: dict[str, str | None] = {}
-    for package in ("numpy", "scikit-learn", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    )  # fmt: skip
-    return {
-        "machine": models[0] if models else platform.processor() or platform.machine(),
-        "cores": available_cores(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "versions": {"mlpgpu": mg.__version__, **versions},
-        "commit": commit.stdout.strip() or None,
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare training on the CPU with other libraries.")
     parser.add_argument("--starts", type=int, default=3, help="of each process (default: %(default)s)")
@@ -403,7 +374,14 @@ def main() -> None:
     arguments = parser.parse_args()
     starts, rounds = 1 if arguments.quick else max(1, arguments.starts), max(1, arguments.rounds)
 
-    results: dict[str, Any] = {**surroundings(), "starts": starts, "rounds": rounds, "rows": ROWS, "cases": []}
+    results: dict[str, Any] = {
+        **surroundings(packages=("scikit-learn", "torch")),
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "starts": starts,
+        "rounds": rounds,
+        "rows": ROWS,
+        "cases": [],
+    }
     print(f"{results['machine']}, {results['cores']} cores, {results['versions']}")
     for case in CASES:
         if arguments.only and case.name not in arguments.only:

@@ -1,10 +1,9 @@
-"""What training takes on a card: mlpgpu beside PyTorch, cuBLAS, its own CPU backend and a plain C loop.
+"""What training takes on a card beside the steps themselves: memory, start-up, streams, feeding, and MNIST.
 
-Whoever is compared does the same work on the same random data in the same run.  They take turns, round
-by round; figures are medians, and a ratio is the median of the rounds' ratios.  A turn ends when the
-card has finished.  PyTorch computes in strict float32 with its fused optimizer, on data that lie on the
-card, gathered by an index list that it shuffles there.  Tables come last; a part that fails says so, and
-the others go on.
+Whoever is compared does the same work on the same data in the same run.  They take turns, round by round;
+figures are medians, and a ratio is the median of the rounds' ratios.  A turn ends when the card has finished.
+Tables come last; a part that fails says so, and the others go on.  Steps beside PyTorch's and JAX's are in
+peers.py.
 
     python benchmarks/gpu.py [--only PART ...] [--quick] [--json PATH] [--data FOLDER] [--commit NAME]
 """
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,23 +30,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu import surroundings
 
 import mlpgpu as mg
-from mlpgpu.backends import Sampling, State
-from mlpgpu.backends.base import MEMORY_SHARE
-from mlpgpu.backends.cuda import compiler, kernels
-from mlpgpu.backends.cuda.driver import Device, Event, Module, Stream, describe_machine, find_device, pack
-from mlpgpu.backends.cuda.lowering import At, Launch, lower
-from mlpgpu.backends.cuda.program import DOUBLES, STEP
+from mlpgpu.backends import Sampling
+from mlpgpu.backends.cuda import CudaBackend, compiler
+from mlpgpu.backends.cuda.driver import Device, describe_machine, find_device
+from mlpgpu.backends.cuda.lowering import lower
+from mlpgpu.bench import MOMENTUM, WORKLOADS, Epochs, Workload, median_ratio, surroundings, take_turns
 from mlpgpu.errors import BackendError
 from mlpgpu.plan import Plan
-from mlpgpu.plan import lower as lower_layers
 
-DEVICE = "cuda"
-MOMENTUM = 0.9
-TURN_SECONDS = 0.15  # about what a turn takes, unless one call takes longer
-PRODUCT_SECONDS = 0.03  # likewise, of one matrix product repeated
 ROOT = Path(mg.__file__).parents[1]
 
 
@@ -105,404 +97,13 @@ def free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of one call of each contender, round by round; each ends when its work is done."""
-    calls = {}
-    for name, run in contenders.items():
-        run()  # compiles, captures, fills caches
-        started = time.perf_counter()
-        run()
-        calls[name] = max(1, round(TURN_SECONDS / (time.perf_counter() - started)))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            started = time.perf_counter()
-            for _ in range(calls[name]):
-                run()
-            seconds[name].append((time.perf_counter() - started) / calls[name])
-    return seconds
-
-
-def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    """The median over rounds of a / b."""
-    return statistics.median(x / y for x, y in zip(a, b, strict=True))
-
-
-# --- one network on one set of random rows, by each contender ---
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A network, the rows it is trained on, and how."""
-
-    widths: tuple[int, ...]
-    batch_size: int
-    rows: int
-    rate: float
-    loss: str = "softmax_cross_entropy"
-    activation: str = "relu"
-    last: str = "identity"
-
-    @property
-    def name(self) -> str:
-        return f"{'-'.join(map(str, self.widths))}, batch {self.batch_size:,}"
-
-    @property
-    def steps(self) -> int:
-        """Of an epoch."""
-        return -(-self.rows // self.batch_size)
-
-    def network(self) -> mg.Network:
-        *hidden, (n_in, n_out) = pairwise(self.widths)
-        layers = [mg.Dense(*widths, activation=self.activation) for widths in hidden]
-        return mg.Network([*layers, mg.Dense(n_in, n_out, activation=self.last)], seed=0)
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs (rows, n_in), and labels (rows,) or for a squared error targets (rows, n_out)."""
-        rng = np.random.default_rng(0)
-        n_out = self.widths[-1]
-        x = rng.random((self.rows, self.widths[0]), dtype=np.float32)
-        if self.loss == "squared_error":
-            return x, rng.random((self.rows, n_out), dtype=np.float32)
-        return x, rng.integers(n_out, size=self.rows)
-
-
-class Ours:
-    """mlpgpu's program of a workload; a call trains for one epoch and returns its mean loss."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        data: mg.Dataset,
-        *,
-        backend: str = "cuda",
-        streams: int = 1,
-        reduction: str = "ordered",
-        shuffle: bool = True,
-        memory_share: float = MEMORY_SHARE,
-    ) -> None:
-        network = workload.network()
-        trainer = mg.Trainer(
-            network,
-            workload.loss,
-            mg.Momentum(workload.rate, momentum=MOMENTUM),
-            batch_size=workload.batch_size,
-            backend=backend,
-            streams=streams,
-            reduction=reduction,
-        )
-        self.plan: Plan = trainer.plan
-        self.rates = np.full(workload.steps, workload.rate)
-        self.step = 0
-        parameters = network.flat_parameters()[np.newaxis]
-        self.program = trainer.backend.compile(self.plan, memory_share=memory_share)
-        self.program.load(State(parameters, np.zeros_like(parameters)[np.newaxis], np.empty((1, 0), np.float32)))
-        self.program.attach(data, Sampling(workload.rows, workload.batch_size, seed=0, shuffle=shuffle))
-
-    def __call__(self) -> float:
-        loss, weight = self.program.run(self.step, self.rates).sum(axis=0)
-        self.step += len(self.rates)
-        return float(loss / weight)
-
-
-class PyTorch:
-    """A workload by PyTorch, from the same parameters; a call trains for one epoch and returns its mean loss."""
-
-    def __init__(self, workload: Workload, x: torch.Tensor, y: torch.Tensor, *, compiled: bool = False) -> None:
-        self.workload = workload
-        modules: list[torch.nn.Module] = []
-        parameters = workload.network().parameters
-        for k, (n_in, n_out) in enumerate(pairwise(workload.widths)):
-            linear = torch.nn.Linear(n_in, n_out, device=DEVICE)
-            with torch.no_grad():
-                linear.weight.copy_(torch.tensor(parameters[f"{k}.weight"]).T)
-                linear.bias.copy_(torch.tensor(parameters[f"{k}.bias"]))
-            modules += [linear, torch.nn.ReLU()]
-        model = torch.nn.Sequential(*modules[:-1])
-        self.parameters = list(model.parameters())
-        self.initial = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer = torch.optim.SGD(self.parameters, lr=workload.rate, momentum=MOMENTUM, fused=True)
-        self.order = torch.arange(workload.rows, device=DEVICE)
-        self.batches = [self.order[k * workload.batch_size :][: workload.batch_size] for k in range(workload.steps)]
-        self.losses = torch.zeros(workload.steps, device=DEVICE)
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-        def forward(batch: torch.Tensor) -> torch.Tensor:
-            z, target = model(x[batch]), y[batch]
-            if workload.loss == "squared_error":
-                return 0.5 / len(batch) * torch.nn.functional.mse_loss(z, target, reduction="sum")
-            return torch.nn.functional.cross_entropy(z, target)
-
-        # Compiled for the full batch, and again for a shorter last one.
-        self.forward = torch.compile(forward, dynamic=False) if compiled else forward
-
-    def run_steps(self) -> None:
-        for k, batch in enumerate(self.batches):
-            loss = self.forward(batch)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            self.losses[k] = loss.detach()
-
-    def capture(self) -> PyTorch:
-        """Make one graph of a whole epoch's steps, and go back to the initial parameters."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.run_steps()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self.run_steps()
-        self.graph = graph
-        with torch.no_grad():
-            for parameter, initial in zip(self.parameters, self.initial, strict=True):
-                parameter.copy_(initial)
-                self.optimizer.state[parameter]["momentum_buffer"].zero_()
-        return self
-
-    def __call__(self, order: np.ndarray | None = None) -> float:
-        if order is None:
-            torch.randperm(self.workload.rows, out=self.order)
-        else:
-            self.order.copy_(torch.tensor(order))
-        if self.graph is None:
-            self.run_steps()
-        else:
-            self.graph.replay()
-        losses: np.ndarray = self.losses.cpu().numpy()  # waits for them
-        counts = [len(batch) for batch in self.batches]
-        return float(np.average(losses, weights=counts))
-
-
-# --- steps ---
-
-WORKLOADS = (
-    Workload((784, 128, 10), batch_size=128, rows=60_000, rate=1e-3),
-    Workload((783, 30, 10), batch_size=32, rows=20_000, rate=1e-3),
-    Workload((784, 1024, 1024, 10), batch_size=1024, rows=61_440, rate=1e-3),
-    Workload((4096,) * 5, batch_size=8192, rows=16_384, rate=1e-7, loss="squared_error"),
-    Workload((90_000, 90, 90, 10), batch_size=128, rows=6_400, rate=1e-5),
-    Workload((90_000, 90, 90, 10), batch_size=1, rows=512, rate=1e-5),
-)
-LOSS_TOLERANCE = 1e-4  # relative; rounding at a ReLU's kink moves the mean loss by up to 1e-5
-BEATS_CPU = (783, 30, 10)  # where a GPU lost to its CPU in a course report of 2017
-
-
-def steps(options: Options) -> Table:
-    """Whole epochs, a shuffle included, of every workload by every contender."""
-    columns = ("workload", "contender", "µs/step", "fastest", "times mlpgpu's", "first epoch's loss")
-    table = Table("Training steps in float32, whole epochs with data on the card", columns)
-    for workload in WORKLOADS:
-        progress(workload.name)
-        try:
-            table.rows += _measure_steps(workload, options, table.notes)
-        except Exception as error:
-            traceback.print_exc()
-            table.notes.append(f"{workload.name} failed: {_first_line(error)}")
-        free_memory()
-    return table
-
-
-def _measure_steps(workload: Workload, options: Options, notes: list[str]) -> list[tuple[Any, ...]]:
-    contenders, losses = _contenders(workload, options, notes)
-    seconds = take_turns(contenders, options.rounds)
-    rows = []
-    for name, own in seconds.items():
-        per_step = [1e6 * value / workload.steps for value in own]
-        times = median_ratio(own, seconds["mlpgpu"])
-        rows.append((workload.name, name, statistics.median(per_step), min(per_step), times, losses[name]))
-    astray = [name for name, loss in losses.items() if abs(loss / losses["mlpgpu"] - 1) > LOSS_TOLERANCE]
-    notes += [f"{workload.name}: {name} trained to another loss" for name in astray]
-    sampling = Sampling(workload.rows, workload.batch_size, seed=0)
-    started = time.perf_counter()
-    sampling.order(1)
-    shuffle = 1e6 * (time.perf_counter() - started) / workload.steps
-    notes.append(f"{workload.name}: {shuffle:.2f} µs of mlpgpu's step are the host's making of the order")
-    return rows
-
-
-def _contenders(
-    workload: Workload, options: Options, notes: list[str]
-) -> tuple[dict[str, Callable[[], float]], dict[str, float]]:
-    """Those that could be made, and the mean loss of a first epoch in the same order by each."""
-    arrays = workload.arrays()
-    data = mg.Dataset(*arrays)
-    contenders: dict[str, Callable[[], float]] = {"mlpgpu": Ours(workload, data)}
-    if workload.widths == BEATS_CPU:
-        contenders["mlpgpu, CPU"] = Ours(workload, data, backend="cpu")
-    losses = {name: contender() for name, contender in contenders.items()}
-
-    x, y = (torch.from_numpy(array).to(DEVICE) for array in arrays)
-    order = Sampling(workload.rows, workload.batch_size, seed=0).order(0)
-    makers: dict[str, Callable[[], PyTorch]] = {
-        "PyTorch eager": lambda: PyTorch(workload, x, y),
-        "PyTorch graph": lambda: PyTorch(workload, x, y).capture(),
-    }
-    if not options.quick:
-        makers["PyTorch compiled graph"] = lambda: PyTorch(workload, x, y, compiled=True).capture()
-    for name, make in makers.items():
-        started = time.perf_counter()
-        try:
-            contender = make()
-            losses[name] = contender(order)
-        except Exception as error:
-            notes.append(f"{workload.name}: {name} failed: {_first_line(error)}")
-            continue
-        progress(f"  {name} made in {time.perf_counter() - started:.1f} s")
-        contenders[name] = contender
-    return contenders, losses
+def train(workload: Workload, data: mg.Dataset, *, shuffle: bool = True, **options: Any) -> Epochs:
+    """A workload on the card, unless ``options``, a trainer's, say otherwise; a call trains for an epoch."""
+    return Epochs(workload.trainer(**{"backend": "cuda", **options}), data, shuffle=shuffle)
 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-# --- matrix products ---
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product of two n by n matrices as a dense layer needs it, by its operands' names in the launch."""
-
-    name: str
-    prefix: str  # of the entries that compute it
-    layers: int  # that a network needs to have it
-    a: str
-    b: str
-    c: str
-    transpose_a: bool = False
-    transpose_b: bool = False
-
-
-PRODUCTS = (
-    Product("NN: x W", "dense_forward", 1, "x", "w", "y"),
-    Product("NT: dz Wᵀ", "dense_backward_input", 2, "dz", "w", "dx", transpose_b=True),
-    Product("TN: xᵀ dz", "dense_backward_weight", 1, "x", "dz", "dw", transpose_a=True),
-)
-PRODUCT_SIZES = (1024, 2048, 4096, 8192)
-CUBLAS_SHARE = 0.6  # of cuBLAS's rate that is wanted
-
-
-class Kernels:
-    """The launches of one product, taken out of a plan's step, on arrays that PyTorch holds."""
-
-    def __init__(self, device: Device, product: Product, size: int) -> None:
-        plan = lower_layers(
-            [mg.Dense(size, size) for _ in range(product.layers)],
-            size,
-            capacity=size,
-            loss="squared_error",
-            optimizer=mg.SGD(0.1),
-        )
-        lowered = lower(plan, multiprocessors=device.multiprocessors, source="float32")
-        launches = [launch for launch in lowered.shares[0] if launch.entry.name.startswith(product.prefix)]
-        self._arrays = {
-            name: torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for name, nbytes in lowered.bytes.items()
-        }
-        step = np.array([(0, 0, 0, size, size)], STEP)
-        self._arrays["step"].copy_(torch.from_numpy(step.view(np.uint8)))
-        values = {name: value for launch in launches for name, value in launch.values.items()}
-        self.a, self.b, self.c = (self._matrix(values[name], size) for name in (product.a, product.b, product.c))
-        torch.cuda.synchronize()  # our streams do not wait for PyTorch's
-
-        units = kernels.units(launch.entry for launch in launches)
-        cubins = compiler.compile_units(units, device.arch)
-        self._modules = {header: Module(device, cubin.image) for header, cubin in cubins.items()}
-        self._bound = [self._bind(launch) for launch in launches]
-        self._stream = Stream(device)
-        self._events = Event(device, timing=True), Event(device, timing=True)
-
-    def _matrix(self, at: Any, size: int) -> torch.Tensor:
-        """The (size, size) float32 at a place in one of the arrays."""
-        whole: torch.Tensor = self._arrays[at.array].view(torch.float32)
-        return whole[at.offset : at.offset + size * size].view(size, size)
-
-    def _bind(self, launch: Launch) -> Callable[[Stream], None]:
-        def address(value: Any) -> float | None:
-            if not isinstance(value, At):
-                return value
-            return int(self._arrays[value.array].data_ptr()) + value.offset * (8 if value.array in DOUBLES else 4)
-
-        function = self._modules[launch.entry.header].function(launch.entry)
-        packed = pack(launch.entry, [address(launch.values[a.name]) for a in launch.entry.arguments])
-        return lambda stream: function.launch(stream, launch.grid, packed)
-
-    def seconds(self, repeats: int) -> float:
-        """Of one product, by events around ``repeats`` of them."""
-        start, end = self._events
-        self._stream.record(start)
-        for _ in range(repeats):
-            for launch in self._bound:
-                launch(self._stream)
-        self._stream.record(end)
-        end.synchronize()
-        return end.seconds_since(start) / repeats
-
-
-def _torch_seconds(run: Callable[[], object], repeats: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000 / repeats
-
-
-def products(options: Options) -> Table:
-    """Our products' rates and errors beside cuBLAS's."""
-    columns = (
-        "n", "product", "TFLOP/s", "cuBLAS", "of cuBLAS",
-        "error", "cuBLAS's error", "largest error", "cuBLAS's largest",
-    )  # fmt: skip
-    table = Table("Products of n by n float32 matrices, normal values", columns)
-    table.notes += [
-        "error: relative Frobenius, against float64; largest error: of |c - c64| / (|A| |B|), element by element",
-        f"wanted: at least {CUBLAS_SHARE:.0%} of cuBLAS's rate",
-    ]
-    device = find_device(0)
-    for size in PRODUCT_SIZES[: 2 if options.quick else None]:
-        for product in PRODUCTS:
-            progress(f"{product.name}, n = {size}")
-            with device:
-                table.rows.append(_measure_product(device, product, size, options.rounds))
-            free_memory()
-    table.notes += [f"missed: {n} {name}" for n, name, _, _, share, *_ in table.rows if share < CUBLAS_SHARE]
-    return table
-
-
-def _measure_product(device: Device, product: Product, size: int, rounds: int) -> tuple[Any, ...]:
-    ours = Kernels(device, product, size)
-    ours.a.normal_()
-    ours.b.normal_()
-    ours.c.fill_(math.nan)
-    a = ours.a.T if product.transpose_a else ours.a
-    b = ours.b.T if product.transpose_b else ours.b
-    theirs = torch.empty_like(ours.c)
-
-    def cublas() -> object:
-        return torch.matmul(a, b, out=theirs)
-
-    cublas()
-    torch.cuda.synchronize()
-    ours.seconds(1)
-    reference, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    errors = []
-    for c in (ours.c, theirs):
-        difference = c.double() - reference
-        errors.append((float(difference.norm() / reference.norm()), float((difference.abs() / scale).max())))
-    del reference, scale, difference
-
-    repeats = max(1, round(PRODUCT_SECONDS / ours.seconds(1)))
-    seconds: tuple[list[float], list[float]] = [], []
-    for _ in range(rounds):
-        seconds[0].append(ours.seconds(repeats))
-        seconds[1].append(_torch_seconds(cublas, repeats))
-    rates = [2e-12 * size**3 / statistics.median(own) for own in seconds]
-    share = median_ratio(seconds[1], seconds[0])
-    (own_norm, own_largest), (their_norm, their_largest) = errors
-    return size, product.name, *rates, share, own_norm, their_norm, own_largest, their_largest
 
 
 # --- MNIST ---
@@ -645,9 +246,9 @@ def published(options: Options) -> Table:
     columns = ("contender", "s/epoch", "total error 1", "2", "3", "times the C loop", "published")
     table = Table(f"Full batch: 784-300-10, sigmoid, squared error, momentum, {patterns:,} patterns", columns)
     contenders = {
-        "mlpgpu, CPU": Ours(workload, data, backend="cpu", shuffle=False),
-        "mlpgpu": Ours(workload, data, shuffle=False),
-        STREAMED: Ours(workload, data, shuffle=False, streams=8),
+        "mlpgpu, CPU": train(workload, data, backend="cpu", shuffle=False),
+        "mlpgpu": train(workload, data, shuffle=False),
+        STREAMED: train(workload, data, shuffle=False, streams=8),
     }
     errors = {name: [patterns * contender() for _ in range(3)] for name, contender in contenders.items()}
     seconds = {name: statistics.median(own) for name, own in take_turns(contenders, options.rounds).items()}
@@ -678,7 +279,7 @@ def streams(options: Options) -> Table:
     settings = [(count, "ordered") for count in (1, 2, 3, 4)] + [(1, "atomic"), (2, "atomic")]
     names = {f"{count} {reduction}": (count, reduction) for count, reduction in settings}
     contenders = {
-        name: Ours(workload, data, streams=count, reduction=reduction) for name, (count, reduction) in names.items()
+        name: train(workload, data, streams=count, reduction=reduction) for name, (count, reduction) in names.items()
     }
     seconds = take_turns(contenders, options.rounds)
     for name, (count, reduction) in names.items():
@@ -721,7 +322,7 @@ def feed(options: Options) -> Table:
     x, y = workload.arrays()
     data = mg.Dataset(x, y)
     share = (x.nbytes + 4 * y.size) / TIMES_ALLOWED / find_device(0).total_bytes
-    contenders = {"stays": Ours(workload, data), "streams through": Ours(workload, data, memory_share=share)}
+    contenders = {"stays": train(workload, data), "streams through": train(workload, data, memory_share=share)}
     losses = {name: contender() for name, contender in contenders.items()}
     seconds = take_turns(contenders, options.rounds)
     columns = ("set", "µs/step", "times the resident step", "first epoch's loss")
@@ -753,7 +354,7 @@ def memory(options: Options) -> Table:
         f"times {MEMORY_SLACK}"
     )
     device = find_device(0)
-    _train_briefly(WORKLOADS[0], 1, as_bytes=False)  # what the first use of the card takes is nobody's
+    _train_briefly(WORKLOADS["tiny"], 1, as_bytes=False)  # what the first use of the card takes is nobody's
     for workload, count, as_bytes in cases:
         free_memory()
         with device:
@@ -770,9 +371,9 @@ def memory(options: Options) -> Table:
     return table
 
 
-def _train_briefly(workload: Workload, count: int, *, as_bytes: bool) -> Ours:
+def _train_briefly(workload: Workload, count: int, *, as_bytes: bool) -> Epochs:
     x, y = workload.arrays()
-    ours = Ours(workload, mg.Dataset((255 * x).astype(np.uint8) if as_bytes else x, y), streams=count)
+    ours = train(workload, mg.Dataset((255 * x).astype(np.uint8) if as_bytes else x, y), streams=count)
     ours()
     return ours
 
@@ -837,23 +438,12 @@ def _first_step(cache: str) -> tuple[float, float]:
 PARTS: dict[str, Callable[[Options], Table]] = {
     "memory": memory,
     "start": start,
-    "steps": steps,
-    "products": products,
     "streams": streams,
     "feed": feed,
     "mnist": mnist,
     "target": target,
     "published": published,
 }
-
-
-def _driver_version() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.splitlines()[0].strip()
 
 
 def main() -> None:
@@ -865,22 +455,17 @@ def main() -> None:
     parser.add_argument("--commit", help="what is measured, where git cannot say")
     arguments = parser.parse_args()
     try:
-        device = find_device(0)
+        backend = CudaBackend()
     except BackendError as error:
         sys.exit(str(error))
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
 
     options = Options(arguments.quick, arguments.data)
-    about = surroundings()
+    about = surroundings(backend, ("torch",))
     results: dict[str, Any] = {
         **about,
         "commit": arguments.commit or about["commit"],
-        "card": device.name,
-        "driver": _driver_version(),
         "nvcc": compiler.nvcc_version(compiler.find_nvcc()),
         "cuda": describe_machine(),
-        "torch": {"version": torch.__version__, "cuda": torch.version.cuda},
         "quick": options.quick,
         "parts": {},
         "failed": {},

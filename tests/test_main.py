@@ -162,4 +162,4 @@ def test_a_command_is_needed() -> None:
     command = [sys.executable, "-W", "error", "-m", "mlpgpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "{info,explain}" in done.stderr and "Traceback" not in done.stderr
+    assert "{info,bench,explain}" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,193 @@
+"""Tables and a chart of what peers.py measured: README.md's part between two marks, and docs/peers.png.
+
+python benchmarks/report.py [RESULTS]      # lines of JSON; benchmarks/results/peers.jsonl by default
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "peers.jsonl"
+CHART = ROOT / "docs" / "peers.png"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- made by benchmarks/report.py -->", "<!-- end of what it made -->"
+
+OURS, PEERS = "mlpgpu", ("PyTorch", "JAX")
+COLOURS = {OURS: "#d1495b", "PyTorch": "#8d99ae", "JAX": "#2e4057"}
+FORMS = {"forward": "x W", "backward_input": "dz Wᵀ", "backward_weight": "xᵀ dz"}
+
+# What floors are computed from: operations a second by precision, as products of this card reach them (float32: three
+# products of 16-bit operands), and bytes a second; state of up to CHIP_BYTES can stay on the chip between steps.
+RATES = {"NVIDIA H200": {"float32": 790e12 / 3, "tf32": 790e12, "bfloat16": 790e12}}
+BANDWIDTH = {"NVIDIA H200": 4.3e12}
+CHIP_BYTES = 50e6
+
+Line = dict[str, Any]
+
+
+def read(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def floor(line: Line) -> float | None:
+    """The fewest microseconds of a step: its operations at the card's rate, or what must come from memory."""
+    card = line.get("card")
+    if card not in RATES:
+        return None
+    moved = line["batch_bytes"] + (2 * line["state_bytes"] if line["state_bytes"] > CHIP_BYTES else 0)
+    return 1e6 * max(line["flops"] / RATES[card][line["precision"]], moved / BANDWIDTH[card])
+
+
+def by_workload(lines: Iterable[Line]) -> dict[tuple[str, str], dict[str, Line]]:
+    """Of each workload and precision, our line and the fastest one of each peer's forms."""
+    found: dict[tuple[str, str], dict[str, Line]] = {}
+    for line in (line for line in lines if "contender" in line):
+        best = found.setdefault((line["workload"], line["precision"]), {})
+        who = next(name for name in (OURS, *PEERS) if line["contender"].startswith(name))
+        if who not in best or line["microseconds"] < best[who]["microseconds"]:
+            best[who] = line
+    return found
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def digits(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def steps_table(lines: Sequence[Line]) -> str:
+    """Microseconds a step, a row for each workload and precision."""
+    rows = []
+    for (_, precision), best in by_workload(lines).items():
+        one = next(iter(best.values()))
+        ours = best.get(OURS)
+        row = [
+            f"{one['network']}, {one['batch_size']:,}",
+            precision,
+            f"**{digits(ours['microseconds'])}**" if ours else "–",
+        ]
+        for name in PEERS:
+            form = best[name]["contender"].removeprefix(name).strip(", ") if name in best else ""
+            row.append(f"{digits(best[name]['microseconds'])} {form}".strip() if name in best else "–")
+        peers = [best[name]["microseconds"] for name in PEERS if name in best]
+        row.append(f"× {min(peers) / ours['microseconds']:.2f}" if ours and peers else "–")
+        least = floor(one)
+        row.append("–" if least is None else digits(least))
+        rows.append(row)
+    heads = ["network, batch", "precision", "mlpgpu", "PyTorch, best form", "JAX, best form", "better peer", "floor"]
+    return markdown(heads, rows)
+
+
+def errors_table(lines: Sequence[Line]) -> str:
+    """Errors of a product by precision and contender, where two of them differ a column each."""
+    errors: dict[str, dict[str, float]] = {}
+    for line in (line for line in lines if line.get("error") is not None):
+        errors.setdefault(line["precision"], {})[line["contender"].partition(",")[0]] = line["error"]
+    names = list(dict.fromkeys(name for found in errors.values() for name in found))
+    rows = [
+        [precision, *(f"{own[name]:.1e}" if name in own else "–" for name in names)]
+        for precision, own in errors.items()
+    ]
+    return markdown(["precision", *names], rows)
+
+
+def products_table(lines: Sequence[Line]) -> str:
+    """TFLOP/s of the products of one form in a step, the median of its launches, beside cuBLAS's."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in (line for line in lines if "kernel" in line):
+        groups.setdefault((line["precision"], line["form"]), []).append(line)
+    rows = []
+    for (precision, form), found in groups.items():
+        ours = statistics.median(line["teraflops"] for line in found)
+        theirs = found[0]["cublas_teraflops"]
+        rows.append([precision, FORMS[form], f"{ours:.1f}", f"{theirs:.1f}", f"× {ours / theirs:.2f}"])
+    return markdown(["precision", "product", "mlpgpu", "cuBLAS", "of cuBLAS"], rows)
+
+
+def report(lines: Sequence[Line]) -> str:
+    """The README's part."""
+    about = lines[0]
+    names = {"torch": "PyTorch", "jax": "JAX"}
+    versions = [f"{name} {about['versions'][key]}" for key, name in names.items() if about["versions"].get(key)]
+    where = ", ".join([f"{about['card']}, driver {about['driver']}", *versions, f"mlpgpu at {about['commit'][:10]}"])
+    parts = [
+        f"One run of `benchmarks/peers.py` on an {where}:\n"
+        "microseconds a step over whole epochs, shuffles included, with the data on the card. The last columns: how\n"
+        "many times as long as mlpgpu the better peer takes; and a floor, the operations at the rate of the tensor\n"
+        "cores or the bytes at that of the memory, whichever is longer.",
+        steps_table(lines),
+        f"![Microseconds a step by workload and precision]({CHART.relative_to(ROOT).as_posix()})",
+        "What a precision is worth: the error of a product of two matrices of 4,096 by 4,096 normal values against\n"
+        "float64, relative, by Frobenius norms.",
+        errors_table(lines),
+    ]
+    if any("kernel" in line for line in lines):
+        parts += [
+            "TFLOP/s of the products of 4096-4096-4096-4096-4096, as its steps launch them, epilogues included, and\n"
+            "of cuBLAS's products alone.",
+            products_table(lines),
+        ]
+    return "\n\n".join(parts)
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """A panel for each workload, a group of bars for each precision."""
+    found = by_workload(lines)
+    workloads = list(dict.fromkeys(key for key, _ in found))
+    columns = min(3, len(workloads))
+    figure = Figure(figsize=(4.2 * columns, 3.2 * -(-len(workloads) // columns)), layout="constrained")
+    panels = figure.subplots(-(-len(workloads) // columns), columns, squeeze=False).ravel()
+    for axes, key in zip(panels, workloads, strict=False):
+        own = {precision: best for (workload, precision), best in found.items() if workload == key}
+        for place, name in enumerate((OURS, *PEERS)):
+            heights = {at: best[name]["microseconds"] for at, best in enumerate(own.values()) if name in best}
+            bars = axes.bar(
+                [at + 0.27 * (place - 1) for at in heights],
+                list(heights.values()),
+                0.26,
+                color=COLOURS[name],
+                label=name,
+            )
+            axes.bar_label(bars, [digits(height) for height in heights.values()], fontsize=7, padding=1)
+        one = next(iter(next(iter(own.values())).values()))
+        axes.set_title(f"{one['network']}, batch {one['batch_size']:,}", fontsize=9)
+        axes.set_xticks(range(len(own)), list(own))
+        axes.set_ylabel("µs a step", fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(workloads) :]:
+        axes.set_visible(False)
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def insert(text: str, part: str) -> str:
+    """``text`` with ``part`` between the marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{README}: expected the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make README.md's tables and chart of what peers.py measured.")
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    lines = read(parser.parse_args().results)
+    README.write_text(insert(README.read_text(encoding="utf-8"), report(lines)), encoding="utf-8")
+    draw(lines, CHART)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""``mlpgpu.bench``: workloads, epochs, turns, results; the bench command; and the report of what peers.py measures."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlpgpu as mg
+from mlpgpu import bench
+from mlpgpu.__main__ import main
+from mlpgpu.backends.cpu import CpuBackend
+from mlpgpu.errors import ConfigurationError
+
+REPORT = Path(__file__).parents[1] / "benchmarks" / "report.py"
+SMALL = bench.Workload((5, 4, 3), batch_size=4, rows=10, rate=0.1)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One workload that takes no time, and turns of one call."""
+    monkeypatch.setattr(bench, "WORKLOADS", {"small": SMALL})
+    monkeypatch.setattr(bench, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(bench, "CPU_PRODUCT_SIZE", 64)
+
+
+def test_a_workload_counts_its_operations_and_bytes() -> None:
+    assert SMALL.steps == 3
+    # x W (2·4·5·4), y W (2·4·4·3), dz Wᵀ (2·4·3·4), and both weights' gradients
+    assert SMALL.flops == 160 + 96 + 96 + 160 + 96
+    assert SMALL.batch_bytes == 4 * 4 * (5 + 1)
+    assert SMALL.state_bytes == 2 * 4 * (5 * 4 + 4 + 4 * 3 + 3)
+
+
+def test_arrays_suit_the_network() -> None:
+    for workload in (SMALL, bench.Workload((5, 4, 3), 4, 10, 0.1, loss="squared_error")):
+        trainer = workload.trainer(backend="cpu")
+        x, y = workload.arrays()
+        assert trainer.fit(mg.Dataset(x, y), 1, progress=False)["loss"][-1] > 0.0
+
+
+def test_epochs_train_as_a_trainer_does() -> None:
+    schedule = mg.OneCycle(0.5, epochs=3)
+    data = mg.Dataset(*SMALL.arrays())
+
+    def make_trainer() -> mg.Trainer:
+        return mg.Trainer(SMALL.network(), "softmax_cross_entropy", mg.Momentum(schedule), batch_size=4, backend="cpu")
+
+    trainer = make_trainer()
+    losses = trainer.fit(data, 3, progress=False)["loss"]
+    run = bench.Epochs(make_trainer(), data)
+    for _ in range(2):
+        assert [run() for _ in range(3)] == pytest.approx(losses, rel=1e-6)
+        assert np.array_equal(run.program.read().parameters[0], trainer.network.flat_parameters())
+        assert run.accuracy(data) == trainer.evaluate(data, ["accuracy"])["accuracy"]
+        run.reset()
+
+
+def test_contenders_take_turns_for_about_as_long() -> None:
+    calls: list[str] = []
+    seconds = bench.take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    assert calls[:4] == ["a", "a", "b", "b"]
+    order = [name for place, name in enumerate(calls[4:]) if place == 0 or name != calls[4:][place - 1]]
+    assert order == ["a", "b", "a", "b"]
+    assert {name: len(own) for name, own in seconds.items()} == {"a": 2, "b": 2}
+    assert bench.median_ratio([1.0, 2.0, 6.0], [1.0, 1.0, 2.0]) == 2.0
+
+
+def test_the_error_of_a_product_is_relative_and_never_passes_nan() -> None:
+    product = bench.Product.random(64)
+    exact = product.a.astype(np.float64) @ product.b.astype(np.float64)
+    assert product.error(exact) == 0.0
+    assert product.error(1.25 * exact) == pytest.approx(0.25)
+    assert np.isnan(product.error(np.full_like(exact, np.nan)))
+    assert 0.0 < bench.forward_error(product, CpuBackend(), "float32") < 1e-6
+
+
+def test_only_small_workloads_are_for_the_cpu() -> None:
+    assert bench.suited_to(CpuBackend(), bench.WORKLOADS["large"]) is None
+    tiny = bench.suited_to(CpuBackend(), bench.WORKLOADS["tiny"])
+    assert tiny is not None and tiny.rows == bench.CPU_ROWS
+
+
+def test_bench_prints_a_table_and_writes_json(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.jsonl"
+    assert main(["bench", "--backend", "cpu", "--only", "small", "--quick", "--json", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"mlpgpu {mg.__version__} on the CPU, ")
+    assert "5-4-3" in printed.out.splitlines()[-1]
+    assert printed.err == "small: 5-4-3, batch 4, float32\n"
+    (line,) = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert line["workload"] == "small" and line["precision"] == "float32" and line["contender"] == "mlpgpu"
+    assert 0.0 < line["fastest"] <= line["microseconds"] <= line["slowest"]
+    assert line["rounds"] == bench.QUICK_ROUNDS
+    assert 0.0 < line["error"] < 1e-6
+    assert line["versions"]["mlpgpu"] == mg.__version__
+    assert "card" not in line
+
+
+def test_bench_says_what_it_leaves_out(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = bench.Workload((5, 4, 3), 4, 10, 0.1, precisions=("float32", "bfloat16"))
+    monkeypatch.setattr(bench, "WORKLOADS", {"small": both, "large": bench.Workload((9000,) * 3, 4, 10_000, 0.1)})
+    assert main(["bench", "--backend", "cpu", "--only", "small", "large"]) == 0
+    told = capsys.readouterr().err
+    assert "left out: precision on the cpu backend: expected float32 or float64, got bfloat16" in told
+    assert "large left out: more than 1e+11 operations an epoch are for a GPU" in told
+
+
+def test_bench_that_can_measure_nothing_is_refused(small: None) -> None:
+    with pytest.raises(ConfigurationError, match="bench on the cpu backend: expected a workload and a precision"):
+        bench.measure("cpu", precisions=["tf32"], names=["small"])
+
+
+@pytest.mark.parametrize("arguments", [["--only", "tinny"], ["--precision", "float16"], ["--json"]])
+def test_bench_refuses_what_it_does_not_know(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["bench", "--backend", "cpu", *arguments])
+    assert "error: argument" in capsys.readouterr().err
+
+
+def test_bench_tells_where_it_cannot_write(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "missing" / "results.jsonl"
+    assert main(["bench", "--backend", "cpu", "--only", "small", "--json", str(path)]) == 2
+    assert "expected a place that can be written to" in capsys.readouterr().err
+
+
+# --- the report ---
+
+
+def line(contender: str, microseconds: float, precision: str = "float32", **others: Any) -> dict[str, Any]:
+    """A result on an H200 as peers.py writes it."""
+    seconds = [1e-6 * microseconds * SMALL.steps]
+    result = bench.summarize("small", SMALL, precision, contender, seconds, loss=1.0, error=2e-7)
+    about = {
+        "card": "NVIDIA H200",
+        "driver": "580",
+        "versions": {"torch": "2.11", "jax": None},
+        "commit": "0123456789ab",
+    }
+    return {**json.loads(bench.json_lines([result], about)), **others}
+
+
+KERNEL = {
+    "workload": "large", "precision": "tf32", "operation": "1 Dense", "kernel": "dense_forward_x", "form": "forward",
+    "microseconds": 500.0, "teraflops": 300.0, "cublas_teraflops": 320.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    return runpy.run_path(str(REPORT))
+
+
+def test_the_report_compares_with_the_better_form_of_each_peer(report: dict[str, Any]) -> None:
+    lines = [
+        line("mlpgpu", 4.0),
+        line("PyTorch, eager", 900.0),
+        line("PyTorch, compiled graph", 120.0),
+        line("JAX", 36.0),
+        line("JAX bf16x6", 30.0),
+        line("PyTorch, graph", 50.0, "tf32"),
+    ]
+    rows = report["steps_table"](lines).splitlines()[2:]
+    floor = f"{1e6 * SMALL.batch_bytes / 4.3e12:.3g}"
+    assert rows == [
+        f"| 5-4-3, 4 | float32 | **4** | 120 compiled graph | 30 bf16x6 | × 7.50 | {floor} |",
+        f"| 5-4-3, 4 | tf32 | – | 50 graph | – | – | {floor} |",
+    ]
+
+
+def test_floors_follow_from_operations_or_bytes(report: dict[str, Any]) -> None:
+    work = {"flops": 790e6, "batch_bytes": 8.6e6, "state_bytes": 1e6}
+    assert report["floor"](line("mlpgpu", 1.0, "bfloat16", **work)) == pytest.approx(2.0)
+    assert report["floor"](line("mlpgpu", 1.0, **work)) == pytest.approx(3.0)
+    assert report["floor"](line("mlpgpu", 1.0, **{**work, "state_bytes": 60e6})) == pytest.approx((8.6 + 120) / 4.3)
+    assert report["floor"](line("mlpgpu", 1.0, card="another")) is None
+
+
+def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
+    lines = [line("mlpgpu", 4.0), line("JAX bf16x6", 30.0, error=4.4e-6), line("JAX", 9.0, "tf32", error=3e-4)]
+    assert report["errors_table"](lines).splitlines()[2:] == [
+        "| float32 | 2.0e-07 | 4.4e-06 | – |",
+        "| tf32 | – | – | 3.0e-04 |",
+    ]
+    products = [KERNEL, {**KERNEL, "teraflops": 340.0}, {**KERNEL, "teraflops": 336.0}]
+    assert report["products_table"](products).splitlines()[-1] == "| tf32 | x W | 336.0 | 320.0 | × 1.05 |"
+    assert "TFLOP/s" not in report["report"](lines)
+    text = report["report"]([*lines, KERNEL])
+    assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text and "mlpgpu at 0123456789" in text
+
+
+def test_the_report_replaces_its_part_of_the_readme_and_draws(report: dict[str, Any], tmp_path: Path) -> None:
+    text = f"before\n{report['BEGIN']}\nold\n{report['END']}\nafter\n"
+    replaced = report["insert"](text, "new")
+    assert replaced == f"before\n{report['BEGIN']}\n\nnew\n\n{report['END']}\nafter\n"
+    assert report["insert"](replaced, "new") == replaced
+    with pytest.raises(SystemExit, match="expected the lines"):
+        report["insert"]("no marks", "new")
+    report["draw"]([line("mlpgpu", 4.0), line("JAX", 30.0), line("JAX", 20.0, "tf32")], tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_has_the_marks(report: dict[str, Any]) -> None:
+    text = report["README"].read_text(encoding="utf-8")
+    assert text.count(report["BEGIN"]) == text.count(report["END"]) == 1
