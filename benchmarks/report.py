@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,9 @@ def steps_table(lines: Sequence[Line]) -> str:
         row.append(f"× {min(peers) / ours['microseconds']:.2f}" if ours and peers else "–")
         least = floor(one)
         row.append("–" if least is None else digits(least))
+        row.append(f"{least / ours['microseconds']:.0%}".replace("%", " %") if ours and least else "–")
         rows.append(row)
-    heads = ["network, batch", "precision", "mlpgpu", "PyTorch, best form", "JAX, best form", "better peer", "floor"]
+    heads = ["network, batch", "precision", "mlpgpu", "PyTorch", "JAX", "better peer", "floor", "reached"]
     return markdown(heads, rows)
 
 
@@ -123,23 +125,31 @@ def report(lines: Sequence[Line]) -> str:
     versions = [f"{name} {about['versions'][key]}" for key, name in names.items() if about["versions"].get(key)]
     where = ", ".join([f"{about['card']}, driver {about['driver']}", *versions, f"mlpgpu at {about['commit'][:10]}"])
     parts = [
-        f"One run of `benchmarks/peers.py` on an {where}:\n"
-        "microseconds a step over whole epochs, shuffles included, with the data on the card. The last columns: how\n"
-        "many times as long as mlpgpu the better peer takes; and a floor, the operations at the rate of the tensor\n"
-        "cores or the bytes at that of the memory, whichever is longer.",
+        fill(
+            f"One run of `benchmarks/peers.py` on an {where}: microseconds a step over whole epochs, shuffles "
+            "included, with the data on the card. PyTorch and JAX stand in their fastest forms. The last columns: how "
+            "many times as long as mlpgpu the better peer takes; a floor, the operations at the rate of the tensor "
+            "cores or the bytes at that of the memory, whichever is longer; and how much of it is reached."
+        ),
         steps_table(lines),
         f"![Microseconds a step by workload and precision]({CHART.relative_to(ROOT).as_posix()})",
-        "What a precision is worth: the error of a product of two matrices of 4,096 by 4,096 normal values against\n"
-        "float64, relative, by Frobenius norms.",
+        fill(
+            "What a precision is worth: the error of a product of two matrices of 4,096 by 4,096 normal values against "
+            "float64, relative, by Frobenius norms."
+        ),
         errors_table(lines),
     ]
     if any("kernel" in line for line in lines):
-        parts += [
-            "TFLOP/s of the products of 4096-4096-4096-4096-4096, as its steps launch them, epilogues included, and\n"
-            "of cuBLAS's products alone.",
-            products_table(lines),
-        ]
+        told = (
+            "TFLOP/s of the products of 4096-4096-4096-4096-4096, as its steps launch them, epilogues included, and of "
+            "cuBLAS's products alone."
+        )
+        parts += [fill(told), products_table(lines)]
     return "\n\n".join(parts)
+
+
+def fill(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
@@ -151,20 +161,19 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     panels = figure.subplots(-(-len(workloads) // columns), columns, squeeze=False).ravel()
     for axes, key in zip(panels, workloads, strict=False):
         own = {precision: best for (workload, precision), best in found.items() if workload == key}
-        for place, name in enumerate((OURS, *PEERS)):
-            heights = {at: best[name]["microseconds"] for at, best in enumerate(own.values()) if name in best}
-            bars = axes.bar(
-                [at + 0.27 * (place - 1) for at in heights],
-                list(heights.values()),
-                0.26,
-                color=COLOURS[name],
-                label=name,
-            )
-            axes.bar_label(bars, [digits(height) for height in heights.values()], fontsize=7, padding=1)
         one = next(iter(next(iter(own.values())).values()))
+        unit, scale = ("ms", 1e-3) if one["microseconds"] > 2000 else ("µs", 1.0)
+        for place, name in enumerate((OURS, *PEERS)):
+            heights = {at: scale * best[name]["microseconds"] for at, best in enumerate(own.values()) if name in best}
+            places = [at + 0.29 * (place - 1) for at in heights]
+            bars = axes.bar(places, list(heights.values()), 0.27, color=COLOURS[name], label=name)
+            axes.bar_label(bars, [digits(height) for height in heights.values()], fontsize=8, padding=1)
         axes.set_title(f"{one['network']}, batch {one['batch_size']:,}", fontsize=9)
         axes.set_xticks(range(len(own)), list(own))
-        axes.set_ylabel("µs a step", fontsize=8)
+        middle = (len(own) - 1) / 2
+        axes.set_xlim(middle - 1.5, middle + 1.5)  # bars as wide in each panel
+        axes.set_ylabel(f"{unit} a step", fontsize=8)
+        axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(workloads) :]:
         axes.set_visible(False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import runpy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,25 @@ def test_epochs_train_as_a_trainer_does() -> None:
         run.reset()
 
 
-def test_contenders_take_turns_for_about_as_long() -> None:
+def test_contenders_take_turns_for_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
     calls: list[str] = []
-    seconds = bench.take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
-    assert calls[:4] == ["a", "a", "b", "b"]
-    order = [name for place, name in enumerate(calls[4:]) if place == 0 or name != calls[4:][place - 1]]
-    assert order == ["a", "b", "a", "b"]
-    assert {name: len(own) for name, own in seconds.items()} == {"a": 2, "b": 2}
+
+    def work(name: str, seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        calls.append(name)
+
+    monkeypatch.setattr(bench, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    contenders = {"slow": lambda: work("slow", 1.0), "fast": lambda: work("fast", 0.125)}
+    seconds = bench.take_turns(contenders, rounds=2)
+    assert calls[:4] == ["slow", "slow", "fast", "fast"]  # not measured
+    assert [(name, len(list(own))) for name, own in itertools.groupby(calls[4:])] == [("slow", 1), ("fast", 4)] * 2
+    assert seconds == {"slow": [1.0, 1.0], "fast": [0.125, 0.125]}
+
+
+def test_a_ratio_is_the_median_of_the_rounds() -> None:
     assert bench.median_ratio([1.0, 2.0, 6.0], [1.0, 1.0, 2.0]) == 2.0
 
 
@@ -167,10 +181,10 @@ def test_the_report_compares_with_the_better_form_of_each_peer(report: dict[str,
         line("PyTorch, graph", 50.0, "tf32"),
     ]
     rows = report["steps_table"](lines).splitlines()[2:]
-    floor = f"{1e6 * SMALL.batch_bytes / 4.3e12:.3g}"
+    floor = f"{1e6 * SMALL.batch_bytes / 4.3e12:.3g}"  # µs
     assert rows == [
-        f"| 5-4-3, 4 | float32 | **4** | 120 compiled graph | 30 bf16x6 | × 7.50 | {floor} |",
-        f"| 5-4-3, 4 | tf32 | – | 50 graph | – | – | {floor} |",
+        f"| 5-4-3, 4 | float32 | **4** | 120 compiled graph | 30 bf16x6 | × 7.50 | {floor} | 0 % |",
+        f"| 5-4-3, 4 | tf32 | – | 50 graph | – | – | {floor} | – |",
     ]
 
 
