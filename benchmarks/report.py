@@ -123,7 +123,8 @@ def report(lines: Sequence[Line]) -> str:
     about = lines[0]
     names = {"torch": "PyTorch", "jax": "JAX"}
     versions = [f"{name} {about['versions'][key]}" for key, name in names.items() if about["versions"].get(key)]
-    where = ", ".join([f"{about['card']}, driver {about['driver']}", *versions, f"mlpgpu at {about['commit'][:10]}"])
+    ours = f"mlpgpu {about['versions'][OURS]}" + (f" at {about['commit'][:10]}" if about["commit"] else "")
+    where = ", ".join([f"{about['card']}, driver {about['driver']}", *versions, ours])
     parts = [
         fill(
             f"One run of `benchmarks/peers.py` on an {where}: microseconds a step over whole epochs, shuffles "

@@ -206,7 +206,8 @@ def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
     assert report["products_table"](products).splitlines()[-1] == "| tf32 | x W | 336.0 | 320.0 | × 1.05 |"
     assert "TFLOP/s" not in report["report"](lines)
     text = report["report"]([*lines, KERNEL])
-    assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text and "mlpgpu at 0123456789" in text
+    assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text and "mlpgpu 0.1 at 0123456789:" in text
+    assert "mlpgpu 0.1:" in report["report"]([{**lines[0], "commit": None}])
 
 
 def test_the_report_replaces_its_part_of_the_readme_and_draws(report: dict[str, Any], tmp_path: Path) -> None:
