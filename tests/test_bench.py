@@ -154,7 +154,7 @@ def line(contender: str, microseconds: float, precision: str = "float32", **othe
     about = {
         "card": "NVIDIA H200",
         "driver": "580",
-        "versions": {"torch": "2.11", "jax": None},
+        "versions": {"mlpgpu": "0.1", "torch": "2.11", "jax": None},
         "commit": "0123456789ab",
     }
     return {**json.loads(bench.json_lines([result], about)), **others}
