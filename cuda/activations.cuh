@@ -61,4 +61,22 @@ struct Silu {
     }
 };
 
+// All of them, in the order of the table: for kernels that are told by a number which one is meant.
+template <class... Each>
+struct ActivationList {
+    // Each value becomes f' of it.
+    template <int COUNT>
+    static __device__ __forceinline__ void derivatives(int number, float (&values)[COUNT]) {
+        int place = 0;
+        ((number == place++ ? apply<Each>(values) : static_cast<void>(0)), ...);
+    }
+
+    template <class Activation, int COUNT>
+    static __device__ __forceinline__ void apply(float (&values)[COUNT]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[i] = Activation::derivative(values[i]);
+    }
+};
+using Activations = ActivationList<Identity, Sigmoid, Tanh, Relu, LeakyRelu, Elu, Softplus, Gelu, Silu>;
+
 }  // namespace mlpgpu

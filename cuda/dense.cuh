@@ -1,5 +1,6 @@
 // A dense layer: x (B, k), W (k, n), b (n,), y (B, n); a gradient is `d` and the name.  All arrays are
-// row-major; B is the capacity, and a launch works on one share of the batch's rows.
+// row-major; B is the capacity, and a launch works on one share of the batch's rows.  Where `order` is not
+// null, x is the data set, and the order says which of its rows the batch has.
 //
 // Formulas: docs/mathematics.md.  The layer's products are those of gemm.cuh with the epilogues below.
 #pragma once
@@ -10,15 +11,23 @@
 
 namespace mlpgpu {
 
+// The share's rows of an input x, or of the data set by the order.
+__device__ __forceinline__ const float* first_row(const Rows& rows, const float* x, const int* order, int k) {
+    return order ? x : x + static_cast<int64_t>(rows.first) * k;
+}
+__device__ __forceinline__ const int* row_lines(const Rows& rows, const int* order) {
+    return order ? order + rows.order + rows.first : nullptr;
+}
+
 // z = x W + b, y = f(z).  z is null where f' takes y.
 // Grid: (row tiles, column tiles).
 template <class Activation, class T>
-__device__ __forceinline__ void dense_forward(const Step* step, int share, int shares, const float* x, const float* w,
-                                              const float* b, float* z, float* y, int k, int n) {
+__device__ __forceinline__ void dense_forward(const Step* step, int share, int shares, const float* x, const int* order,
+                                              const float* w, const float* b, float* z, float* y, int k, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
-    const Operand<true> a = {x + static_cast<int64_t>(rows.first) * k, rows.count, k, k};
+    const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     gemm_tile<T>(a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t at = static_cast<int64_t>(rows.first + row) * n + column;
@@ -33,12 +42,13 @@ __device__ __forceinline__ void dense_forward(const Step* step, int share, int s
 // Grid: (row tiles, column tiles, parts).
 template <class T>
 __device__ __forceinline__ void dense_forward_part(const Step* step, int share, int shares, const float* x,
-                                                   const float* w, float* parts, int k, int n, int part, int capacity) {
+                                                   const int* order, const float* w, float* parts, int k, int n,
+                                                   int part, int capacity) {
     const Rows rows = share_rows(step, share, shares);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
-    const Operand<true> a = {x + static_cast<int64_t>(rows.first) * k, rows.count, k, k};
+    const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     float* out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
     gemm_tile<T>(a, weights, m0, n0, k_begin, k_end, NoColumnSum(), [=](int row, int column, float value) {
@@ -46,20 +56,153 @@ __device__ __forceinline__ void dense_forward_part(const Step* step, int share, 
     });
 }
 
-// Adds the parts up in order, and finishes as dense_forward does.  Grid: any, of one dimension.
+// The same for at most Few::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:
+// its lines of W, which are one stretch of memory, come piece by piece through registers to shared memory, the next
+// piece while this one is multiplied.  A thread takes every 256th column.  The bits are the same.
+// Grid: (1, 1, parts).
+struct Few {
+    static constexpr int ROWS = 8, THREADS = 256, MOST_COLUMNS = 512;
+    static constexpr int PER_THREAD = 32, PIECE = THREADS * PER_THREAD;  // floats of W
+    static constexpr int X = 3072;  // floats of x beside them
+    static constexpr int SHARED_FLOATS = PIECE + X;
+};
+
+// A stretch of memory on its way to shared memory; `vectored` where it begins and ends at vectors.
+struct Piece {
+    float held[Few::PER_THREAD];
+
+    __device__ __forceinline__ void fetch(const float* from, int size, bool vectored) {
+        if (vectored) {
+#pragma unroll
+            for (int i = 0; i < Few::PER_THREAD; i += 4) {
+                const int at = (i / 4 * Few::THREADS + threadIdx.x) * 4;
+                const float4 four = at < size ? *reinterpret_cast<const float4*>(from + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                held[i] = four.x, held[i + 1] = four.y, held[i + 2] = four.z, held[i + 3] = four.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < Few::PER_THREAD; ++i) {
+                const int at = (i / 4 * Few::THREADS + threadIdx.x) * 4 + i % 4;
+                held[i] = at < size ? from[at] : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void stage(float* shared) const {
+#pragma unroll
+        for (int i = 0; i < Few::PER_THREAD; i += 4)
+            *reinterpret_cast<float4*>(shared + (i / 4 * Few::THREADS + threadIdx.x) * 4) =
+                make_float4(held[i], held[i + 1], held[i + 2], held[i + 3]);
+    }
+};
+
+// sums[c][r] += x[r, ·] · W[·, column c], over a piece of `depth` lines: staged_x (depth, ROWS), staged (depth, n).
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void few_rows(const float* staged, const float* staged_x, int depth, int n,
+                                         float (&sums)[COLUMNS][Few::ROWS]) {
+#pragma unroll 8
+    for (int i = 0; i < depth; ++i) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const int column = threadIdx.x + c * Few::THREADS;
+            const float w = column < n ? staged[i * n + column] : 0.0f;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) sums[c][r] = fmaf(staged_x[i * ROWS + r], w, sums[c][r]);
+        }
+    }
+}
+
+template <int ROWS>
+__device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, const int* lines, const float* w,
+                                              float* parts, int k, int n, int k_begin, int k_end) {
+    constexpr int COLUMNS = Few::MOST_COLUMNS / Few::THREADS;
+    SHARED(float, staged);
+    float* const staged_x = staged + Few::PIECE;
+    // Whole vectors of lines, so that every piece begins at one if W does.
+    const int deep = min(Few::PIECE / n, Few::X / ROWS) / 4 * 4;
+    const bool vectored = is_vectored(w, 0) && (k_end - k_begin) * n % 4 == 0;
+    float sums[COLUMNS][Few::ROWS] = {};
+    Piece piece;
+    piece.fetch(w + static_cast<int64_t>(k_begin) * n, min(deep, k_end - k_begin) * n, vectored);
+    for (int k0 = k_begin; k0 < k_end; k0 += deep) {
+        const int depth = min(deep, k_end - k0);
+        __syncthreads();
+        piece.stage(staged);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const bool is_row = r < rows.count;
+            const float* const line = x + static_cast<int64_t>(is_row && lines ? lines[r] : r) * k + k0;
+            for (int i = threadIdx.x; i < depth; i += Few::THREADS) staged_x[i * ROWS + r] = is_row ? line[i] : 0.0f;
+        }
+        __syncthreads();
+        if (k0 + deep < k_end)
+            piece.fetch(w + static_cast<int64_t>(k0 + deep) * n, min(deep, k_end - k0 - deep) * n, vectored);
+        if (n <= Few::THREADS) {  // one column for each thread
+            float (&first)[1][Few::ROWS] = reinterpret_cast<float (&)[1][Few::ROWS]>(sums);
+            few_rows<ROWS>(staged, staged_x, depth, n, first);
+        } else {
+            few_rows<ROWS>(staged, staged_x, depth, n, sums);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+        const int column = threadIdx.x + c * Few::THREADS;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+            if (r < rows.count && column < n) parts[static_cast<int64_t>(rows.first + r) * n + column] = sums[c][r];
+    }
+}
+
+__device__ __forceinline__ void dense_forward_part_few(const Step* step, int share, int shares, const float* x,
+                                                       const int* order, const float* w, float* parts, int k, int n,
+                                                       int part, int capacity) {
+    const Rows rows = share_rows(step, share, shares);
+    const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
+    float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
+    const float* const from = first_row(rows, x, order, k);
+    const int* const lines = row_lines(rows, order);
+    if (rows.count <= 1)
+        few_rows_part<1>(rows, from, lines, w, out, k, n, k_begin, k_end);
+    else if (rows.count <= 4)
+        few_rows_part<4>(rows, from, lines, w, out, k, n, k_begin, k_end);
+    else
+        few_rows_part<Few::ROWS>(rows, from, lines, w, out, k, n, k_begin, k_end);
+}
+
+// Adds the parts up in order, and finishes as dense_forward does.  A block takes 32 neighbouring elements, and
+// each of its warps a run of the parts; the runs' sums are added up in order too.
+// Grid: any, of one dimension.
+struct PartSum {
+    static constexpr int THREADS = 256, WARPS = THREADS / WARP;
+    static constexpr int SHARED_FLOATS = WARPS * WARP;
+};
+
 template <class Activation>
 __device__ __forceinline__ void dense_forward_sum(const Step* step, int share, int shares, const float* parts,
                                                   const float* b, float* z, float* y, int n, int count, int capacity) {
+    SHARED(float, shared);  // (warps, elements)
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
-    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
-         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t at = first + i;
-        float sum = parts[at];
-        for (int part = 1; part < count; ++part) sum += parts[static_cast<int64_t>(part) * capacity * n + at];
-        sum += b ? b[at % n] : 0.0f;
-        if (z) z[at] = sum;
-        y[at] = Activation::forward(sum);
+    const int64_t pitch = static_cast<int64_t>(capacity) * n;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int run = (count + PartSum::WARPS - 1) / PartSum::WARPS;
+    for (int64_t start = blockIdx.x * static_cast<int64_t>(WARP); start < size;
+         start += gridDim.x * static_cast<int64_t>(WARP)) {
+        const int64_t at = first + start + lane;
+        const bool inside = start + lane < size;
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int part = warp * run; part < min(count, (warp + 1) * run); ++part)
+            sum += inside ? parts[part * pitch + at] : 0.0f;
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+        if (warp == 0 && inside) {
+            for (int w = 1; w < PartSum::WARPS; ++w) sum += shared[w * WARP + lane];
+            sum += b ? b[at % n] : 0.0f;
+            if (z) z[at] = sum;
+            y[at] = Activation::forward(sum);
+        }
+        __syncthreads();
     }
 }
 
@@ -83,12 +226,13 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int share
 // Grid: (tiles of k, tiles of n).
 template <class T>
 __device__ __forceinline__ void dense_backward_weight(const Step* step, int share, int shares, const float* x,
-                                                      const float* dz, float* dw, float* db, int k, int n) {
+                                                      const int* order, const float* dz, float* dw, float* db, int k,
+                                                      int n) {
     const Rows rows = share_rows(step, share, shares);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
-    const Operand<false> a = {x + static_cast<int64_t>(rows.first) * k, k, rows.count, k};
+    const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
-    const ColumnSum columns = {db, db ? n : 0};
+    const auto columns = column_sum(db ? n : 0, [=](int, int column, float sum) { db[column] = sum; });
     gemm_tile<T>(a, b, m0, n0, 0, rows.count, columns, [=](int row, int column, float value) {
         dw[static_cast<int64_t>(row) * n + column] = value;
     });

@@ -6,6 +6,9 @@
 //
 // Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may
 // follow the shape, and the bits do not.  Outside the borders operands are read as 0 by a select.
+//
+// What happens to an element of C is an epilogue's business: anything that is called as
+// `epilogue(row, column, value)`.
 #pragma once
 
 #include "portable.cuh"
@@ -29,8 +32,11 @@ struct Tile {
 template <bool INNER_FIRST>
 struct Operand {
     const float* data;
-    int outer, inner;  // sizes
-    int pitch;         // elements from one row of the stored matrix to the next
+    int outer, inner;            // sizes
+    int pitch;                   // elements from one line of the stored matrix to the next
+    const int* lines = nullptr;  // which line of the stored matrix each line is, or null where it is that line
+
+    __device__ __forceinline__ const float* line(int64_t i) const { return data + (lines ? lines[i] : i) * pitch; }
 };
 
 __device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
@@ -39,10 +45,11 @@ __device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
 
 // Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` lines, each
 // `length` long; 0 beyond either border.
-__device__ __forceinline__ float4 load_four(const float* data, int64_t pitch, int line, int lines, int start, int length,
+template <class From>
+__device__ __forceinline__ float4 load_four(const From& from, int line, int lines, int start, int length,
                                             bool vectored) {
     const bool inside = line < lines && start < length;
-    const float* at = data + (inside ? line * pitch + start : 0);
+    const float* at = inside ? from.line(line) + start : from.data;
     if (vectored && start + 4 <= length) {
         const float4 four = *reinterpret_cast<const float4*>(at);
         return inside ? four : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -87,18 +94,28 @@ struct Slice {
             fetch_edge(from, outer0, inner0, inner_end);
     }
 
-    // A thread's vectors lie a fixed number of lines apart.
+    // A thread's vectors lie a fixed number of lines apart, unless the lines have a list or no whole number of
+    // them makes up a round of all threads.
     __device__ __forceinline__ void fetch_whole(const Operand<INNER_FIRST>& from, int outer0, int inner0) {
-        constexpr int LINES = THREADS / (INNER_FIRST ? DEPTH / 4 : OUTER / 4);
+        constexpr int PER_LINE = (INNER_FIRST ? DEPTH : OUTER) / 4, LINES = THREADS / PER_LINE;
         int outer, inner;
         place(threadIdx.x, outer, inner);
-        const int64_t line = INNER_FIRST ? outer0 + outer : inner0 + inner;
-        const float* at = from.data + line * from.pitch + (INNER_FIRST ? inner0 + inner : outer0 + outer);
+        const int line = INNER_FIRST ? outer0 + outer : inner0 + inner;
+        const int start = INNER_FIRST ? inner0 + inner : outer0 + outer;
+        const float* const first = from.data + static_cast<int64_t>(line) * from.pitch + start;
         const int64_t apart = static_cast<int64_t>(LINES) * from.pitch;
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
-            if (VECTORS % THREADS != 0 && threadIdx.x + i * THREADS >= VECTORS) break;
-            held[i] = *reinterpret_cast<const float4*>(at + i * apart);
+            const int v = threadIdx.x + i * THREADS;
+            if (VECTORS % THREADS != 0 && v >= VECTORS) break;
+            const float* at = first + i * apart;
+            if (THREADS % PER_LINE != 0) {
+                place(v, outer, inner);
+                at = from.line(INNER_FIRST ? outer0 + outer : inner0 + inner) + (INNER_FIRST ? inner0 + inner : outer0 + outer);
+            } else if (from.lines) {
+                at = from.line(line + i * LINES) + start;
+            }
+            held[i] = *reinterpret_cast<const float4*>(at);
         }
     }
 
@@ -114,9 +131,9 @@ struct Slice {
             outer += outer0;
             inner += inner0;
             if (INNER_FIRST)
-                held[i] = load_four(from.data, from.pitch, outer, from.outer, inner, inner_end, vectored);
+                held[i] = load_four(from, outer, from.outer, inner, inner_end, vectored);
             else
-                held[i] = load_four(from.data, from.pitch, inner, inner_end, outer, from.outer, vectored);
+                held[i] = load_four(from, inner, inner_end, outer, from.outer, vectored);
         }
     }
 
@@ -139,11 +156,12 @@ struct Slice {
     }
 };
 
-// A thread's values of one line of a staged slice: COUNT of them, in runs of up to four that lie 16 runs
+// A thread's values of one line of a staged slice: COUNT of them, in runs of four or two that lie 16 runs
 // apart, so that a warp's vector reads touch neighbouring words.
 template <int COUNT>
 struct Run {
-    static constexpr int WIDTH = COUNT < 4 ? COUNT : 4;
+    static constexpr int WIDTH = COUNT % 4 == 0 ? 4 : 2;
+    static_assert(COUNT % 2 == 0, "a patch is an even number of elements wide");
 };
 
 template <int COUNT, int SIDE>
@@ -162,44 +180,64 @@ __device__ __forceinline__ void read_patch(const float* line, int lane, float (&
             const float4 four = *reinterpret_cast<const float4*>(at);
             values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
         } else {
-#pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[i + j] = at[j];
+            const float2 two = *reinterpret_cast<const float2*>(at);
+            values[i] = two.x, values[i + 1] = two.y;
         }
     }
 }
+
+template <int COUNT, int SIDE>
+__device__ __forceinline__ void write_patch(float* line, int lane, const float (&values)[COUNT]) {
+    constexpr int WIDTH = Run<COUNT>::WIDTH;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += WIDTH) {
+        float* at = line + patch_offset<COUNT, SIDE>(lane, i);
+        if (WIDTH == 4)
+            *reinterpret_cast<float4*>(at) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
+        else
+            *reinterpret_cast<float2*>(at) = make_float2(values[i], values[i + 1]);
+    }
+}
+
+// Where a thread's patch lies in the tile.  A warp covers 4 x 8 patches, so that its vector reads of a
+// slice meet in few words.
+__device__ __forceinline__ int patch_row() { return threadIdx.x / WARP / 2 * 4 + threadIdx.x % WARP / 8; }
+__device__ __forceinline__ int patch_column() { return threadIdx.x / WARP % 2 * 8 + threadIdx.x % 8; }
 
 // Columns of B summed over k by the thread that owns the column, from the slices that a block stages
 // anyway; wanted by the blocks of C's first row of tiles.
 struct NoColumnSum {
     static constexpr bool wanted = false;
-    __device__ __forceinline__ void store(int, float) const {}
+    __device__ __forceinline__ void finish(int, float) const {}
 };
 
+template <class Epilogue>
 struct ColumnSum {
     static constexpr bool wanted = true;
-    float* sums;  // (N,)
-    int n;
-    __device__ __forceinline__ void store(int column, float sum) const {
-        if (column < n) sums[column] = sum;
+    int n;  // columns that are wanted
+    Epilogue epilogue;
+    __device__ __forceinline__ void finish(int column, float sum) const {
+        if (column < n) epilogue(0, column, sum);
     }
 };
 
-// The tile of C whose first row is m0 and first column n0, over k in [k_begin, k_end).  `epilogue(m, n,
-// value)` is called once for every element of the tile inside C.
-template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
-                                          int k_begin, int k_end, const Columns& columns, const Epilogue& epilogue) {
-    SHARED(float, shared);
-    // A warp covers 4 x 8 patches, so that its vector reads of a slice meet in few words.
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int lane_m = warp / 2 * 4 + lane / 8, lane_n = warp % 2 * 8 + lane % 8;
+template <class Epilogue>
+__device__ __forceinline__ ColumnSum<Epilogue> column_sum(int n, const Epilogue& epilogue) {
+    return {n, epilogue};
+}
 
+// A thread's patch c of the tile of C whose first row is m0 and first column n0: the sums over k in
+// [k_begin, k_end).
+template <class T, bool A_INNER, bool B_INNER, class Columns>
+__device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
+                                              int k_begin, int k_end, const Columns& columns,
+                                              float (&c)[T::PATCH_M][T::PATCH_N]) {
+    SHARED(float, shared);
     using SliceA = Slice<T::M, T::PITCH_A, T::K, T::THREADS, A_INNER>;
     using SliceB = Slice<T::N, T::PITCH_B, T::K, T::THREADS, B_INNER>;
     SliceA slice_a;
     SliceB slice_b;
     const bool a_whole = SliceA::is_whole(a, m0), b_whole = SliceB::is_whole(b, n0);
-    float c[T::PATCH_M][T::PATCH_N] = {};
     float column_sum = 0.0f;
 
     const int k_deep = k_end - T::K;  // the last k from which a slice is whole
@@ -222,25 +260,75 @@ __device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Opera
 #pragma unroll
         for (int k = 0; k < T::K; ++k) {
             float patch_a[T::PATCH_M], patch_b[T::PATCH_N];
-            read_patch<T::PATCH_M, T::SIDE>(staged_a + k * T::PITCH_A, lane_m, patch_a);
-            read_patch<T::PATCH_N, T::SIDE>(staged_b + k * T::PITCH_B, lane_n, patch_b);
+            read_patch<T::PATCH_M, T::SIDE>(staged_a + k * T::PITCH_A, patch_row(), patch_a);
+            read_patch<T::PATCH_N, T::SIDE>(staged_b + k * T::PITCH_B, patch_column(), patch_b);
 #pragma unroll
             for (int i = 0; i < T::PATCH_M; ++i)
 #pragma unroll
                 for (int j = 0; j < T::PATCH_N; ++j) c[i][j] = fmaf(patch_a[i], patch_b[j], c[i][j]);
         }
     }
+    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
+}
 
+// The epilogue of every element of the tile inside C, of each thread's patch by that thread.
+template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
+                                          int k_begin, int k_end, const Columns& columns, const Epilogue& epilogue) {
+    float c[T::PATCH_M][T::PATCH_N] = {};
+    multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
 #pragma unroll
     for (int i = 0; i < T::PATCH_M; ++i) {
-        const int m = m0 + patch_offset<T::PATCH_M, T::SIDE>(lane_m, i);
+        const int m = m0 + patch_offset<T::PATCH_M, T::SIDE>(patch_row(), i);
 #pragma unroll
         for (int j = 0; j < T::PATCH_N; ++j) {
-            const int n = n0 + patch_offset<T::PATCH_N, T::SIDE>(lane_n, j);
+            const int n = n0 + patch_offset<T::PATCH_N, T::SIDE>(patch_column(), j);
             if (m < a.outer && n < b.outer) epilogue(m, n, c[i][j]);
         }
     }
-    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.store(n0 + threadIdx.x, column_sum);
+}
+
+// The same for an epilogue that changes arrays in place.  Patches change hands through shared memory, some
+// rows at a time, so that neighbouring threads have neighbouring columns; and a thread reads for several
+// elements, by `epilogue.hold(row, column)`, before it calls `epilogue.put(row, column, value, held)`.
+// `epilogue.prefetch(row, column)` is told early of every 32nd column.
+template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile_in_place(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
+                                                   int k_begin, int k_end, const Columns& columns,
+                                                   const Epilogue& epilogue) {
+    constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE, SIZE = ROWS * T::N, BATCH = 8;
+    constexpr int LINE = 32;  // floats that one prefetch brings
+    static_assert(SIZE <= T::SHARED_FLOATS && SIZE % T::THREADS == 0, "rows of the tile take the slices' place");
+    SHARED(float, shared);
+    // On their way to the cache while the product is made.
+    for (int at = threadIdx.x; at < T::M * (T::N / LINE); at += T::THREADS) {
+        const int m = m0 + at / (T::N / LINE), n = n0 + at % (T::N / LINE) * LINE;
+        if (m < a.outer && n < b.outer) epilogue.prefetch(m, n);
+    }
+    float c[T::PATCH_M][T::PATCH_N] = {};
+    multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
+#pragma unroll
+    for (int first = 0; first < T::PATCH_M; first += RUN) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < RUN; ++i)
+            write_patch<T::PATCH_N, T::SIDE>(shared + (patch_row() * RUN + i) * T::N, patch_column(), c[first + i]);
+        __syncthreads();
+        const int m_first = m0 + first * T::SIDE;
+        for (int start = threadIdx.x; start < SIZE; start += BATCH * T::THREADS) {
+            typename Epilogue::Held held[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int at = start + i * T::THREADS, m = m_first + at / T::N, n = n0 + at % T::N;
+                if (at < SIZE && m < a.outer && n < b.outer) held[i] = epilogue.hold(m, n);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int at = start + i * T::THREADS, m = m_first + at / T::N, n = n0 + at % T::N;
+                if (at < SIZE && m < a.outer && n < b.outer) epilogue.put(m, n, shared[at], held[i]);
+            }
+        }
+    }
 }
 
 }  // namespace mlpgpu

@@ -129,36 +129,14 @@ struct DenseTarget {
     static __device__ __forceinline__ float times(float t, float value) { return t * value; }
 };
 
-// value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null; each block
-// leaves its rows' summed value and weight in sums (blocks, 2).  delta is null in an evaluation.
-// Grid: one block for every THREADS / 32 rows of the capacity.
-template <class Loss, class Target, class Source>
-__device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
-                                     Source targets, const float* weights, const float* mean, const float* scale,
-                                     float* delta, double* sums, int n) {
-    SHARED(double, scratch);
-    const Rows rows = share_rows(step, share, shares);
-    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    double value = 0.0, weight = 0.0;
-    if (row < rows.count) {
-        const int64_t at = rows.first + row, from = order[rows.order + at];
-        const float w = weights ? weights[from] : 1.0f;
-        const Target target = {targets, from, n, mean, scale};
-        float* const out = delta ? delta + at * n : nullptr;
-        const auto store = [=](int j, float d) {
-            if (out) out[j] = d * w;
-        };
-        const RowOf<Target, decltype(store)> r = {logits + at * n, n, lane, target, store};
-        const float v = Loss::row(r) * w;
-        if (lane == 0) value = v, weight = w;
-    }
-    value = block_sum(value, scratch);
-    __syncthreads();
-    weight = block_sum(weight, scratch);
-    if (threadIdx.x == 0) {
-        sums[2 * blockIdx.x] = value;
-        sums[2 * blockIdx.x + 1] = weight;
-    }
+// The value of a row of logits z (n,) times its weight, in every lane of the warp that takes it; `store(j, d)`
+// gets its deltas, times the weight too.
+template <class Loss, class Target, class Store>
+__device__ __forceinline__ float weighted_row(const float* z, int n, const Target& target, float weight,
+                                              const Store& store) {
+    const auto delta = [=](int j, float d) { store(j, d * weight); };
+    const RowOf<Target, decltype(delta)> row = {z, n, static_cast<int>(threadIdx.x % WARP), target, delta};
+    return Loss::row(row) * weight;
 }
 
 // Adds the blocks' sums of all shares up, in order, to totals (2,), and to the run's losses (steps, 2).
@@ -178,6 +156,58 @@ __device__ __forceinline__ void total_error(const Step* step, const double* sums
         totals[0] = losses[2 * step->run] = value;
         totals[1] = losses[2 * step->run + 1] = weight;
     }
+}
+
+// A block leaves its summed value and weight in sums (blocks, 2), given each thread's part of them; and unless
+// `totals` is null, the last block to do so adds all of them up in `finish`, which may come much later.
+struct Total {
+    const Step* step;
+    double* sums;
+    double* totals;
+    double* losses;
+    Arrival arrival;
+
+    __device__ __forceinline__ Total(const Step* step, double value, double weight, double* sums, unsigned* arrived,
+                                     double* totals, double* losses)
+        : step(step), sums(sums), totals(totals), losses(losses), arrival() {
+        SHARED(double, scratch);
+        value = block_sum(value, scratch);
+        __syncthreads();
+        weight = block_sum(weight, scratch);
+        if (threadIdx.x == 0) {
+            sums[2 * blockIdx.x] = value;
+            sums[2 * blockIdx.x + 1] = weight;
+        }
+        if (totals) arrival = arrive(arrived);
+    }
+
+    __device__ __forceinline__ void finish() const {
+        SHARED(double, scratch);
+        if (totals && was_last(arrival, scratch)) total_error(step, sums, gridDim.x, totals, losses);
+    }
+};
+
+// value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is
+// null in an evaluation.  Grid: one block for every THREADS / 32 rows of the capacity.
+template <class Loss, class Target, class Source>
+__device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
+                                     Source targets, const float* weights, const float* mean, const float* scale,
+                                     float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
+                                     int n) {
+    const Rows rows = share_rows(step, share, shares);
+    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    double value = 0.0, weight = 0.0;
+    if (row < rows.count) {
+        const int64_t at = rows.first + row, from = order[rows.order + at];
+        const float w = weights ? weights[from] : 1.0f;
+        float* const out = delta ? delta + at * n : nullptr;
+        const Target target = {targets, from, n, mean, scale};
+        const float v = weighted_row<Loss>(logits + at * n, n, target, w, [=](int j, float d) {
+            if (out) out[j] = d;
+        });
+        if (lane == 0) value = v, weight = w;
+    }
+    Total(step, value, weight, sums, arrived, totals, losses).finish();
 }
 
 // Predictions y (B, n) of logits: the loss's output function, then scaled back where targets were

@@ -28,6 +28,9 @@ __device__ __forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& 
     low = a * b;
 }
 
+// Brings the 128 bytes around an address to the second-level cache, sometime.
+__device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
 __device__ __forceinline__ void pause_spinning() { __nanosleep(32); }
 
@@ -66,6 +69,38 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     __syncthreads();
     if (warp != 0) return T(0);
     return warp_sum(lane < warps ? scratch[lane] : T(0));
+}
+
+// Finds the last block of a grid of one dimension to be done with something: each one arrives, and at any later
+// time asks.  The last one then sees what thread 0 of every block wrote before it arrived.  `arrived` is 0 before
+// the launch, and again after it.
+struct Arrival {
+    unsigned* arrived;
+    unsigned before;  // how many blocks were there already; thread 0 alone knows
+};
+
+__device__ __forceinline__ Arrival arrive(unsigned* arrived) {
+    unsigned before = 0;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        before = atomicAdd(arrived, 1u);
+    }
+    return {arrived, before};
+}
+
+// `scratch` is a word of shared memory that nobody uses any longer.
+__device__ __forceinline__ bool was_last(const Arrival& arrival, void* scratch) {
+    unsigned* const is_last = static_cast<unsigned*>(scratch);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *is_last = arrival.before == gridDim.x - 1;
+        if (*is_last) *arrival.arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    const bool result = *is_last;
+    __syncthreads();
+    return result;
 }
 
 }  // namespace mlpgpu

@@ -72,6 +72,56 @@ struct AdamWRule {
     }
 };
 
+// One step of the parameter w: `sum` is its gradient summed over rows and not yet divided, which `scale` does;
+// `row` is the step's row of the schedule.
+template <class Rule>
+__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
+    const float g = sum * scale + hyper.l2 * w + (w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
+    Rule::update(w, g, slot, row);
+}
+
+// A product's epilogue: an element of dW moves its parameter by a step, in place.
+template <class Rule>
+struct InPlace {
+    static constexpr int SLOTS = Rule::SLOTS;
+    float* weight;   // (k, n)
+    float* slots;    // of slot s, the same (k, n) `pitch` elements on
+    int64_t pitch;
+    int n;
+    float scale;
+    const float* row;
+
+    struct Held {
+        float w;
+        float slot[SLOTS > 0 ? SLOTS : 1];
+    };
+
+    __device__ __forceinline__ void prefetch(int k, int column) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        prefetch_line(weight + at);
+        for (int s = 0; s < SLOTS; ++s) prefetch_line(slots + s * pitch + at);
+    }
+
+    __device__ __forceinline__ Held hold(int k, int column) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        Held held;
+        held.w = weight[at];
+        for (int s = 0; s < SLOTS; ++s) held.slot[s] = slots[s * pitch + at];
+        return held;
+    }
+
+    __device__ __forceinline__ void put(int k, int column, float sum, Held held) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        step_parameter<Rule>(held.w, held.slot, sum, scale, row);
+        weight[at] = held.w;
+        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + at] = held.slot[s];
+    }
+
+    __device__ __forceinline__ void operator()(int k, int column, float sum) const {
+        put(k, column, sum, hold(k, column));
+    }
+};
+
 // gradient (size,) = Σ over shares and uses of a parameter's partials, in that order.  The partials of a
 // use lie `pitch` apart from share to share, and those of a share `size` apart from use to use.
 __device__ __forceinline__ void reduce(const float* partials, int64_t pitch, int shares, int uses, int64_t size,
@@ -123,10 +173,9 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
         float g = partials[i];
         for (int share = 1; share < shares; ++share) g += partials[share * pitch + i];
         float w = parameters[i];
-        g = g * scale + hyper.l2 * w + (w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
         float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
         for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * size + i];
-        Rule::update(w, g, slot, row);
+        step_parameter<Rule>(w, slot, g, scale, row);
         parameters[i] = w;
         for (int s = 0; s < Rule::SLOTS; ++s) slots[s * size + i] = slot[s];
     }

@@ -254,20 +254,44 @@ def _finish(
     return {**outputs, "z": expect(z, bound, written)} if with_z else outputs
 
 
+def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) -> tuple[np.ndarray, dict[str, object]]:
+    """The rows of an input, and the arguments that give them; ``fetched`` is from a data set by the order."""
+    if not fetched:
+        x = batch.rows_of(_normal(batch.capacity, k))
+        return x, {"x": Shifted(x) if shift else x, "order": None}
+    data = np.full((2 * batch.epoch_rows, k), np.nan, np.float32)
+    data[batch.fetched] = _normal(2 * batch.epoch_rows, k)[batch.fetched]
+    x = np.full((batch.capacity, k), np.nan, np.float32)
+    x[batch.part] = data[batch.fetched]
+    return x, {"x": Shifted(data) if shift else data, "order": batch.order}
+
+
 def dense_forward(
-    activation: str, tile: Tile, batch: Batch, x: np.ndarray, w: np.ndarray, *, plain: bool = False, shift: bool = False
+    activation: str,
+    tile: Tile,
+    batch: Batch,
+    x: np.ndarray | int,
+    w: np.ndarray,
+    *,
+    plain: bool = False,
+    shift: bool = False,
+    fetched: bool = False,
 ) -> Case:
-    """``plain`` is without a bias and without z."""
+    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
+    if isinstance(x, int):
+        x, given = _input(batch, x, fetched=fetched, shift=shift)
+    else:
+        x = batch.rows_of(x)
+        given = {"x": Shifted(x) if shift else x, "order": None}
     (rows, k), n = x.shape, w.shape[1]
-    x = batch.rows_of(x)
     b = None if plain else _normal(n)
-    args = {**batch.args, "x": x, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
+    args = {**batch.args, **given, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
     if shift:
-        args |= {"x": Shifted(x), "w": Shifted(w)}
+        args["w"] = Shifted(w)
     with np.errstate(invalid="ignore"):
         outputs = _finish(activation, *_product(x, w), b, batch, with_z=not plain)
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
         kernels.dense_forward(activation, tile),
         tile.grid(batch.most_rows, n),
         {**args, "k": k, "n": n},
@@ -275,16 +299,19 @@ def dense_forward(
     )
 
 
-def dense_forward_part(tile: Tile, batch: Batch, k: int, n: int, part: int, *, shift: bool = False) -> Case:
-    x, w, count = batch.rows_of(_normal(batch.capacity, k)), _normal(k, n), _blocks(k, part)
+def dense_forward_part(
+    tile: Tile | None, batch: Batch, k: int, n: int, part: int, *, shift: bool = False, fetched: bool = False
+) -> Case:
+    """Without a tile, for few rows."""
+    (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), _normal(k, n), _blocks(k, part)
     cuts = [slice(start, start + part) for start in range(0, k, part)]
     values, bounds = zip(*(_product(x[:, cut], w[cut]) for cut in cuts), strict=True)
-    args = {**batch.args, "x": Shifted(x) if shift else x, "w": Shifted(w) if shift else w}
+    args = {**batch.args, **given, "w": Shifted(w) if shift else w}
     shape = (count, batch.capacity, n)
     return Case(
-        f"{batch}-{k}x{n}-parts-of-{part}" + "-shifted" * shift,
-        kernels.dense_forward_part(tile),
-        tile.grid(batch.most_rows, n, count),
+        f"{batch}-{k}x{n}-parts-of-{part}" + "-shifted" * shift + "-fetched" * fetched,
+        kernels.dense_forward_part(tile) if tile else kernels.dense_forward_part_few(),
+        tile.grid(batch.most_rows, n, count) if tile else (1, 1, count),
         {**args, "parts": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
         {"parts": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
     )
@@ -333,21 +360,58 @@ def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Ou
 
 
 def dense_backward_weight(
-    tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+    tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
 ) -> Case:
     """``plain`` is without a bias."""
-    x, dz = batch.rows_of(_normal(batch.capacity, k)), batch.rows_of(1 - _normal(batch.capacity, n))
+    (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - _normal(batch.capacity, n))
     outputs = _weight_gradient(x, dz, batch.part)
     if plain:
         del outputs["db"]
-    operands = {"x": Shifted(x), "dz": Shifted(dz)} if shift else {"x": x, "dz": dz}
     gradients = {"dw": blank(k, n), "db": None if plain else blank(n)}
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
         kernels.dense_backward_weight(tile),
         tile.grid(k, n),
-        {**batch.args, **operands, **gradients, "k": k, "n": n},
+        {**batch.args, **given, "dz": Shifted(dz) if shift else dz, **gradients, "k": k, "n": n},
         outputs,
+    )
+
+
+def dense_backward_update(
+    name: str, form: Tile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+) -> Case:
+    """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
+    optimizer, weight = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3), 8.0
+    (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - _normal(batch.capacity, n))
+    gradients = _weight_gradient(x, dz, batch.part)
+    size = k * n + n + 3
+    table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
+    args, outputs = {**batch.args, **given, "dz": dz, "totals": np.array([3.0, weight])}, {}
+    for place, (target, gradient) in enumerate((("weight", gradients["dw"]), ("bias", gradients["db"]))):
+        if plain and target == "bias":
+            args |= {"bias": None, "bias_slots": None}
+            break
+        shape = gradient.value.shape
+        w = np.random.default_rng(place).normal(size=shape).astype(np.float32)
+        slots = np.full((len(optimizer.slots), size), UNWRITTEN, np.float32)  # but for this parameter's elements
+        slots[:, : w.size] = np.random.default_rng(place).uniform(0.01, 0.1, (len(slots), w.size))
+        used = slots[:, : w.size]
+        stepped = _step(optimizer, table[2].tolist(), w.ravel(), gradient.value.ravel() / weight,
+                        gradient.bound.ravel() / weight, used)  # fmt: skip
+        new_slots, slot_bound, written = np.zeros(slots.shape), np.zeros(slots.shape), np.zeros(slots.shape, bool)
+        new_slots[:, : w.size], slot_bound[:, : w.size], written[:, : w.size] = stepped[2], stepped[3], True
+        args |= {target: w, f"{target}_slots": slots if len(slots) else None}
+        outputs[target] = expect(stepped[0].reshape(shape), stepped[1].reshape(shape))
+        if len(slots):
+            outputs[f"{target}_slots"] = expect(new_slots, slot_bound, written)
+    grids = {"narrow": kernels.narrow_grid(k, n), "few": (2, 1, 1)}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
+        kernels.dense_backward_update(name, form),
+        form.grid(k, n) if isinstance(form, Tile) else grids[form],
+        {**args, "size": size, "k": k, "n": n},
+        outputs,
+        {"hyper": hyper_parameters(optimizer), "schedule": _schedule(table)},
     )
 
 
@@ -392,12 +456,45 @@ def _dense_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
         yield dense_forward_sum(activation, whole(33), 37, 3)
+    for optimizer, tile in product(OPTIMIZERS, TILES):
+        yield dense_backward_update(optimizer, tile, whole(33), 35, 37)
+    for tile, (rows, k, n) in product(TILES, sizes):
+        yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
+    for optimizer in OPTIMIZERS:
+        yield dense_backward_update(optimizer, "narrow", whole(33), 35, 37)
+        # Lengths that allow vectors, and such that do not; of two slots, the second one may lie so too.
+        for k, n in ((36, 37), (35, 37), (36, 39)):
+            yield dense_backward_update(optimizer, "few", whole(7), k, n)
+    for rows, k, n in sizes:
+        yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
+        if rows <= kernels.FEW_ROWS:
+            yield dense_backward_update("Adam", "few", whole(rows), k, n, plain=rows % 2 == 0)
+    yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
+    yield dense_backward_update("SGD", "few", whole(2), 260, 130)  # threads go around more than once
+    for batch in (whole(5), Batch(5, 12, 2), whole(1)):
+        for fetched in (False, True):
+            yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
+            yield dense_forward_part(None, batch, 1400, 130, part=1024, fetched=fetched)
+            yield dense_forward_part(None, batch, 70, 300, part=64, fetched=fetched)
+            yield dense_backward_update("Momentum", "few", batch, 36, 33, fetched=fetched)
+            yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
+    for share in range(3):
+        yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)
+    for tile, batch in product((TILES[0], TILES[1], smallest), (whole(33), Batch(33, 68, 2))):
+        # Odd lengths, and such as are read by vectors.
+        for k in (35, 132):
+            yield dense_forward("relu", tile, batch, k, _normal(k, 36), fetched=True)
+            yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
+            yield dense_backward_weight(tile, batch, k, 36, fetched=True)
+            yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
         yield dense_forward("tanh", smallest, batch, _normal(65, 33), _normal(33, 35))
         yield dense_forward_part(smallest, batch, 70, 35, part=32)
         yield dense_forward_sum("tanh", batch, 35, 2)
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
         yield dense_backward_weight(smallest, batch, 35, 36)
+        yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
+        yield dense_forward_part(smallest, batch, 70, 35, part=32, fetched=True)
         yield dense_backward_atomic(batch, 35, 36)
     yield dense_forward("identity", smallest, whole(33), _normal(33, 35), _normal(35, 36), plain=True)
     yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
@@ -516,8 +613,15 @@ def loss(
     scaled: bool = False,
     special: float | None = None,
     textured: bool = True,
+    total: bool = False,
+    width: int | None = None,
+    activation: str | None = None,
 ) -> Case:
-    """``scaled`` is with standardized targets; ``special`` is what one logit is."""
+    """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
+
+    With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
+    ``activation`` below that, too, dx is wanted.
+    """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = _random().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
     logits = batch.rows_of(3 * np.random.default_rng(8).normal(size=(batch.capacity, n)))
@@ -525,6 +629,11 @@ def loss(
         logits[0, 1] = special
     mean, scale = (_normal(n) / 2, abs(_normal(n)) + np.float32(0.5)) if scaled else (None, None)
     part, rows = batch.part, len(batch.fetched)
+    random = np.random.default_rng(10)
+    if width is not None:  # multiples of 2⁻⁸ that float32 holds, in whatever order they are added up
+        x = batch.rows_of(random.integers(-4, 5, (batch.capacity, width)) / 4)
+        w_layer, b_layer = random.integers(-16, 17, (width, n)) / 64, random.integers(-64, 65, n) / 32
+        logits = batch.rows_of(x @ w_layer + b_layer)
 
     target = targets[batch.fetched]
     target_error = np.zeros((rows, n))
@@ -562,9 +671,37 @@ def loss(
         outputs["delta"] = expect(full, full_bound, batch.written(*logits.shape))
     data = {"order": batch.order, "logits": logits, "targets": targets, "weights": weights}
     written = {"delta": blank(*logits.shape) if delta else None, "sums": blank(blocks, 2, dtype=np.float64)}
+    written |= {"arrived": None, "totals": None, "losses": None}
+    if total:
+        whole_sum, whole_bound = sums.sum(axis=0), sums_bound.sum(axis=0) + blocks * EPS * abs(sums).sum(axis=0)
+        written |= {"arrived": np.zeros(1, np.uint32)}
+        written |= {"totals": blank(2, dtype=np.float64), "losses": blank(4, 2, dtype=np.float64)}
+        of_run = np.arange(4)[:, np.newaxis] == 2  # the step's place in the run
+        outputs["totals"] = expect(whole_sum, whole_bound)
+        outputs["losses"] = expect(*(np.broadcast_to(a, (4, 2)) for a in (whole_sum, whole_bound, of_run)))
+        outputs["arrived"] = expect(np.zeros(1), 0.0)
     variant = "-weighted" * weighted + "-delta" * delta + "-scaled" * scaled + f"-{special}" * (special is not None)
+    variant += "-total" * total
     args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
-    return Case(f"{batch}-{n}{variant}", kernels.loss(name, kind, textured=textured), (blocks,), args, outputs)
+    if width is None:
+        return Case(f"{batch}-{n}{variant}", kernels.loss(name, kind, textured=textured), (blocks,), args, outputs)
+
+    del args["logits"]
+    args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
+    args |= {"saved": None, "activation": 0, "dx": None}
+    if activation is not None:
+        saved = batch.rows_of(saved_of(activation, 2 * _normal(batch.capacity, width)))
+        slope = derivative(activation, saved)[part]
+        product_, chain = _product(full[part], w_layer.T)
+        bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * _activation_bound(slope, slope)
+        dx, dx_bound = np.zeros(x.shape), np.zeros(x.shape)
+        dx[part], dx_bound[part] = product_ * slope, bound
+        outputs["dx"] = expect(dx, dx_bound, batch.written(*x.shape))
+        number = kernels.activation_number(activation)
+        args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
+        variant += f"-{activation}"
+    entry = kernels.head(name, kind, textured=textured)
+    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
 
 
 def total_error(count: int) -> Case:
@@ -608,10 +745,20 @@ def _loss_cases() -> Iterator[Case]:
         yield loss(name, kind, whole(17), 5, textured=False)
         if kind == "dense" and LOSSES[name].output == "identity":
             yield loss(name, kind, whole(17), 33, scaled=True)
+            yield loss(name, kind, whole(17), 31, scaled=True, width=9, activation="identity")
+        yield loss(name, kind, whole(31), 7, total=True)
+        for rows, k, n in ((1, 1, 1), (31, 33, 10), (9, 1100, 7), (17, 70, 32)):
+            yield loss(name, kind, whole(rows), n, width=k, activation="tanh", total=True)
+        yield loss(name, kind, whole(17), 5, width=40, weighted=False)
+        yield loss(name, kind, whole(17), 5, width=40, textured=False)
+        for batch in batches(31):
+            yield loss(name, kind, batch, 7, width=40, activation="silu")
         for batch in batches(31):
             yield loss(name, kind, batch, 7)
         for special in (np.nan, np.inf, -np.inf):
             yield loss(name, kind, whole(1), 5, special=special)
+    for activation in ACTIVATIONS:
+        yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for function in OUTPUTS:
         for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
             yield output(function, batch, n)
@@ -789,6 +936,37 @@ def _rule(
     return w, slots
 
 
+def _step(
+    optimizer: Optimizer, row: Sequence[float], w: np.ndarray, g: np.ndarray, g_error: np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Parameters w (P,) and slots (S, P) after a step along g, which is off by up to ``g_error``; with bounds.
+
+    What is computed in floating point is the exact step from numbers a few roundings away: so the bound is what
+    the step changes by when each of them changes by that much.
+    """
+    relative = ROUNDINGS * EPS32
+    wide_w, wide_slots = _wide(w), _wide(slots)
+    g_error = g_error + 2 * EPS32 * (abs(g) + optimizer.l2 * abs(wide_w) + optimizer.l1) + relative * abs(g)
+    new_w, new_slots = _rule(optimizer, row, wide_w, g, wide_slots)
+    w_bound, slot_bound = relative * abs(new_w), relative * abs(new_slots)
+    inputs = [(wide_w * (1 + relative), g, wide_slots)]
+    inputs += [(wide_w, g + error, wide_slots) for error in (g_error, -g_error)]
+    for slot in np.eye(len(slots)):
+        inputs.append((wide_w, g, wide_slots * (1 + relative * slot[:, np.newaxis])))
+    for moved in inputs:
+        moved_w, moved_slots = _rule(optimizer, row, *moved)
+        w_bound = w_bound + abs(moved_w - new_w)
+        slot_bound = slot_bound + abs(moved_slots - new_slots)
+    return new_w, w_bound, new_slots, slot_bound
+
+
+def _schedule(table: np.ndarray) -> np.ndarray:
+    """The constant of a table of rates."""
+    schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
+    schedule[:, : table.shape[1]] = table
+    return schedule
+
+
 def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
            l1: float = 0.0, l2: float = 0.0) -> Case:  # fmt: skip
     """``run`` is the step's place in the run, and so the row of the table of rates."""
@@ -801,26 +979,11 @@ def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool
     slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
     scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
 
-    # What is computed in floating point is the exact step from numbers a few roundings away: so the bound is
-    # what the step changes by when each of them changes by that much.
-    relative = ROUNDINGS * EPS32
     terms = _wide(partials[:, :size])
-    g, wide_w, wide_slots = terms.sum(axis=0) * scale, _wide(w), _wide(slots)
-    g_error = (shares + 4) * EPS32 * (abs(terms).sum(axis=0) * scale + l2 * abs(wide_w) + l1) + relative * abs(g)
-    row = table[run].tolist()
-    new_w, new_slots = _rule(optimizer, row, wide_w, g, wide_slots)
-    w_bound, slot_bound = relative * abs(new_w), relative * abs(new_slots)
-    inputs = [(wide_w * (1 + relative), g, wide_slots)]
-    inputs += [(wide_w, g + error, wide_slots) for error in (g_error, -g_error)]
-    for slot in np.eye(len(slots)):
-        inputs.append((wide_w, g, wide_slots * (1 + relative * slot[:, np.newaxis])))
-    for moved in inputs:
-        moved_w, moved_slots = _rule(optimizer, row, *moved)
-        w_bound = w_bound + abs(moved_w - new_w)
-        slot_bound = slot_bound + abs(moved_slots - new_slots)
-
-    schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
-    schedule[:, : table.shape[1]] = table
+    g_error = (shares + 2) * EPS32 * abs(terms).sum(axis=0) * scale
+    new_w, w_bound, new_slots, slot_bound = _step(
+        optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
+    )
     step = np.array([(5 + run, run, 0, 1, 1)], STEP)
     args = {
         "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
@@ -830,7 +993,7 @@ def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool
     outputs = {"parameters": expect(new_w, w_bound)}
     if slots.size:
         outputs["slots"] = expect(new_slots, slot_bound)
-    constants = {"hyper": hyper_parameters(optimizer), "schedule": schedule}
+    constants = {"hyper": hyper_parameters(optimizer), "schedule": _schedule(table)}
     case = f"run{run}-{shares}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
     return Case(case, kernels.update(name), (2,), args, outputs, constants)
 

@@ -43,7 +43,7 @@ def test_every_launch_names_its_operation() -> None:
                 assert type(operations[int(number)]).__name__ == kind
     assert [launch.operation for launch in low.shares[0]][:4] == ["0 Gather", "1 Standardize", "2 Dense", "3 Dense"]
     assert [launch.operation for launch in low.finish][-3:] == ["16 Norm", "17 Update", ""]
-    assert [launch.operation for launch in low.evaluation][-2:] == ["7 Output", "6 Loss"]
+    assert [launch.operation for launch in low.evaluation][-2:] == ["6 Loss", "7 Output"]
 
 
 @pytest.mark.parametrize("shares", [1, 3])
@@ -77,8 +77,12 @@ def test_bytes_by_hand() -> None:
     assert moved_bytes(launch_of(share, "gather"), ROWS) == ROWS * (50 * (1 + 4) + 4)
     assert moved_bytes(launch_of(share, "standardize"), ROWS) == 4 * (2 * ROWS * 50 + 2 * 50)
     assert moved_bytes(launch_of(share, "dense_forward"), ROWS) == 4 * (ROWS * (50 + 33) + 50 * 33 + 33)
-    # order, logits and delta (30, 7), class numbers; weights; a value and a weight, in float64, of each block of 8 rows
-    assert moved_bytes(launch_of(share, "loss"), ROWS) == 4 * ROWS * (1 + 7 + 7 + 1 + 1) + 16 * 4
+    # order, logits (30, 7), class numbers; weights; a value and a weight, in float64, of each block of 8 rows, of all
+    # of them, and of the step; the counter of blocks twice
+    total = 16 * (4 + 2) + 2 * 4
+    assert moved_bytes(launch_of(low.evaluation, "loss"), ROWS) == 4 * ROWS * (1 + 7 + 1 + 1) + total
+    # the last layer, without a bias, takes x and what its activation saved, and makes dx and the delta
+    assert moved_bytes(launch_of(share, "head"), ROWS) == 4 * ROWS * (3 * 33 + 1 + 7 + 1 + 1) + 4 * 33 * 7 + total
     # a weight without a bias, whose dz is the loss's delta
     assert moved_bytes(launch_of(share, "dense_backward_weight"), ROWS) == 4 * (ROWS * (33 + 7) + 33 * 7)
     count = plan().parameter_count
@@ -91,16 +95,25 @@ def test_bytes_by_hand() -> None:
 
 def test_bytes_of_a_product_in_parts() -> None:
     network = mg.Network([mg.Dense(5000, 3)], seed=1)
-    part, total, *_ = lowered(network.lower(capacity=10), "float32").evaluation[1:]
-    parts = -(-5000 // 1024)
-    assert moved_bytes(part, 10) == 4 * (10 * 5000 + 5000 * 3 + parts * 10 * 3)
+    part, total, *_ = lowered(network.lower(capacity=10), "float32").evaluation
+    parts = -(-5000 // 256)
+    assert moved_bytes(part, 10) == 4 * (10 + 10 * 5000 + 5000 * 3 + parts * 10 * 3)
     assert moved_bytes(total, 10) == 4 * (parts * 10 * 3 + 3 + 10 * 3)
     assert (flops(part, 10), flops(total, 10)) == (2 * 10 * 5000 * 3, 0)
 
 
+def test_bytes_of_an_update_in_place() -> None:
+    network = mg.Network([mg.Dense(50, 33)], seed=1)
+    low = lowered(network.lower(capacity=ROWS, loss="squared_error", optimizer=mg.Adam(0.1)))
+    launch = launch_of(low.shares[0], "dense_backward_update")
+    # x, dz and the totals; the weight, the bias and both slots of each twice
+    assert moved_bytes(launch, ROWS, 2) == 4 * (ROWS * (50 + 33) + 2 * 3 * (50 * 33 + 33)) + 16
+    assert flops(launch, ROWS) == 2 * ROWS * 50 * 33
+
+
 def test_a_dense_target_is_as_wide_as_the_logits() -> None:
-    dense = launch_of(lowered(plan(target_kind="dense")).shares[0], "loss")
-    index = launch_of(lowered(plan()).shares[0], "loss")
+    dense = launch_of(lowered(plan(target_kind="dense")).shares[0], "head")
+    index = launch_of(lowered(plan()).shares[0], "head")
     assert moved_bytes(dense, ROWS) - moved_bytes(index, ROWS) == 4 * ROWS * (7 - 1)
 
 

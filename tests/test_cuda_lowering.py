@@ -21,7 +21,7 @@ from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, all_entries
-from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, lower, part_length
+from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, lower, part_length, updates_in_place
 from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
@@ -130,18 +130,16 @@ def test_a_small_plan_in_full() -> None:
     layers = [Dense(64, 128, "relu"), Dropout(0.1), Dense(128, 64, "gelu"), Dense(64, 10)]
     optimizer = OPTIMIZERS["Adam"](0.1, clip_norm=1.0)
     low = lowered(make_plan(layers, loss="softmax_cross_entropy", optimizer=optimizer, shares=2), source="uint8")
-    forward = ["dense_forward_gelu_32x32", "dense_forward_identity_32x32"]
     assert names(low.shares[0]) == names(low.shares[1])
     assert names(low.shares[0]) == [
         "gather_uint8",
         "dense_forward_relu_32x32",
         "dropout",
-        *forward,
-        "loss_softmax_cross_entropy_index",
-        "dense_backward_weight_32x32",
-        "dense_backward_input_gelu_32x32",  # the derivative of gelu is taken in
+        "dense_forward_gelu_32x32",
+        "head_softmax_cross_entropy_index",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",
         "dense_backward_input_identity_32x32",
+        "dense_backward_weight_32x32",
         "dropout",
         "activation_backward_relu",  # the dropout stands between
         "dense_backward_weight_32x32",
@@ -150,11 +148,87 @@ def test_a_small_plan_in_full() -> None:
     assert names(low.evaluation) == [
         "gather_uint8",
         "dense_forward_relu_32x32",
-        *forward,
+        "dense_forward_gelu_32x32",
+        "dense_forward_identity_32x32",
         "loss_softmax_cross_entropy_index",
         "output_softmax",
-        "total_error",
     ]
+
+
+def test_a_plan_that_updates_in_place() -> None:
+    layers = [Dense(64, 128, "relu"), Dense(128, 10)]
+    low = lowered(make_plan(layers, loss="softmax_cross_entropy"))
+    assert names([*low.shares[0], *low.finish]) == [
+        "dense_forward_relu_32x32",  # and the gather
+        "head_softmax_cross_entropy_index",  # the last layer, the loss, the total error, and dx
+        "dense_backward_update_Momentum_narrow",
+        "dense_backward_update_Momentum_narrow",
+        "advance",
+    ]
+    assert low.bytes["partials"] == 0 and "x" not in low.bytes
+
+
+def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
+    low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 300, "tanh"), Dense(300, 64)], capacity=300))
+    assert names(low.shares[0])[3:] == [
+        "loss_squared_error_dense",  # the last layer is too wide for the head
+        "dense_backward_input_tanh_32x32",
+        "dense_backward_update_Momentum_narrow",
+        "dense_backward_input_relu_32x32",
+        "dense_backward_update_Momentum_narrow",
+        "dense_backward_update_Momentum_narrow",
+    ]
+
+
+def test_the_kernel_of_an_update_follows_the_shape() -> None:
+    def kinds(capacity: int, k: int, n: int) -> list[str]:
+        low = lowered(make_plan([Dense(k, n), Dense(n, 3)], capacity=capacity))
+        return [name.rpartition("_")[2] for name in names(low.shares[0]) if "_update_" in name]
+
+    assert kinds(1024, 1024, 1024) == ["narrow", "128x64"]
+    assert kinds(128, 90_000, 90) == ["narrow", "128x96"]
+    assert kinds(8, 90_000, 90) == ["narrow", "few"]
+    assert kinds(8, 90_000, 600) == ["narrow", "128x128"]  # more columns than few rows' kernel takes
+    assert kinds(8, 90, 90) == ["narrow", "narrow"]
+
+
+@given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))
+def test_the_head_is_a_short_narrow_layer_without_an_activation(k: int, n: int, activation: str, shares: int) -> None:
+    low = lowered(make_plan([Dense(3, k), Dense(k, n, activation)], shares=shares))
+    is_head = any(name.startswith("head_") for name in names(low.shares[0]))
+    assert is_head == (n <= 32 and k < 4096 and activation == "identity")
+    assert not any(name.startswith("head_") for name in names(low.evaluation))
+
+
+def test_what_comes_between_keeps_updates_apart() -> None:
+    layer = Dense(8, 8, "relu")
+    clipped = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
+    assert updates_in_place(make_plan([layer, Dense(8, 8)]))
+    for layers, options in (
+        ([layer, Dense(8, 8)], {"shares": 2}),
+        ([layer, Dense(8, 8)], {"reduction": "atomic"}),
+        ([layer, Dense(8, 8)], {"optimizer": clipped}),
+        ([layer, layer], {}),
+        ([LocallyConnected(8, 1), layer], {}),
+    ):
+        plan = make_plan(layers, **options)
+        assert not updates_in_place(plan)
+        assert names(lowered(plan).finish)[-2].startswith("update_")
+
+
+def test_an_input_that_others_read_is_gathered() -> None:
+    """Only products fetch their rows by themselves, of numbers and not of bytes."""
+    layers = [Dense(8, 8, "relu"), Dense(8, 8)]
+
+    def first(layers: Sequence[Layer], source: str, **options: object) -> str:
+        return names(lowered(make_plan(layers, **options), source=source).shares[0])[0]
+
+    assert first(layers, "float32") == "dense_forward_relu_32x32"
+    assert first(layers, "uint8") == "gather_uint8"
+    assert first([Standardize(8), *layers], "float32") == "gather_float32"
+    assert first([Dropout(0.5), *layers], "float32") == "gather_float32"
+    assert first(layers[:1], "float32") == "dense_forward_relu_32x32"
+    assert first(layers, "float32", reduction="atomic") == "gather_float32"
 
 
 def test_atomic_backward_is_one_kernel_on_what_was_cleared() -> None:
@@ -174,9 +248,10 @@ def test_the_update_adds_shares_up_unless_something_comes_between() -> None:
 
 def test_an_activations_derivative_is_taken_in_by_the_product_before_it() -> None:
     low = lowered(make_plan([Dense(4, 4, "tanh"), Dense(4, 4, "silu"), Dense(4, 4)]))
-    products = [launch for launch in low.shares[0] if launch.entry.function.startswith("dense_backward_input")]
+    products = [launch for launch in low.shares[0] if launch.values.get("dx")]
     # silu saves z, tanh y.
     assert [launch.values["saved"] for launch in products] == [At("z1"), At("y0")]
+    assert [launch.entry.name.partition("_")[0] for launch in products] == ["head", "dense"]
     assert not any(name.startswith("activation_backward") for name in names(low.shares[0]))
 
 
@@ -187,7 +262,7 @@ def test_what_a_fused_or_unneeded_operation_would_keep_is_not_stored() -> None:
 
 @pytest.mark.parametrize(
     "k, n, expected",
-    [(4095, 10, None), (4096, 513, None), (4096, 10, 1024), (90000, 90, 1408), (2**24, 512, 2**18)],
+    [(4095, 10, None), (4096, 513, None), (4096, 10, 256), (90000, 90, 352), (2**24, 512, 2**18)],
 )
 def test_parts_of_a_long_product(k: int, n: int, expected: int | None) -> None:
     assert part_length(k, n) == expected
@@ -212,16 +287,17 @@ def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shares: int, 
             if launch.entry.name.startswith("dense_forward_part")
         ]
         sums = [launch.values["count"] for launch in part if launch.entry.name.startswith("dense_forward_sum")]
-        assert (cuts, sums) == ([(1024, 5)], [5])
+        assert (cuts, sums) == ([(256, 20)], [20])
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 148))
 def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors: int) -> None:
     tile = kernels.tile_for(m, n, multiprocessors)
     blocks = {t: math.ceil(m / t.m) * math.ceil(n / t.n) for t in TILES}
-    larger = TILES[: TILES.index(tile)]
-    assert all(10 * blocks[t] < 9 * multiprocessors for t in larger)
-    assert 10 * blocks[tile] >= 9 * multiprocessors or tile == TILES[-1]
+    filling = [t for t in TILES if 10 * blocks[t] >= 9 * multiprocessors] or [TILES[-1]]
+    work = {t: blocks[t] * t.m * t.n for t in TILES}
+    assert all(8 * work[tile] <= 9 * work[t] for t in filling)
+    assert all(8 * work[t] > 9 * min(work[u] for u in filling) for t in filling[: filling.index(tile)])
 
 
 # --- whole steps, on the host ---
@@ -240,6 +316,7 @@ class HostProgram:
             name: np.full(size // 8, np.nan) if name in DOUBLES else np.full(size // 4, np.nan, np.float32)
             for name, size in self.low.bytes.items()
         }
+        self.arrays["arrived"] = np.zeros(1, np.uint32)
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
         self.arrays |= {"data": data.storage_x, "targets": targets}
         if data.weight is not None:
@@ -262,7 +339,7 @@ class HostProgram:
         constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
         for _ in rates:
             for launch in (launch for part in (*self.low.shares, self.low.finish) for launch in part):
-                self._launch(launch, constants if launch.entry.header == "update.cuh" else {})
+                self._launch(launch, constants if launch.entry.constants else {})
         return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
 
     def evaluate(self) -> np.ndarray:

@@ -147,8 +147,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "last column's sum left out": (
         "dense.cuh",
-        "columns = {db, db ? n : 0}",
-        "columns = {db, db ? n - 1 : 0}",
+        "column_sum(db ? n : 0,",
+        "column_sum(db ? n - 1 : 0,",
         kernels.dense_backward_weight(SMALLEST),
     ),
     "barrier removed in dense_backward_atomic": (
@@ -189,11 +189,57 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "barrier removed between two sums of a block": (
         "loss.cuh",
-        "    value = block_sum(value, scratch);\n    __syncthreads();\n    weight = block_sum(weight, scratch);\n"
-        "    if (threadIdx.x == 0) {\n        sums",
-        "    value = block_sum(value, scratch);\n    weight = block_sum(weight, scratch);\n"
-        "    if (threadIdx.x == 0) {\n        sums",
+        "        value = block_sum(value, scratch);\n        __syncthreads();\n",
+        "        value = block_sum(value, scratch);\n",
         kernels.loss("huber", "dense"),
+    ),
+    "barrier removed where rows of a tile change hands": (
+        "gemm.cuh",
+        "        __syncthreads();\n        const int m_first",
+        "        const int m_first",
+        kernels.dense_backward_update("SGD", SMALLEST),
+    ),
+    "another block than the last one adds up": (
+        "portable.cuh",
+        "arrival.before == gridDim.x - 1",
+        "arrival.before + 2 == gridDim.x",
+        kernels.head("huber", "dense"),
+    ),
+    "first slice of the head left out": (
+        "head.cuh",
+        "for (int s = 1; s < slices; ++s) sum",
+        "for (int s = 2; s < slices; ++s) sum",
+        kernels.head("huber", "dense"),
+    ),
+    "barrier removed in the head": (
+        "head.cuh",
+        "        stage_rows(x, rows, k, k0, depth, staged);\n        __syncthreads();\n",
+        "        stage_rows(x, rows, k, k0, depth, staged);\n",
+        kernels.head("huber", "dense"),
+    ),
+    "the slots of a bias taken for the weight's": (
+        "dense_update.cuh",
+        "of_bias = {bias, bias_slots, size, n, scale, row};\n    gemm",
+        "of_bias = {bias, bias ? weight_slots : bias_slots, size, n, scale, row};\n    gemm",
+        kernels.dense_backward_update("Momentum", SMALLEST),
+    ),
+    "a barrier removed before dz is staged again": (
+        "dense_update.cuh",
+        "        __syncthreads();\n#pragma unroll\n        for (int i = 0; i < STAGED_PER_THREAD; ++i) shared",
+        "#pragma unroll\n        for (int i = 0; i < STAGED_PER_THREAD; ++i) shared",
+        kernels.dense_backward_update("Momentum", "narrow"),
+    ),
+    "a column carried into the wrong line": (
+        "dense_update.cuh",
+        "if (++column == n) ++line, column = 0;",
+        "if (++column == n) column = 0;",
+        kernels.dense_backward_update("Momentum", "few"),
+    ),
+    "pieces of few rows' product overlap": (
+        "dense.cuh",
+        "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",
+        "piece.fetch(w + static_cast<int64_t>(k0) * n",
+        kernels.dense_forward_part_few(),
     ),
     "rates of the batch's place in the epoch": (
         "update.cuh",

@@ -194,6 +194,8 @@ inline float texel(Texture texture, int64_t i) {
     return texture.texels[i];
 }
 
+inline void prefetch_line(const void*) {}
+
 template <class T> T __ldg(const T* address) { return *address; }
 template <class T> T __ldca(const T* address) { return *address; }
 template <class T> T __ldcg(const T* address) { return *address; }

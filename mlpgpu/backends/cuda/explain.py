@@ -40,11 +40,19 @@ GANTT_COLUMNS = 60
 # The axes of each array that a kernel takes, by the file that defines it and the argument's name; below,
 # where one kernel differs.  `rows` are those of the launch's share, other names are its arguments.
 Axes = tuple[str | int, ...]
+OF_LOSS: dict[str, Axes] = {
+    "order": ("rows",), "targets": ("rows", "n"), "weights": ("rows",), "mean": ("n",), "scale": ("n",),
+    "delta": ("rows", "n"), "sums": ("count", 2), "totals": (2,), "losses": (2,), "arrived": (),
+}  # fmt: skip
 AXES: dict[str, dict[str, Axes]] = {
     "dense.cuh": {
         "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
         "dz": ("rows", "n"), "saved": ("rows", "k"), "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",),
-        "parts": ("count", "rows", "n"),
+        "parts": ("count", "rows", "n"), "order": ("rows",),
+    },
+    "dense_update.cuh": {
+        "x": ("rows", "k"), "order": ("rows",), "dz": ("rows", "n"), "totals": (2,), "weight": ("k", "n"),
+        "bias": ("n",), "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
     },
     "locally_connected.cuh": {
         "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
@@ -55,9 +63,10 @@ AXES: dict[str, dict[str, Axes]] = {
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
     },
     "loss.cuh": {
-        "order": ("rows",), "logits": ("rows", "n"), "targets": ("rows", "n"), "weights": ("rows",), "mean": ("n",),
-        "scale": ("n",), "delta": ("rows", "n"), "y": ("rows", "n"), "sums": ("count", 2), "totals": (2,),
-        "losses": (2,),
+        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"),
+    },
+    "head.cuh": {
+        **OF_LOSS, "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "saved": ("rows", "k"), "dx": ("rows", "k"),
     },
     "update.cuh": {
         "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
@@ -65,13 +74,18 @@ AXES: dict[str, dict[str, Axes]] = {
     },
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
-IN_PLACE = {"dy", "parameters", "slots"}  # read, and written
+IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived"}  # read, and written
 
 PRODUCTS = {
     "dense_forward": 1,
     "dense_forward_part": 1,
     "dense_backward_input": 1,
     "dense_backward_weight": 1,
+    "dense_forward_part_few": 1,
+    "dense_backward_update": 1,
+    "dense_backward_update_narrow": 1,
+    "dense_backward_update_few": 1,
+    "head": 2,
     "dense_backward_atomic": 2,
     "local_forward": 1,
     "local_backward_input": 1,

@@ -7,6 +7,7 @@ entries of one header stand, for nvcc and for the host compiler of the tests ali
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Entry:
         needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
             ``sm_90a``, is the only one.
         cluster: blocks that share their memory, in groups along the grid's first axis.
+        constants: whether it reads the constant variables of update.cuh, which each compiled unit has for itself.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Entry:
     spill_bytes: int = 0
     needs: str = "sm_75"
     cluster: int = 1
+    constants: bool = False
 
     def runs_on(self, arch: str) -> bool:
         """Whether it can be compiled for ``arch``."""
@@ -143,19 +146,21 @@ class Tile:
         return f"{self.m}x{self.n}"
 
 
-TILES = (Tile(128, 128, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
+TILES = (Tile(128, 128, 16), Tile(128, 96, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
+WASTE = 8  # a larger tile may compute an eighth more than a smaller one does
 
 
-def tile_for(m: int, n: int, multiprocessors: int) -> Tile:
-    """The largest tile whose blocks for an m by n product fill nine tenths of the multiprocessors, or the smallest.
+def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
+    """The tile for an m by n product, in so many parts.
 
-    The bits do not depend on it: every tile sums over k in the same order.
+    Of those whose blocks fill nine tenths of the multiprocessors it is the largest, unless another one has an
+    eighth less to compute beyond the borders; if none does, it is the smallest.  The bits do not depend on it:
+    every tile sums over k in the same order.
     """
-    for tile in TILES:
-        x, y, _ = tile.grid(m, n)
-        if 10 * x * y >= 9 * multiprocessors:
-            return tile
-    return TILES[-1]
+    grids = {tile: math.prod(tile.grid(m, n, parts)) for tile in TILES}
+    filling = [tile for tile in TILES if 10 * grids[tile] >= 9 * multiprocessors] or [TILES[-1]]
+    least = min(grids[tile] * tile.m * tile.n for tile in filling)
+    return next(tile for tile in filling if WASTE * grids[tile] * tile.m * tile.n <= (WASTE + 1) * least)
 
 
 def camel(name: str) -> str:
@@ -180,32 +185,110 @@ def _product(name: str, tile: Tile, rest: str, *, activation: str | None = None,
 
 
 def dense_forward(activation: str, tile: Tile) -> Entry:
-    rest = "const float* x, const float* w, const float* b, float* z, float* y, int k, int n"
+    rest = "const float* x, const int* order, const float* w, const float* b, float* z, float* y, int k, int n"
     return _product("dense_forward", tile, rest, activation=activation)
 
 
 def dense_forward_part(tile: Tile) -> Entry:
-    rest = "const float* x, const float* w, float* parts, int k, int n, int part, int capacity"
+    rest = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
     return _product("dense_forward_part", tile, rest)
+
+
+FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
+
+
+def dense_forward_part_few() -> Entry:
+    """As :func:`dense_forward_part`, for at most FEW_ROWS rows and FEW_MOST_N columns."""
+    signature = (
+        f"{_ROWS}, const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
+    )
+    name = "dense_forward_part_few"
+    return Entry(name, "dense.cuh", name, arguments(signature), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
 
 
 def dense_forward_sum(activation: str) -> Entry:
     signature = f"{_ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
     function = f"dense_forward_sum<{camel(activation)}>"
-    return Entry(f"dense_forward_sum_{activation}", "dense.cuh", function, arguments(signature), ROW_THREADS)
+    name = f"dense_forward_sum_{activation}"
+    return Entry(name, "dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
 
 
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
     rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
     # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
-    spill_bytes = 512 if tile == TILES[0] else 0
+    spill_bytes = 576 if tile in TILES[:2] else 0
     return _product("dense_backward_input", tile, rest, activation=activation, spill_bytes=spill_bytes)
 
 
+# A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
+_WEIGHT_SPILL_BYTES = 144
+
+
 def dense_backward_weight(tile: Tile) -> Entry:
-    rest = "const float* x, const float* dz, float* dw, float* db, int k, int n"
-    # Sixteen bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
-    return _product("dense_backward_weight", tile, rest, spill_bytes=16 if tile == TILES[0] else 0)
+    rest = "const float* x, const int* order, const float* dz, float* dw, float* db, int k, int n"
+    return _product("dense_backward_weight", tile, rest, spill_bytes=_WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0)
+
+
+def dense_backward_update(optimizer: str, form: Tile | str) -> Entry:
+    """The gradient of a weight and a bias, and the optimizer's step along it.
+
+    ``form`` is a tile; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and FEW_MOST_N columns.
+    """
+    signature = (
+        f"{_ROWS}, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
+        "float* bias, float* weight_slots, float* bias_slots, int64_t size, int k, int n"
+    )
+    rule, function = f"{optimizer}Rule", "dense_backward_update"
+    if isinstance(form, Tile):
+        name, instance = form.name, f"{function}<{rule}, {form}>"
+        threads, shared_bytes, blocks = TILE_THREADS, form.shared_bytes, 2
+    else:
+        name, instance = form, f"{function}_{form}<{rule}>"
+        threads, shared_bytes, blocks = *{"narrow": NARROW, "few": FEW_UPDATE}[form], 1
+    return Entry(
+        f"{function}_{optimizer}_{name}",
+        "dense_update.cuh",
+        instance,
+        arguments(signature),
+        threads,
+        shared_bytes,
+        blocks=blocks,
+        spill_bytes=_WEIGHT_SPILL_BYTES if form in TILES[:2] else 0,
+        constants=True,
+    )
+
+
+NARROW_LINES, NARROW_COLUMNS, FEW_MOST_N = 8, 16, 512
+# Threads and shared bytes of a block.
+NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)
+FEW_UPDATE = ROW_THREADS, 4 * FEW_ROWS * FEW_MOST_N
+
+
+def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Blocks of the update without tiles, for a weight (k, n) and a bias."""
+    return ceil_div(k + 1, NARROW_LINES), ceil_div(n, NARROW_COLUMNS), 1
+
+
+HEAD_ROWS, HEAD_MOST_N, HEAD_SHARED_BYTES = 8, 32, 4 * (1024 * 8 + 2 * 8 * 32)  # Head of head.cuh
+
+
+def head(name: str, kind: str, *, textured: bool = True) -> Entry:
+    """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
+    source, target, suffix = _target(kind, textured)
+    signature = (
+        f"{_ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, "
+        "const float* weights, const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, "
+        "double* totals, double* losses, const float* saved, int activation, float* dx, int k, int n"
+    )
+    function = f"head<{camel(name)}, {target}>"
+    return Entry(
+        f"head_{name}_{kind}{suffix}", "head.cuh", function, arguments(signature), ROW_THREADS, HEAD_SHARED_BYTES
+    )
+
+
+def activation_number(name: str) -> int:
+    """The place in the table, which kernels know it by that are made for all activations."""
+    return list(ACTIVATIONS).index(name)
 
 
 def dense_backward_atomic() -> Entry:
@@ -297,7 +380,8 @@ def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
     source, target, suffix = _target(kind, textured)
     signature = (
         f"{_ROWS}, const int* order, const float* logits, {source} targets, const float* weights, "
-        "const float* mean, const float* scale, float* delta, double* sums, int n"
+        "const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, double* totals, "
+        "double* losses, int n"
     )
     function = f"loss<{camel(name)}, {target}>"
     return Entry(f"loss_{name}_{kind}{suffix}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
@@ -359,7 +443,7 @@ def squares() -> Entry:
 
 def clip() -> Entry:
     signature = "const double* sums, int count, const double* totals, float* factor"
-    return Entry("clip", "update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry("clip", "update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
 
 
 def update(optimizer: str) -> Entry:
@@ -368,7 +452,7 @@ def update(optimizer: str) -> Entry:
         "int shares, float* parameters, float* slots, int64_t size"
     )
     function = f"update<{optimizer}Rule>"
-    return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS)
+    return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
 
 
 def advance() -> Entry:
@@ -386,7 +470,7 @@ def multiply_add() -> Entry:
 
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan or its metrics can ask for, from the tables of the NumPy specification."""
-    entries = [dense_forward_part(tile) for tile in TILES]
+    entries = [*(dense_forward_part(tile) for tile in TILES), dense_forward_part_few()]
     entries += [dense_backward_weight(tile) for tile in TILES]
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in TILES]
@@ -403,6 +487,11 @@ def all_entries() -> tuple[Entry, ...]:
     ]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]
+    forms: tuple[Tile | str, ...] = (*TILES, "narrow", "few")
+    entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
+    entries += [
+        head(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)
+    ]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += metric_entries(kind, textured=textured)
     return tuple(dict.fromkeys(entries))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,17 +107,26 @@ class CudaProgram(Program):
             self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
             self._fork = Event(device)
             self._joins = [Event(device) for _ in self._streams[1:]]
-            sizes = lower(plan, multiprocessors=device.multiprocessors, source="float32").bytes
-            self._arena = Arena(device, sum(aligned(max(1, size)) for size in sizes.values()))
-            self._addresses = {name: self._arena.take(size) for name, size in sizes.items()}
-            self._sizes = sizes
-            self._metric_arenas: list[Arena] = []  # of metrics' arrays, taken at first need
+            self._arenas: list[Arena] = []
+            self._addresses: dict[str, int] = {}
+            self._sizes: dict[str, int] = {}
+            self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32").bytes)
             self._steps = pinned(device, (MOST_RUN_STEPS,), STEP)
             self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
             self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
-            for name, size in sizes.items():
-                self._stream.fill(self._addresses[name], size)
             self._stream.synchronize()
+
+    def _take(self, sizes: Mapping[str, int]) -> None:
+        """Arrays of zeros of so many bytes, those of them that are not there yet."""
+        missing = {name: max(1, size) for name, size in sizes.items() if name not in self._addresses}
+        if not missing:
+            return
+        arena = Arena(self._device, sum(map(aligned, missing.values())))
+        self._arenas.append(arena)
+        self._sizes |= {name: sizes[name] for name in missing}
+        for name, size in missing.items():
+            self._addresses[name] = arena.take(size)
+            self._stream.fill(self._addresses[name], size)
 
     @property
     def _stream(self) -> Stream:
@@ -216,7 +225,7 @@ class CudaProgram(Program):
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
             self._training, self._epoch = (data, sampling), -1
-            self._stream.upload(self._constant("hyper"), hyper_parameters(self._plan.optimizer))
+            self._set_constant("hyper", hyper_parameters(self._plan.optimizer))
             self._stream.synchronize()
 
     def _feed(self, dataset: Dataset, batch_rows: int) -> Feed:
@@ -243,7 +252,7 @@ class CudaProgram(Program):
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self._set_step(first_step + done, batch, sampling.batch_size, len(data.dataset))
                 self._table[:count, : table.shape[1]] = table[done : done + count]
-                self._stream.upload(self._constant("schedule"), self._table[:count])
+                self._set_constant("schedule", self._table[:count])
                 for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
                     self._replay(steps).launch(self._stream)
                 self._stream.download(self._losses[:count], self._addresses["losses"])
@@ -333,11 +342,7 @@ class CudaProgram(Program):
         if not metrics:
             return []
         sizes = metric_bytes(self._plan, metrics)
-        missing = {name: size for name, size in sizes.items() if name not in self._addresses}
-        if missing:
-            arena = Arena(self._device, sum(map(aligned, missing.values())))
-            self._metric_arenas.append(arena)
-            self._addresses |= {name: arena.take(size) for name, size in missing.items()}
+        self._take(sizes)
         for name, size in sizes.items():
             self._stream.fill(self._addresses[name], size)
         assert self._plan.target_kind is not None
@@ -358,6 +363,7 @@ class CudaProgram(Program):
         if form not in self._compiled:
             multiprocessors = self._device.multiprocessors
             lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured)
+            self._take(lowered.bytes)  # where others than before are stored for data of this type
             self._compiled[form] = _Kernels(lowered, *self._compile(lowered.entries()))
         return self._compiled[form]
 
@@ -367,9 +373,12 @@ class CudaProgram(Program):
         modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
         return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
 
-    def _constant(self, name: str) -> int:
+    def _set_constant(self, name: str, values: np.ndarray) -> None:
+        """In each module that reads it; they have one each."""
         assert self._training is not None
-        return self._kernels(self._training[0]).modules["update.cuh"].constant(name)[0]
+        compiled = self._kernels(self._training[0])
+        for header in dict.fromkeys(entry.header for entry in compiled.functions if entry.constants):
+            self._stream.upload(compiled.modules[header].constant(name)[0], values)
 
     def _bind(self, launch: Launch, data: Feed, seed: int) -> Callable[[Stream], None]:
         """A launch with its arguments packed, once for all steps."""
