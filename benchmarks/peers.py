@@ -447,7 +447,8 @@ def main() -> None:
             progress(f"{name} is not installed, and left out")
 
     wanted = arguments.only or [*bench.WORKLOADS, "products"]
-    warm_up(compiled=not arguments.quick)
+    if wanted != ["products"]:
+        warm_up(compiled=not arguments.quick)
     errors = Errors(backend)
     results: list[Result] = []
     products: list[Kernel] = []
