@@ -358,7 +358,7 @@ class Kernel:
         return self.teraflops / self.cublas_teraflops
 
 
-# By what the entry's name holds: transposed or not, first and second operand.
+# Whether the first and the second operand are transposed.
 FORMS = {"backward_input": (False, True), "backward_weight": (True, False), "forward": (False, False)}
 
 
@@ -375,7 +375,7 @@ def kernels(key: str, precision: str, backend: CudaBackend, *, quick: bool) -> l
     found = []
     for line in lines:
         name = line.launch.entry.name
-        form = next((form for form in FORMS if form in name), None)
+        form = bench.product_form(name)
         if line.flops and form:
             rate, theirs = 1e-12 * line.flops / line.seconds, max(before[form], after[form])
             operation = str(line.launch.operation)

@@ -231,6 +231,15 @@ def forward_error(product: Product, backend: Backend, precision: str) -> float:
     return product.error(program.predict(Dataset(product.a), logits=True))
 
 
+def product_form(kernel: str) -> str | None:
+    """Which product of a dense layer a kernel computes, by its name: a gradient by weights may update them as well."""
+    if "forward" in kernel:
+        return "forward"
+    if "backward" in kernel:
+        return "backward_input" if "input" in kernel else "backward_weight"
+    return None
+
+
 # --- results ---
 
 
