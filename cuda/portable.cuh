@@ -31,6 +31,19 @@ __device__ __forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& 
 // Brings the 128 bytes around an address to the second-level cache, sometime.
 __device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// The 16-bit float nearest to x, ties to even, and back.
+__device__ __forceinline__ uint16_t half_bits(float x) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+__device__ __forceinline__ float half_value(uint16_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
 // Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
 __device__ __forceinline__ void pause_spinning() { __nanosleep(32); }
 
@@ -42,6 +55,17 @@ __device__ __forceinline__ float texel(const float* data, int64_t i) { return da
 namespace mlpgpu {
 
 constexpr int WARP = 32;
+
+// The bfloat16 nearest to x, ties to even.  Cards before sm_80 have no instruction for it.
+__device__ __forceinline__ uint16_t bfloat_bits(float x) {
+    const unsigned bits = __float_as_uint(x);
+    if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);  // rounding must not make it infinite
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ __forceinline__ float bfloat_value(uint16_t bits) {
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
 
 // Sum over the warp's lanes, the same in every lane and in the same order always.
 __device__ __forceinline__ float warp_sum(float value) {
@@ -56,6 +80,16 @@ __device__ __forceinline__ double warp_sum(double value) {
 
 __device__ __forceinline__ float warp_max(float value) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(WARP_ALL, value, offset));
+    return value;
+}
+
+__device__ __forceinline__ int warp_max(int value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(WARP_ALL, value, offset));
+    return value;
+}
+
+__device__ __forceinline__ int warp_or(int value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value |= __shfl_xor_sync(WARP_ALL, value, offset);
     return value;
 }
 

@@ -23,9 +23,9 @@ from .errors import ConfigurationError
 from .losses import LOSSES, OutputName, TargetKind
 from .optimizers import Optimizer
 
-Precision = Literal["float32", "float64", "tf32", "bfloat16"]
+Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "float64", "tf32", "bfloat16")
+PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
 
 

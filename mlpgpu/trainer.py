@@ -86,7 +86,9 @@ class Trainer:
         optimizer: such as ``mlpgpu.Momentum(0.1)``.
         batch_size: rows of a step; a data set's last batch may be smaller.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
-        precision: ``"float32"``, or ``"float64"`` on the CPU.
+        precision: of matrix products.  ``"float32"`` errs no more than float32 arithmetic does, however it is
+            made; ``"float32-ieee"`` is made of IEEE float32 operations alone.  ``"tf32"`` and ``"bfloat16"``
+            round the operands of large products to 11 and 8 bits, on a card; ``"float64"`` is for the CPU.
         streams: shares that each batch is split into, each with a gradient of its own.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
         metrics: names in :data:`~mlpgpu.metrics.METRICS`, for ``evaluate`` and for validation.

@@ -13,7 +13,7 @@ depends on what a kernel returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -49,11 +49,15 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Output:
-    """What a launch leaves in one array: within ``bound`` of ``value`` where ``written``, elsewhere what was there."""
+    """What a launch leaves in one array: within ``bound`` of ``value`` where ``written``, elsewhere what was there.
+
+    ``decode`` gives the numbers that the array's words stand for.
+    """
 
     value: np.ndarray
     bound: np.ndarray
     written: np.ndarray
+    decode: Callable[[np.ndarray], np.ndarray] = lambda array: array
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,11 @@ class Case:
         for name, output in self.outputs.items():
             before, after = self.args[name], got[name]
             assert isinstance(before, np.ndarray) and np.isfinite(output.bound).all()
+            kept = _bits(after) == _bits(before)
+            after = output.decode(after)
             with np.errstate(invalid="ignore"):
                 close = abs(after - output.value) <= output.bound
             same = (after == output.value) | (np.isnan(after) & np.isnan(output.value))
-            kept = _bits(after) == _bits(before)
             right = np.where(output.written, close | same, kept)
             if not right.all():
                 at = tuple(int(i) for i in np.argwhere(~right)[0])
@@ -181,11 +186,11 @@ def _random() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def _normal(*shape: int) -> np.ndarray:
+def normal(*shape: int) -> np.ndarray:
     return _random().normal(size=shape).astype(np.float32)
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
+def wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
@@ -201,7 +206,7 @@ def forward(name: str, z: np.ndarray) -> np.ndarray:
     """f(z) in float64."""
     y = np.empty(z.shape)
     with np.errstate(all="ignore"):
-        ACTIVATIONS[name].forward(_wide(z), y, np.empty(z.shape))
+        ACTIVATIONS[name].forward(wide(z), y, np.empty(z.shape))
     return y
 
 
@@ -209,7 +214,7 @@ def derivative(name: str, saved: np.ndarray) -> np.ndarray:
     """f′ in float64, of what the activation saves."""
     dz = np.empty(saved.shape)
     with np.errstate(all="ignore"):
-        ACTIVATIONS[name].backward(_wide(saved), np.ones(saved.shape), dz, np.empty(saved.shape))
+        ACTIVATIONS[name].backward(wide(saved), np.ones(saved.shape), dz, np.empty(saved.shape))
     return dz
 
 
@@ -218,7 +223,7 @@ def saved_of(name: str, z: np.ndarray) -> np.ndarray:
     return z.astype(np.float32) if ACTIVATIONS[name].saves == "z" else forward(name, z).astype(np.float32)
 
 
-def _activation_bound(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+def activation_bound(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Of y = f(z): intermediate results are no larger than 1, |y|, or |z| before f saturates."""
     with np.errstate(invalid="ignore"):
         return ROUNDINGS * EPS32 * (1.0 + np.fmin(abs(z), 10.0) + abs(y))
@@ -229,7 +234,7 @@ def _activation_bound(z: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A · B in float64, and the bound of a chain in float32: (k + 2) · eps · |A| · |B|."""
-    a, b = _wide(a), _wide(b)
+    a, b = wide(a), wide(b)
     with np.errstate(invalid="ignore"):
         return a @ b, (a.shape[1] + 2) * EPS32 * (abs(a) @ abs(b))
 
@@ -238,11 +243,11 @@ def _blocks(length: int, tile: int) -> int:
     return -(-length // tile)
 
 
-def _finish(
+def finish(
     activation: str, total: np.ndarray, bound: np.ndarray, b: np.ndarray | None, batch: Batch, *, with_z: bool
 ) -> dict[str, Output]:
     """Outputs of y = f(z), z = total + b, ``total (B, n)`` being within ``bound``."""
-    z = total + (0.0 if b is None else _wide(b))
+    z = total + (0.0 if b is None else wide(b))
     bound = bound + (0.0 if b is None else 2 * EPS32 * (abs(z) + abs(b)))
     bound = np.where(np.isfinite(z), bound, 0.0)
     y = forward(activation, z)
@@ -250,17 +255,17 @@ def _finish(
     with np.errstate(invalid="ignore"):
         reach = np.maximum(*(abs(forward(activation, end) - y) for end in (z - bound, z + bound)))
     written = batch.written(*z.shape)
-    outputs = {"y": expect(y, reach + _activation_bound(z, y), written)}
+    outputs = {"y": expect(y, reach + activation_bound(z, y), written)}
     return {**outputs, "z": expect(z, bound, written)} if with_z else outputs
 
 
 def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) -> tuple[np.ndarray, dict[str, object]]:
     """The rows of an input, and the arguments that give them; ``fetched`` is from a data set by the order."""
     if not fetched:
-        x = batch.rows_of(_normal(batch.capacity, k))
+        x = batch.rows_of(normal(batch.capacity, k))
         return x, {"x": Shifted(x) if shift else x, "order": None}
     data = np.full((2 * batch.epoch_rows, k), np.nan, np.float32)
-    data[batch.fetched] = _normal(2 * batch.epoch_rows, k)[batch.fetched]
+    data[batch.fetched] = normal(2 * batch.epoch_rows, k)[batch.fetched]
     x = np.full((batch.capacity, k), np.nan, np.float32)
     x[batch.part] = data[batch.fetched]
     return x, {"x": Shifted(data) if shift else data, "order": batch.order}
@@ -284,12 +289,12 @@ def dense_forward(
         x = batch.rows_of(x)
         given = {"x": Shifted(x) if shift else x, "order": None}
     (rows, k), n = x.shape, w.shape[1]
-    b = None if plain else _normal(n)
+    b = None if plain else normal(n)
     args = {**batch.args, **given, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
     if shift:
         args["w"] = Shifted(w)
     with np.errstate(invalid="ignore"):
-        outputs = _finish(activation, *_product(x, w), b, batch, with_z=not plain)
+        outputs = finish(activation, *_product(x, w), b, batch, with_z=not plain)
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
         kernels.dense_forward(activation, tile),
@@ -303,7 +308,7 @@ def dense_forward_part(
     tile: Tile | None, batch: Batch, k: int, n: int, part: int, *, shift: bool = False, fetched: bool = False
 ) -> Case:
     """Without a tile, for few rows."""
-    (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), _normal(k, n), _blocks(k, part)
+    (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), normal(k, n), _blocks(k, part)
     cuts = [slice(start, start + part) for start in range(0, k, part)]
     values, bounds = zip(*(_product(x[:, cut], w[cut]) for cut in cuts), strict=True)
     args = {**batch.args, **given, "w": Shifted(w) if shift else w}
@@ -318,9 +323,9 @@ def dense_forward_part(
 
 
 def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
-    parts = np.stack([batch.rows_of(part) for part in _normal(count, batch.capacity, n)])
-    b = None if plain else _normal(n)
-    total, bound = _wide(parts).sum(axis=0), count * EPS32 * abs(_wide(parts)).sum(axis=0)
+    parts = np.stack([batch.rows_of(part) for part in normal(count, batch.capacity, n)])
+    b = None if plain else normal(n)
+    total, bound = wide(parts).sum(axis=0), count * EPS32 * abs(wide(parts)).sum(axis=0)
     z = None if plain else blank(batch.capacity, n)
     sizes = {"n": n, "count": count, "capacity": batch.capacity}
     return Case(
@@ -328,7 +333,7 @@ def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plai
         kernels.dense_forward_sum(activation),
         (2,),
         {**batch.args, "parts": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
-        _finish(activation, total, bound, b, batch, with_z=not plain),
+        finish(activation, total, bound, b, batch, with_z=not plain),
     )
 
 
@@ -336,12 +341,12 @@ def dense_backward_input(
     activation: str, tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
 ) -> Case:
     """``plain`` is without an activation below."""
-    dz, w = batch.rows_of(_normal(batch.capacity, n)), _normal(k, n)
+    dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
     dx, bound = _product(dz, w.T)
-    saved = None if plain else batch.rows_of(saved_of(activation, 2 * _normal(batch.capacity, k)))
+    saved = None if plain else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, k)))
     if saved is not None:
         slope = derivative(activation, saved)
-        bound = abs(slope) * bound + abs(dx) * _activation_bound(saved, slope)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
         dx = dx * slope
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
@@ -363,7 +368,7 @@ def dense_backward_weight(
     tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
 ) -> Case:
     """``plain`` is without a bias."""
-    (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - _normal(batch.capacity, n))
+    (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
     outputs = _weight_gradient(x, dz, batch.part)
     if plain:
         del outputs["db"]
@@ -377,48 +382,57 @@ def dense_backward_weight(
     )
 
 
-def dense_backward_update(
-    name: str, form: Tile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
-) -> Case:
-    """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
+def stepped(
+    name: str, gradients: Mapping[str, Output]
+) -> tuple[dict[str, object], dict[str, Output], dict[str, np.ndarray]]:
+    """Arguments, outputs and constants of a kernel that moves parameters along ``gradients``, by their names."""
     optimizer, weight = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3), 8.0
-    (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - _normal(batch.capacity, n))
-    gradients = _weight_gradient(x, dz, batch.part)
-    size = k * n + n + 3
+    size = sum(gradient.value.size for gradient in gradients.values()) + 3
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
-    args, outputs = {**batch.args, **given, "dz": dz, "totals": np.array([3.0, weight])}, {}
-    for place, (target, gradient) in enumerate((("weight", gradients["dw"]), ("bias", gradients["db"]))):
-        if plain and target == "bias":
-            args |= {"bias": None, "bias_slots": None}
-            break
+    args: dict[str, object] = {"totals": np.array([3.0, weight]), "size": size}
+    outputs = {}
+    for place, (target, gradient) in enumerate(gradients.items()):
         shape = gradient.value.shape
         w = np.random.default_rng(place).normal(size=shape).astype(np.float32)
         slots = np.full((len(optimizer.slots), size), UNWRITTEN, np.float32)  # but for this parameter's elements
         slots[:, : w.size] = np.random.default_rng(place).uniform(0.01, 0.1, (len(slots), w.size))
         used = slots[:, : w.size]
-        stepped = _step(optimizer, table[2].tolist(), w.ravel(), gradient.value.ravel() / weight,
-                        gradient.bound.ravel() / weight, used)  # fmt: skip
+        after = _step(optimizer, table[2].tolist(), w.ravel(), gradient.value.ravel() / weight,
+                      gradient.bound.ravel() / weight, used)  # fmt: skip
         new_slots, slot_bound, written = np.zeros(slots.shape), np.zeros(slots.shape), np.zeros(slots.shape, bool)
-        new_slots[:, : w.size], slot_bound[:, : w.size], written[:, : w.size] = stepped[2], stepped[3], True
+        new_slots[:, : w.size], slot_bound[:, : w.size], written[:, : w.size] = after[2], after[3], True
         args |= {target: w, f"{target}_slots": slots if len(slots) else None}
-        outputs[target] = expect(stepped[0].reshape(shape), stepped[1].reshape(shape))
+        outputs[target] = expect(after[0].reshape(shape), after[1].reshape(shape))
         if len(slots):
             outputs[f"{target}_slots"] = expect(new_slots, slot_bound, written)
+    if "bias" not in gradients:
+        args |= {"bias": None, "bias_slots": None}
+    return args, outputs, {"hyper": hyper_parameters(optimizer), "schedule": _schedule(table)}
+
+
+def dense_backward_update(
+    name: str, form: Tile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+) -> Case:
+    """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
+    (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
+    gradients = _weight_gradient(x, dz, batch.part)
+    of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
+    moved, outputs, constants = stepped(name, of_parameters)
     grids = {"narrow": kernels.narrow_grid(k, n), "few": (2, 1, 1)}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
         kernels.dense_backward_update(name, form),
         form.grid(k, n) if isinstance(form, Tile) else grids[form],
-        {**args, "size": size, "k": k, "n": n},
+        {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
-        {"hyper": hyper_parameters(optimizer), "schedule": _schedule(table)},
+        constants,
     )
 
 
 def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
     """``plain`` is without a bias and without dx."""
-    x, dz = batch.rows_of(_normal(batch.capacity, k)), batch.rows_of(1 - _normal(batch.capacity, n))
-    w = _normal(k, n)
+    x, dz = batch.rows_of(normal(batch.capacity, k)), batch.rows_of(1 - normal(batch.capacity, n))
+    w = normal(k, n)
     outputs = _weight_gradient(x, dz, batch.part)
     dx = np.ones((batch.capacity, k), np.float32)  # where nothing is to be added, what is added must show
     dx[batch.part] = 0.0
@@ -444,14 +458,14 @@ def _dense_cases() -> Iterator[Case]:
     sizes += [(33, 36, 32), (5, 4, 132), (136, 132, 140)]
     smallest = TILES[-1]
     for tile, (rows, k, n) in product(TILES, sizes):
-        yield dense_forward("relu", tile, whole(rows), _normal(rows, k), _normal(k, n))
+        yield dense_forward("relu", tile, whole(rows), normal(rows, k), normal(k, n))
         yield dense_forward_part(tile, whole(rows), k, n, part=32)
         yield dense_backward_input("relu", tile, whole(rows), k, n)
         yield dense_backward_weight(tile, whole(rows), k, n)
     for rows, k, n in sizes:
         yield dense_backward_atomic(whole(rows), k, n)
     for activation, tile in product(ACTIVATIONS, TILES):
-        yield dense_forward(activation, tile, whole(33), 3 * _normal(33, 5), _normal(5, 37))
+        yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
         yield dense_backward_input(activation, tile, whole(33), 37, 5)
     for activation in ACTIVATIONS:
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
@@ -483,12 +497,12 @@ def _dense_cases() -> Iterator[Case]:
     for tile, batch in product((TILES[0], TILES[1], smallest), (whole(33), Batch(33, 68, 2))):
         # Odd lengths, and such as are read by vectors.
         for k in (35, 132):
-            yield dense_forward("relu", tile, batch, k, _normal(k, 36), fetched=True)
+            yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
             yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
             yield dense_backward_weight(tile, batch, k, 36, fetched=True)
             yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
-        yield dense_forward("tanh", smallest, batch, _normal(65, 33), _normal(33, 35))
+        yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
         yield dense_forward_part(smallest, batch, 70, 35, part=32)
         yield dense_forward_sum("tanh", batch, 35, 2)
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
@@ -496,21 +510,21 @@ def _dense_cases() -> Iterator[Case]:
         yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
         yield dense_forward_part(smallest, batch, 70, 35, part=32, fetched=True)
         yield dense_backward_atomic(batch, 35, 36)
-    yield dense_forward("identity", smallest, whole(33), _normal(33, 35), _normal(35, 36), plain=True)
+    yield dense_forward("identity", smallest, whole(33), normal(33, 35), normal(35, 36), plain=True)
     yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
     yield dense_backward_input("identity", smallest, whole(33), 35, 36, plain=True)
     yield dense_backward_weight(smallest, whole(33), 35, 36, plain=True)
     yield dense_backward_atomic(whole(33), 35, 36, plain=True)
     # Lengths that allow vectors, at addresses that do not.
-    yield dense_forward("identity", smallest, whole(33), _normal(33, 36), _normal(36, 40), shift=True)
+    yield dense_forward("identity", smallest, whole(33), normal(33, 36), normal(36, 40), shift=True)
     yield dense_forward_part(smallest, whole(33), 72, 40, part=32, shift=True)
     yield dense_backward_input("identity", smallest, whole(33), 36, 40, plain=True, shift=True)
     yield dense_backward_weight(smallest, whole(33), 36, 40, shift=True)
     # What is not finite stays in its row, whichever neighbours are read along with it.
     for tile, k in product(TILES, (31, 32)):
-        x = _normal(34, k)
+        x = normal(34, k)
         x[5, 3], x[20, k - 1], x[33, 0] = np.nan, np.inf, -np.inf
-        yield dense_forward("identity", tile, whole(34), x, _normal(k, 33))
+        yield dense_forward("identity", tile, whole(34), x, normal(k, 33))
 
 
 # --- row by row ---
@@ -526,7 +540,7 @@ def gather(source: str, batch: Batch, n: int) -> Case:
     """One rounding, as in the specification: the same bits."""
     shape, rows = (batch.capacity, n), 2 * batch.epoch_rows
     scale = np.float32(1 / 255 if source == "uint8" else 1.0)
-    data = _random().integers(256, size=(rows, n)).astype(np.uint8) if source == "uint8" else _normal(rows, n)
+    data = _random().integers(256, size=(rows, n)).astype(np.uint8) if source == "uint8" else normal(rows, n)
     x = np.zeros(shape)
     x[batch.part] = np.multiply(data[batch.fetched], scale, dtype=np.float32)
     args = {**batch.args, "order": batch.order, "data": data, "scale": scale, "x": blank(*shape), "n": n}
@@ -534,8 +548,8 @@ def gather(source: str, batch: Batch, n: int) -> Case:
 
 
 def standardize(batch: Batch, n: int) -> Case:
-    x, mean, scale = batch.rows_of(_normal(batch.capacity, n)), _normal(n) / 2, abs(_normal(n)) + np.float32(0.1)
-    y = (_wide(x) - mean) / scale
+    x, mean, scale = batch.rows_of(normal(batch.capacity, n)), normal(n) / 2, abs(normal(n)) + np.float32(0.1)
+    y = (wide(x) - mean) / scale
     args = {**batch.args, "x": x, "mean": mean, "scale": scale, "y": blank(*x.shape), "n": n}
     outputs = {"y": expect(y, 2 * EPS32 * abs(y), batch.written(*x.shape))}
     return Case(f"{batch}-{n}", kernels.standardize(), (2,), args, outputs)
@@ -543,7 +557,7 @@ def standardize(batch: Batch, n: int) -> Case:
 
 def dropout(batch: Batch, n: int, rate: float) -> Case:
     """Masks have the words of NumPy's own Philox: the same bits."""
-    x = batch.rows_of(_normal(batch.capacity, n))
+    x = batch.rows_of(normal(batch.capacity, n))
     x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
     draws = uniforms(x.size, seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER).reshape(x.shape)
     keep = np.float32(1.0 / (1.0 - rate))
@@ -556,16 +570,16 @@ def dropout(batch: Batch, n: int, rate: float) -> Case:
         kernels.dropout(),
         (2,),
         {**batch.args, "x": x, "y": blank(*x.shape), "n": n, **address, **chance},
-        {"y": expect(_wide(y), 0.0, batch.written(*x.shape))},
+        {"y": expect(wide(y), 0.0, batch.written(*x.shape))},
     )
 
 
 def activation_backward(activation: str, batch: Batch, z: np.ndarray) -> Case:
     saved = batch.rows_of(saved_of(activation, z))
-    dy = batch.rows_of(1 + abs(_normal(*z.shape)))
+    dy = batch.rows_of(1 + abs(normal(*z.shape)))
     slope = derivative(activation, saved)
     with np.errstate(invalid="ignore"):
-        bound = abs(_wide(dy)) * (_activation_bound(saved, slope) + EPS32 * abs(slope))
+        bound = abs(wide(dy)) * (activation_bound(saved, slope) + EPS32 * abs(slope))
         dz = dy * slope
     outputs = {"dy": expect(dz, bound, batch.written(*z.shape))}
     args = {**batch.args, "saved": saved, "dy": dy, "n": z.shape[1]}
@@ -581,11 +595,11 @@ def _row_cases() -> Iterator[Case]:
         yield gather("uint8", batch, n)
         yield standardize(batch, n)
         yield dropout(batch, n, 0.25)
-        yield activation_backward("sigmoid", batch, 2 * _normal(batch.capacity, n))
+        yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
     yield dropout(whole(33), 31, 0.0)
     yield dropout(whole(33), 31, 0.9)
     for activation in ACTIVATIONS:
-        yield activation_backward(activation, whole(31), 3 * _normal(31, 33))
+        yield activation_backward(activation, whole(31), 3 * normal(31, 33))
         yield activation_backward(activation, whole(1), SPECIAL)
 
 
@@ -627,7 +641,7 @@ def loss(
     logits = batch.rows_of(3 * np.random.default_rng(8).normal(size=(batch.capacity, n)))
     if special is not None:
         logits[0, 1] = special
-    mean, scale = (_normal(n) / 2, abs(_normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    mean, scale = (normal(n) / 2, abs(normal(n)) + np.float32(0.5)) if scaled else (None, None)
     part, rows = batch.part, len(batch.fetched)
     random = np.random.default_rng(10)
     if width is not None:  # multiples of 2⁻⁸ that float32 holds, in whatever order they are added up
@@ -640,11 +654,11 @@ def loss(
     if kind == "index":
         target = target.astype(np.int64)
     else:
-        target = _wide(target)
+        target = wide(target)
         if scale is not None:
             target = (target - mean) / scale
             target_error = 2 * EPS32 * abs(target)
-    z = _wide(logits[part])
+    z = wide(logits[part])
     row_values, deltas = np.empty(rows), np.empty((rows, n))
     with np.errstate(all="ignore"):
         LOSSES[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
@@ -652,7 +666,7 @@ def loss(
     # A lane adds up every 32nd term and the warp five times; terms are no larger than the value itself, or
     # in a cross entropy than differences of logits.  An error of a target passes on by the delta, and to
     # the delta with a factor of 2 at most.
-    w = np.ones(rows) if weights is None else _wide(weights[batch.fetched])
+    w = np.ones(rows) if weights is None else wide(weights[batch.fetched])
     relative = (n / 32 + 5 + ROUNDINGS) * EPS32
     is_cross_entropy = LOSSES[name].output != "identity"
     spread = 2 * _finite(z).max(axis=1) if is_cross_entropy else np.zeros(rows)
@@ -690,10 +704,10 @@ def loss(
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
     args |= {"saved": None, "activation": 0, "dx": None}
     if activation is not None:
-        saved = batch.rows_of(saved_of(activation, 2 * _normal(batch.capacity, width)))
+        saved = batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
         product_, chain = _product(full[part], w_layer.T)
-        bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * _activation_bound(slope, slope)
+        bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * activation_bound(slope, slope)
         dx, dx_bound = np.zeros(x.shape), np.zeros(x.shape)
         dx[part], dx_bound[part] = product_ * slope, bound
         outputs["dx"] = expect(dx, dx_bound, batch.written(*x.shape))
@@ -718,15 +732,15 @@ def total_error(count: int) -> Case:
 
 def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, special: float | None = None) -> Case:
     """``scaled`` and ``special`` as for a loss."""
-    logits = batch.rows_of(5 * _normal(batch.capacity, n))
+    logits = batch.rows_of(5 * normal(batch.capacity, n))
     if special is not None:
         logits[0, 1] = special
-    y = _wide(logits)
+    y = wide(logits)
     with np.errstate(all="ignore"):
         apply_output(function, y)
     # As in a loss; a probability's error is that of exp(z), whose exponent is off by a rounding of z.
     bound = (n / 32 + 5 + ROUNDINGS + 2 * _finite(logits).max()) * EPS32 * abs(y)
-    mean, scale = (_normal(n), abs(_normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    mean, scale = (normal(n), abs(normal(n)) + np.float32(0.5)) if scaled else (None, None)
     if mean is not None and scale is not None:
         y, bound = y * scale + mean, bound * scale + 2 * EPS32 * (abs(y * scale) + abs(mean))
     blocks = _blocks(batch.most_rows, kernels.WARPS_PER_BLOCK)
@@ -851,14 +865,14 @@ def metric(
     for place in range(batch.place + 1):
         before = after.copy()
         rows = Batch(batch.capacity, batch.epoch_rows, place).fetched
-        row.accumulate(outputs[rows], targets[rows], None if weights is None else _wide(weights[rows]), after)
+        row.accumulate(outputs[rows], targets[rows], None if weights is None else wide(weights[rows]), after)
 
     output = np.full((batch.capacity, *outputs.shape[1:]), -1, dtype)
     output[batch.part] = outputs[batch.fetched]
     of_batch = np.full(batch.capacity, -1, dtype)
     if of_classes:  # those of the batch, in its order; numbers are looked up in the data set
         of_batch[batch.part] = targets[batch.fetched]
-    seen = _wide(targets[batch.order[: batch.place * batch.capacity + len(batch.fetched)]])
+    seen = wide(targets[batch.order[: batch.place * batch.capacity + len(batch.fetched)]])
     bound = metric_bound(name, after, seen, weighted=weighted, merges=batch.place + 1)
     variant = "-weighted" * weighted + "-uncounted" * (not counted) + f"-at{offset:g}" * (offset != 0.0)
     args = {
@@ -898,20 +912,20 @@ def reduce(shares: int, uses: int, size: int) -> Case:
     """Sums in the order of the specification, each rounded once: the same bits."""
     gap = 3
     partials = np.full((shares, uses * size + gap), np.nan, np.float32)
-    terms = _normal(shares, uses, size)
+    terms = normal(shares, uses, size)
     partials[:, : uses * size] = terms.reshape(shares, -1)
     total, *others = terms.reshape(-1, size)
     for term in others:
         total = total + term
     sizes = {"pitch": partials.shape[1], "shares": shares, "uses": uses, "size": size}
     args = {"partials": partials, **sizes, "gradient": blank(size)}
-    return Case(f"{shares}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(_wide(total), 0.0)})
+    return Case(f"{shares}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(wide(total), 0.0)})
 
 
 def squares(size: int, blocks: int) -> Case:
-    gradient = _normal(size) * np.float32(1e25)  # squares leave the range of float32
+    gradient = normal(size) * np.float32(1e25)  # squares leave the range of float32
     sums = np.zeros(blocks)
-    np.add.at(sums, np.arange(size) // kernels.ROW_THREADS % blocks, _wide(gradient) ** 2)
+    np.add.at(sums, np.arange(size) // kernels.ROW_THREADS % blocks, wide(gradient) ** 2)
     args = {"gradient": gradient, "size": size, "sums": blank(blocks, dtype=np.float64)}
     return Case(f"{size}-{blocks}blocks", kernels.squares(), (blocks,), args, {"sums": expect(sums, size * EPS * sums)})
 
@@ -945,7 +959,7 @@ def _step(
     the step changes by when each of them changes by that much.
     """
     relative = ROUNDINGS * EPS32
-    wide_w, wide_slots = _wide(w), _wide(slots)
+    wide_w, wide_slots = wide(w), wide(slots)
     g_error = g_error + 2 * EPS32 * (abs(g) + optimizer.l2 * abs(wide_w) + optimizer.l1) + relative * abs(g)
     new_w, new_slots = _rule(optimizer, row, wide_w, g, wide_slots)
     w_bound, slot_bound = relative * abs(new_w), relative * abs(new_slots)
@@ -979,7 +993,7 @@ def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool
     slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
     scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
 
-    terms = _wide(partials[:, :size])
+    terms = wide(partials[:, :size])
     g_error = (shares + 2) * EPS32 * abs(terms).sum(axis=0) * scale
     new_w, w_bound, new_slots, slot_bound = _step(
         optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
@@ -1019,7 +1033,7 @@ def _step_cases() -> Iterator[Case]:
 
 def _windows(x: np.ndarray, window: int) -> np.ndarray:
     """x (B, m) as (B, n, window): what each output sees, in float64."""
-    return np.lib.stride_tricks.sliding_window_view(_wide(x), window, axis=1)
+    return np.lib.stride_tricks.sliding_window_view(wide(x), window, axis=1)
 
 
 def local_forward(
@@ -1027,9 +1041,9 @@ def local_forward(
 ) -> Case:
     """``unused`` columns of w lie beyond those that the layer takes."""
     n, pitch = m - window + 1, m - window + 1 + unused
-    x, w = batch.rows_of(_normal(batch.capacity, m)), _normal(window, pitch)
-    b = {"output": _normal(pitch), "layer": _normal(1), None: None}[bias]
-    seen, used = _windows(x, window), _wide(w[:, :n]).T
+    x, w = batch.rows_of(normal(batch.capacity, m)), normal(window, pitch)
+    b = {"output": normal(pitch), "layer": normal(1), None: None}[bias]
+    seen, used = _windows(x, window), wide(w[:, :n]).T
     total = (seen * used).sum(axis=2)
     bound = (window + 2) * EPS32 * (abs(seen) * abs(used)).sum(axis=2)
     plain = bias is None
@@ -1041,7 +1055,7 @@ def local_forward(
         kernels.local_forward(activation),
         (_blocks(n, kernels.ROW_THREADS), _blocks(batch.most_rows, kernels.LOCAL_ROWS)),
         {**args, **sizes},
-        _finish(activation, total, bound, added, batch, with_z=not plain),
+        finish(activation, total, bound, added, batch, with_z=not plain),
     )
 
 
@@ -1049,16 +1063,16 @@ def local_backward_input(
     activation: str, batch: Batch, m: int, window: int, *, unused: int = 0, plain: bool = False
 ) -> Case:
     n, pitch = m - window + 1, m - window + 1 + unused
-    dz, w = batch.rows_of(_normal(batch.capacity, n)), _normal(window, pitch)
+    dz, w = batch.rows_of(normal(batch.capacity, n)), normal(window, pitch)
     dx, size = np.zeros((batch.capacity, m)), np.zeros((batch.capacity, m))
     for r in range(window):
-        dx[:, r : r + n] += _wide(dz) * _wide(w[r, :n])
-        size[:, r : r + n] += abs(_wide(dz) * _wide(w[r, :n]))
+        dx[:, r : r + n] += wide(dz) * wide(w[r, :n])
+        size[:, r : r + n] += abs(wide(dz) * wide(w[r, :n]))
     bound = (window + 2) * EPS32 * size
-    saved = None if plain else batch.rows_of(saved_of(activation, 2 * _normal(batch.capacity, m)))
+    saved = None if plain else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, m)))
     if saved is not None:
         slope = derivative(activation, saved)
-        bound = abs(slope) * bound + abs(dx) * _activation_bound(saved, slope)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
         dx = dx * slope
     sizes = {"m": m, "n": n, "window": window, "pitch": pitch}
     return Case(
@@ -1073,8 +1087,8 @@ def local_backward_input(
 def local_backward(batch: Batch, m: int, window: int, *, unused: int = 0) -> Iterator[Case]:
     """The gradients of the weights and of either bias."""
     n, pitch = m - window + 1, m - window + 1 + unused
-    x, dz = batch.rows_of(_normal(batch.capacity, m)), batch.rows_of(_random().normal(size=(batch.capacity, n)))
-    seen, deltas = _windows(x[batch.part], window), _wide(dz[batch.part])
+    x, dz = batch.rows_of(normal(batch.capacity, m)), batch.rows_of(_random().normal(size=(batch.capacity, n)))
+    seen, deltas = _windows(x[batch.part], window), wide(dz[batch.part])
     rows = len(deltas)
 
     def padded(array: np.ndarray) -> np.ndarray:

@@ -124,7 +124,9 @@ def test_bench_says_what_it_leaves_out(
     monkeypatch.setattr(bench, "WORKLOADS", {"small": both, "large": bench.Workload((9000,) * 3, 4, 10_000, 0.1)})
     assert main(["bench", "--backend", "cpu", "--only", "small", "large"]) == 0
     told = capsys.readouterr().err
-    assert "left out: precision on the cpu backend: expected float32 or float64, got bfloat16" in told
+    assert (
+        "left out: precision on the cpu backend: expected one of float32, float32-ieee, float64, got bfloat16" in told
+    )
     assert "large left out: more than 1e+11 operations an epoch are for a GPU" in told
 
 

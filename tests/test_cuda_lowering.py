@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
+from tensor_cases import ERRORS
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import TILES, all_entries
+from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
 from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, lower, part_length, updates_in_place
 from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.layers import Layer
@@ -31,20 +34,17 @@ from mlpgpu.plan import REDUCTIONS, Plan
 # What belongs to a data set or a run, not to the plan: the program puts it in.
 OWNED = {"order", "data", "scale", "seed", "targets", "weights"}
 NUMBERS = {"scale", "seed"}  # of these the ones that are no arrays
-ELEMENT_BYTES = {"double": 8, "Step": 24}
+ELEMENT_BYTES = {"double": 8, "Step": 24, "uint16_t": 2}
+WORDS = {"int": np.int32, "uint16_t": np.uint16}  # what arrays hold that the host keeps as float32
 
 
-def lowered(plan: Plan, multiprocessors: int = 132, source: str = "float32") -> Lowered:
-    return lower(plan, multiprocessors=multiprocessors, source=source)
+def lowered(plan: Plan, multiprocessors: int = 132, source: str = "float32", arch: str = "sm_75") -> Lowered:
+    return lower(plan, multiprocessors=multiprocessors, source=source, arch=arch)
 
 
 def make_plan(layers: Sequence[Layer], **options: object) -> Plan:
     defaults = {"capacity": 32, "loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)}
     return Network(layers, seed=1).lower(**{**defaults, **options})
-
-
-def launches(low: Lowered) -> list[Launch]:
-    return [*(launch for share in low.shares for launch in share), *low.finish, *low.evaluation]
 
 
 def names(part: list[Launch]) -> list[str]:
@@ -94,7 +94,7 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
     low = lowered(plan, multiprocessors, source)
     known = set(all_entries())
     assert set(low.entries()) <= known
-    for launch in launches(low):
+    for launch in low.launches():
         assert set(launch.values) == {argument.name for argument in launch.entry.arguments}
         assert len(launch.grid) == 3 and all(isinstance(axis, int) and axis >= 1 for axis in launch.grid)
         assert max(launch.grid[1:]) <= 65535
@@ -113,7 +113,7 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
 def test_arrays_are_written_before_they_are_read(plan: Plan) -> None:
     state = {"step", "parameters", "slots", "statistics", "sums", *OWNED}
     low = lowered(plan)
-    for part in (*low.shares, low.evaluation):
+    for part in (*([*low.begin, *share] for share in low.shares), [*low.evaluation_begin, *low.evaluation]):
         written = set(state)
         for launch in part:
             for argument in launch.entry.arguments:
@@ -231,6 +231,66 @@ def test_an_input_that_others_read_is_gathered() -> None:
     assert first(layers, "float32", reduction="atomic") == "gather_float32"
 
 
+def tensor_plan(**options: object) -> Plan:
+    """Two layers for tensor cores, and one that is too narrow."""
+    layers = [Dense(512, 512, "relu"), Dense(512, 512, "gelu"), Dense(512, 10)]
+    return make_plan(layers, **{"capacity": 1024, "loss": "softmax_cross_entropy", **options})
+
+
+def families(part: list[Launch]) -> list[str]:
+    """Names without tiles."""
+    return [re.sub(r"_\d+x\d+$", "", name) for name in names(part)]
+
+
+def test_planes_with_scales_are_split_before_each_product() -> None:
+    low = lowered(tensor_plan(precision="float32"), arch="sm_80")
+    pair = "half_pair"
+    assert families(low.begin) == ["clear_words", f"split_weights_{pair}", f"split_weights_{pair}"]
+    assert families(low.begin) == families(low.evaluation_begin)
+    layers = [f"split_rows_{pair}", f"tensor_forward_relu_{pair}", f"split_rows_{pair}", f"tensor_forward_gelu_{pair}"]
+    assert families(low.evaluation)[:5] == ["gather_float32", *layers]
+    weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
+    backward = [name for name in families(low.shares[0]) if "backward" in name or "split" in name][2:]
+    assert [name for name in backward if not name.startswith("dense")] == [
+        *(f"split_rows_{pair}", weight[0], f"tensor_backward_input_relu_{pair}", weight[1]),
+        *(f"split_rows_{pair}", *weight),
+    ]
+    # Of the first layer's delta the sizes of rows alone are wanted.
+    assert [launch.values["planes"] for launch in low.shares[0] if "split_rows" in launch.entry.name][-1] is None
+
+
+def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> None:
+    low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
+    first, second = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_forward"))
+    assert (first.values["y"], first.values["y_planes"]) == (None, At("y0.planes"))
+    assert (second.values["y"], second.values["y_planes"]) == (At("y1"), None)  # the last layer reads it
+    (dx,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_input"))
+    assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
+    assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
+    assert "y0" not in low.bytes and "sum_columns" in names(low.shares[0])
+
+
+@pytest.mark.parametrize(
+    "precision, arch, options",
+    [
+        ("float32-ieee", "sm_90a", {}),
+        ("float32", "sm_75", {}),
+        ("float32", "sm_90a", {"reduction": "atomic"}),
+        ("float32", "sm_90a", {"capacity": 255}),
+        ("float32", "sm_90a", {"capacity": 1000, "shares": 4}),
+    ],
+)
+def test_what_stays_on_plain_cores(precision: str, arch: str, options: dict[str, Any]) -> None:
+    low = lowered(tensor_plan(precision=precision, **options), arch=arch)
+    assert not any(launch.entry.name.startswith("tensor") for share in low.shares for launch in share)
+
+
+def test_the_bits_of_a_row_do_not_follow_its_batch() -> None:
+    """How an evaluation's products are made does not depend on the rows."""
+    kinds = [families(lowered(tensor_plan(capacity=rows), arch="sm_90a").evaluation) for rows in (1, 255, 256, 5000)]
+    assert all(kind == kinds[0] for kind in kinds) and any(name.startswith("tensor") for name in kinds[0])
+
+
 def test_atomic_backward_is_one_kernel_on_what_was_cleared() -> None:
     low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 10)], reduction="atomic"))
     backward = names(low.shares[0])[4:]
@@ -308,7 +368,8 @@ class HostProgram:
 
     def __init__(self, plan: Plan, data: Dataset, sampling: Sampling, folder: Path) -> None:
         self.plan, self.data, self.sampling = plan, data, sampling
-        self.low = lowered(plan, multiprocessors=2, source="float32" if data.scale is None else "uint8")
+        source = "float32" if data.scale is None else "uint8"
+        self.low = lowered(plan, multiprocessors=2, source=source, arch="sm_80")
         self.entries = with_offsets(self.low.entries(), folder)
         prepare(self.entries.values())
         # NaN, so that what is read before it is written shows.
@@ -317,6 +378,9 @@ class HostProgram:
             for name, size in self.low.bytes.items()
         }
         self.arrays["arrived"] = np.zeros(1, np.uint32)
+        for name, array in self.arrays.items():
+            if ".planes" in name:
+                array[:] = 0.0  # as a program's memory begins: products leave the padding of columns alone
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
         self.arrays |= {"data": data.storage_x, "targets": targets}
         if data.weight is not None:
@@ -338,7 +402,7 @@ class HostProgram:
         schedule[:, : table.shape[1]] = table
         constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
         for _ in rates:
-            for launch in (launch for part in (*self.low.shares, self.low.finish) for launch in part):
+            for launch in itertools.chain(self.low.begin, *self.low.shares, self.low.finish):
                 self._launch(launch, constants if launch.entry.constants else {})
         return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
 
@@ -346,7 +410,7 @@ class HostProgram:
         """Predictions of the first batch."""
         self.arrays["order"] = np.arange(len(self.data), dtype=np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.plan.capacity, len(self.data))], STEP)
-        for launch in self.low.evaluation:
+        for launch in (*self.low.evaluation_begin, *self.low.evaluation):
             self._launch(launch, {})
         return self.arrays[self.plan.output].reshape(-1, self.plan.n_out)
 
@@ -354,7 +418,12 @@ class HostProgram:
         args: dict[str, object] = {}
         for argument in launch.entry.arguments:
             value = launch.values[argument.name]
-            args[argument.name] = self._resolve(value.array) if isinstance(value, At) else value
+            resolved = self._resolve(value.array) if isinstance(value, At) else value
+            is_kept = isinstance(value, At) and value.array in self.low.bytes
+            dtype = WORDS.get(argument.ctype.removeprefix("const ").rstrip("*"))
+            if is_kept and isinstance(resolved, np.ndarray) and dtype:
+                resolved = resolved.view(dtype)
+            args[argument.name] = resolved
             if argument.is_pointer:
                 args[argument.name + SUFFIX] = value.offset if isinstance(value, At) else 0
         entry = self.entries[launch.entry]
@@ -364,7 +433,7 @@ class HostProgram:
         for name, array in got.items():
             value = launch.values[name]
             assert isinstance(value, At)
-            self.arrays[value.array] = array
+            self.arrays[value.array] = array.view(self.arrays[value.array].dtype)
 
     def _resolve(self, name: str) -> object:
         """A number, an array, or None for weights where there are none."""
@@ -435,3 +504,48 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
     for got, oracle, cpu in zip(ours, *results, strict=True):
         error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
         assert abs(got - oracle).max() <= 4 * error
+
+
+TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "planes from product to product": ([Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)], {"loss": "huber"}),
+    "dropout between, shares": (
+        [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
+        {"loss": "squared_error", "shares": 2},
+    ),
+    "tied, clipped": (
+        [Dense(9, 33, "relu"), *[Dense(33, 33, "sigmoid")] * 2, Dense(33, 3)],
+        {"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("precision", FORMS)
+@pytest.mark.parametrize("case", TENSOR_STEPS)
+def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, every product on tensor cores; rounding of all of them adds to each number."""
+    layers, options = TENSOR_STEPS[case]
+    for name in ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS"):
+        monkeypatch.setattr(kernels, name, 1)
+    network = Network(layers, seed=3)
+    options = {"optimizer": OPTIMIZERS["Momentum"](0.1), "capacity": 8, **options}
+    plan, plan64 = (network.lower(**options, precision=name) for name in (precision, "float64"))
+    wide = dataset(options["loss"], "dense", rows=18, n_in=9, n_out=3, weighted=True)
+    assert wide.y is not None
+    data = Dataset(wide.x.astype(np.float32), wide.y.astype(np.float32), wide.weight)
+    network.adapt(data)
+    before = network.flat_parameters()
+    state = State(before[np.newaxis], np.zeros((1, 1, len(before))), network.flat_statistics()[np.newaxis])
+    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
+
+    program, host = get_backend("cpu").compile(plan64, threads=1), HostProgram(plan, data, sampling, tmp_path)
+    assert not any(launch.entry.name.startswith("dense") for launch in host.low.launches())
+    program.load(state)
+    host.load(state)
+    program.attach(data, sampling)
+    losses = program.run(0, rates)
+    expected = (program.read().parameters[0] - before, losses, program.predict(data)[:8])
+    got_losses = host.run(rates).copy()
+    products = len(rates) * sum(launch.entry.name.startswith("tensor") for launch in host.low.launches())
+    for got, value in zip((host.arrays["parameters"] - before, got_losses, host.evaluate()), expected, strict=True):
+        rounding = ERRORS[FORMS[precision].struct] + 64 * EPS32  # of a product, and of its sum
+        assert np.linalg.norm(got - value) <= np.sqrt(products) * rounding * np.linalg.norm(value)

@@ -28,7 +28,7 @@ def of_table(arch: str) -> dict[str, list[Entry]]:
 ARCHITECTURES = {arch: of_table(arch) for arch in (*COMPLETE, "sm_86", "sm_89", "sm_100", "sm_120")}
 
 REGISTERS = 65536  # of a multiprocessor, since compute capability 3.0
-SHARED_BYTES = {"sm_90a": 227 << 10}  # of a block that needs that architecture
+SHARED_BYTES = {"sm_80": 99 << 10, "sm_90a": 227 << 10}  # of a block that needs that architecture or a later one
 PLAIN_SHARED_BYTES = 48 << 10  # of any other, which then need not ask for more
 
 Cubins = dict[str, dict[str, Cubin]]
@@ -105,8 +105,15 @@ def names_of(*entries: Entry) -> set[str]:
 
 def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[str]]) -> None:
     atomics = names_with(instructions, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
-    counting = [entry for entry in all_entries() if any(a.name == "arrived" for a in entry.arguments)]
-    assert atomics == names_of(kernels.dense_backward_atomic(), *counting)  # those count blocks
+    counting = [entry for entry in all_entries() if any(a.name == "arrived" for a in entry.arguments)]  # blocks
+    scaled = [form for form in kernels.FORMS.values() if form.scaled]  # whose lines are flagged, bit by bit
+    flagging = [entry for form in scaled for entry in (kernels.split_rows(form), kernels.split_weights(form))]
+    assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging)
+
+
+def test_tensor_cores_multiply_planes(instructions: dict[str, set[str]]) -> None:
+    products = {name for name in instructions if name.startswith("tensor_")}
+    assert names_with(instructions, "HMMA", "HGMMA") == products
 
 
 def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
@@ -117,4 +124,4 @@ def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
 def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
     products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+x\d+", name)}
     assert products <= names_with(instructions, "FFMA")
-    assert len(products) == sum("Tile<" in entry.function for entry in all_entries())
+    assert len(products) == sum(bool(re.search(r"\bTile<", entry.function)) for entry in all_entries())

@@ -13,12 +13,14 @@ import shim_runner
 from kernel_cases import Case, Shifted, all_cases, whole
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
+from tensor_cases import tensor_cases
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 from mlpgpu.backends.cuda.program import STEP
 
-CASES = [case for case in all_cases() if not case.entry.host_excluded]
+ALL_CASES = [*all_cases(), *tensor_cases()]
+CASES = [case for case in ALL_CASES if not case.entry.host_excluded]
 SMALLEST = TILES[-1]
 
 
@@ -55,7 +57,7 @@ def test_advance(folder: Path) -> None:
 
 
 def test_every_entry_has_a_case() -> None:
-    assert {case.entry for case in all_cases()} | {kernels.advance()} == set(all_entries())
+    assert {case.entry for case in ALL_CASES} | {kernels.advance()} == set(all_entries())
 
 
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)

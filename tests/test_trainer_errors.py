@@ -112,11 +112,15 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
     "streams 0": (make(streams=0), ConfigurationError, (f"streams: expected {WHOLE}", "got 0")),
     "threads 0": (make(threads=0), ConfigurationError, (f"threads: expected {WHOLE}", "got 0")),
     "unknown backend": (make(backend="gpu"), UnknownNameError, ("expected one of auto, cpu", "got 'gpu'")),
-    "unknown precision": (make(precision="float16"), UnknownNameError, ("one of float32, float64", "got 'float16'")),
+    "unknown precision": (
+        make(precision="float16"),
+        UnknownNameError,
+        ("one of float32, float32-ieee, float64", "got 'float16'"),
+    ),
     "precision of another backend": (
         make(backend="cpu", precision="tf32"),
         ConfigurationError,
-        ("precision on the cpu backend: expected float32 or float64", "got tf32"),
+        ("precision on the cpu backend: expected one of float32, float32-ieee, float64", "got tf32"),
     ),
     "unknown reduction": (make(reduction="order"), UnknownNameError, ("got 'order'", "did you mean 'ordered'?")),
     "unknown metric": (make(metrics=["acuracy"]), UnknownNameError, ("got 'acuracy'", "did you mean 'accuracy'?")),

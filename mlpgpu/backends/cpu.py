@@ -42,6 +42,9 @@ def available_cores() -> int:
     return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
+DTYPES = {name: np.dtype(name.removesuffix("-ieee")) for name in ("float32", "float32-ieee", "float64")}
+
+
 def thread_count(plan: Plan) -> int:
     """Threads for a plan: a fixed rule of its largest product and the cores, for the bits depend on it."""
     operations = plan.training or plan.evaluation
@@ -59,8 +62,10 @@ class CpuBackend(Backend):
     name = "cpu"
 
     def check(self, plan: Plan) -> None:
-        if plan.precision not in ("float32", "float64"):
-            raise ConfigurationError("precision on the cpu backend", expected="float32 or float64", got=plan.precision)
+        if plan.precision not in DTYPES:
+            raise ConfigurationError(
+                "precision on the cpu backend", expected="one of " + ", ".join(DTYPES), got=plan.precision
+            )
         if plan.replicas != 1:
             raise ConfigurationError("replicas on the cpu backend", expected=1, got=plan.replicas)
 
@@ -106,7 +111,7 @@ class CpuProgram(Program):
 
     def __init__(self, plan: Plan, threads: int) -> None:
         self._plan = plan
-        self._dtype = np.dtype(plan.precision)
+        self._dtype = DTYPES[plan.precision]
         self._blas = ThreadpoolController()
         self._blas_threads = threads if plan.shares == 1 else 1
         workers = min(threads, plan.shares)

@@ -12,16 +12,26 @@ import kernel_cases
 import numpy as np
 import pytest
 from kernel_cases import Case, Shifted, all_cases, whole
+from tensor_cases import (
+    CHECKS,
+    DISTRIBUTIONS,
+    check_float32,
+    check_not_finite,
+    not_finite,
+    operands,
+    products,
+    tensor_cases,
+)
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.compiler import Cubin
 from mlpgpu.backends.cuda.driver import Arena, Device, Module, Stream, Texture, pack
-from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
+from mlpgpu.backends.cuda.kernels import FORMS, TILES, Entry, all_entries
 from mlpgpu.backends.cuda.program import STEP
 
 pytestmark = pytest.mark.gpu
 
-CASES = all_cases()
+CASES = [*all_cases(), *tensor_cases()]
 SMALLEST = TILES[-1]
 
 
@@ -126,40 +136,32 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int, bench: Bench) -> None:
     np.testing.assert_array_equal(bits(fewer), bits(all_rows[:rows]))
 
 
-def operands(distribution: str) -> tuple[np.ndarray, np.ndarray]:
-    """A (M, K) and B (K, N), float32, of a kind on which short cuts show."""
-    random = np.random.default_rng(3)
-    m, k, n = 65, 1023, 70
-    a, b = random.normal(size=(m, k)), random.normal(size=(k, n))
-    if distribution == "uniform":
-        a, b = random.random((m, k)), random.random((k, n))
-    elif distribution == "relu of lognormal":
-        a = np.maximum(a, 0.0) * random.lognormal(sigma=3.0, size=(m, k))
-    elif distribution == "softmax deltas":
-        a = random.dirichlet(np.ones(k), size=m)
-        a[np.arange(m), random.integers(k, size=m)] -= 1.0
-    elif distribution == "rows over 12 decades":
-        a *= 10.0 ** random.uniform(-6.0, 6.0, size=(m, 1))
-    elif distribution == "one outlier":
-        a[7, 11] = 1e12
-    return a.astype(np.float32), b.astype(np.float32)
-
-
-DISTRIBUTIONS = ("normal", "uniform", "relu of lognormal", "softmax deltas", "rows over 12 decades", "one outlier")
-
-
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_product_errs_no_more_than_a_chain_of_float32(distribution: str, bench: Bench) -> None:
-    a, b = operands(distribution)
-    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    exact, reach = wide_a @ wide_b, abs(wide_a) @ abs(wide_b)
-    chain = np.zeros(exact.shape, np.float32)
-    for k in range(a.shape[1]):  # products of float32 are exact in float64: each term is rounded once, as by fma
-        chain = (chain + wide_a[:, k, np.newaxis] * wide_b[k]).astype(np.float32)
+    a, b = operands(distribution, 65, 1023, 70)
     case = kernel_cases.dense_forward("identity", SMALLEST, whole(len(a)), a, b, plain=True)
-    product = bench.run_case(case)["y"]
-    for error_of in (
-        lambda c: np.linalg.norm(c - exact) / np.linalg.norm(exact),
-        lambda c: (abs(c - exact) / reach).max(),
-    ):
-        assert error_of(product) <= max(error_of(chain), 2.0**-21)
+    check_float32(bench.run_case(case)["y"], a, b)
+
+
+@pytest.mark.parametrize("shape", [(65, 1023, 70), (130, 8190, 33), (257, 5, 129), (3, 1, 1)], ids=str)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("precision", FORMS)
+def test_products_on_tensor_cores_err_as_their_precision_says(
+    precision: str, distribution: str, shape: tuple[int, int, int], bench: Bench
+) -> None:
+    """All three products, of every tile."""
+    a, b = operands(distribution, *shape)
+    cases = products(FORMS[precision], a, b)
+    runnable = [(case, output) for case, output in cases if case.entry in bench.functions]
+    if not runnable:
+        pytest.skip("needs tensor cores")
+    for case, output in runnable:
+        CHECKS[precision](bench.run_case(case)[output], a, b)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_products_of_what_is_not_finite(precision: str, bench: Bench) -> None:
+    a, b = not_finite(65, 70, 66)
+    for case, output in products(FORMS[precision], a, b):
+        if case.entry in bench.functions:
+            check_not_finite(bench.run_case(case)[output], a, b)

@@ -206,6 +206,19 @@ template <class T> void __stcs(T* address, T value) { *address = value; }
 // ---------------------------------------------------------------------------------------------------
 // Arithmetic that <math.h> lacks.
 
+// 16-bit floats, rounded to nearest with ties to even.
+inline uint16_t half_bits(float x) {
+    const _Float16 half = static_cast<_Float16>(x);
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+}
+inline float half_value(uint16_t bits) {
+    _Float16 half;
+    memcpy(&half, &bits, sizeof half);
+    return static_cast<float>(half);
+}
+
 #define SHIM_MIN_MAX(T)                                 \
     inline T min(T a, T b) { return b < a ? b : a; }    \
     inline T max(T a, T b) { return a < b ? b : a; }
@@ -296,3 +309,5 @@ struct Entry<function> {
 };
 
 }  // namespace shim
+
+#include "matrix.h"

@@ -11,9 +11,12 @@ from .program import CudaProgram
 
 __all__ = ["CudaBackend"]
 
+PRECISIONS = ("float32", "float32-ieee", "tf32", "bfloat16")
+NEEDS_TENSOR_CORES, TENSOR_CORES = {"tf32", "bfloat16"}, (8, 0)
+
 
 class CudaBackend(Backend):
-    """Runs plans on the card number ``index``, in float32; ``device`` is the card.
+    """Runs plans on the card number ``index``, in any precision but float64; ``device`` is the card.
 
     Raises:
         BackendError: there is no such card, or nothing to reach it by.
@@ -24,8 +27,14 @@ class CudaBackend(Backend):
         self.device: Device = find_device(index)
 
     def check(self, plan: Plan) -> None:
-        if plan.precision != "float32":
-            raise ConfigurationError("precision on the cuda backend", expected="float32", got=plan.precision)
+        if plan.precision == "float64":
+            raise ConfigurationError(
+                "precision on the cuda backend", expected="one of " + ", ".join(PRECISIONS), got="float64"
+            )
+        if plan.precision in NEEDS_TENSOR_CORES and self.device.compute_capability < TENSOR_CORES:
+            expected = f"{plan.precision} on compute capability {'.'.join(map(str, TENSOR_CORES))} or later"
+            got = f"{self.device.name}, of {'.'.join(map(str, self.device.compute_capability))}"
+            raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
         if plan.replicas != 1:
             raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
 

@@ -76,6 +76,31 @@ AXES: dict[str, dict[str, Axes]] = {
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
 IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived"}  # read, and written
 
+# Of the float32 arrays beside planes, products read what planes do not hold: nothing, as a rule.
+_TENSOR_AXES: dict[str, Axes] = {
+    "x_planes": ("planes", "rows", "k"), "dz_planes": ("planes", "rows", "n"), "w_planes": ("planes", "k", "n"),
+    "saved_planes": ("rows", "k"), "y_planes": ("rows", "n"), "dx_planes": ("rows", "k"), "x_lines": ("rows",),
+    "dz_lines": ("rows",), "w_lines": ("k",), "w_columns": ("n",), "x_columns": ("k",), "dz_columns": ("n",),
+    "x": (0,), "w": (0,), "dz": (0,), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "saved": ("rows", "k"),
+    "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
+    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
+}  # fmt: skip
+AXES |= {
+    "tensor.cuh": _TENSOR_AXES,
+    "planes.cuh": {
+        "x": ("rows", "n"), "weight_lines": ("n",), "planes": ("planes", "rows", "n"), "lines": ("rows",),
+        "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",), "words": ("size",),
+    },
+}  # fmt: skip
+SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
+    "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
+}  # fmt: skip
+
+# Products of 16-bit numbers for each float32 one of plain cores, by the vendor's tables of compute capability 8.0
+# and 9.0; other cards do at most as many.
+TENSOR_SPEED = 16.0
+TENSOR_HEADERS = {"tensor.cuh", "wgmma.cuh"}
+
 PRODUCTS = {
     "dense_forward": 1,
     "dense_forward_part": 1,
@@ -87,11 +112,15 @@ PRODUCTS = {
     "dense_backward_update_few": 1,
     "head": 2,
     "dense_backward_atomic": 2,
+    "tensor_forward": 1,
+    "tensor_backward_input": 1,
+    "tensor_backward_weight": 1,
+    "tensor_backward_update": 1,
     "local_forward": 1,
     "local_backward_input": 1,
     "local_backward_weight": 1,
 }
-ITEM_BYTES = {"unsigned char": 1, "double": 8}  # by C type; others have 4
+ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "double": 8}  # by C type; others have 4
 
 
 def flops(launch: Launch, rows: int) -> int:
@@ -112,6 +141,8 @@ def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
     """
     lengths = {**_lengths(launch, rows), "slot_count": slot_count}
     axes = AXES[launch.entry.header]
+    if launch.entry.function.startswith("split_weights"):
+        axes = SPLIT_WEIGHTS_AXES
     if "Index" in launch.entry.function:
         axes = {**axes, **INDEX_AXES}
     total = 0
@@ -125,11 +156,19 @@ def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
     return total
 
 
+def speed_of(launch: Launch) -> float:
+    """How many times faster than plain cores the card could make a launch's products."""
+    if launch.entry.header not in TENSOR_HEADERS:
+        return 1.0
+    return TENSOR_SPEED / (3 if "HalfPair" in launch.entry.function else 1)  # products of planes for each
+
+
 def _lengths(launch: Launch, rows: int) -> dict[str, int]:
     given = {name: value for name, value in launch.values.items() if isinstance(value, int)}
     # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
     made = launch.grid[2] if "part" in given else launch.grid[0]
-    return {"rows": rows, "uses": 1, "count": made, **given}
+    planes = 2 if "HalfPair" in launch.entry.function else 1
+    return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given}
 
 
 @dataclass(frozen=True)
@@ -147,9 +186,14 @@ class Rates:
     computed: float
     cache_bytes: int
 
-    def floor(self, operations: int, nbytes: int) -> float:
-        """The fewest seconds for so many operations beside so many bytes, which may lie in the cache if they fit."""
-        return max(operations / self.computed, nbytes / (self.cached if nbytes <= self.cache_bytes else self.copied))
+    def floor(self, operations: int, nbytes: int, speed: float = 1.0) -> float:
+        """The fewest seconds for so many operations beside so many bytes, which may lie in the cache if they fit.
+
+        ``speed`` is how many times faster than ``computed`` the operations can be done.
+        """
+        return max(
+            operations / (speed * self.computed), nbytes / (self.cached if nbytes <= self.cache_bytes else self.copied)
+        )
 
     def __str__(self) -> str:
         return (
@@ -457,7 +501,7 @@ class _Probe(CudaProgram):
             shared_bytes=bound.function.static_shared_bytes + launch.entry.shared_bytes,
             flops=operations,
             bytes=nbytes,
-            floor=rates.floor(operations, nbytes),
+            floor=rates.floor(operations, nbytes, speed_of(launch)),
             seconds=seconds,
         )
 

@@ -77,7 +77,7 @@ class Entry:
         """Whether it can be compiled for ``arch``."""
         if self.needs[-1].isalpha():
             return arch == self.needs
-        return int(re.sub(r"\D", "", arch)) >= int(self.needs.removeprefix("sm_"))
+        return architecture(arch) >= architecture(self.needs)
 
 
 def arguments(signature: str) -> tuple[Argument, ...]:
@@ -291,6 +291,238 @@ def activation_number(name: str) -> int:
     return list(ACTIVATIONS).index(name)
 
 
+# --- products on tensor cores: what their operands are held as, and the tiles ---
+
+PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
+
+
+@dataclass(frozen=True)
+class Form:
+    """How tensor cores are given float32 numbers: a struct of planes.cuh, and how many planes it takes."""
+
+    struct: str
+    planes: int
+    scaled: bool
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.struct).lower()
+
+
+FORMS: dict[str, Form] = {
+    "float32": Form("HalfPair", 2, scaled=True),
+    "tf32": Form("Half", 1, scaled=True),
+    "bfloat16": Form("Bfloat16", 1, scaled=False),
+}  # by precision
+
+
+# Below, plain cores have made a product before tensor cores have its operands.
+TENSOR_LEAST_WIDTH, TENSOR_LEAST_WEIGHTS, TENSOR_LEAST_ROWS = 128, 1 << 18, 256
+
+
+def architecture(arch: str) -> int:
+    """``sm_90a`` as 90."""
+    return int(re.sub(r"\D", "", arch))
+
+
+def form_of(precision: str, arch: str) -> Form | None:
+    """How products are made in this precision; None where plain cores make them all."""
+    return FORMS.get(precision) if architecture(arch) >= 80 else None
+
+
+def takes_tensor_cores(k: int, n: int, rows: int | None) -> bool:
+    """Whether a layer of these widths is worth it in a step of up to so many rows.
+
+    In an evaluation ``rows`` is None: there the bits of a row must not depend on how many go with it.
+    """
+    wide = min(k, n) >= TENSOR_LEAST_WIDTH and k * n >= TENSOR_LEAST_WEIGHTS
+    return wide and (rows is None or rows >= TENSOR_LEAST_ROWS)
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of the planes of so many rows."""
+    return PLANE_ROWS * ceil_div(rows, PLANE_ROWS)
+
+
+def padded_columns(n: int) -> int:
+    """Elements from row to row of planes that are ``n`` wide."""
+    return PLANE_COLUMNS * ceil_div(n, PLANE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """How tensor.cuh makes a product of planes: blocks with tiles of C, m by n.
+
+    Attributes:
+        header: where its struct is defined.
+        source: the C type of what it is given of an operand.
+    """
+
+    form: Form
+    m: int
+    n: int
+
+    header = "tensor.cuh"
+    source = "const uint16_t*"
+    threads = TILE_THREADS
+    cluster = 1
+    needs = "sm_80"
+    host_excluded = None
+    K = 32
+
+    @property
+    def stages(self) -> int:
+        return 4 // self.form.planes
+
+    @property
+    def blocks(self) -> int:
+        """That fit on a multiprocessor at once."""
+        return 1 if self.m == 128 else 2
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"{self.form.name}_{self.m}x{self.n}"
+
+    @property
+    def struct(self) -> str:
+        """The product of tensor_dense.cuh."""
+        return f"MatrixProduct<{self.form.struct}, MatrixTile<{self.m}, {self.n}, {self.stages}>>"
+
+    def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
+        """The stages of a slice of each plane, whose lines, along the contiguous index, are padded by 8."""
+        sides = ((self.m, a_inner), (self.n, b_inner))
+        slices = (m * (self.K + 8) if inner else self.K * (m + 8) for m, inner in sides)
+        return 2 * self.stages * self.form.planes * sum(slices)
+
+    def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), 1
+
+
+def matrix_tiles(form: Form) -> tuple[MatrixTile, ...]:
+    """The largest first."""
+    return MatrixTile(form, 128, 128), MatrixTile(form, 64, 64)
+
+
+def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str) -> MatrixTile:
+    """As :func:`tile_for`; here too the bits do not depend on the tile."""
+    largest, smallest = matrix_tiles(form)
+    x, y, _ = largest.grid(m, n, multiprocessors)
+    return largest if 10 * x * y >= 9 * multiprocessors else smallest
+
+
+def _tensor_product(
+    name: str, epilogue: str, tile: MatrixTile, rest: str, *, a_inner: bool, b_inner: bool, constants: bool = False
+) -> Entry:
+    """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer or nothing.
+
+    In ``rest``, SOURCE is what the product takes.
+    """
+    kind = f"{name}_{epilogue}" if epilogue else name
+    struct = f"{epilogue}Rule" if constants else camel(epilogue)
+    parameters = ", ".join(filter(None, [tile.struct, struct]))
+    return Entry(
+        f"{kind}_{tile.name}",
+        tile.header,
+        f"{name}<{parameters}>",
+        arguments(f"{_ROWS}, {rest.replace('SOURCE', tile.source)}"),
+        tile.threads,
+        tile.shared_bytes(a_inner=a_inner, b_inner=b_inner),
+        host_excluded=tile.host_excluded,
+        blocks=tile.blocks,
+        needs=tile.needs,
+        cluster=tile.cluster,
+        constants=constants,
+    )
+
+
+def tensor_forward(activation: str, tile: MatrixTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
+        "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int k, int n"
+    )
+    return _tensor_product("tensor_forward", activation, tile, rest, a_inner=True, b_inner=False)
+
+
+def tensor_backward_input(activation: str, tile: MatrixTile) -> Entry:
+    rest = (
+        "SOURCE dz_planes, int64_t dz_plane, SOURCE w_planes, const int* dz_lines, const int* w_lines, "
+        "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
+        "uint16_t* dx_planes, int k, int n"
+    )
+    return _tensor_product("tensor_backward_input", activation, tile, rest, a_inner=True, b_inner=True)
+
+
+def tensor_backward_weight(tile: MatrixTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
+        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, float* dw, int k, int n"
+    )
+    return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
+
+
+def tensor_backward_update(optimizer: str, tile: MatrixTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
+        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
+        "const double* totals, float* weight, float* bias, float* weight_slots, float* bias_slots, int64_t size, "
+        "int k, int n"
+    )
+    name = "tensor_backward_update"
+    return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, constants=True)
+
+
+COLUMN_THREADS = 1024  # of the blocks that go through all rows of 32 columns
+
+
+def _planes(name: str, form: Form, rest: str, threads: int = ROW_THREADS, shared_bytes: int = 0) -> Entry:
+    function = f"{name}<{form.struct}>"
+    return Entry(f"{name}_{form.name}", "planes.cuh", function, arguments(rest), threads, shared_bytes)
+
+
+def split_rows(form: Form) -> Entry:
+    rest = (
+        f"{_ROWS}, const float* x, const int* weight_lines, uint16_t* planes, int64_t plane, int* lines, "
+        "int* columns, int n"
+    )
+    return _planes("split_rows", form, rest)
+
+
+def split_weights(form: Form) -> Entry:
+    return _planes("split_weights", form, "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n")
+
+
+def split_columns(form: Form) -> Entry:
+    rest = (
+        f"{_ROWS}, const float* dz, const int* lines, const int* x_lines, uint16_t* planes, int64_t plane, "
+        "int* columns, float* db, int n"
+    )
+    return _planes("split_columns", form, rest, COLUMN_THREADS, 4 * COLUMN_THREADS)
+
+
+def sum_columns() -> Entry:
+    signature = f"{_ROWS}, const uint16_t* dz, float* db, int n"
+    return Entry("sum_columns", "planes.cuh", "sum_columns", arguments(signature), COLUMN_THREADS, 4 * COLUMN_THREADS)
+
+
+def clear_words() -> Entry:
+    return Entry("clear_words", "planes.cuh", "clear_words", arguments("int* words, int64_t size"), ROW_THREADS)
+
+
+def _tensor_entries() -> list[Entry]:
+    entries = []
+    for form in FORMS.values():
+        entries += [split_rows(form), split_weights(form), split_columns(form)]
+        for tile in matrix_tiles(form):
+            entries.append(tensor_backward_weight(tile))
+            entries += [tensor_backward_update(optimizer, tile) for optimizer in OPTIMIZERS]
+            entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
+            entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
+    return [*entries, sum_columns(), clear_words()]
+
+
 def dense_backward_atomic() -> Entry:
     signature = (
         f"{_ROWS}, const float* x, const float* dz, const float* w, float* dw, float* db, float* dx, int k, int n"
@@ -494,4 +726,5 @@ def all_entries() -> tuple[Entry, ...]:
     ]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += metric_entries(kind, textured=textured)
+    entries += _tensor_entries()
     return tuple(dict.fromkeys(entries))

@@ -15,7 +15,7 @@ from ... import plan as ops
 from ...plan import Plan
 from ...random import Purpose
 from . import kernels
-from .kernels import Entry
+from .kernels import Entry, ceil_div, padded_columns, padded_rows
 
 # A product this long along k and this narrow is cut into parts along k, so that it makes up to MOST_PARTS tiles
 # of so many columns.  The cut decides in which order sums are made, so it follows the widths alone.
@@ -61,19 +61,29 @@ class Lowered:
 
     Attributes:
         bytes: of each array that a program of this plan owns.
+        columns: lengths of the flags that lie side by side in the array of this name.
+        begin: what a step begins with, once.
         shares: what each share's stream runs in a step; ``finish`` follows when all have.
+        evaluation_begin: what runs before the first batch of an evaluation.
         evaluation: what an evaluation runs for a batch.
     """
 
     bytes: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+    begin: list[Launch] = field(default_factory=list)
     shares: list[list[Launch]] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
+    evaluation_begin: list[Launch] = field(default_factory=list)
     evaluation: list[Launch] = field(default_factory=list)
+
+    def launches(self) -> list[Launch]:
+        """All of them: those of a step, then those of an evaluation."""
+        shares = [launch for share in self.shares for launch in share]
+        return [*self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
 
     def entries(self) -> list[Entry]:
         """All entries launched, each once."""
-        launches = [*(launch for share in self.shares for launch in share), *self.finish, *self.evaluation]
-        return list(dict.fromkeys(launch.entry for launch in launches))
+        return list(dict.fromkeys(launch.entry for launch in self.launches()))
 
 
 def part_length(k: int, n: int) -> int | None:
@@ -99,23 +109,33 @@ def updates_in_place(plan: Plan) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Card:
+    """What launches depend on."""
+
+    multiprocessors: int
+    arch: str
+
+
 class _Lowering:
     """Lowers the operations of one share, one after another."""
 
     def __init__(
         self,
         plan: Plan,
-        multiprocessors: int,
+        operations: tuple[ops.Operation, ...],
+        card: _Card,
         source: str,
         textured: bool,
         lowered: Lowered,
-        operations: Sequence[ops.Operation],
         share: int,
         shares: int,
     ) -> None:
         self.plan, self.lowered, self.source, self.textured = plan, lowered, source, textured
-        self.operations = operations
-        self.multiprocessors = multiprocessors
+        self.operations, self.is_training = operations, operations is plan.training
+        self.multiprocessors, self.arch = card.multiprocessors, card.arch
+        self.form = kernels.form_of(plan.precision, card.arch) if plan.reduction == "ordered" else None
+        self.in_planes: set[str] = set()  # buffers of which there are planes
         self.rows = kernels.ceil_div(plan.capacity, shares)  # the most that a share has
         self.common: dict[str, Value] = {"step": At("step"), "share": share, "shares": shares}
         self.share, self.shares = share, shares
@@ -163,7 +183,9 @@ class _Lowering:
     def gather(self, op: ops.Gather, following: ops.Operation | None) -> bool:
         readers = [other for other in self.operations if op.x in other.reads]
         products = ops.Dense if self.plan.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
-        if self.source == "float32" and all(isinstance(reader, products) for reader in readers):
+        if self.source == "float32" and all(
+            isinstance(reader, products) and not self.on_tensor_cores(reader) for reader in readers
+        ):
             self.fetched.add(op.x)
             return False
         n = self.width(op.x)
@@ -185,6 +207,9 @@ class _Lowering:
         return False
 
     def dense(self, op: ops.Dense, following: ops.Operation | None) -> bool:
+        if self.on_tensor_cores(op):
+            self._tensor_forward(op)
+            return False
         k, n = self.shapes[op.weight]
         if self._is_head(op, following):
             self.head = op, self.operation
@@ -339,6 +364,8 @@ class _Lowering:
 
     def dense_backward(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
         """Two products, or in atomic mode one kernel for both; takes in an activation's derivative of dx."""
+        if self.on_tensor_cores(op):
+            return self._tensor_backward(op, following)
         k, n = self.shapes[op.weight]
         dw, db = self.at(op.dweight), self.at(op.dbias)
         if self.plan.reduction == "atomic":
@@ -374,16 +401,18 @@ class _Lowering:
         return saved is not None
 
     def _dense_backward_update(self, op: ops.DenseBackward) -> None:
-        assert self.plan.optimizer is not None
         k, n = self.shapes[op.weight]
-        bias = next((partial.parameter for partial in self.plan.partials if partial.name == op.dbias), None)
         entry, grid = self._updating(type(self.plan.optimizer).__name__, k, n)
-        self.add(
-            entry, grid,
-            **self.rows_of(op.x), dz=self.at(op.dz), totals=At("totals"), weight=self.at(op.weight),
-            bias=self.at(bias), weight_slots=self.slots_of(op.weight), bias_slots=self.slots_of(bias),
-            size=self.plan.parameter_count, k=k, n=n,
-        )  # fmt: skip
+        self.add(entry, grid, **self.rows_of(op.x), dz=self.at(op.dz), **self.updated(op), k=k, n=n)
+
+    def updated(self, op: ops.DenseBackward) -> dict[str, Value]:
+        """What a kernel changes that also makes the optimizer's step."""
+        bias = next((partial.parameter for partial in self.plan.partials if partial.name == op.dbias), None)
+        return {
+            "totals": At("totals"), "weight": self.at(op.weight), "bias": self.at(bias),
+            "weight_slots": self.slots_of(op.weight), "bias_slots": self.slots_of(bias),
+            "size": self.plan.parameter_count,
+        }  # fmt: skip
 
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""
@@ -403,6 +432,194 @@ class _Lowering:
         has_slots = self.plan.optimizer is not None and self.plan.optimizer.slots
         return At("slots", place.offset) if isinstance(place, At) and has_slots else None
 
+    # --- dense layers on tensor cores: planes of their operands, and the products ---
+
+    def on_tensor_cores(self, op: ops.Operation | None) -> bool:
+        """Whether tensor cores make the products of an operation."""
+        if self.form is None or not isinstance(op, (ops.Dense, ops.DenseBackward)):
+            return False
+        k, n = self.shapes[op.weight]
+        if part_length(k, n) is not None:
+            return False
+        return kernels.takes_tensor_cores(k, n, self.rows if self.is_training else None)
+
+    def _multiplies(self, name: str) -> bool:
+        """Whether tensor cores read a buffer."""
+        return any(name in op.reads and self.on_tensor_cores(op) for op in self.operations)
+
+    def _reads_floats(self, name: str) -> bool:
+        """Whether anything but tensor cores reads a buffer."""
+        if name in (self.plan.logits, self.plan.output):
+            return True
+        for before, op in zip((None, *self.operations), self.operations, strict=False):
+            is_taken_in = (
+                isinstance(op, ops.ActivationBackward)
+                and isinstance(before, ops.DenseBackward)
+                and self.on_tensor_cores(before)
+                and before.dx == op.dy
+            )
+            if name in op.reads and not self.on_tensor_cores(op) and not is_taken_in:
+                return True
+        return False
+
+    def _of_share(self, name: str) -> str:
+        """Shares run side by side, so each has planes of its own."""
+        return f"{name}@{self.share}" if self.share else name
+
+    def _words(self, name: str, count: int) -> Value:
+        """An array that tells of scaled lines; planes without scales have none."""
+        if self.form is None or not self.form.scaled:
+            return None
+        self.lowered.bytes[name] = max(self.lowered.bytes.get(name, 0), 4 * count)
+        return At(name)
+
+    def _lines_of(self, name: str) -> Value:
+        """The lines of a buffer's rows."""
+        return self._words(self._of_share(f"{name}.lines"), padded_rows(self.rows))
+
+    def _columns(self, name: str, n: int) -> Value:
+        """Flags of columns that several blocks set: all lie in one array, which is cleared at once."""
+        if self.form is None or not self.form.scaled:
+            return None
+        sizes = self.lowered.columns
+        sizes.setdefault(name, padded_columns(n))
+        names = list(sizes)
+        return At("columns", sum(sizes[other] for other in names[: names.index(name)]))
+
+    def _plane(self, n: int) -> int:
+        """Elements of one plane of the share's rows."""
+        return padded_rows(self.rows) * padded_columns(n)
+
+    def _planes(self, name: str, size: int) -> At:
+        """The planes, of so many elements each, beside an array."""
+        assert self.form is not None
+        self.lowered.bytes[name] = max(self.lowered.bytes.get(name, 0), 2 * self.form.planes * size)
+        return At(name)
+
+    def _planes_of(self, name: str) -> At:
+        """Those of a buffer."""
+        return self._planes(self._of_share(f"{name}.planes"), self._plane(self.width(name)))
+
+    def _written(self, name: str) -> tuple[Value, Value]:
+        """The arrays that a product of planes leaves a buffer in: of floats, and of planes."""
+        assert self.form is not None
+        planes = None
+        if not self.form.scaled and self._multiplies(name):
+            self.in_planes.add(name)
+            planes = self._planes_of(name)
+        return self.stored(name) if planes is None or self._reads_floats(name) else None, planes
+
+    def over_padded_rows(self) -> tuple[int, int, int]:
+        return padded_rows(self.rows) // kernels.WARPS_PER_BLOCK, 1, 1
+
+    def split_weights(self) -> list[Launch]:
+        """Planes of all weights that tensor cores read; their flags, and those of inputs, are cleared first."""
+        launches: dict[str, Launch] = {}
+        for op in self.operations:
+            if self.form is None or not isinstance(op, ops.Dense) or not self.on_tensor_cores(op):
+                continue
+            k, n = self.shapes[op.weight]
+            launches[op.weight] = Launch(
+                kernels.split_weights(self.form),
+                (padded_rows(k) // kernels.WARPS_PER_BLOCK, 1, 1),
+                {"w": self.at(op.weight), **self._weight(op.weight), "k": k, "n": n},
+                _title(self.operations, op),
+            )
+        return list(launches.values())
+
+    def _weight(self, weight: str) -> dict[str, Value]:
+        k, n = self.shapes[weight]
+        return {
+            "planes": self._planes(f"{weight}.planes", padded_rows(k) * padded_columns(n)),
+            "lines": self._words(f"{weight}.lines", padded_rows(k)),
+            "columns": self._columns(f"{weight}.columns", n),
+        }
+
+    def _tensor_forward(self, op: ops.Dense) -> None:
+        assert self.form is not None
+        k, n = self.shapes[op.weight]
+        weight, x_planes = self._weight(op.weight), self._planes_of(op.x)
+        x_lines = self._lines_of(op.x)
+        if op.x not in self.in_planes:
+            self.in_planes.add(op.x)
+            self.add(
+                kernels.split_rows(self.form), self.over_padded_rows(),
+                x=self.at(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k), lines=x_lines,
+                columns=self._columns(self._of_share(f"{op.x}.columns"), k) if self.is_training else None, n=k,
+            )  # fmt: skip
+        z = self.stored(op.z) if op.z else None
+        y, y_planes = self._written(op.y)
+        tile = kernels.matrix_tile_for(self.form, self.rows, n, self.multiprocessors, self.arch)
+        self.add(
+            kernels.tensor_forward(op.activation, tile),
+            tile.grid(padded_rows(self.rows) if y_planes else self.rows, n, self.multiprocessors),
+            x_planes=x_planes, x_plane=self._plane(k), w_planes=weight["planes"], x_lines=x_lines,
+            w_columns=weight["columns"], x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y,
+            y_planes=y_planes, k=k, n=n,
+        )  # fmt: skip
+
+    def _tensor_backward(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
+        """Both products; takes in an activation's derivative of dx."""
+        assert self.form is not None
+        form, (k, n), plane = self.form, self.shapes[op.weight], self._plane(self.shapes[op.weight][1])
+        lines = self._lines_of(op.dz)
+        weight_lines = self._weight(op.weight)["lines"]
+        if form.scaled:
+            rows = self._planes_of(op.dz) if op.dx else None
+            self.add(
+                kernels.split_rows(form), self.over_padded_rows(),
+                x=self.at(op.dz), weight_lines=None, planes=rows, plane=plane, lines=lines, columns=None, n=n,
+            )  # fmt: skip
+        name = f"{op.dz}.planes for {op.dweight}" if form.scaled else f"{op.dz}.planes"
+        planes = self._planes(self._of_share(name), plane)
+        columns = self._words(self._of_share(f"{op.dz}.columns"), padded_columns(n))
+        x_lines = self._lines_of(op.x)
+        db = self.at(op.dbias)
+        if op.dbias and updates_in_place(self.plan):
+            self.lowered.bytes[op.dbias] = 4 * n
+            db = At(op.dbias)
+        if op.dz not in self.in_planes:
+            self.add(
+                kernels.split_columns(form), (padded_columns(n) // kernels.WARP, 1, 1),
+                dz=self.at(op.dz), lines=lines, x_lines=x_lines, planes=planes, plane=plane, columns=columns, db=db,
+                n=n,
+            )  # fmt: skip
+        elif op.dbias:
+            self.add(kernels.sum_columns(), (ceil_div(n, kernels.WARP), 1, 1), dz=planes, db=db, n=n)
+        fused = self._tensor_backward_input(op, following) if op.dx else False
+        tile = kernels.matrix_tile_for(form, k, n, self.multiprocessors, self.arch)
+        operands: dict[str, Value] = {
+            "x_planes": self._planes_of(op.x), "x_plane": self._plane(k), "dz_planes": planes, "dz_plane": plane,
+            "x_columns": self._columns(self._of_share(f"{op.x}.columns"), k), "w_lines": weight_lines,
+            "dz_columns": columns, "x": self.at(op.x), "dz": self.at(op.dz), "k": k, "n": n,
+        }  # fmt: skip
+        grid = tile.grid(k, n, self.multiprocessors)
+        if updates_in_place(self.plan):
+            optimizer = type(self.plan.optimizer).__name__
+            self.add(kernels.tensor_backward_update(optimizer, tile), grid, **operands, db=db, **self.updated(op))
+        else:
+            self.add(kernels.tensor_backward_weight(tile), grid, **operands, dw=self.at(op.dweight))
+        return fused
+
+    def _tensor_backward_input(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
+        assert self.form is not None and op.dx is not None
+        k, n = self.shapes[op.weight]
+        activation, array = self.taken_in(op.dx, following)
+        saved: dict[str, Value] = {"saved": array, "saved_planes": None}
+        if isinstance(array, At) and array.array not in self.lowered.bytes:
+            saved = {"saved": None, "saved_planes": self._planes_of(array.array)}
+        dx, dx_planes = self._written(op.dx)
+        tile = kernels.matrix_tile_for(self.form, self.rows, k, self.multiprocessors, self.arch)
+        self.add(
+            kernels.tensor_backward_input(activation, tile),
+            tile.grid(padded_rows(self.rows) if dx_planes else self.rows, k, self.multiprocessors),
+            dz_planes=self._planes_of(op.dz), dz_plane=self._plane(n), w_planes=self._weight(op.weight)["planes"],
+            dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
+            dz=self.at(op.dz), w=self.at(op.weight), **saved, dx=dx,
+            dx_planes=dx_planes, k=k, n=n,
+        )  # fmt: skip
+        return array is not None
+
 
 _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
     ops.Gather: _Lowering.gather,
@@ -419,17 +636,24 @@ _METHODS: dict[type[ops.Operation], Callable[..., bool]] = {
 }
 
 
-def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = True) -> Lowered:
+def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75") -> Lowered:
     """The launches of ``plan`` on a card with so many multiprocessors, for inputs of type ``source``.
 
-    ``source`` is ``"float32"`` or ``"uint8"``; ``textured`` whether targets are read through a texture.
+    ``source`` is ``"float32"`` or ``"uint8"``; ``textured`` whether targets are read through a texture; ``arch``
+    what the card is compiled for.
     """
-    lowered = Lowered()
+    lowered, card = Lowered(), _Card(multiprocessors, arch)
     for share in range(plan.shares if plan.training else 0):
-        lowering = _Lowering(plan, multiprocessors, source, textured, lowered, plan.training, share, plan.shares)
+        lowering = _Lowering(plan, plan.training, card, source, textured, lowered, share, plan.shares)
+        if share == 0:
+            lowered.begin = lowering.split_weights()
         lowered.shares.append(_lower_rows(plan.training, lowering))
-    lowering = _Lowering(plan, multiprocessors, source, textured, lowered, plan.evaluation, 0, 1)
+    lowering = _Lowering(plan, plan.evaluation, card, source, textured, lowered, 0, 1)
+    lowered.evaluation_begin = lowering.split_weights()
     lowered.evaluation = _lower_rows(plan.evaluation, lowering)
+    if lowered.columns:
+        clear = _clear_columns(lowered, multiprocessors)
+        lowered.begin[:0], lowered.evaluation_begin[:0] = [clear] if lowered.begin else [], [clear]
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered)
 
@@ -459,6 +683,13 @@ def _lower_rows(operations: tuple[ops.Operation, ...], lowering: _Lowering) -> l
         lowering.operation = _title(operations, operation)
         taken_in = not taken_in and _METHODS[type(operation)](lowering, operation, following)
     return lowering.launches
+
+
+def _clear_columns(lowered: Lowered, multiprocessors: int) -> Launch:
+    size = sum(lowered.columns.values())
+    lowered.bytes["columns"] = 4 * size
+    blocks = min(ceil_div(size, kernels.ROW_THREADS), multiprocessors)
+    return Launch(kernels.clear_words(), (blocks, 1, 1), {"words": At("columns"), "size": size})
 
 
 def _title(operations: tuple[ops.Operation, ...], operation: ops.Operation) -> str:

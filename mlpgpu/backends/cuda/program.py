@@ -95,6 +95,7 @@ class CudaProgram(Program):
         self._plan, self._device, self._memory_share = plan, device, memory_share
         self._training: tuple[Feed, Sampling] | None = None
         self._evaluation: Feed | None = None
+        self._begin: list[Callable[[Stream], None]] = []
         self._shares: list[list[Callable[[Stream], None]]] = []
         self._finish: list[Callable[[Stream], None]] = []
         self._replays: dict[int, Replay] = {}  # by their number of steps
@@ -110,7 +111,7 @@ class CudaProgram(Program):
             self._arenas: list[Arena] = []
             self._addresses: dict[str, int] = {}
             self._sizes: dict[str, int] = {}
-            self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32").bytes)
+            self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32", arch=device.arch).bytes)
             self._steps = pinned(device, (MOST_RUN_STEPS,), STEP)
             self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
             self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
@@ -222,6 +223,7 @@ class CudaProgram(Program):
             self._training = None  # the old set makes room for the new one
             data = self._feed(dataset, sampling.batch_size)
             lowered = self._kernels(data).lowered
+            self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
             self._training, self._epoch = (data, sampling), -1
@@ -277,6 +279,8 @@ class CudaProgram(Program):
 
     def _put_step(self) -> None:
         """One step on the streams: they fork for the shares, and join for what is done once."""
+        for launch in self._begin:
+            launch(self._stream)
         self._stream.record(self._fork)
         for stream in self._streams[1:]:
             stream.wait(self._fork)
@@ -329,6 +333,8 @@ class CudaProgram(Program):
             feed.begin(np.arange(len(dataset)))
             to_launch = [*self._kernels(feed).lowered.evaluation, *self._begin_metrics(feed, metrics)]
             launches = [self._bind(launch, feed, 0) for launch in to_launch]
+            for first in self._kernels(feed).lowered.evaluation_begin:
+                self._bind(first, feed, 0)(self._stream)
             for batch, start in enumerate(range(0, len(dataset), capacity)):
                 feed.reach(start)
                 self._set_step(0, batch, capacity, len(dataset), run=batch % MOST_RUN_STEPS)
@@ -362,7 +368,8 @@ class CudaProgram(Program):
         form = source, textured
         if form not in self._compiled:
             multiprocessors = self._device.multiprocessors
-            lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured)
+            arch = self._device.arch
+            lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured, arch=arch)
             self._take(lowered.bytes)  # where others than before are stored for data of this type
             self._compiled[form] = _Kernels(lowered, *self._compile(lowered.entries()))
         return self._compiled[form]

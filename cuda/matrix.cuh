@@ -1,0 +1,66 @@
+// The instructions of tensor cores since sm_80, each under a name.  On the host the functions of the
+// same names in tests/shim/matrix.h stand in for them.
+//
+// A fragment is a warp's share of a small matrix in registers, two 16-bit elements to a register.  Lane
+// 4 g + t of a warp holds
+//     of A (16, 16)  rows g, g + 8, g, g + 8; columns 2 t, 2 t + 1 in the first two registers, 8 further in the others
+//     of B (16, 8)   column g; rows 2 t, 2 t + 1 in the first register, 8 further in the second
+//     of C (16, 8)   columns 2 t, 2 t + 1 of row g in the first two floats, of row g + 8 in the others.
+#pragma once
+
+#include "portable.cuh"
+
+#if !defined(MLPGPU_HOST)
+
+namespace mlpgpu {
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory; lane 8 i + j points at row j of matrix i, 16
+// bytes.  Lane 4 g + t gets elements 2 t, 2 t + 1 of row g of each; transposed, of column g.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], const uint16_t* row) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
+}
+
+// C += A · B on halves, or on bfloat16.
+template <bool HALF>
+__device__ __forceinline__ void multiply_matrices(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if (HALF)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Sixteen bytes from global to shared memory, without waiting: they are there once the group that this
+// thread closes next is no longer among the `PENDING` last ones.  Other threads see them after a barrier.
+__device__ __forceinline__ void copy_later(uint16_t* to, const uint16_t* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+}  // namespace mlpgpu
+
+#endif

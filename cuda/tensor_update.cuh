@@ -1,0 +1,91 @@
+// A dense layer's gradient on tensor cores and the optimizer's step along it in one kernel, as
+// dense_update.cuh has it on plain cores.
+#pragma once
+
+#include "tensor_dense.cuh"
+#include "update.cuh"
+
+namespace mlpgpu {
+
+// An epilogue: quads of dW move their parameters, and those of the first row the biases along db.
+template <class Rule>
+struct Move {
+    static constexpr int SLOTS = Rule::SLOTS;
+    float* weight;  // (k, n)
+    float* bias;    // (n,), or null
+    float* weight_slots;
+    float* bias_slots;
+    int64_t pitch;  // from a slot to the next
+    const float* db;
+    int n;
+    float scale;
+    const float* rates;
+
+    struct Read {
+        float4 w;
+        float4 slot[SLOTS > 0 ? SLOTS : 1];
+    };
+
+    __device__ __forceinline__ Read read(int row, int column) const {
+        const int64_t at = static_cast<int64_t>(row) * n;
+        Read found;
+        found.w = load_quad(weight + at, column, n);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_quad(weight_slots + s * pitch + at, column, n);
+        return found;
+    }
+
+    __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
+        const int64_t at = static_cast<int64_t>(row) * n;
+        step(found, sum);
+        store_quad(weight + at, column, n, found.w);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) store_quad(weight_slots + s * pitch + at, column, n, found.slot[s]);
+        if (row == 0 && bias) {
+            Read of_bias;
+            of_bias.w = load_quad(bias, column, n);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) of_bias.slot[s] = load_quad(bias_slots + s * pitch, column, n);
+            step(of_bias, load_quad(db, column, n));
+            store_quad(bias, column, n, of_bias.w);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) store_quad(bias_slots + s * pitch, column, n, of_bias.slot[s]);
+        }
+    }
+
+    __device__ __forceinline__ void step(Read& read, const float4& sum) const {
+        step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
+        step_one(read.w.y, sum.y, read, [](float4& quad) -> float& { return quad.y; });
+        step_one(read.w.z, sum.z, read, [](float4& quad) -> float& { return quad.z; });
+        step_one(read.w.w, sum.w, read, [](float4& quad) -> float& { return quad.w; });
+    }
+
+    template <class Element>
+    __device__ __forceinline__ void step_one(float& w, float sum, Read& read, const Element& element) const {
+        float slot[SLOTS > 0 ? SLOTS : 1];
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) slot[s] = element(read.slot[s]);
+        step_parameter<Rule>(w, slot, sum, scale, rates);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) element(read.slot[s]) = slot[s];
+    }
+};
+
+// dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
+// on.  Arrays as of tensor_backward_weight.
+template <class Product, class Rule>
+__device__ __forceinline__ void tensor_backward_update(const Step* step, int share, int shares,
+                                                       typename Product::Source x_planes, int64_t x_plane,
+                                                       typename Product::Source dz_planes, int64_t dz_plane,
+                                                       const int* x_columns, const int* w_lines, const int* dz_columns,
+                                                       const float* x, const float* dz, const float* db,
+                                                       const double* totals, float* weight, float* bias,
+                                                       float* weight_slots, float* bias_slots, int64_t size, int k,
+                                                       int n) {
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const Move<Rule> end = {weight, bias, weight_slots, bias_slots, size, db, n, scale, schedule + step->run * COLUMNS};
+    multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
+                                      dz_columns, x, dz, k, n, end);
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,526 @@
+"""Cases of the kernels that make planes and multiply them: as kernel_cases.py has them of the others.
+
+Planes are made here in NumPy, and must have the same bits.  A product of planes is held to the float64
+product of the float32 arrays: to what its form loses, and to what its sums do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import numpy as np
+from helpers import EPS32
+from kernel_cases import (
+    Batch,
+    Case,
+    Output,
+    activation_bound,
+    batches,
+    blank,
+    derivative,
+    expect,
+    finish,
+    normal,
+    saved_of,
+    stepped,
+    whole,
+    wide,
+)
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import FORMS, Form, MatrixTile, ceil_div, matrix_tiles, padded_columns, padded_rows
+from mlpgpu.optimizers import OPTIMIZERS
+
+UNHELD, NAN_IN, USED = 1, 2, 4
+TOP_EXPONENT, LEAST_HELD = 14, 2.0**-13
+UNWRITTEN_BITS = 0x5A5A
+
+# What a form makes of a product of two numbers: each factor is off by half a unit of its last of 11 or 8 bits, or
+# by 2^-23 with two planes, which lose lo · lo beside that, 2^-22.
+ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Planes:
+    """An array as planes (P, rows, columns), with the lines of its rows and the flags of its columns."""
+
+    bits: np.ndarray
+    lines: np.ndarray
+    columns: np.ndarray
+
+
+def bfloat16_bits(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def bfloat16_values(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def exponents(x: np.ndarray) -> np.ndarray:
+    """floor(log2 |x|) of finite numbers that are neither 0 nor denormal; elsewhere a very low number."""
+    biased = np.ascontiguousarray(x, np.float32).view(np.uint32) >> 23 & 0xFF
+    return np.where((biased == 0) | (biased == 255), -(2**20), biased.astype(np.int64) - 127)
+
+
+def line_exponent(top: np.ndarray) -> np.ndarray:
+    return np.where(top < -(2**19), 0, top) - TOP_EXPONENT
+
+
+def hold(form: Form, x: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The words (P, …) that hold x · 2^shift, and each element's flags."""
+    if not form.scaled:
+        return bfloat16_bits(x)[np.newaxis], np.zeros(x.shape, int)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        scaled = np.ldexp(x, shift.astype(np.int32)).astype(np.float32)
+        hi = scaled.astype(np.float16)
+        rest = np.where(abs(scaled) <= 65504.0, (scaled - hi.astype(np.float32)) * np.float32(2048.0), 0.0)
+        lo = rest.astype(np.float16)
+        small = (exponents(x) > -(2**20)) & (abs(scaled) < LEAST_HELD)
+    flags = USED * (x != 0.0) + NAN_IN * np.isnan(x) + UNHELD * (small | np.isinf(x))
+    words = np.stack([hi.view(np.uint16), lo.view(np.uint16)])
+    return words[: form.planes], flags
+
+
+def padded(words: np.ndarray) -> np.ndarray:
+    """(P, rows, columns) with 0 beyond the array."""
+    _, rows, columns = words.shape
+    return np.pad(words, ((0, 0), (0, padded_rows(rows) - rows), (0, padded_columns(columns) - columns)))
+
+
+def _or(flags: np.ndarray, axis: int) -> np.ndarray:
+    return np.bitwise_or.reduce(flags, axis=axis, initial=0)
+
+
+def split(form: Form, x: np.ndarray, weight_lines: np.ndarray | None = None) -> Planes:
+    """Planes of an array whose rows are scaled each by itself; arrays of lines reach as far as the padding."""
+    weights = np.zeros(x.shape[1], int) if weight_lines is None else weight_lines[: x.shape[1]] >> 3
+    top = (exponents(x) + weights).max(axis=1, initial=-(2**20))
+    own = line_exponent(top)
+    words, flags = hold(form, x, weights - own[:, np.newaxis])
+    lines = np.full(padded_rows(len(x)), 8 * line_exponent(np.array(-(2**20))), np.int64)
+    lines[: len(x)] = 8 * own + _or(flags, 1)
+    columns = np.zeros(padded_columns(x.shape[1]), np.int32)
+    columns[: x.shape[1]] = _or(flags, 0)
+    return Planes(padded(words), lines.astype(np.int32), columns)
+
+
+def split_deltas(form: Form, dz: np.ndarray, lines: np.ndarray, x_lines: np.ndarray) -> Planes:
+    """Planes of dz for the gradient of weights: its rows take over the scales of x's."""
+    own, of_x = lines[: len(dz)] >> 3, x_lines[: len(dz)] >> 3
+    used = (lines[: len(dz)] & USED) != 0
+    top = int((own + of_x)[used].max(initial=-(2**20)))
+    top = 0 if top < -(2**19) else top
+    words, flags = hold(form, dz, np.broadcast_to((of_x - top)[:, np.newaxis], dz.shape))
+    columns = np.zeros(padded_columns(dz.shape[1]), np.int32)
+    columns[: dz.shape[1]] = 8 * top + _or(flags, 0)
+    return Planes(padded(words), lines, columns)
+
+
+def blank_planes(form: Form, rows: int, columns: int) -> np.ndarray:
+    return np.full((form.planes, padded_rows(rows), padded_columns(columns)), UNWRITTEN_BITS, np.uint16)
+
+
+def exact(array: np.ndarray, written: np.ndarray | bool = True) -> Output:
+    return Output(array, np.zeros(array.shape), np.broadcast_to(written, array.shape))
+
+
+def _in_blank(array: np.ndarray, whole_of: np.ndarray) -> Output:
+    """``array`` at the start of ``whole_of`` along the rows, which are the axis before the last of planes."""
+    value, written = whole_of.copy(), np.zeros(whole_of.shape, bool)
+    place = (slice(None), slice(array.shape[1])) if array.ndim == 3 else (slice(len(array)),)
+    value[place], written[place] = array, True
+    return exact(value, written)
+
+
+# --- making planes ---
+
+
+def special(rows: int, n: int) -> np.ndarray:
+    """Numbers of many sizes, among them some that no half holds."""
+    x = normal(rows, n) * np.float32(2.0) ** np.random.default_rng(5).integers(-40, 40, (rows, n)).astype(np.float32)
+    flat = x.reshape(-1)
+    words = np.array([0.0, np.nan, np.inf, 1e-42, 3.4e38, -0.0, 1e-37], np.float32)
+    for i, word in enumerate(words):
+        flat[(5 * i + 3) % flat.size] = word
+    if rows > 2:
+        x[1] = 0.0
+    return x
+
+
+def split_rows(form: Form, batch: Batch, n: int, *, x: np.ndarray | None = None, plain: bool = False) -> Case:
+    """``plain`` is without weights, planes and columns."""
+    x = special(batch.capacity, n) if x is None else x
+    weight_lines = (
+        None if plain else (8 * np.random.default_rng(6).integers(-30, 10, padded_columns(n))).astype(np.int32)
+    )
+    planes = split(form, x[batch.part], weight_lines)
+    words, lines = blank_planes(form, batch.most_rows, n), np.full(padded_rows(batch.most_rows), -77, np.int32)
+    known = np.zeros(padded_columns(n), np.int32)
+    outputs = {} if plain else {"planes": _in_blank(planes.bits, words)}
+    if form.scaled:
+        outputs["lines"] = _in_blank(planes.lines, lines)
+        if not plain:
+            outputs["columns"] = exact(planes.columns)
+    return Case(
+        f"{batch}-{n}" + "-plain" * plain,
+        kernels.split_rows(form),
+        (ceil_div(padded_rows(batch.most_rows), kernels.WARPS_PER_BLOCK),),
+        {
+            **batch.args, "x": batch.rows_of(x), "weight_lines": weight_lines, "planes": None if plain else words,
+            "plane": words[0].size, "lines": lines, "columns": None if plain else known, "n": n,
+        },
+        outputs,
+    )  # fmt: skip
+
+
+def split_weights(form: Form, k: int, n: int) -> Case:
+    w = special(k, n)
+    planes = split(form, w)
+    args = {
+        "w": w, "planes": blank_planes(form, k, n), "lines": np.full(padded_rows(k), -77, np.int32),
+        "columns": np.zeros(padded_columns(n), np.int32), "k": k, "n": n,
+    }  # fmt: skip
+    outputs = {"planes": exact(planes.bits)}
+    if form.scaled:
+        outputs |= {"lines": exact(planes.lines), "columns": exact(planes.columns)}
+    return Case(f"{k}x{n}", kernels.split_weights(form), (padded_rows(k) // kernels.WARPS_PER_BLOCK,), args, outputs)
+
+
+def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> Case:
+    """``plain`` is without a bias."""
+    dz, x = normal(batch.capacity, n), normal(batch.capacity, 5)
+    dz[::3] *= np.float32(1e-9)
+    x[::4] *= np.float32(1e5)
+    dz[batch.part][1:2] = 0.0
+    x_lines, lines = split(form, x[batch.part]).lines, split(form, dz[batch.part]).lines
+    planes = split_deltas(form, dz[batch.part], lines, x_lines)
+    words, columns = blank_planes(form, batch.most_rows, n), np.full(padded_columns(n), -77, np.int32)
+    of_rows = wide(dz[batch.part])
+    outputs = {"planes": _in_blank(planes.bits, words)}
+    if not plain:
+        outputs["db"] = expect(of_rows.sum(axis=0), (len(of_rows) + 2) * EPS32 * abs(of_rows).sum(axis=0))
+    if form.scaled:
+        outputs["columns"] = _in_blank(planes.columns[:n], columns)
+    return Case(
+        f"{batch}-{n}" + "-plain" * plain,
+        kernels.split_columns(form),
+        (padded_columns(n) // kernels.WARP,),
+        {
+            **batch.args, "dz": batch.rows_of(dz), "lines": lines, "x_lines": x_lines, "planes": words,
+            "plane": words[0].size, "columns": columns, "db": None if plain else blank(n), "n": n,
+        },
+        outputs,
+    )  # fmt: skip
+
+
+def sum_columns(batch: Batch, n: int) -> Case:
+    planes = np.full((padded_rows(batch.most_rows), padded_columns(n)), 0x7FC0, np.uint16)  # NaN
+    rows = batch.part.stop - batch.part.start
+    planes[:rows, :n] = bfloat16_bits(normal(rows, n))
+    planes[:rows, n:] = 0
+    values = bfloat16_values(planes[:rows, :n])
+    outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
+    args = {**batch.args, "dz": planes, "db": blank(n), "n": n}
+    return Case(f"{batch}-{n}", kernels.sum_columns(), (ceil_div(n, kernels.WARP),), args, outputs)
+
+
+def clear_words(size: int) -> Case:
+    words = np.arange(1, size + 1, dtype=np.int32)
+    args = {"words": words, "size": size}
+    return Case(str(size), kernels.clear_words(), (2,), args, {"words": exact(np.zeros(size, np.int32))})
+
+
+# --- products of planes ---
+
+
+def product_of(form: Form, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A · B in float64, and what planes and sums may be off by: each addition loses a unit in the last place of what
+    has been added up, as tensor cores cut off."""
+    a, b = wide(a), wide(b)
+    with np.errstate(invalid="ignore"):
+        return a @ b, (ERRORS[form.struct] + 2 * (a.shape[1] + 16) * EPS32) * (abs(a) @ abs(b))
+
+
+def _plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
+    """An array as a plane of bfloat16, where the share's rows are ``value`` and the padding is 0."""
+    shape = into.shape
+    words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
+    words[0, :rows, : value.shape[1]] = value
+    off[0, :rows, : value.shape[1]] = bound + 2.0**-8 * (abs(value) + bound)
+    # Quads reach past the last column to a multiple of 4.
+    written[0, : padded_rows(rows), : 4 * ceil_div(value.shape[1], 4)] = rows > 0
+    return Output(words, off, written, decode=bfloat16_values)
+
+
+def _row_grid(tile: MatrixTile, rows: int, n: int) -> tuple[int, ...]:
+    """Planes that a product writes have their padding written too."""
+    return tile.grid(rows if tile.form.scaled else padded_rows(rows), n, 1)
+
+
+def tensor_forward(
+    tile: MatrixTile,
+    activation: str,
+    batch: Batch,
+    x: np.ndarray,
+    w: np.ndarray,
+    *,
+    plain: bool = False,
+    planes_alone: bool = False,
+) -> Case:
+    """``plain`` is without a bias and without z; ``planes_alone`` without y as floats."""
+    form, (rows, k), n = tile.form, x.shape, w.shape[1]
+    b = None if plain else normal(n)
+    w_planes = split(form, w)
+    x_planes = split(form, x[batch.part], w_planes.lines if form.scaled else None)
+    held = x_planes.bits.shape[1]
+    into = blank_planes(form, batch.most_rows, n)
+    with np.errstate(invalid="ignore"):
+        outputs = finish(activation, *product_of(form, x, w), b, batch, with_z=not plain)
+    y_planes = None if form.scaled else into
+    if y_planes is not None:
+        y = outputs["y"]
+        outputs["y_planes"] = _plane_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
+        if planes_alone:
+            del outputs["y"]
+    args = {
+        **batch.args, "x_planes": x_planes.bits if held else into, "x_plane": x_planes.bits[0].size,
+        "w_planes": w_planes.bits, "x_lines": x_planes.lines, "w_columns": w_planes.columns,
+        "x": batch.rows_of(x), "w": w, "b": b, "z": None if plain else blank(rows, n),
+        "y": blank(rows, n) if "y" in outputs else None, "y_planes": y_planes, "k": k, "n": n,
+    }  # fmt: skip
+    entry = kernels.tensor_forward(activation, tile)
+    name = f"{batch}-{k}x{n}" + "-plain" * plain + "-planes-alone" * planes_alone
+    return Case(name, entry, _row_grid(tile, batch.most_rows, n), args, outputs)
+
+
+def tensor_backward_input(
+    tile: MatrixTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
+) -> Case:
+    """``plain`` is without an activation below; and of bfloat16, what is saved and dx are planes."""
+    form, (k, n), rows = tile.form, w.shape, batch.part.stop - batch.part.start
+    w_planes, dz_planes = split(form, w), split(form, dz[batch.part])
+    dx, bound = product_of(form, dz, w.T)
+    into = blank_planes(form, batch.most_rows, k)
+    saved = saved_planes = None
+    if not plain:
+        values = saved_of(activation, 2 * normal(batch.capacity, k))
+        if not form.scaled:
+            bits = bfloat16_bits(values)
+            values = bfloat16_values(bits).astype(np.float32)
+            saved_planes = padded(bits[np.newaxis, batch.part])
+            if not rows:
+                saved_planes = into
+        else:
+            saved = batch.rows_of(values)
+        slope = derivative(activation, values)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(values, slope)
+        dx = dx * slope
+    outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
+    dx_planes = None if form.scaled else into
+    if dx_planes is not None:
+        outputs["dx_planes"] = _plane_output(dx[batch.part], bound[batch.part], rows, into)
+        if not plain:
+            del outputs["dx"]
+    args = {
+        **batch.args, "dz_planes": dz_planes.bits if rows else blank_planes(form, batch.most_rows, n),
+        "dz_plane": dz_planes.bits[0].size, "w_planes": w_planes.bits,
+        "dz_lines": dz_planes.lines if rows else np.zeros(1, np.int32),
+        "w_lines": w_planes.lines, "dz": batch.rows_of(dz), "w": w, "saved": saved, "saved_planes": saved_planes,
+        "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes, "k": k, "n": n,
+    }  # fmt: skip
+    entry = kernels.tensor_backward_input(activation, tile)
+    return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
+
+
+def tensor_backward_weight(
+    tile: MatrixTile,
+    batch: Batch,
+    x: np.ndarray,
+    dz: np.ndarray,
+    *,
+    optimizer: str | None = None,
+    plain: bool = False,
+) -> Case:
+    """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias."""
+    form, k, n, rows = tile.form, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
+    w_lines = split(form, normal(k, 7) * np.float32(3.0)).lines
+    x_planes = split(form, x[batch.part], w_lines if form.scaled else None)
+    dz_planes = split_deltas(form, dz[batch.part], split(form, dz[batch.part]).lines, x_planes.lines)
+    none = blank_planes(form, batch.most_rows, max(k, n))
+    args = {
+        **batch.args, "x_planes": x_planes.bits if rows else none, "x_plane": x_planes.bits[0].size,
+        "dz_planes": dz_planes.bits if rows else none,
+        "dz_plane": dz_planes.bits[0].size, "x_columns": x_planes.columns, "w_lines": w_lines,
+        "dz_columns": dz_planes.columns, "x": batch.rows_of(x), "dz": batch.rows_of(dz), "k": k, "n": n,
+    }  # fmt: skip
+    dw, grid, name = expect(*product_of(form, x[batch.part].T, dz[batch.part])), tile.grid(k, n, 1), f"{batch}-{k}x{n}"
+    if optimizer is None:
+        return Case(name, kernels.tensor_backward_weight(tile), grid, {**args, "dw": blank(k, n)}, {"dw": dw})
+    db = None if plain else normal(n)
+    gradients = {"weight": dw} | ({} if db is None else {"bias": expect(wide(db), 0.0)})
+    moved, outputs, constants = stepped(optimizer, gradients)
+    entry = kernels.tensor_backward_update(optimizer, tile)
+    return Case(name + "-plain" * plain, entry, grid, {**args, "db": db, **moved}, outputs, constants)
+
+
+def hard(rows: int, n: int) -> np.ndarray:
+    """Numbers whose lines planes do not hold: all sizes, columns and rows of 0, and what is not finite."""
+    x = special(rows, n)
+    x[:, n // 2] = 0.0
+    return np.where(abs(x) > 1e30, np.float32(2.0), x)
+
+
+# --- what a precision means ---
+
+
+def operands(distribution: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A (m, k) and B (k, n), float32, of a kind on which short cuts show."""
+    random = np.random.default_rng(3)
+    a, b = random.normal(size=(m, k)), random.normal(size=(k, n))
+    if distribution == "uniform":
+        a, b = random.random((m, k)), random.random((k, n))
+    elif distribution == "relu of lognormal":
+        a = np.maximum(a, 0.0) * random.lognormal(sigma=3.0, size=(m, k))
+    elif distribution == "softmax deltas":
+        a = random.dirichlet(np.ones(k), size=m)
+        a[np.arange(m), random.integers(k, size=m)] -= 1.0
+    elif distribution == "rows over 12 decades":
+        a *= 10.0 ** random.uniform(-6.0, 6.0, size=(m, 1))
+    elif distribution == "one outlier":
+        a[m // 9, k // 93] = 1e12
+    elif distribution == "sums over 30 decades":  # which no scale of rows or columns can bring together
+        spread = 10.0 ** random.uniform(-15.0, 15.0, size=k)
+        a, b = a * spread, b / spread[:, np.newaxis]
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+DISTRIBUTIONS = (
+    "normal", "uniform", "relu of lognormal", "softmax deltas", "rows over 12 decades", "one outlier",
+    "sums over 30 decades",
+)  # fmt: skip
+
+
+def not_finite(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Operands with NaN, infinities, zeros that meet them, and numbers whose products overflow."""
+    a, b = operands("normal", m, k, n)
+    a[1, 2], a[3, 4], a[5, 6], a[7] = np.nan, np.inf, -np.inf, 0.0
+    b[4, 3], b[8, 5], b[9, 6] = 0.0, np.inf, np.nan
+    b[:, 2] = 0.0
+    a[10], b[:, 8] = 1e25, 1e25
+    return a, b
+
+
+def products(form: Form, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[Case, str]]:
+    """A · B as each of a layer's three products, on every tile; and the array that it is left in."""
+    for tile in matrix_tiles(form):
+        yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
+        transposed = np.ascontiguousarray(b.T)
+        yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"
+        yield tensor_backward_weight(tile, whole(len(b)), np.ascontiguousarray(a.T), b), "dw"
+
+
+def errors(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """By the Frobenius norm, and the largest beside |A| |B|; in float64."""
+    a, b = wide(a), wide(b)
+    exact, reach = a @ b, abs(a) @ abs(b)
+    off = abs(product - exact)
+    largest = np.divide(off, reach, out=np.where(off > 0.0, np.inf, 0.0), where=reach > 0.0).max()
+    return float(np.linalg.norm(off) / np.linalg.norm(exact)), float(largest)
+
+
+def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A · B by IEEE fused multiply-adds, over ascending k."""
+    c = np.zeros((len(a), b.shape[1]), np.float32)
+    a, b = wide(a), wide(b)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for k in range(a.shape[1]):  # products of float32 are exact in float64: each term is rounded once
+            c = (c + a[:, k, np.newaxis] * b[k]).astype(np.float32)
+    return c
+
+
+def check_float32(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    for found, of_chain in zip(errors(product, a, b), errors(chain(a, b), a, b), strict=True):
+        assert found <= max(of_chain, 2.0**-21)
+
+
+def check_rounded(precision: str, product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Each factor rounded, and a sum whose additions cut off."""
+    limit = ERRORS[FORMS[precision].struct] + 2 * (a.shape[1] + 16) * EPS32
+    assert errors(product, a, b)[1] <= limit
+
+
+CHECKS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = {
+    "float32": check_float32,
+    "tf32": partial(check_rounded, "tf32"),
+    "bfloat16": partial(check_rounded, "bfloat16"),
+}
+
+
+def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    expected = chain(a, b)
+    np.testing.assert_array_equal(np.isnan(product), np.isnan(expected))
+    np.testing.assert_array_equal(np.isposinf(product), np.isposinf(expected))
+    np.testing.assert_array_equal(np.isneginf(product), np.isneginf(expected))
+
+
+def plane_cases() -> Iterator[Case]:
+    for form in FORMS.values():
+        for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300)):
+            yield split_rows(form, whole(rows), n)
+            yield split_weights(form, rows, n)
+            yield split_columns(form, whole(rows), n)
+        yield split_rows(form, whole(9), 36, plain=True)
+        yield split_rows(form, whole(9), 36, x=np.zeros((9, 36), np.float32))
+        yield split_columns(form, whole(65), 35, plain=True)
+        for batch in batches(65):
+            yield split_rows(form, batch, 35)
+            yield split_columns(form, batch, 35)
+    for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
+        yield sum_columns(batch, n)
+    for size in (1, 1027):
+        yield clear_words(size)
+
+
+def product_cases() -> Iterator[Case]:
+    sizes = [(1, 1, 1), (31, 33, 32), (65, 127, 70), (130, 67, 129)]
+    for form in FORMS.values():
+        largest, smallest = matrix_tiles(form)
+        for tile, (rows, k, n) in [*product((smallest,), sizes), (largest, sizes[-1])]:
+            batch = whole(rows)
+            yield tensor_forward(tile, "relu", batch, normal(rows, k), normal(k, n))
+            yield tensor_backward_input(tile, "relu", batch, normal(rows, n), normal(k, n))
+            yield tensor_backward_weight(tile, batch, normal(rows, k), 1 - normal(rows, n))
+        for tile, optimizer in product((largest, smallest), OPTIMIZERS):
+            yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), optimizer=optimizer)
+        for plain in (False, True):
+            x, dz = normal(65, 67), normal(65, 69)
+            yield tensor_backward_weight(smallest, whole(65), x, dz, optimizer="Adam", plain=plain)
+        for tile, activation in product((largest, smallest), ACTIVATIONS):
+            yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
+            yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
+        for batch in batches(65):
+            yield tensor_forward(smallest, "tanh", batch, normal(65, 33), normal(33, 35))
+            yield tensor_backward_input(smallest, "tanh", batch, normal(65, 33), normal(35, 33))
+            yield tensor_backward_weight(smallest, batch, normal(65, 35), normal(65, 36))
+        yield tensor_forward(smallest, "identity", whole(33), normal(33, 35), normal(35, 36), plain=True)
+        yield tensor_backward_input(smallest, "identity", whole(33), normal(33, 35), normal(36, 35), plain=True)
+        if not form.scaled:
+            x, w = normal(33, 35), normal(35, 36)
+            yield tensor_forward(smallest, "tanh", whole(33), x, w, planes_alone=True)
+        if form.scaled:
+            for tile in (largest, smallest):
+                x, w = hard(33, 70), normal(70, 37)
+                yield tensor_forward(tile, "identity", whole(33), x, w)
+                yield tensor_backward_input(tile, "identity", whole(33), x, w.T.copy(), plain=True)
+                yield tensor_backward_weight(tile, whole(33), x, normal(33, 37))
+
+
+def tensor_cases() -> list[Case]:
+    return [*plane_cases(), *product_cases()]

@@ -1,0 +1,34 @@
+"""What a precision means, on the host: products of planes beside chains of IEEE float32 operations.
+
+A GPU repeats this at larger sizes, with sums as its tensor cores make them (tests/gpu/test_parity.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+from kernel_cases import Case
+from shim_runner import run
+from tensor_cases import CHECKS, DISTRIBUTIONS, check_not_finite, not_finite, operands, products
+
+from mlpgpu.backends.cuda.kernels import FORMS, Form, matrix_tiles
+
+
+def smallest(form: Form, cases: list[tuple[Case, str]]) -> list[tuple[Case, str]]:
+    """On a host every tile sums in the same order; test_kernels.py runs the others."""
+    name = matrix_tiles(form)[-1].name
+    return [(case, output) for case, output in cases if case.entry.name.endswith(name)]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("precision", FORMS)
+def test_products_err_as_their_precision_says(precision: str, distribution: str) -> None:
+    a, b = operands(distribution, 17, 129, 19)
+    for case, output in smallest(FORMS[precision], list(products(FORMS[precision], a, b))):
+        CHECKS[precision](run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_products_of_what_is_not_finite(precision: str) -> None:
+    a, b = not_finite(17, 40, 19)
+    for case, output in smallest(FORMS[precision], list(products(FORMS[precision], a, b))):
+        check_not_finite(run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
