@@ -12,15 +12,19 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from helpers import EPS32, LOSS_KINDS, dataset
+from tensor_cases import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda import program
+from mlpgpu.backends.cuda import kernels, program
+from mlpgpu.backends.cuda.driver import Device
+from mlpgpu.backends.cuda.kernels import FORMS
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
@@ -49,6 +53,7 @@ class Case:
     source: str = "float64"
     weighted: bool = False
     class_weight: str | None = None
+    precision: str = "float32"
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -64,6 +69,13 @@ class Case:
         """Of one step: those of its longest chain of products, forward and back."""
         widths = sum(layer.n_in + layer.n_out for layer in self.layers if isinstance(layer, Dense))
         return min(self.rows, self.batch_size) + widths + ROUNDINGS
+
+    @property
+    def reach(self) -> float:
+        """How far, of their size, all roundings of a training may move weights and inputs."""
+        products = 3 * sum(isinstance(layer, Dense) for layer in self.layers)
+        form = 0.0 if self.precision == "float32" else ERRORS[FORMS[self.precision].struct]
+        return self.steps * (self.roundings * EPS32 + products * form)
 
     def data(self) -> Dataset:
         n_in, n_out = self.widths
@@ -82,7 +94,7 @@ def train(case: Case, *, nudge: int | None = None, **options: Any) -> dict[str, 
     network, data = Network(case.layers, seed=5), case.data()
     network.adapt(data)
     if nudge is not None:
-        random, reach = np.random.default_rng(nudge), case.roundings * case.steps * EPS32
+        random, reach = np.random.default_rng(nudge), case.reach
         x = data.x.astype(np.float64) * (1.0 if data.scale is None else data.scale)
         data = Dataset(x * (1.0 + random.uniform(-reach, reach, x.shape)), data.y, data.weight)
         for name, values in network.parameters.items():
@@ -103,7 +115,7 @@ def train(case: Case, *, nudge: int | None = None, **options: Any) -> dict[str, 
 
 
 def on_card(case: Case) -> dict[str, np.ndarray]:
-    return train(case, backend="cuda", streams=case.streams, reduction=case.reduction)
+    return train(case, backend="cuda", streams=case.streams, reduction=case.reduction, precision=case.precision)
 
 
 def check(case: Case) -> None:
@@ -275,6 +287,92 @@ def test_predict_gives_a_row_the_same_bits_in_any_batch() -> None:
     for batch_size in (33, 700, 1024):
         np.testing.assert_array_equal(network.predict(x, backend="cuda", batch_size=batch_size), whole)
     np.testing.assert_array_equal(network.predict(x[:40], backend="cuda", batch_size=1), whole[:40])
+
+
+# --- on tensor cores ---
+
+
+@pytest.fixture
+def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """All products of dense layers are made on tensor cores, however small."""
+    if device.compute_capability < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    for name in ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS"):
+        monkeypatch.setattr(kernels, name, 1)
+
+
+EACH_PRECISION = pytest.mark.parametrize("precision", FORMS)
+TENSOR_CASES = {
+    "activations": Case((*(Dense(33, 33, name) for name in ACTIVATIONS), Dense(33, 3)), epochs=1),
+    "large": Case((Dense(700, 600, "relu"), Dense(600, 530, "tanh"), Dense(530, 10)), rows=600, batch_size=512),
+    "shares, dropout, bytes": Case(
+        (Dense(33, 40, "gelu"), Dropout(0.3), Dense(40, 130, "relu"), Dense(130, 5)), streams=3, source="uint8"
+    ),
+    "tied, clipped": Case(
+        (Dense(7, 33, "relu"), *(2 * [Dense(33, 33, "tanh")]), Dense(33, 3)), optimizer=Adam(0.01, clip_norm=0.2)
+    ),
+    "standardized": Case((Standardize(7), *mlp(7, 33, 2), Standardize(2)), "squared_error", "dense", weighted=True),
+    "one row": Case(mlp(31, 257, 3), batch_size=1, rows=3),
+}
+
+
+@EACH_PRECISION
+@pytest.mark.parametrize("case", TENSOR_CASES)
+@pytest.mark.usefixtures("on_tensor_cores")
+def test_plans_on_tensor_cores(case: str, precision: str) -> None:
+    check_both(dataclasses.replace(TENSOR_CASES[case], precision=precision))
+
+
+@EACH_PRECISION
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.usefixtures("on_tensor_cores")
+def test_random_plans_on_tensor_cores(seed: int, precision: str) -> None:
+    check_both(dataclasses.replace(random_case(seed), reduction="ordered", precision=precision))
+
+
+@EACH_PRECISION
+@pytest.mark.parametrize("streams", [1, 2])
+def test_tensor_cores_repeat_their_bits(streams: int, precision: str) -> None:
+    layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
+    case = Case(layers, rows=1100, batch_size=1024, streams=streams, precision=precision)
+    first, *others = (on_card(case) for _ in range(3))
+    for other in others:
+        assert all((other[name] == first[name]).all() for name in first)
+
+
+def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> None:
+    network = Network([Dense(900, 1025, "gelu"), Dense(1025, 640, "tanh"), Dense(640, 7)], seed=1)
+    network.output = "softmax"
+    random = np.random.default_rng(0)
+    x = (random.normal(size=(4200, 900)) * 10.0 ** random.uniform(-12.0, 12.0, (4200, 1))).astype(np.float32)
+    whole = network.predict(x, backend="cuda", batch_size=len(x))
+    assert np.isfinite(whole).all()
+    for batch_size in (33, 700, 1024):
+        np.testing.assert_array_equal(network.predict(x, backend="cuda", batch_size=batch_size), whole)
+    np.testing.assert_array_equal(network.predict(x[:40], backend="cuda", batch_size=1), whole[:40])
+
+
+@EACH_PRECISION
+def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(precision: str, tmp_path: Path) -> None:
+    layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
+    case = Case(layers, rows=1100, batch_size=512, precision=precision)
+    data, options = case.data(), {"batch_size": 512, "backend": "cuda", "precision": precision}
+    unbroken, broken = (Trainer(Network(layers, seed=5), case.loss, MOMENTUM, **options) for _ in range(2))
+    unbroken.fit(data, 2, progress=False)
+    broken.fit(data, 1, progress=False)
+    broken.save(tmp_path / "run.h5")
+    resumed = Trainer.resume(tmp_path / "run.h5")
+    resumed.fit(data, 1, progress=False)
+    assert resumed.precision == precision
+    np.testing.assert_array_equal(resumed.network.flat_parameters(), unbroken.network.flat_parameters())
+
+
+def test_ieee_float32_stays_on_plain_cores() -> None:
+    layers = (Dense(700, 600, "relu"), Dense(600, 10))
+    case = Case(layers, rows=600, batch_size=512)
+    plain, split = (on_card(dataclasses.replace(case, precision=name)) for name in ("float32-ieee", "float32"))
+    assert (plain["change"] != split["change"]).any()
+    assert np.linalg.norm(plain["change"] - split["change"]) <= 1e-4 * np.linalg.norm(plain["change"])
 
 
 def test_the_bounds_tell_wrong_from_right(monkeypatch: pytest.MonkeyPatch) -> None:
