@@ -26,6 +26,7 @@ from .optimizers import Optimizer
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
+CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # which no CPU computes
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
 
 

@@ -42,7 +42,7 @@ from .losses import LOSSES, TargetKind, class_count
 from .metrics import METRICS, VALIDATION
 from .network import Network
 from .optimizers import OPTIMIZERS, Optimizer
-from .plan import PRECISIONS, REDUCTIONS, Plan
+from .plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
 from .schedules import SCHEDULES, Clock, Plateau, ReduceOnPlateau, as_schedule
 
 RUN_SECONDS = 0.05  # about how long a program runs between looks at Ctrl-C
@@ -586,7 +586,8 @@ class Trainer:
         """The trainer that :meth:`save` wrote, ready to go on.
 
         Its first ``fit`` continues the one that was interrupted.  ``backend`` and ``threads`` override
-        what the run was made by; where the same bits cannot be promised, a warning says so.
+        what the run was made by; where the same bits cannot be promised, a warning says so.  On the CPU a run
+        in tf32 or bfloat16 goes on in float32.
 
         Raises:
             StorageError: the file cannot be read.
@@ -620,7 +621,7 @@ class Trainer:
             rebuild("optimizer", run["optimizer"], OPTIMIZERS, SCHEDULES),
             batch_size=run["batch_size"],
             backend=backend or made_by["backend"],
-            precision=run["precision"],
+            precision="float32" if backend == "cpu" and run["precision"] in CARD_PRECISIONS else run["precision"],
             streams=run["streams"],
             reduction=run["reduction"],
             metrics=run["metrics"],

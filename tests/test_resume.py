@@ -432,6 +432,24 @@ def test_a_resume_that_may_not_repeat_its_bits_warns(saved: Path, monkeypatch: p
         mg.Trainer.resume(saved)
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_a_run_in_a_precision_of_cards_goes_on_in_float32(precision: str, saved: Path, tmp_path: Path) -> None:
+    contents = storage.read(saved)
+    contents.description["run"]["precision"] = precision
+    storage.write(tmp_path / "run.h5", contents)
+    resumed = mg.Trainer.resume(tmp_path / "run.h5", backend="cpu")
+    assert (resumed.precision, resumed.plan.precision) == ("float32", "float32")
+
+
+def test_ieee_float32_is_the_cpus_float32() -> None:
+    trained = [classifier(mg.SGD(0.1), precision=name) for name in ("float32", "float32-ieee")]
+    for trainer in trained:
+        trainer.fit(mg.Dataset(X, LABELS), 2, progress=False)
+    first, second = (trainer.network.flat_parameters() for trainer in trained)
+    assert first.dtype == np.float32
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_resume_on_an_unknown_backend_is_refused(saved: Path) -> None:
     with pytest.raises(MlpgpuError, match=r"^backend: expected one of auto, cpu, cuda, got 'opengl'"):
         mg.Trainer.resume(saved, backend="opengl")
