@@ -117,7 +117,44 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
 
-// The planes of one row by one warp, and its line.  `row` is null for a row of padding.
+// What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
+template <class Form>
+struct RowPlanes {
+    const int* weight_lines;
+    uint16_t* planes;
+    int64_t plane;
+    int* columns;
+    int shift, flags;
+
+    __device__ __forceinline__ void put(int j, const float4& x) {
+        const int4 weight = vector_of(Form::SCALED ? weight_lines : nullptr, j);
+        const Held held[4] = {
+            Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
+            Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
+        if (planes) {
+            *reinterpret_cast<ushort4*>(planes + j) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
+            if (Form::PLANES == 2)
+                *reinterpret_cast<ushort4*>(planes + plane + j) =
+                    make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
+        }
+        if (!Form::SCALED) return;
+        flags |= held[0].flags | held[1].flags | held[2].flags | held[3].flags;
+        if (!columns) return;
+        const int4 there = vector_of(columns, j);
+        const int known[4] = {there.x, there.y, there.z, there.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (held[i].flags & ~known[i]) atomicOr(columns + j + i, held[i].flags);
+    }
+};
+
+// The largest exponent of four elements that meet these weights.
+__device__ __forceinline__ int top_exponent(const float4& x, const int4& weight) {
+    return max(max(exponent_of(x.x) + exponent_in(weight.x), exponent_of(x.y) + exponent_in(weight.y)),
+               max(exponent_of(x.z) + exponent_in(weight.z), exponent_of(x.w) + exponent_in(weight.w)));
+}
+
+// The planes of one row by one block, and its line.  `row` is null for a row of padding.
 // Where an argument may be null:
 //   weight_lines  of the weights that the row's columns will meet
 //   planes        what is asked for is the line alone
@@ -126,71 +163,71 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
 template <class Form>
 __device__ __forceinline__ void split_row(const float* row, const int* weight_lines, uint16_t* planes, int64_t plane,
                                           int* line, int* columns, int n) {
-    const int lane = threadIdx.x % WARP, pitch = padded_columns(n);
+    SHARED(int, scratch);  // a word for each warp, twice
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const int first = 4 * threadIdx.x, stride = 4 * blockDim.x, pitch = padded_columns(n);
     const bool vectored = reinterpret_cast<uintptr_t>(row) % 16 == 0;
-    int shift = 0;
+    const auto vector = [&](int j) {
+        return row && j < n ? row_vector(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    };
+
+    // Of a row that is not too long each thread keeps its part in registers; the rest is read twice.
+    constexpr int KEPT = 4;
+    float4 kept[KEPT];
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) kept[i] = vector(first + i * stride);
+
+    RowPlanes<Form> out = {weight_lines, planes, plane, columns, 0, 0};
     if (Form::SCALED) {
         int top = NO_EXPONENT;
-        for (int j = 4 * lane; row && j < n; j += 4 * WARP) {
-            const float4 x = row_vector(row, n, j, vectored);
-            const int4 weight = vector_of(weight_lines, j);
-            top = max(max(top, exponent_of(x.x) + exponent_in(weight.x)), exponent_of(x.y) + exponent_in(weight.y));
-            top = max(max(top, exponent_of(x.z) + exponent_in(weight.z)), exponent_of(x.w) + exponent_in(weight.w));
-        }
-        shift = -line_exponent(warp_max(top));
-    }
-    int seen = 0;
-    for (int j = 4 * lane; j < pitch; j += 4 * WARP) {
-        const float4 x = row ? row_vector(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const int4 weight = vector_of(Form::SCALED ? weight_lines : nullptr, j);
-        const Held held[4] = {Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
-                              Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
-        if (planes) {
-            *reinterpret_cast<ushort4*>(planes + j) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
-            if (Form::PLANES == 2)
-                *reinterpret_cast<ushort4*>(planes + plane + j) =
-                    make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
-        }
-        if (Form::SCALED) {
-            seen |= held[0].flags | held[1].flags | held[2].flags | held[3].flags;
-            if (columns) {
-                const int4 there = vector_of(columns, j);
-                const int known[4] = {there.x, there.y, there.z, there.w};
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (held[i].flags & ~known[i]) atomicOr(columns + j + i, held[i].flags);
-            }
-        }
+        for (int i = 0; i < KEPT; ++i)
+            if (first + i * stride < n) top = max(top, top_exponent(kept[i], vector_of(weight_lines, first + i * stride)));
+        for (int j = first + KEPT * stride; j < n; j += stride)
+            top = max(top, top_exponent(vector(j), vector_of(weight_lines, j)));
+        top = warp_max(top);
+        if (lane == 0) scratch[warp] = top;
+        __syncthreads();
+        for (int i = 0; i < warps; ++i) top = max(top, scratch[i]);
+        out.shift = -line_exponent(top);
     }
-    if (Form::SCALED) {
-        seen = warp_or(seen);
-        if (lane == 0) *line = -shift * 8 + seen;
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i)
+        if (first + i * stride < pitch) out.put(first + i * stride, kept[i]);
+    for (int j = first + KEPT * stride; j < pitch; j += stride) out.put(j, vector(j));
+    if (!Form::SCALED) return;
+
+    const int flags = warp_or(out.flags);
+    if (lane == 0) scratch[warps + warp] = flags;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int seen = 0;
+        for (int i = 0; i < warps; ++i) seen |= scratch[warps + i];
+        *line = -out.shift * 8 + seen;
     }
 }
 
 // Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).
-// Grid: (rows padded to 128, in blocks of a row to each warp).
+// Grid: (rows padded to 128,).
 template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
                                            const int* weight_lines, uint16_t* planes, int64_t plane, int* lines,
                                            int* columns, int n) {
     const Rows rows = share_rows(step, share, shares);
-    const int r = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const int r = blockIdx.x;
     if (r >= padded_rows(rows.count)) return;
     split_row<Form>(r < rows.count ? x + (rows.first + static_cast<int64_t>(r)) * n : nullptr, weight_lines,
                     planes ? planes + r * static_cast<int64_t>(padded_columns(n)) : nullptr, plane, lines + r,
                     columns, n);
 }
 
-// The same of weights w (k, n).  Grid: (k padded to 128, in blocks of a row to each warp).
+// The same of weights w (k, n).  Grid: (k padded to 128,).
 template <class Form>
 __device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k,
                                               int n) {
-    const int r = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    const int64_t pitch = padded_columns(n), rows = padded_rows(k);
-    if (r >= rows) return;
-    split_row<Form>(r < k ? w + r * static_cast<int64_t>(n) : nullptr, nullptr, planes + r * pitch, rows * pitch,
-                    lines + r, columns, n);
+    const int64_t r = blockIdx.x, pitch = padded_columns(n);
+    split_row<Form>(r < k ? w + r * n : nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
+                    columns, n);
 }
 
 // sums[column] = the warps' sums of a column each lane, added up in their order.
@@ -210,6 +247,7 @@ template <class Form>
 __device__ __forceinline__ void split_columns(const Step* step, int share, int shares, const float* dz,
                                               const int* lines, const int* x_lines, uint16_t* planes, int64_t plane,
                                               int* columns, float* db, int n) {
+    constexpr int BATCH = 8;
     SHARED(float, scratch);
     const Rows rows = share_rows(step, share, shares);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -231,16 +269,26 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
     float sum = 0.0f;
     int seen = 0;
     const int end = static_cast<int>(padded_rows(rows.count));
-#pragma unroll 4
-    for (int r = warp; r < end; r += warps) {
-        const bool inside = r < rows.count && column < n;
-        const float x = inside ? dz[(rows.first + static_cast<int64_t>(r)) * n + column] : 0.0f;
-        const Held held = Form::hold(x, Form::SCALED && r < rows.count ? exponent_in(x_lines[r]) - top : 0);
-        sum += x;
-        seen |= held.flags;
-        const int64_t at = r * static_cast<int64_t>(pitch) + column;
-        planes[at] = held.hi;
-        if (Form::PLANES == 2) planes[plane + at] = held.lo;
+    for (int first = warp; first < end; first += BATCH * warps) {
+        float x[BATCH];  // all on their way before the first is stored
+        int shift[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int r = first + i * warps;
+            shift[i] = Form::SCALED && r < rows.count ? exponent_in(x_lines[r]) - top : 0;
+            x[i] = r < rows.count && column < n ? dz[(rows.first + static_cast<int64_t>(r)) * n + column] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int r = first + i * warps;
+            if (r >= end) break;
+            const Held held = Form::hold(x[i], shift[i]);
+            sum += x[i];
+            seen |= held.flags;
+            const int64_t at = r * static_cast<int64_t>(pitch) + column;
+            planes[at] = held.hi;
+            if (Form::PLANES == 2) planes[plane + at] = held.lo;
+        }
     }
     column_sum(sum, scratch, db, column, n);
     if (!Form::SCALED) return;
@@ -262,7 +310,7 @@ __device__ __forceinline__ void sum_columns(const Step* step, int share, int sha
     const int column = blockIdx.x * WARP + threadIdx.x % WARP;
     const int64_t pitch = padded_columns(n);
     float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (int r = warp; r < rows.count; r += warps) sum += bfloat_value(dz[r * pitch + column]);
     column_sum(sum, scratch, db, column, n);
 }

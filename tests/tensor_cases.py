@@ -171,7 +171,7 @@ def split_rows(form: Form, batch: Batch, n: int, *, x: np.ndarray | None = None,
     return Case(
         f"{batch}-{n}" + "-plain" * plain,
         kernels.split_rows(form),
-        (ceil_div(padded_rows(batch.most_rows), kernels.WARPS_PER_BLOCK),),
+        (padded_rows(batch.most_rows),),
         {
             **batch.args, "x": batch.rows_of(x), "weight_lines": weight_lines, "planes": None if plain else words,
             "plane": words[0].size, "lines": lines, "columns": None if plain else known, "n": n,
@@ -190,7 +190,7 @@ def split_weights(form: Form, k: int, n: int) -> Case:
     outputs = {"planes": exact(planes.bits)}
     if form.scaled:
         outputs |= {"lines": exact(planes.lines), "columns": exact(planes.columns)}
-    return Case(f"{k}x{n}", kernels.split_weights(form), (padded_rows(k) // kernels.WARPS_PER_BLOCK,), args, outputs)
+    return Case(f"{k}x{n}", kernels.split_weights(form), (padded_rows(k),), args, outputs)
 
 
 def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> Case:
@@ -472,7 +472,7 @@ def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 
 def plane_cases() -> Iterator[Case]:
     for form in FORMS.values():
-        for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300)):
+        for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300), (2, 4101)):
             yield split_rows(form, whole(rows), n)
             yield split_weights(form, rows, n)
             yield split_columns(form, whole(rows), n)

@@ -474,6 +474,7 @@ def tensor_backward_update(optimizer: str, tile: MatrixTile) -> Entry:
     return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, constants=True)
 
 
+SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
 COLUMN_THREADS = 1024  # of the blocks that go through all rows of 32 columns
 
 
@@ -487,11 +488,12 @@ def split_rows(form: Form) -> Entry:
         f"{_ROWS}, const float* x, const int* weight_lines, uint16_t* planes, int64_t plane, int* lines, "
         "int* columns, int n"
     )
-    return _planes("split_rows", form, rest)
+    return _planes("split_rows", form, rest, shared_bytes=SPLIT_BYTES)
 
 
 def split_weights(form: Form) -> Entry:
-    return _planes("split_weights", form, "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n")
+    rest = "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n"
+    return _planes("split_weights", form, rest, shared_bytes=SPLIT_BYTES)
 
 
 def split_columns(form: Form) -> Entry:

@@ -510,7 +510,7 @@ class _Lowering:
         return self.stored(name) if planes is None or self._reads_floats(name) else None, planes
 
     def over_padded_rows(self) -> tuple[int, int, int]:
-        return padded_rows(self.rows) // kernels.WARPS_PER_BLOCK, 1, 1
+        return padded_rows(self.rows), 1, 1
 
     def split_weights(self) -> list[Launch]:
         """Planes of all weights that tensor cores read; their flags, and those of inputs, are cleared first."""
@@ -521,7 +521,7 @@ class _Lowering:
             k, n = self.shapes[op.weight]
             launches[op.weight] = Launch(
                 kernels.split_weights(self.form),
-                (padded_rows(k) // kernels.WARPS_PER_BLOCK, 1, 1),
+                (padded_rows(k), 1, 1),
                 {"w": self.at(op.weight), **self._weight(op.weight), "k": k, "n": n},
                 _title(self.operations, op),
             )
