@@ -110,6 +110,7 @@ struct Index {
     int n;
     const float* mean;
     const float* scale;
+    static __host__ __device__ constexpr int count(int) { return 1; }  // of numbers that are a row's target
     __device__ __forceinline__ float operator()(int j) const { return static_cast<int>(texel(texture, row)) == j ? 1.0f : 0.0f; }
     // t · value; of another class it is 0 even where the value is infinite.
     static __device__ __forceinline__ float times(float t, float value) { return t != 0.0f ? value : 0.0f; }
@@ -122,6 +123,7 @@ struct DenseTarget {
     int n;
     const float* mean;  // of standardized targets, or null
     const float* scale;
+    static __host__ __device__ constexpr int count(int n) { return n; }
     __device__ __forceinline__ float operator()(int j) const {
         const float t = texel(texture, row * n + j);
         return scale ? (t - mean[j]) / scale[j] : t;
@@ -155,6 +157,25 @@ __device__ __forceinline__ void total_error(const Step* step, const double* sums
     if (threadIdx.x == 0) {
         totals[0] = losses[2 * step->run] = value;
         totals[1] = losses[2 * step->run + 1] = weight;
+    }
+}
+
+// Of many steps at once: the sums over a step's rows of their values and weights, errors (steps of a run, capacity, 2),
+// to the run's losses (steps, 2).  Grid: a block for each step.
+__device__ __forceinline__ void step_errors(const Step* step, const float* errors, int capacity, double* losses) {
+    SHARED(double, scratch);
+    Step its = *step;
+    its.batch += blockIdx.x;
+    const float* const own = errors + 2ll * capacity * (its.run + blockIdx.x);
+    double value = 0.0, weight = 0.0;
+    for (int row = threadIdx.x; row < batch_rows(its); row += blockDim.x)
+        value += own[2 * row], weight += own[2 * row + 1];
+    value = block_sum(value, scratch);
+    __syncthreads();
+    weight = block_sum(weight, scratch);
+    if (threadIdx.x == 0) {
+        losses[2 * (its.run + blockIdx.x)] = value;
+        losses[2 * (its.run + blockIdx.x) + 1] = weight;
     }
 }
 

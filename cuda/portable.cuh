@@ -45,7 +45,40 @@ __device__ __forceinline__ float half_value(uint16_t bits) {
 }
 
 // Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
-__device__ __forceinline__ void pause_spinning() { __nanosleep(32); }
+// What is waited for comes within a microsecond, so the device does not sleep.
+__device__ __forceinline__ void pause_spinning() {}
+
+// Ends the kernel with an error.
+__device__ __forceinline__ void give_up() { __trap(); }
+
+// A word that other blocks read while the kernel runs, whole: it is in the cache that they share, not in the
+// multiprocessor's own.
+__device__ __forceinline__ void store_word(uint64_t* place, uint64_t word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
+}
+
+__device__ __forceinline__ uint64_t load_word(const uint64_t* place) {
+    uint64_t word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(place) : "memory");
+    return word;
+}
+
+// Copies four floats to shared memory while the thread goes on, where the card can; both addresses are multiples of 16.
+__device__ __forceinline__ void copy_four(float* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+#else
+    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+#endif
+}
+
+// Waits until what this thread copied is there.
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 #endif
 
@@ -65,6 +98,21 @@ __device__ __forceinline__ uint16_t bfloat_bits(float x) {
 
 __device__ __forceinline__ float bfloat_value(uint16_t bits) {
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+
+// Four neighbours at once, from or to an address that is a multiple of their size.
+__device__ __forceinline__ void load_four(const float* from, float* to) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+__device__ __forceinline__ void load_four(const unsigned char* from, unsigned char* to) {
+    const uchar4 four = *reinterpret_cast<const uchar4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+__device__ __forceinline__ void store_four(float* to, const float* from) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }
 
 // Sum over the warp's lanes, the same in every lane and in the same order always.

@@ -41,8 +41,7 @@ __device__ __forceinline__ void standardize(const Step* step, int share, int sha
 }
 
 // y = x · mask · keep, and the same for deltas on the way back: word (row in batch · n + column) of the
-// layer's step decides, so that nothing is stored between the passes.  An element is kept where its
-// word's upper 53 bits are at least `threshold` = rate · 2^53, rounded up; `keep` is 1 / (1 - rate).
+// layer's step decides (keep_or_drop), so that nothing is stored between the passes.
 __device__ __forceinline__ void dropout(const Step* step, int share, int shares, const float* x, float* y, int n,
                                         uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold,
                                         float keep) {
@@ -53,7 +52,7 @@ __device__ __forceinline__ void dropout(const Step* step, int share, int shares,
         const PhiloxBlock words = philox(seed, purpose, block, step->number, layer, 0);
         for (int lane = 0; lane < 4; ++lane) {
             const int64_t at = block * 4 + lane;
-            if (at >= first && at < end) y[at] = (words.word[lane] >> 11) >= threshold ? x[at] * keep : x[at] * 0.0f;
+            if (at >= first && at < end) y[at] = keep_or_drop(words.word[lane], threshold, keep, x[at]);
         }
     }
 }

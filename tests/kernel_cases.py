@@ -730,6 +730,21 @@ def total_error(count: int) -> Case:
     return Case(f"{count}", kernels.total_error(), (1,), {**args, **double}, outputs)
 
 
+def step_errors(capacity: int, epoch_rows: int, steps: int) -> Case:
+    """The last ``steps`` steps of an epoch, in a run whose first two came before."""
+    first = -(-epoch_rows // capacity) - steps
+    errors = _random().random((2 + steps, capacity, 2)).astype(np.float32)
+    rows = [min(capacity, epoch_rows - (first + step) * capacity) for step in range(steps)]
+    losses, written = np.zeros((5 + steps, 2)), np.zeros((5 + steps, 2), bool)
+    for step, count in enumerate(rows):
+        losses[2 + step], written[2 + step] = errors[2 + step, :count].sum(axis=0, dtype=np.float64), True
+        errors[2 + step, count:] = np.nan  # of an earlier run
+    step = np.array([(STEP_NUMBER, 2, first, capacity, epoch_rows)], STEP)
+    args = {"step": step, "errors": errors, "capacity": capacity, "losses": blank(5 + steps, 2, dtype=np.float64)}
+    outputs = {"losses": expect(losses, capacity * EPS * losses, written)}
+    return Case(f"{steps}x{capacity}of{epoch_rows}", kernels.step_errors(), (steps,), args, outputs)
+
+
 def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, special: float | None = None) -> Case:
     """``scaled`` and ``special`` as for a loss."""
     logits = batch.rows_of(5 * normal(batch.capacity, n))
@@ -781,6 +796,8 @@ def _loss_cases() -> Iterator[Case]:
             yield output(function, whole(1), 5, special=special)
     for count in (1, 33, 257, 1000):
         yield total_error(count)
+    for capacity, epoch_rows, steps in ((1, 3, 3), (33, 100, 2), (300, 601, 3)):
+        yield step_errors(capacity, epoch_rows, steps)
 
 
 # --- metrics ---

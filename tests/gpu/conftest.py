@@ -11,6 +11,7 @@ from mlpgpu.backends.cuda import compiler, kernels
 from mlpgpu.backends.cuda.compiler import Cubin
 from mlpgpu.backends.cuda.driver import Device, find_device
 from mlpgpu.backends.cuda.kernels import Entry
+from mlpgpu.backends.cuda.program import CudaProgram
 from mlpgpu.errors import BackendError
 
 
@@ -32,12 +33,20 @@ def cubins(device: Device) -> dict[str, Cubin]:
     return compiler.compile_units(kernels.units(runnable), device.arch)
 
 
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans train launch by launch, also those that could inside one kernel."""
+    monkeypatch.setattr(CudaProgram, "_choose", lambda self: "a test asks for it")
+
+
 @pytest.fixture(scope="module")
 def compiled_once(cubins: dict[str, Cubin]) -> Iterator[None]:
-    """In this module's process every plan takes its kernels from one compilation of all of them."""
+    """In this module's process every plan takes its kernels from one compilation of all of them, save resident ones."""
+    compile_units = compiler.compile_units
 
     def take(units: Mapping[str, Sequence[Entry]], arch: str) -> dict[str, Cubin]:
-        return {header: cubins[header] for header in units}
+        own = {header: entries for header, entries in units.items() if header not in cubins}
+        return {header: cubins[header] for header in units if header in cubins} | compile_units(own, arch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compile_units", take)

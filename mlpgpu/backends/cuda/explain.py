@@ -25,8 +25,9 @@ from ..base import Sampling, State
 from . import compiler, kernels
 from .driver import Arena, Device, Event, Function, Module, Stream, aligned, capture, pack
 from .feed import Feed
-from .lowering import BLOCKS_PER_MULTIPROCESSOR, Launch
+from .lowering import BLOCKS_PER_MULTIPROCESSOR, Launch, Value
 from .program import GRAPH_STEPS, CudaProgram
+from .resident import Design
 
 REPLAY_SECONDS = 2e-3  # about how long a replay is
 MOST_REPEATS = 256
@@ -43,6 +44,7 @@ Axes = tuple[str | int, ...]
 OF_LOSS: dict[str, Axes] = {
     "order": ("rows",), "targets": ("rows", "n"), "weights": ("rows",), "mean": ("n",), "scale": ("n",),
     "delta": ("rows", "n"), "sums": ("count", 2), "totals": (2,), "losses": (2,), "arrived": (),
+    "errors": ("count", "capacity", 2),
 }  # fmt: skip
 AXES: dict[str, dict[str, Axes]] = {
     "dense.cuh": {
@@ -237,6 +239,7 @@ class Profile:
         seconds: that the whole takes when it is replayed.
         arrays: bytes of each array on the card, by name.
         timelines: what ran when, by heading, if wanted.
+        way: how the plan trains: inside one kernel, or by these launches and why.
     """
 
     title: str
@@ -245,6 +248,7 @@ class Profile:
     seconds: float
     arrays: Mapping[str, int]
     timelines: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    way: str = ""
 
     @property
     def kernel_seconds(self) -> float:
@@ -252,7 +256,8 @@ class Profile:
         return sum(line.count * line.seconds for line in self.lines)
 
     def __str__(self) -> str:
-        parts = [f"{self.title}\n{self.rates}", self._kernels(), self._arrays()]
+        head = "\n".join(filter(None, (self.title, str(self.rates), self.way)))
+        parts = [head, self._kernels(), self._arrays()]
         return "\n\n".join(parts + [f"{heading}\n{gantt(spans)}" for heading, spans in self.timelines.items()])
 
     def _kernels(self) -> str:
@@ -343,7 +348,24 @@ def profile(plan: Plan, device: Device, state: State, *, scale: float | None = N
         timelines["the first steps of a first epoch, whose rows come up piece by piece"] = probe.first_epoch()
     what = "a step" if plan.training else "the evaluation"
     title = f"{what} of {plan.capacity} rows on {device.name}, measured on random data"
-    return Profile(title, rates, lines, seconds, probe.arrays, timelines)
+    way = _way(plan, device, state, data) if plan.training else ""
+    return Profile(title, rates, lines, seconds, probe.arrays, timelines, way)
+
+
+def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
+    """How a plan trains, in words, with the time of a step where that is not by the launches of the table."""
+    program = _Resident(plan, device, 1.0)
+    if isinstance(program.residency, str):
+        return f"trains launch by launch, since {program.residency}"
+    program.load(state)
+    program.attach(data, Sampling(len(data), plan.capacity, seed=0))
+    seconds, kernel = program.seconds(), program.residency
+    entry = kernel.train("float32" if data.scale is None else "uint8", textured=True).entry
+    return (
+        f"trains inside one kernel, {entry.name}: {kernel.blocks} blocks of {entry.threads} threads, each with "
+        f"{entry.shared_bytes:,} bytes of shared memory; a step takes {seconds * 1e6:,.2f} µs.  Launch by launch it "
+        "would be:"
+    )
 
 
 def random_data(plan: Plan, scale: float | None) -> Dataset:
@@ -428,6 +450,28 @@ class _RecordedFeed(Feed):
             self.recorder.add("copies", f"piece {piece}", self._began_copy, self.recorder.reached(self._copies))
 
 
+class _Resident(CudaProgram):
+    """A program whose steps inside one kernel can be timed."""
+
+    def seconds(self) -> float:
+        """Of a step, at rates of 0."""
+        assert self._training is not None and isinstance(self.residency, Design)
+        data, sampling = self._training
+        steps = min(MOST_REPEATS, sampling.steps_per_epoch)
+        self.run(0, np.zeros(sampling.steps_per_epoch))  # brings all rows up
+        found = []
+        with self._device:
+            for _ in range(TRIALS):
+                start, end = Event(self._device, timing=True), Event(self._device, timing=True)
+                self._set_step(0, 0, sampling.batch_size, len(data.dataset))
+                self._stream.record(start)
+                self._put_resident(self.residency, data, sampling.seed, steps)
+                self._stream.record(end)
+                end.synchronize()
+                found.append(end.seconds_since(start) / steps)
+        return statistics.median(found)
+
+
 class _Probe(CudaProgram):
     """A program whose launches can be timed alone, and marked as they run in a step."""
 
@@ -442,6 +486,9 @@ class _Probe(CudaProgram):
             self._run_steps(self._sampling.steps_per_epoch)  # brings all rows up
         else:
             self.predict(data)
+
+    def _choose(self) -> str:
+        return "launches are measured one by one"
 
     def _run_steps(self, count: int) -> None:
         """The first steps, with rates of 0."""
@@ -460,8 +507,8 @@ class _Probe(CudaProgram):
         assert data is not None
         return {**self._sizes, f"data ({len(self._data):,} rows)": data.nbytes}
 
-    def _bind(self, launch: Launch, data: Feed, seed: int) -> Callable[[Stream], None]:
-        put = super()._bind(launch, data, seed)
+    def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
+        put = super()._bind(launch, data, seed, **others)
         self._bound[id(launch)] = _Bound(launch, self._kernels(data).functions[launch.entry], put)
 
         def put_recorded(stream: Stream) -> None:

@@ -573,9 +573,12 @@ def _over_rows(name: str, function: str, rest: str) -> Entry:
     return Entry(name, "rows.cuh", function, arguments(f"{_ROWS}, {rest}"), ROW_THREADS)
 
 
+SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
+
+
 def gather(source: str) -> Entry:
-    """``source`` is ``float32`` or ``uint8``."""
-    ctype = {"float32": "float", "uint8": "unsigned char"}[source]
+    """``source`` is one of :data:`SOURCES`."""
+    ctype = SOURCES[source]
     rest = f"const int* order, const {ctype}* data, float scale, float* x, int n"
     return _over_rows(f"gather_{source}", f"gather<{ctype}>", rest)
 
@@ -624,6 +627,12 @@ def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
 def total_error() -> Entry:
     signature = "const Step* step, const double* sums, int count, double* totals, double* losses"
     return Entry("total_error", "loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def step_errors() -> Entry:
+    """Follows a resident kernel, whose own entry :mod:`.resident` makes for each plan."""
+    signature = "const Step* step, const float* errors, int capacity, double* losses"
+    return Entry("step_errors", "loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def output(function: str) -> Entry:
@@ -718,6 +727,7 @@ def all_entries() -> tuple[Entry, ...]:
         dropout(),
         *(loss(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)),
         total_error(),
+        step_errors(),
     ]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]

@@ -15,11 +15,26 @@ from ...plan import Plan
 from ..base import Program, Sampling, State
 from ..evaluation import compared_widths, zero_sums
 from . import compiler, kernels
-from .driver import Arena, Device, Event, Function, Module, Replay, Stream, aligned, capture, pack, pinned
+from .driver import (
+    Arena,
+    CooperativeModule,
+    Device,
+    Event,
+    Function,
+    Module,
+    Replay,
+    Stream,
+    aligned,
+    capture,
+    pack,
+    pinned,
+)  # fmt: skip
 from .feed import Feed
 from .kernels import WARPS_PER_BLOCK, Entry, ceil_div
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
+from .resident import Design, design
 
+MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
 DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of float64; the others are of four bytes
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
@@ -79,6 +94,11 @@ def metric_launches(plan: Plan, metrics: Sequence[str], *, textured: bool = True
     return launches
 
 
+def _source(data: Feed) -> str:
+    """What a data set's inputs are on the card."""
+    return "float32" if data.dataset.scale is None else "uint8"
+
+
 @dataclass
 class _Kernels:
     """What a plan launches on data of one type, and the compiled kernels."""
@@ -89,18 +109,25 @@ class _Kernels:
 
 
 class CudaProgram(Program):
-    """A plan, its arrays in one arena, and its launches."""
+    """A plan, its arrays in one arena, and its launches.
+
+    Attributes:
+        residency: the kernel inside which the plan trains, or why it trains launch by launch.
+    """
 
     def __init__(self, plan: Plan, device: Device, memory_share: float) -> None:
         self._plan, self._device, self._memory_share = plan, device, memory_share
+        self.residency = self._choose()
         self._training: tuple[Feed, Sampling] | None = None
         self._evaluation: Feed | None = None
         self._begin: list[Callable[[Stream], None]] = []
         self._shares: list[list[Callable[[Stream], None]]] = []
         self._finish: list[Callable[[Stream], None]] = []
         self._replays: dict[int, Replay] = {}  # by their number of steps
+        self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._epoch = -1  # the one whose order is on the card
+        self._made_order = -1, np.empty(0, np.int64)  # an epoch to come, and its order
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
         self._reader: Stream
         self._prefetched: Event | None = None  # when the state that was last asked for is there
@@ -112,10 +139,16 @@ class CudaProgram(Program):
             self._addresses: dict[str, int] = {}
             self._sizes: dict[str, int] = {}
             self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32", arch=device.arch).bytes)
+            if isinstance(self.residency, Design):
+                self._take(self.residency.bytes)
             self._steps = pinned(device, (MOST_RUN_STEPS,), STEP)
             self._losses = pinned(device, (MOST_RUN_STEPS, 2), np.float64)
             self._table = pinned(device, (MOST_RUN_STEPS, TABLE_COLUMNS), np.float32)
             self._stream.synchronize()
+
+    def _choose(self) -> Design | str:
+        device = self._device
+        return design(self._plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes)
 
     def _take(self, sizes: Mapping[str, int]) -> None:
         """Arrays of zeros of so many bytes, those of them that are not there yet."""
@@ -223,10 +256,13 @@ class CudaProgram(Program):
             self._training = None  # the old set makes room for the new one
             data = self._feed(dataset, sampling.batch_size)
             lowered = self._kernels(data).lowered
+            if isinstance(self.residency, Design):
+                lowered = Lowered()  # its kernel is bound for each run
             self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
             self._training, self._epoch = (data, sampling), -1
+            self._made_order = -1, np.empty(0, np.int64)
             self._set_constant("hyper", hyper_parameters(self._plan.optimizer))
             self._stream.synchronize()
 
@@ -247,7 +283,7 @@ class CudaProgram(Program):
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
                 if epoch != self._epoch:
-                    data.begin(sampling.order(epoch))
+                    data.begin(self._made_order[1] if epoch == self._made_order[0] else sampling.order(epoch))
                     self._epoch = epoch
                 end = data.reach(batch * sampling.batch_size)
                 of_piece = min(sampling.steps_per_epoch, -(-end // sampling.batch_size)) - batch
@@ -255,10 +291,15 @@ class CudaProgram(Program):
                 self._set_step(first_step + done, batch, sampling.batch_size, len(data.dataset))
                 self._table[:count, : table.shape[1]] = table[done : done + count]
                 self._set_constant("schedule", self._table[:count])
-                for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
-                    self._replay(steps).launch(self._stream)
+                if isinstance(self.residency, Design):
+                    self._put_resident(self.residency, data, sampling.seed, count)
+                else:
+                    for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
+                        self._replay(steps).launch(self._stream)
                 self._stream.download(self._losses[:count], self._addresses["losses"])
                 data.prepare()
+                if batch + count == sampling.steps_per_epoch:
+                    self._made_order = epoch + 1, sampling.order(epoch + 1)  # while the card works
                 self._stream.synchronize()
                 sums[done : done + count] = self._losses[:count]
                 done += count
@@ -276,6 +317,17 @@ class CudaProgram(Program):
                     self._put_step()
             self._replays[steps] = graph.instantiate()
         return self._replays[steps]
+
+    def _put_resident(self, kernel: Design, data: Feed, seed: int, steps: int) -> None:
+        """So many steps, all in one launch."""
+        if self._tag + steps > MOST_TAG:
+            self._stream.fill(self._addresses["mail"], self._sizes["mail"])
+            self._tag = 1
+        train = kernel.train(_source(data), textured=data.texture is not None)
+        self._bind(train, data, seed, steps=steps, tag=self._tag)(self._stream)
+        add_errors = kernel.add_errors(steps)
+        self._bind(add_errors, data, seed)(self._stream)
+        self._tag += steps
 
     def _put_step(self) -> None:
         """One step on the streams: they fork for the shares, and join for what is done once."""
@@ -364,20 +416,29 @@ class CudaProgram(Program):
 
     def _kernels(self, data: Feed) -> _Kernels:
         """The kernels for data of this type, compiled at first need."""
-        source, textured = "float32" if data.dataset.scale is None else "uint8", data.texture is not None
-        form = source, textured
+        source, textured = form = _source(data), data.texture is not None
         if form not in self._compiled:
             multiprocessors = self._device.multiprocessors
             arch = self._device.arch
             lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured, arch=arch)
             self._take(lowered.bytes)  # where others than before are stored for data of this type
-            self._compiled[form] = _Kernels(lowered, *self._compile(lowered.entries()))
+            entries = lowered.entries()
+            if isinstance(self.residency, Design):
+                resident = [self.residency.train(source, textured=textured), self.residency.add_errors(1)]
+                evaluated = [*lowered.evaluation_begin, *lowered.evaluation]
+                entries = Lowered(evaluation=[*evaluated, *resident]).entries()
+            self._compiled[form] = _Kernels(lowered, *self._compile(entries))
         return self._compiled[form]
 
     def _compile(self, entries: Iterable[Entry]) -> tuple[dict[str, Module], dict[Entry, Function]]:
         units = kernels.units(entries)
         cubins = compiler.compile_units(units, self._device.arch)
-        modules = {header: Module(self._device, cubin.image) for header, cubin in cubins.items()}
+        modules = {
+            header: (CooperativeModule if any(e.cooperative for e in units[header]) else Module)(
+                self._device, cubin.image
+            )
+            for header, cubin in cubins.items()
+        }
         return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
 
     def _set_constant(self, name: str, values: np.ndarray) -> None:
@@ -387,9 +448,10 @@ class CudaProgram(Program):
         for header in dict.fromkeys(entry.header for entry in compiled.functions if entry.constants):
             self._stream.upload(compiled.modules[header].constant(name)[0], values)
 
-    def _bind(self, launch: Launch, data: Feed, seed: int) -> Callable[[Stream], None]:
-        """A launch with its arguments packed, once for all steps."""
+    def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
+        """A launch with its arguments packed, once for all steps; ``others`` are named values beside the data's."""
         numbers: dict[str, Value] = {"scale": data.scale, "seed": seed, "weights": data.addresses.get("weights")}
+        numbers |= others
         numbers["targets"] = data.addresses.get("targets") if data.texture is None else int(data.texture)
 
         def resolve(value: Value) -> int | float | None:

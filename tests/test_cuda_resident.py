@@ -1,0 +1,316 @@
+"""The kernel that holds a whole network: which plans have one, and what it computes, on the host."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shim_runner
+from helpers import EPS32, dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from shim_runner import run
+
+from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
+from mlpgpu.backends import Sampling, State, get_backend
+from mlpgpu.backends.base import target_array
+from mlpgpu.backends.cuda import resident
+from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
+from mlpgpu.backends.cuda.kernels import units
+from mlpgpu.backends.cuda.lowering import At, Launch
+from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.resident import Design, design
+from mlpgpu.layers import Layer
+from mlpgpu.optimizers import OPTIMIZERS
+from mlpgpu.plan import Plan
+
+SHARED_BYTES = 227 << 10
+
+
+def make_plan(layers: list[Layer], **options: Any) -> Plan:
+    defaults = {"capacity": 32, "loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)}
+    return Network(layers, seed=1).lower(**{**defaults, **options})
+
+
+# --- on the host ---
+
+
+class HostResident:
+    """Runs a plan's resident kernel on the host."""
+
+    def __init__(self, plan: Plan, made: Design, data: Dataset, sampling: Sampling, state: State) -> None:
+        self.plan, self.made, self.data, self.sampling = plan, made, data, sampling
+        targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
+        self.values: dict[str, Any] = {
+            "data": data.storage_x, "targets": targets, "scale": data.scale or 1.0, "seed": sampling.seed,
+            "weights": None if data.weight is None else data.weight.astype(np.float32),
+            "order": sampling.order(0).astype(np.int32), "mail": np.zeros(made.mail_words, np.uint64), "tag": 1,
+        }  # fmt: skip
+        for name in ("parameters", "slots", "statistics"):
+            self.values[name] = getattr(state, name).astype(np.float32).ravel()
+
+    def run(self, first: int, rates: np.ndarray) -> np.ndarray:
+        """Train from step ``first`` of the epoch on; returns losses and weights."""
+        assert self.plan.optimizer is not None
+        table = self.plan.optimizer.table(first, rates)
+        schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
+        schedule[:, : table.shape[1]] = table
+        constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
+        sampling = self.sampling
+        self.values |= {
+            "step": np.array([(first, 0, first, sampling.batch_size, sampling.rows)], STEP),
+            "steps": len(rates),
+            "row errors": np.zeros((len(rates), self.made.rows, 2), np.float32),
+            "losses": np.zeros((len(rates), 2)),
+        }
+        source = "float32" if self.data.scale is None else "uint8"
+        self._launch(self.made.train(source, textured=True), constants)
+        self._launch(self.made.add_errors(len(rates)), {})
+        self.values["tag"] += len(rates)
+        return self.values["losses"]
+
+    def _launch(self, launch: Launch, constants: dict[str, np.ndarray]) -> None:
+        def resolve(value: object) -> object:
+            if not isinstance(value, At):
+                return value
+            found = self.values[value.array]
+            return found[value.offset :] if value.offset else found
+
+        args = {name: resolve(value) for name, value in launch.values.items()}
+        got = run(launch.entry, launch.grid, launch.entry.threads, args, constants=constants)
+        for name, array in got.items():
+            value = launch.values[name]
+            assert isinstance(value, At)
+            self.values[value.array] = array
+
+
+WIDE = {"MOST_COPIED": 0}  # every layer in tiles
+CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
+    "copied": (
+        [Dense(12, 10, "tanh"), Dense(10, 9, "relu"), Dense(9, 3)],
+        {"loss": "softmax_cross_entropy"}, {},
+    ),
+    "tiled": (
+        [Dense(9, 10, "gelu"), Dense(10, 11, "silu", bias=False), Dense(11, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l1=0.01, l2=0.1)}, WIDE,
+    ),
+    "dropped, standardized": (
+        [Standardize(9), Dropout(0.2), Dense(9, 8, "elu"), Dropout(0.3), Dense(8, 3), Standardize(3)],
+        {"optimizer": OPTIMIZERS["Nesterov"](0.1)}, {},
+    ),
+    "dropped, in fours, tiled": (
+        [Dropout(0.2), Dense(8, 8, "sigmoid"), Dropout(0.3), Dense(8, 7, "tanh"), Dense(7, 3)],
+        {"loss": "huber", "optimizer": OPTIMIZERS["AdamW"](0.1)}, WIDE,
+    ),
+    "one layer": ([Dense(40, 3)], {"loss": "binary_cross_entropy", "optimizer": OPTIMIZERS["SGD"](0.1)}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["float32", "uint8"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_epoch_as_on_the_cpu(case: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_epoch(case, source, monkeypatch)
+
+
+def check_epoch(case: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two full batches and a last one of two rows, in one launch and in two, on five blocks for eight rows."""
+    layers, options, limits = CASES[case]
+    for name, value in limits.items():
+        monkeypatch.setattr(resident, name, value)
+    network = Network(layers, seed=3)
+    plan32, plan64 = (
+        network.lower(
+            **{"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1), **options},
+            capacity=8, precision=precision,
+        )
+        for precision in ("float32", "float64")
+    )  # fmt: skip
+    loss, kind = plan32.loss, plan32.target_kind
+    assert loss is not None and kind is not None and plan32.optimizer is not None
+    made = design(plan32, multiprocessors=5, shared_bytes=SHARED_BYTES)
+    assert isinstance(made, Design)
+    wide = dataset(loss, kind, rows=18, n_in=plan32.n_in, n_out=3, weighted=source == "float32")
+    assert wide.y is not None
+    x = wide.x.astype(np.float32) if source == "float32" else (50.0 * wide.x + 128.0).clip(0.0, 255.0).astype(np.uint8)
+    data = Dataset(x, wide.y if kind == "index" else wide.y.astype(np.float32), wide.weight)
+    network.adapt(data)
+    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
+    slots = np.zeros((len(plan32.optimizer.slots), 1, plan32.parameter_count))
+    state = State(network.flat_parameters()[np.newaxis], slots, network.flat_statistics()[np.newaxis])
+
+    results = []
+    for plan in (plan64, plan32):
+        program = get_backend("cpu").compile(plan, threads=1)
+        program.load(state)
+        program.attach(data, sampling)
+        losses = program.run(0, rates)
+        after = program.read()
+        results.append((after.parameters[0], after.slots.ravel(), losses))
+    whole, pieces = (HostResident(plan32, made, data, sampling, state) for _ in range(2))
+    losses = whole.run(0, rates)
+    ours = (whole.values["parameters"], whole.values["slots"], losses)
+    # Both compute in float32, in sums as long: neither errs by much more than the other.
+    for got, oracle, cpu in zip(ours, *results, strict=True):
+        if got.size:
+            error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
+            assert abs(got - oracle).max() <= 4 * error
+
+    parts = [pieces.run(0, rates[:1]), pieces.run(1, rates[1:])]
+    np.testing.assert_array_equal(np.concatenate(parts), losses)
+    for name in ("parameters", "slots"):
+        np.testing.assert_array_equal(pieces.values[name], whole.values[name])
+
+
+# --- which plans have one ---
+
+
+def designed(
+    layers: list[Layer], *, multiprocessors: int = 132, shared_bytes: int = SHARED_BYTES, **options: Any
+) -> Any:
+    return design(make_plan(layers, **options), multiprocessors=multiprocessors, shared_bytes=shared_bytes)
+
+
+TIED = Dense(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("why", "layers", "options"),
+    [
+        ("no training step", [Dense(4, 3)], {"optimizer": None}),
+        ("sums are atomic", [Dense(4, 3)], {"reduction": "atomic"}),
+        ("split over streams", [Dense(4, 3)], {"shares": 2}),
+        ("norm is clipped", [Dense(4, 3)], {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}),
+        ("share their weights", [Dense(4, 8), TIED, TIED, Dense(8, 3)], {}),
+        ("holds LocallyConnected", [LocallyConnected(9, 3), Dense(7, 3)], {}),
+        ("a dropout follows another", [Dense(4, 3), Dropout(0.1), Dropout(0.1), Dense(3, 3)], {}),
+        ("1585 units is too wide", [Dense(4, 1585), Dense(1585, 3)], {}),
+        ("a tile of its weights, with 9000 rows", [Dense(4, 3)], {"capacity": 9000}),
+        ("bytes of shared memory", [Dense(784, 128), Dense(128, 10)], {"capacity": 256}),
+    ],
+)
+def test_plans_that_train_launch_by_launch(why: str, layers: list[Layer], options: dict[str, Any]) -> None:
+    found = designed(layers, **options)
+    assert isinstance(found, str) and why in found
+
+
+def test_the_network_of_the_table_in_full() -> None:
+    made = designed([Dense(784, 128, "relu"), Dense(128, 10)], capacity=128, loss="softmax_cross_entropy")
+    assert isinstance(made, Design)
+    first, last = made.layers
+    # Eight slices of the inputs by sixteen of the units: a block multiplies 128 rows by 100 lines of 8 columns.
+    assert (first.cut.line_slices, first.cut.column_slices, first.cut.quads, first.cut.columns) == (8, 16, 25, 8)
+    assert (first.is_replicated, last.is_replicated) == (False, True)
+    assert made.blocks == 132 and last.first_block == 128
+    entry = made.train("float32", textured=True).entry
+    assert entry.cooperative and entry.shared_bytes == made.shared_bytes <= SHARED_BYTES
+    assert "AsyncInputs" in entry.function
+    assert "OwnInputs" in made.train("uint8", textured=True).entry.function
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[list[Layer], dict[str, Any]]:
+    widths = draw(st.lists(st.integers(1, 1000), min_size=2, max_size=6))
+    layers: list[Layer] = [Dense(a, b, bias=draw(st.booleans())) for a, b in itertools.pairwise(widths)]
+    return layers, {"capacity": draw(st.integers(1, 300)), "multiprocessors": draw(st.integers(1, 148))}
+
+
+@given(stacks())
+def test_tiles_cover_the_weights_and_fit(stack: tuple[list[Layer], dict[str, Any]]) -> None:
+    layers, options = stack
+    made = designed(layers, **options)
+    if isinstance(made, str):
+        return
+    assert made.shared_bytes <= SHARED_BYTES and 1 <= made.blocks <= options["multiprocessors"]
+    for layer in made.layers:
+        cut = layer.cut
+        assert cut.tiles <= made.blocks and layer.first_block < made.blocks
+        assert cut.quads * 4 * cut.line_slices >= cut.lines and cut.columns * cut.column_slices >= cut.n_out
+        assert cut.columns <= resident.MOST_COLUMNS and cut.quads <= resident.THREADS // 2
+        # No tile is empty: its block would wait for mail that nobody sends.
+        assert cut.line_slices <= -(-cut.lines // 4) and cut.column_slices <= cut.n_out
+    assert not made.layers[0].is_replicated
+
+
+@pytest.mark.parametrize("multiprocessors", [108, 132])
+def test_the_design_follows_plan_and_card_alone(multiprocessors: int) -> None:
+    layers: list[Layer] = [Dense(300, 257, "tanh"), Dropout(0.5), Dense(257, 33, "gelu"), Dense(33, 7)]
+    first, second = (designed(layers, multiprocessors=multiprocessors, capacity=100) for _ in range(2))
+    assert first == second and isinstance(first, Design)
+    assert first.train("float32", textured=False) == second.train("float32", textured=False)
+
+
+# --- machine code ---
+
+COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "tiny": ([Dense(784, 128, "relu"), Dense(128, 10)], {"capacity": 128, "loss": "softmax_cross_entropy"}),
+    "three tiled, dropped": (
+        [Standardize(31), Dense(31, 257, "gelu"), Dropout(0.5), Dense(257, 127, "elu"), Dense(127, 5)],
+        {"capacity": 33, "optimizer": OPTIMIZERS["AdamW"](0.1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", COMPILED)
+def test_kernels_compile_to_what_their_entries_say(
+    case: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings are errors; a block's registers fit, and what a thread spills is no more than a few words."""
+    if CACHE_VARIABLE not in os.environ:
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    layers, options = COMPILED[case]
+    made = designed(layers, **options)
+    assert isinstance(made, Design)
+    for source in ("float32", "uint8"):
+        entry = made.train(source, textured=True).entry
+        (cubin,) = compile_units(units([entry]), arch).values()
+        kernel = cubin.resources[entry.name]
+        assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes
+        assert kernel.registers * entry.threads <= 65536 and kernel.shared_bytes == 0
+
+
+# --- planted faults ---
+
+FAULTS = {
+    "barrier removed before Z is added up": (
+        "            sum_z<0>();\n            __syncthreads();\n",
+        "            sum_z<0>();\n",
+    ),
+    "a group of rows left out of dW": (
+        "for (int group = 1; group < groups<T>(); ++group)",
+        "for (int group = 2; group < groups<T>(); ++group)",
+    ),
+    "weights moved before dX is made of them": (
+        "if constexpr (!Layer<L>::IS_REPLICATED) send_dx<L>();",
+        "if constexpr (!Layer<L>::IS_REPLICATED) sum_dw<L>(), update<L>(1.0f, schedule), send_dx<L>();",
+    ),
+    "a slice too short": (
+        "T::ALL_QUADS * (k + 1) / T::LINE_SLICES * 4",
+        "T::ALL_QUADS * (k + 1) / T::LINE_SLICES * 4 - 1",
+    ),
+    "biases without their line of ones": ("= 1.0f;", "= 0.0f;"),
+    "rows of a full batch in the last one": (
+        "step.batch += 1;\n            rows = next.rows;",
+        "step.batch += 1;\n            rows = ROWS;",
+    ),
+    "dropout of the step before": ("key.step = step.number;", "key.step = step.number - 1;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = FAULTS[fault]
+    sources = tmp_path / "cuda"
+    shutil.copytree(shim_runner.KERNELS, sources)
+    text = (sources / "resident.cuh").read_text()
+    assert text.count(right) == 1, "resident.cuh has changed: plant the fault anew"
+    (sources / "resident.cuh").write_text(text.replace(right, wrong))
+    monkeypatch.setattr(shim_runner, "KERNELS", sources)
+    monkeypatch.setattr(shim_runner, "_programs", {})
+    with pytest.raises(AssertionError):
+        check_epoch("dropped, in fours, tiled", "float32", monkeypatch)
