@@ -37,6 +37,12 @@ def test_the_launches_make_up_the_step(device: Device, widths: list[int], batch_
     assert found.kernel_seconds == pytest.approx(found.seconds, rel=0.25)
 
 
+def test_it_says_which_way_a_plan_trains(device: Device) -> None:
+    inside, by_launches = (str(measured(device, [50, 33, 7], 31, shares=shares)) for shares in (1, 2))
+    assert "trains inside one kernel, resident_50_33_7" in inside and "a step takes" in inside
+    assert "trains launch by launch, since the batch is split over streams" in by_launches
+
+
 def test_no_launch_is_faster_than_its_floor(device: Device) -> None:
     found = measured(device, [784, 1024, 1024, 10], 1024)
     assert found.rates.copied > 1e11 and found.rates.cached >= found.rates.copied and found.rates.computed > 1e12

@@ -28,7 +28,7 @@ from .driver import (
     capture,
     pack,
     pinned,
-)  # fmt: skip
+)
 from .feed import Feed
 from .kernels import WARPS_PER_BLOCK, Entry, ceil_div
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
