@@ -189,7 +189,8 @@ TIED = Dense(8, 8)
         ("holds LocallyConnected", [LocallyConnected(9, 3), Dense(7, 3)], {}),
         ("a dropout follows another", [Dense(4, 3), Dropout(0.1), Dropout(0.1), Dense(3, 3)], {}),
         ("1585 units is too wide", [Dense(4, 1585), Dense(1585, 3)], {}),
-        ("a tile of its weights, with 9000 rows", [Dense(4, 3)], {"capacity": 9000}),
+        ("a batch of 1025 rows is larger", [Dense(4, 3)], {"capacity": 1025}),
+        ("a tile of its weights, with 1000 rows", [Dense(4000, 300), Dense(300, 3)], {"capacity": 1000}),
         ("bytes of shared memory", [Dense(784, 128), Dense(128, 10)], {"capacity": 256}),
     ],
 )

@@ -24,6 +24,7 @@ from .lowering import MOST_RUN_STEPS, At, Launch, Value
 IS_USED = True  # False: every plan trains launch by launch
 THREADS = 512  # of a block
 WARP, WARPS = kernels.WARP, THREADS // kernels.WARP
+MOST_ROWS = 1024  # of a batch: what a step's rows leave of the loss is kept for every step of a launch
 MOST_COLUMNS = 12  # of a tile: a thread keeps two rows of them in registers
 MOST_COPIED = 8192  # weights of a layer of which each block holds a copy
 MOST_COPIED_IN_ALL = 16384
@@ -260,6 +261,8 @@ def design(plan: Plan, *, multiprocessors: int, shared_bytes: int) -> Design | s
         return "the batch is split over streams"
     if plan.optimizer.clip_norm is not None:
         return "the gradient's norm is clipped"
+    if plan.capacity > MOST_ROWS:
+        return f"a batch of {plan.capacity} rows is larger than {MOST_ROWS}"
     found = _layers_of(plan)
     if isinstance(found, str):
         return found
