@@ -1,9 +1,11 @@
 // What becomes of a product's elements, for both kinds of tensor-core products (tensor.cuh, wgmma.cuh).
 //
 // A product hands its epilogue quads: four neighbouring columns of one row, the first a multiple of 4.
-//     settle(row, column, inside, sum)   makes C of the sums; whole warps call it at once, also outside C
-//     read(row, column)                  loads what write needs, so that several quads' loads overlap
-//     write(row, column, value, read)    the quad begins inside C; its end may lie beyond the last column
+//     is_aligned()                             whether quads lie in memory as vectors, wholly inside a row
+//     read<ALIGNED>(row, column)               loads what the others need, so that several quads' loads overlap
+//     settle(row, column, sum, read)           makes C of the sums; whole warps call it at once; outside C, with
+//                                              what was read as 0
+//     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
 // Rows are those of the share.
 #pragma once
 
@@ -19,13 +21,21 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 3) quad.w = value;
 }
 
-// Columns `column` to `column` + 3 of a row of n; 0 beyond it.
-__device__ __forceinline__ float4 load_quad(const float* row, int column, int n) {
-    return row_vector(row, n, column, reinterpret_cast<uintptr_t>(row) % 16 == 0);
+// Whether quads of an array (rows, n) are vectors; what is null has none.
+__device__ __forceinline__ bool is_aligned(const float* data, int n) {
+    return data == nullptr || (reinterpret_cast<uintptr_t>(data) % 16 == 0 && n % 4 == 0);
 }
 
+// Columns `column` to `column` + 3 of a row of n; 0 beyond it.
+template <bool ALIGNED>
+__device__ __forceinline__ float4 load_quad(const float* row, int column, int n) {
+    if (ALIGNED) return *reinterpret_cast<const float4*>(row + column);
+    return row_vector(row, n, column, false);
+}
+
+template <bool ALIGNED>
 __device__ __forceinline__ void store_quad(float* row, int column, int n, const float4& value) {
-    if (column + 4 <= n && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+    if (ALIGNED) {
         *reinterpret_cast<float4*>(row + column) = value;
         return;
     }
@@ -35,23 +45,29 @@ __device__ __forceinline__ void store_quad(float* row, int column, int n, const 
     if (column + 3 < n) row[column + 3] = value.w;
 }
 
-// The same of a row of a plane of bfloat16, whose padding holds 0.
-__device__ __forceinline__ float4 load_quad(const uint16_t* row, int column, int) {
-    const ushort4 bits = *reinterpret_cast<const ushort4*>(row + column);
-    return make_float4(bfloat_value(bits.x), bfloat_value(bits.y), bfloat_value(bits.z), bfloat_value(bits.w));
+// The same of a row of a plane of bfloat16, where a quad is a vector always, and holds 0 beyond n.
+template <bool ALIGNED>
+__device__ __forceinline__ void store_quad(uint16_t* row, int column, int n, const float4& value) {
+    const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
+    *reinterpret_cast<uint2*>(row + column) = make_uint2(bfloat_pair(inside(0, value.x), inside(1, value.y)),
+                                                         bfloat_pair(inside(2, value.z), inside(3, value.w)));
 }
 
-__device__ __forceinline__ void store_quad(uint16_t* row, int column, int n, const float4& value) {
-    const auto bits = [&](int i, float x) { return column + i < n ? bfloat_bits(x) : static_cast<uint16_t>(0); };
-    *reinterpret_cast<ushort4*>(row + column) =
-        make_ushort4(bits(0, value.x), bits(1, value.y), bits(2, value.z), bits(3, value.w));
+// A row of the plane, of which those from `rows` on hold 0.
+template <bool ALIGNED>
+__device__ __forceinline__ void store_padded(uint16_t* plane, int row, int rows, int column, int n,
+                                             const float4& value) {
+    uint16_t* const line = plane + static_cast<int64_t>(row) * padded_columns(n);
+    store_quad<ALIGNED>(line, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
 // --- from sums to C ---
 
 // Planes without scales.
 struct AsIs {
-    __device__ __forceinline__ void settle(int, int, bool, float4&) const {}
+    struct Read {};
+    __device__ __forceinline__ Read read(int, int) const { return {}; }
+    __device__ __forceinline__ void settle(int, int, float4&, const Read&) const {}
 };
 
 // The float32 array that an operand's planes were made of: element (outer, inner), by its steps.
@@ -76,15 +92,21 @@ struct Scaled {
         : rows(rows), row_weights(row_weights), columns(columns), a(a), b(b), length(length),
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
-    __device__ __forceinline__ void settle(int row, int column, bool inside, float4& sum) const {
-        const int line = inside ? rows[row] : 0;
-        const int exponent = exponent_in(line) - (inside && row_weights ? exponent_in(row_weights[row]) : 0);
-        const int4 lines = inside ? *reinterpret_cast<const int4*>(columns + column) : make_int4(0, 0, 0, 0);
+    struct Read {
+        int row, weight;
+        int4 columns;
+    };
+    __device__ __forceinline__ Read read(int row, int column) const {
+        return {rows[row], row_weights ? row_weights[row] : 0, *reinterpret_cast<const int4*>(columns + column)};
+    }
+
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Read& lines) const {
+        const int exponent = exponent_in(lines.row) - exponent_in(lines.weight);
         int doubtful = 0;
-        finish(sum.x, line, exponent, lines.x, 1, doubtful);
-        finish(sum.y, line, exponent, lines.y, 2, doubtful);
-        finish(sum.z, line, exponent, lines.z, 4, doubtful);
-        finish(sum.w, line, exponent, lines.w, 8, doubtful);
+        finish(sum.x, lines.row, exponent, lines.columns.x, 1, doubtful);
+        finish(sum.y, lines.row, exponent, lines.columns.y, 2, doubtful);
+        finish(sum.z, lines.row, exponent, lines.columns.z, 4, doubtful);
+        finish(sum.w, lines.row, exponent, lines.columns.w, 8, doubtful);
         // Lanes take turns, and the whole warp works on each one's elements.
         for (unsigned lanes = __ballot_sync(WARP_ALL, doubtful); lanes != 0; lanes &= lanes - 1) {
             const int turn = __ffs(static_cast<int>(lanes)) - 1;
@@ -130,18 +152,24 @@ struct Forward {
     uint16_t* y_plane;
     int rows, n;
 
-    using Read = float4;
-    __device__ __forceinline__ Read read(int, int column) const {
-        return b ? load_quad(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    __device__ __forceinline__ bool is_aligned() const {
+        return mlpgpu::is_aligned(b, n) && mlpgpu::is_aligned(z, n) && mlpgpu::is_aligned(y, n);
     }
+
+    using Read = float4;
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int column) const {
+        return b ? load_quad<ALIGNED>(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
         const int64_t at = static_cast<int64_t>(row) * n;
-        if (z && row < rows) store_quad(z + at, column, n, sum);
+        if (z && row < rows) store_quad<ALIGNED>(z + at, column, n, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
-        if (y && row < rows) store_quad(y + at, column, n, sum);
-        if (y_plane) store_quad(y_plane + static_cast<int64_t>(row) * padded_columns(n), column, row < rows ? n : 0, sum);
+        if (y && row < rows) store_quad<ALIGNED>(y + at, column, n, sum);
+        if (y_plane) store_padded<ALIGNED>(y_plane, row, rows, column, n, sum);
     }
 };
 
@@ -154,19 +182,34 @@ struct BackwardInput {
     uint16_t* dx_plane;
     int rows, k;
 
-    using Read = float4;
+    __device__ __forceinline__ bool is_aligned() const {
+        return mlpgpu::is_aligned(saved, k) && mlpgpu::is_aligned(dx, k);
+    }
+
+    using Read = float4;  // of a plane, two words that hold two numbers each
+    template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
-        if (saved && row < rows) return load_quad(saved + static_cast<int64_t>(row) * k, column, k);
-        if (saved_plane) return load_quad(saved_plane + static_cast<int64_t>(row) * padded_columns(k), column, k);
+        if (saved_plane) {
+            const int64_t at = static_cast<int64_t>(row) * padded_columns(k) + column;
+            const float2 words = *reinterpret_cast<const float2*>(saved_plane + at);
+            return make_float4(words.x, words.y, 0.0f, 0.0f);
+        }
+        if (saved && row < rows) return load_quad<ALIGNED>(saved + static_cast<int64_t>(row) * k, column, k);
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& of) const {
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, float4 value, Read of) const {
+        if (saved_plane) {
+            const unsigned left = __float_as_uint(of.x), right = __float_as_uint(of.y);
+            of = make_float4(__uint_as_float(left << 16), __uint_as_float(left & 0xffff0000u),
+                             __uint_as_float(right << 16), __uint_as_float(right & 0xffff0000u));
+        }
         if (saved || saved_plane) {
             value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
             value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
         }
-        if (dx && row < rows) store_quad(dx + static_cast<int64_t>(row) * k, column, k, value);
-        if (dx_plane) store_quad(dx_plane + static_cast<int64_t>(row) * padded_columns(k), column, row < rows ? k : 0, value);
+        if (dx && row < rows) store_quad<ALIGNED>(dx + static_cast<int64_t>(row) * k, column, k, value);
+        if (dx_plane) store_padded<ALIGNED>(dx_plane, row, rows, column, k, value);
     }
 };
 
@@ -175,31 +218,45 @@ struct Store {
     float* to;
     int n;
 
+    __device__ __forceinline__ bool is_aligned() const { return mlpgpu::is_aligned(to, n); }
+
     struct Read {};
-    __device__ __forceinline__ Read read(int, int) const { return {}; }
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int) const {
+        return {};
+    }
+    template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
-        store_quad(to + static_cast<int64_t>(row) * n, column, n, value);
+        store_quad<ALIGNED>(to + static_cast<int64_t>(row) * n, column, n, value);
     }
 };
 
 // The two together.
-template <class Settle, class Write>
+template <class Sums, class Values>
 struct Epilogue {
-    Settle sums;
-    Write values;
+    Sums sums;
+    Values values;
 
-    using Read = typename Write::Read;
-    __device__ __forceinline__ void settle(int row, int column, bool inside, float4& sum) const {
-        sums.settle(row, column, inside, sum);
+    struct Read {
+        typename Sums::Read sums;
+        typename Values::Read values;
+    };
+    __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int row, int column) const {
+        return {sums.read(row, column), values.template read<ALIGNED>(row, column)};
     }
-    __device__ __forceinline__ Read read(int row, int column) const { return values.read(row, column); }
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Read& read) const {
+        sums.settle(row, column, sum, read.sums);
+    }
+    template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
-        values.write(row, column, value, read);
+        values.template write<ALIGNED>(row, column, value, read.values);
     }
 };
 
-template <class Settle, class Write>
-__device__ __forceinline__ Epilogue<Settle, Write> epilogue_of(const Settle& sums, const Write& values) {
+template <class Sums, class Values>
+__device__ __forceinline__ Epilogue<Sums, Values> epilogue_of(const Sums& sums, const Values& values) {
     return {sums, values};
 }
 

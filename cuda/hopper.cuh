@@ -1,8 +1,8 @@
 // The instructions of sm_90a that C++ has no words for, one thin function each: barriers in shared memory,
 // the tensor copy engine (TMA), clusters, and matrix products by a warpgroup (wgmma).
 //
-// Names and rules: NVIDIA's PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix
-// instructions".
+// On the host the functions of the same names in tests/shim/hopper.h stand in for them.  Names and rules:
+// NVIDIA's PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
 #include "portable.cuh"
@@ -15,6 +15,19 @@ constexpr int WARPGROUP = 128;  // threads: four warps, the first of a number di
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
+
+template <bool HALF>
+struct ElementIs {};  // else bfloat16
+
+// Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
+// to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
+    constexpr uint64_t EIGHT_LINES = 1024 >> 4, SWIZZLE_128 = 1;
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_LINES << 32 |
+           SWIZZLE_128 << 62;
+}
+
+#if !defined(MLPGPU_HOST)
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -35,6 +48,7 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
 }
 
 // Arrive at the same barrier of another block of the cluster, or of this one.
+template <int CLUSTER>
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
     asm volatile(
         "{\n"
@@ -61,15 +75,21 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
 
 // --- clusters ---
 
+template <int CLUSTER>
 __device__ __forceinline__ int cluster_rank() {
+    if (CLUSTER == 1) return 0;
     int rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
 // All threads of all blocks of the cluster.
+template <int CLUSTER>
 __device__ __forceinline__ void cluster_synchronize() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (CLUSTER == 1)
+        __syncthreads();
+    else
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // --- the tensor copy engine ---
@@ -89,9 +109,11 @@ __device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMa
         : "memory");
 }
 
-// The same to every block of the cluster whose rank's bit is in `mask`, at the same place in each.
-__device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y,
-                                            int z, uint16_t mask) {
+// The same to all blocks of the cluster, at the same place in each.
+template <int CLUSTER>
+__device__ __forceinline__ void tensor_copy_to_all(uint32_t destination, const TensorMap* map, uint32_t barrier, int x,
+                                                   int y, int z) {
+    const uint16_t mask = (1 << CLUSTER) - 1;
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
@@ -125,27 +147,22 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
-// to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
-    constexpr uint64_t EIGHT_LINES = 1024 >> 4, SWIZZLE_128 = 1;
-    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_LINES << 32 |
-           SWIZZLE_128 << 62;
-}
-
 // In thread t of the warpgroup, c[4 j + 2 h + i] is element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i) of C.
-template <bool HALF>
-struct ElementIs {};  // bfloat16 or half
+#define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
+#define C32(i) C16(i), C16(i + 16)
+#define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R64 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R128 R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
-#define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define R64 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define R128 R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-
-// A_OUTER, B_OUTER: whether an operand's lines run along its outer axis instead of along k.  Without
+// A_INNER, B_INNER: whether an operand's lines run along k instead of along C's rows or columns.  Without
 // `add`, C is overwritten.
-template <bool A_OUTER, bool B_OUTER>
+template <bool A_INNER, bool B_INNER>
 struct Wgmma {
 #define WGMMA(ELEMENT, TYPE, COUNT, N, LIST, A, B, ADD, AT, BT, ...)                                                   \
     static __device__ __forceinline__ void multiply(ELEMENT, float (&c)[COUNT], uint64_t a, uint64_t b, bool add) {    \
@@ -153,7 +170,7 @@ struct Wgmma {
                      "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" LIST "}, " A ", " B           \
                      ", add, 1, 1, " AT ", " BT ";\n}"                                                                 \
                      : __VA_ARGS__                                                                                     \
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A_OUTER), "n"(B_OUTER));                        \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(!A_INNER), "n"(!B_INNER));                      \
     }
 #define WGMMA_OF(ELEMENT, TYPE)                                                                                        \
     WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
@@ -165,10 +182,13 @@ struct Wgmma {
 #undef WGMMA
 };
 
-#undef C8
+#undef C4
+#undef C16
 #undef C32
 #undef R32
 #undef R64
 #undef R128
+
+#endif
 
 }  // namespace mlpgpu

@@ -96,6 +96,17 @@ __device__ __forceinline__ uint16_t bfloat_bits(float x) {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Two of them in a word, the first in the lower half.  Which NaN one is may vary from card to card.
+__device__ __forceinline__ unsigned bfloat_pair(float first, float second) {
+#if !defined(MLPGPU_HOST) && __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#else
+    return bfloat_bits(first) | static_cast<unsigned>(bfloat_bits(second)) << 16;
+#endif
+}
+
 __device__ __forceinline__ float bfloat_value(uint16_t bits) {
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }

@@ -77,6 +77,39 @@ __device__ __forceinline__ void for_each(Array& array, const Function& function)
             for (float& x : fragment) function(x);
 }
 
+// Hands a warp's part of C, from (row0, column0) on, to the epilogue.  Pairs become quads: a lane swaps with
+// the one beside it, and takes every other block of eight columns.
+template <class T, bool ALIGNED, class Epilogue>
+__device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_N][4], int row0, int column0, int rows,
+                                          int columns, const Epilogue& epilogue) {
+    constexpr int QUADS = T::LINES_N / 2;
+    using Read = typename Epilogue::Read;
+    const int lane = threadIdx.x % WARP;
+    const bool odd = lane & 1;
+    const auto column = [&](int q) { return column0 + (odd ? 8 : 0) + lane % 4 / 2 * 4 + 16 * q; };
+#pragma unroll
+    for (int i = 0; i < T::LINES_M; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row0 + lane / 4 + 16 * i + 8 * half;
+            const auto inside = [&](int q) { return row < rows && column(q) < columns; };
+            Read read[QUADS];
+#pragma unroll
+            for (int q = 0; q < QUADS; ++q)
+                read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read();
+#pragma unroll
+            for (int q = 0; q < QUADS; ++q) {
+                const float* const left = c[i][2 * q] + 2 * half;
+                const float* const right = c[i][2 * q + 1] + 2 * half;
+                const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
+                const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
+                float4 quad = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
+                epilogue.settle(row, column(q), quad, read[q]);
+                if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q]);
+            }
+        }
+}
+
 // The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); beyond,
 // the padding makes whole slices.
 template <class Form, class T, bool A_INNER, bool B_INNER, class Epilogue>
@@ -87,7 +120,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
     constexpr int P = Form::PLANES, STAGE = P * (SliceA::SIZE + SliceB::SIZE);
     constexpr bool PROMOTED = P == 2;
     SHARED(uint16_t, shared);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP;
     const int warp_m = warp / T::WARPS_N * T::WARP_M, warp_n = warp % T::WARPS_N * T::WARP_N;
     const int slices = (depth + T::K - 1) / T::K;
 
@@ -149,32 +182,11 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         }
     }
 
-    // Quads of pairs: a lane swaps with the one beside it, and takes every other block of eight columns.
-    const bool odd = lane & 1;
-    const int row0 = m0 + warp_m + lane / 4, column0 = n0 + warp_n + (odd ? 8 : 0) + lane % 4 / 2 * 4;
-#pragma unroll
-    for (int i = 0; i < T::LINES_M; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            constexpr int QUADS = T::LINES_N / 2;
-            const int row = row0 + 16 * i + 8 * half;
-            float4 quads[QUADS];
-            typename Epilogue::Read read[QUADS];
-#pragma unroll
-            for (int q = 0; q < QUADS; ++q) {
-                const float* const left = c[i][2 * q] + 2 * half;
-                const float* const right = c[i][2 * q + 1] + 2 * half;
-                const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
-                const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
-                quads[q] = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
-                const bool inside = row < rows && column0 + 16 * q < columns;
-                epilogue.settle(row, column0 + 16 * q, inside, quads[q]);
-                if (inside) read[q] = epilogue.read(row, column0 + 16 * q);
-            }
-#pragma unroll
-            for (int q = 0; q < QUADS; ++q)
-                if (row < rows && column0 + 16 * q < columns) epilogue.write(row, column0 + 16 * q, quads[q], read[q]);
-        }
+    const int row0 = m0 + warp_m, column0 = n0 + warp_n;
+    if (epilogue.is_aligned())
+        hand_over<T, true>(c, row0, column0, rows, columns, epilogue);
+    else
+        hand_over<T, false>(c, row0, column0, rows, columns, epilogue);
 }
 
 // As a product of tensor_dense.cuh.  Grid: (row tiles, column tiles).

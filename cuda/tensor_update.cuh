@@ -26,30 +26,39 @@ struct Move {
         float4 slot[SLOTS > 0 ? SLOTS : 1];
     };
 
+    __device__ __forceinline__ bool is_aligned() const {
+        bool all = mlpgpu::is_aligned(weight, n);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) all = all && mlpgpu::is_aligned(weight_slots + s * pitch, n);
+        return all;
+    }
+
+    template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
         const int64_t at = static_cast<int64_t>(row) * n;
-        Read found;
-        found.w = load_quad(weight + at, column, n);
+        Read found = {};
+        found.w = load_quad<ALIGNED>(weight + at, column, n);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_quad(weight_slots + s * pitch + at, column, n);
+        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_quad<ALIGNED>(weight_slots + s * pitch + at, column, n);
         return found;
     }
 
+    template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
         const int64_t at = static_cast<int64_t>(row) * n;
         step(found, sum);
-        store_quad(weight + at, column, n, found.w);
+        store_quad<ALIGNED>(weight + at, column, n, found.w);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) store_quad(weight_slots + s * pitch + at, column, n, found.slot[s]);
+        for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
         if (row == 0 && bias) {
-            Read of_bias;
-            of_bias.w = load_quad(bias, column, n);
+            Read of_bias = {};
+            of_bias.w = load_quad<false>(bias, column, n);
 #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) of_bias.slot[s] = load_quad(bias_slots + s * pitch, column, n);
-            step(of_bias, load_quad(db, column, n));
-            store_quad(bias, column, n, of_bias.w);
+            for (int s = 0; s < SLOTS; ++s) of_bias.slot[s] = load_quad<false>(bias_slots + s * pitch, column, n);
+            step(of_bias, load_quad<false>(db, column, n));
+            store_quad<false>(bias, column, n, of_bias.w);
 #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) store_quad(bias_slots + s * pitch, column, n, of_bias.slot[s]);
+            for (int s = 0; s < SLOTS; ++s) store_quad<false>(bias_slots + s * pitch, column, n, of_bias.slot[s]);
         }
     }
 

@@ -7,56 +7,51 @@
 // compute neighbouring tiles: each brings its part of a slice that they share, to all of them at once.
 // The grid is as large as the card, and a cluster takes one tile after another.
 //
-// With two planes a · b = hi · hi + 2^-11 (hi · lo + lo · hi).  Tensor cores truncate when they accumulate, so the first
-// sum restarts with each slice, and is added to C by ordinary float32 additions.
+// With two planes a · b = hi · hi + 2^-11 (hi · lo + lo · hi).  Tensor cores truncate when they accumulate, so
+// the first sum restarts with each slice, and is added to C by ordinary float32 additions.
 #pragma once
 
 #include "hopper.cuh"
+#include "tensor_update.cuh"
 
 namespace mlpgpu {
 
-// Shape of a block's work; CLUSTER_M x CLUSTER_N neighbouring tiles make a cluster.
-template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_>
+// Shape of a block's work.  A cluster is CLUSTER tiles, one below the other, that share their columns of B.
+template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_>
 struct WgmmaTile {
     using Form = Form_;  // of planes.cuh
-    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_;
-    static constexpr int CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, CLUSTER = CLUSTER_M * CLUSTER_N;
+    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_;
     static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
     static constexpr int CONSUMERS = M / 64, COUNT = N / 2;  // a thread's elements of C
     static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one plane
     static constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
+    // A warp's patch of C on its way to the epilogue, 16 rows; two rows of pairs lie in different banks.
+    static constexpr int PATCH_WIDTH = 32, PATCH_PITCH = PATCH_WIDTH + 8, PATCH = 16 * PATCH_PITCH;
 };
 
-// An operand (outer, k) in planes.  OUTER: whether its lines run along the outer axis.
-template <bool OUTER_>
-struct Planes {
-    static constexpr bool OUTER = OUTER_;
-    const TensorMap* map;  // of (planes, rows, columns) as stored
-};
-
-// Where block after block of the cluster's tiles lies: columns of up to 8 tiles, so that what runs at the
+// A block's tiles, one after another.  Clusters go down columns of up to 16 tiles, so that what runs at the
 // same time shares slices of A and of B that the L2 cache holds.
 template <class T>
 struct Scheduler {
-    static constexpr int GROUP = 8;
-    int tiles_m, tiles_n;  // of clusters
+    static constexpr int GROUP = 16 / T::CLUSTER;
+    int tiles_m, tiles_n;  // tiles_m of clusters
     int tile;
 
     __device__ __forceinline__ Scheduler(int m, int n)
-        : tiles_m((m + T::CLUSTER_M * T::M - 1) / (T::CLUSTER_M * T::M)),
-          tiles_n((n + T::CLUSTER_N * T::N - 1) / (T::CLUSTER_N * T::N)),
+        : tiles_m((m + T::CLUSTER * T::M - 1) / (T::CLUSTER * T::M)),
+          tiles_n((n + T::N - 1) / T::N),
           tile(blockIdx.x / T::CLUSTER) {}
 
     __device__ __forceinline__ bool is_done() const { return tile >= tiles_m * tiles_n; }
 
     __device__ __forceinline__ void advance() { tile += gridDim.x / T::CLUSTER; }
 
-    // First row and column of the cluster's tile.
-    __device__ __forceinline__ void place(int& m0, int& n0) const {
+    // First row and column of the tile of the cluster's block `rank`.
+    __device__ __forceinline__ void place(int rank, int& m0, int& n0) const {
         const int group = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
         const int height = min(GROUP, tiles_m - group * GROUP);
-        m0 = (group * GROUP + within % height) * (T::CLUSTER_M * T::M);
-        n0 = within / height * (T::CLUSTER_N * T::N);
+        m0 = ((group * GROUP + within % height) * T::CLUSTER + rank) * T::M;
+        n0 = within / height * T::N;
     }
 };
 
@@ -71,11 +66,11 @@ struct Ring {
           full(stages + T::STAGES * T::STAGE_BYTES),
           empty(full + 8 * T::STAGES) {}
 
-    // Whoever reads a slice that a block brings has to give its stage back: all blocks in that block's row and column.
+    // A block brings its part of B to all of the cluster: all consumers there have to give the stage back.
     __device__ __forceinline__ void make() const {
         for (int i = 0; i < T::STAGES; ++i) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, T::CONSUMERS * (T::CLUSTER_M + T::CLUSTER_N - 1));
+            barrier_init(empty + 8 * i, T::CONSUMERS * T::CLUSTER);
         }
         barrier_publish();
     }
@@ -89,55 +84,31 @@ struct Ring {
     }
 };
 
-// A block's place in the cluster: its tile is `m` tiles down and `n` to the right.
-template <class T>
-struct Place {
-    int rank, m, n;
-
-    __device__ __forceinline__ Place() : rank(T::CLUSTER > 1 ? cluster_rank() : 0), m(rank % T::CLUSTER_M), n(rank / T::CLUSTER_M) {}
-
-    // Blocks in the same row share slices of A, blocks in the same column slices of B.
-    __device__ __forceinline__ uint16_t row() const {
-        uint16_t mask = 0;
-        for (int i = 0; i < T::CLUSTER_N; ++i) mask |= 1 << (m + i * T::CLUSTER_M);
-        return mask;
-    }
-    __device__ __forceinline__ uint16_t column() const { return ((1 << T::CLUSTER_M) - 1) << (n * T::CLUSTER_M); }
-
-    // The i-th of the blocks in this one's row or column, this one among them.
-    __device__ __forceinline__ int neighbour(int i) const {
-        if (i < T::CLUSTER_N) return m + i * T::CLUSTER_M;
-        const int other = i - T::CLUSTER_N;
-        return n * T::CLUSTER_M + other + (other >= m);
-    }
-};
-
-// One plane's slice of SIZE outer elements: this block brings part `part` of SHARE.
-template <int SIZE, int SHARE, bool OUTER>
+// One plane's slice of SIZE rows or columns of C: of SHARE parts, one for each block that shares it, this
+// block brings one, to all.  INNER: whether the operand's lines run along k; otherwise they come by 64.
+template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void bring(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
-                                      int plane, int part, uint16_t mask) {
-    constexpr int LINES = (OUTER ? 64 : SIZE) / SHARE;
-    for (int atom = 0; atom < (OUTER ? SIZE / 64 : 1); ++atom) {
+                                      int plane, int part) {
+    constexpr int LINES = (INNER ? SIZE : 64) / SHARE;
+    for (int atom = 0; atom < (INNER ? 1 : SIZE / 64); ++atom) {
         const uint32_t at = destination + (atom * 64 + part * LINES) * 128;
-        const int x = OUTER ? outer0 + atom * 64 : k0, y = (OUTER ? k0 : outer0) + part * LINES;
+        const int x = INNER ? k0 : outer0 + atom * 64, y = (INNER ? outer0 : k0) + part * LINES;
         if (SHARE > 1)
-            tensor_copy(at, map, barrier, x, y, plane, mask);
+            tensor_copy_to_all<SHARE>(at, map, barrier, x, y, plane);
         else
             tensor_copy(at, map, barrier, x, y, plane);
     }
 }
 
-template <class T, class A, class B>
-__device__ __forceinline__ void produce(const A& a, const B& b, int m, int n, int k_begin, int slices, Ring<T> ring) {
-    tensor_map_acquire(a.map);
-    tensor_map_acquire(b.map);
-    const Place<T> place;
-    const uint16_t row = place.row(), column = place.column();
+template <class T, bool A_INNER, bool B_INNER>
+__device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, int m, int n, int k_begin, int slices,
+                                        Ring<T> ring) {
+    tensor_map_acquire(a);
+    tensor_map_acquire(b);
+    const int rank = cluster_rank<T::CLUSTER>();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
-        scheduler.place(m0, n0);
-        m0 += place.m * T::M;
-        n0 += place.n * T::N;
+        scheduler.place(rank, m0, n0);
         for (int slice = 0; slice < slices; ++slice) {
             const int k0 = k_begin + slice * T::K;
             ring.wait_empty();
@@ -146,8 +117,8 @@ __device__ __forceinline__ void produce(const A& a, const B& b, int m, int n, in
             for (int plane = 0; plane < T::PLANES; ++plane) {
                 const uint32_t at_a = ring.address() + plane * T::A_BYTES;
                 const uint32_t at_b = ring.address() + T::PLANES * T::A_BYTES + plane * T::B_BYTES;
-                bring<T::M, T::CLUSTER_N, A::OUTER>(at_a, a.map, full, m0, k0, plane, place.n, row);
-                bring<T::N, T::CLUSTER_M, B::OUTER>(at_b, b.map, full, n0, k0, plane, place.m, column);
+                bring<T::M, 1, A_INNER>(at_a, a, full, m0, k0, plane, 0);
+                bring<T::N, T::CLUSTER, B_INNER>(at_b, b, full, n0, k0, plane, rank);
             }
             ring.advance();
         }
@@ -155,10 +126,10 @@ __device__ __forceinline__ void produce(const A& a, const B& b, int m, int n, in
 }
 
 // The products of one slice for 64 rows of the tile.
-template <class T, bool A_OUTER, bool B_OUTER>
+template <class T, bool A_INNER, bool B_INNER>
 struct Slices {
     // From 16 elements along k to the next 16, and from 64 outer elements to the next, in bytes.
-    static constexpr int A_STEP = A_OUTER ? 16 * T::LINE : 32, B_STEP = B_OUTER ? 16 * T::LINE : 32;
+    static constexpr int A_STEP = A_INNER ? 32 : 16 * T::LINE, B_STEP = B_INNER ? 32 : 16 * T::LINE;
     static constexpr int ATOM = 64 * T::LINE;
     uint64_t a, b;  // of the first planes
 
@@ -169,62 +140,87 @@ struct Slices {
     // c += A's plane · B's plane; `add` false: c is overwritten.
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_plane, int b_plane, bool add) const {
 #pragma unroll
-        for (int step = 0; step < T::K / 16; ++step)
-            Wgmma<A_OUTER, B_OUTER>::multiply(ElementIs<T::Form::HALF>(), c, a + (a_plane * T::A_BYTES + step * A_STEP) / 16,
-                                              b + (b_plane * T::B_BYTES + step * B_STEP) / 16, add || step > 0);
+        for (int step = 0; step < T::K / 16; ++step) {
+            const uint64_t from_a = a + (a_plane * T::A_BYTES + step * A_STEP) / 16;
+            const uint64_t from_b = b + (b_plane * T::B_BYTES + step * B_STEP) / 16;
+            Wgmma<A_INNER, B_INNER>::multiply(ElementIs<T::Form::HALF>(), c, from_a, from_b, add || step > 0);
+        }
     }
 };
 
-// Each of a consumer's threads hands its part of C to the epilogue as quads, four neighbouring columns of
-// a row: it swaps pairs with the thread beside it.
-template <class T, class Epilogue>
-__device__ __forceinline__ void finish(const float (&c)[T::COUNT], int m0, int n0, int m, int n,
-                                       const Epilogue& epilogue) {
-    constexpr int BATCH = 8;  // quads whose reads are on their way together
-    const int thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
-    const bool odd = lane & 1;
-    const int row0 = m0 + thread / WARP * 16 + lane / 4;
-    const int column0 = n0 + (odd ? 8 : 0) + lane % 4 / 2 * 4;
+// Hands a consumer's part of C to the epilogue (epilogues.cuh).  Each warp lays 16 rows and 32 columns at a
+// time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that memory is
+// read and written in whole lines, and the epilogue's code stands here once.
+template <class T, bool ALIGNED, class Epilogue>
+__device__ __forceinline__ void hand_over(const float (&c)[T::COUNT], float* patch, int m0, int n0, int m, int n,
+                                          const Epilogue& epilogue) {
+    constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
+    using Read = typename Epilogue::Read;
+    // Loads of GROUP quads are on their way together, and, where registers allow, one patch ahead.
+    constexpr bool AHEAD = ALIGNED && sizeof(Read) <= 32;
+    constexpr int GROUP = !ALIGNED ? 1 : sizeof(Read) <= 48 ? QUADS : 2, PATCHES = T::N / WIDTH;
+    const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
+    const int line = lane / LANES, start = lane % LANES * 4;
+    const auto row = [&](int i) { return m0 + warp * 16 + i * (16 / QUADS) + line; };
+    const auto column = [&](int each) { return n0 + each * WIDTH + start; };
+    const auto inside = [&](int each, int i) { return row(i) < m && column(each) < n; };
+    const auto read = [&](int each, int i) {
+        return inside(each, i) ? epilogue.template read<ALIGNED>(row(i), column(each)) : Read();
+    };
+    Read known[GROUP], next[GROUP];
 #pragma unroll
-    for (int first = 0; first < T::COUNT / 4; first += BATCH) {
-        typename Epilogue::Read read[BATCH];
-        float4 quads[BATCH];
+    for (int i = 0; AHEAD && i < GROUP; ++i) next[i] = read(0, i);
+#pragma unroll 1
+    for (int each = 0; each < PATCHES; ++each) {
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            // Two quads, of rows 8 apart, lie in each pair of blocks of eight columns.
-            const int pair = (first + i) / 2, half = (first + i) % 2;
-            const int row = row0 + 8 * half, column = column0 + 16 * pair;
-            const float* left = c + 8 * pair + 2 * half;
-            const float* right = left + 4;
-            const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
-            const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
-            quads[i] = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
-            if (row < m && column < n) read[i] = epilogue.read(row, column);
+        for (int i = 0; AHEAD && i < GROUP; ++i) {
+            known[i] = next[i];
+            if (each + 1 < PATCHES) next[i] = read(each + 1, i);
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int row = row0 + 8 * ((first + i) % 2), column = column0 + 16 * ((first + i) / 2);
-            if (row < m && column < n) epilogue.write(row, column, quads[i], read[i]);
+        for (int held = 0; held < PATCHES; ++held) {
+            if (held != each) continue;  // registers have no index at run time
+#pragma unroll
+            for (int i = 0; i < WIDTH / 4; ++i) {
+                float* const to = patch + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
+                const float* const from = c + held * (WIDTH / 2) + i * 2;
+                *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+            }
         }
+        __syncwarp();
+#pragma unroll 1
+        for (int first = 0; first < QUADS; first += GROUP) {
+#pragma unroll
+            for (int i = 0; !AHEAD && i < GROUP; ++i) known[i] = read(each, first + i);
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const int at = row(first + i);
+                const float* const place = patch + (at - m0 - warp * 16) * PITCH + start;
+                float4 quad = *reinterpret_cast<const float4*>(place);
+                epilogue.settle(at, column(each), quad, known[i]);
+                if (inside(each, first + i)) epilogue.template write<ALIGNED>(at, column(each), quad, known[i]);
+            }
+        }
+        __syncwarp();
     }
 }
 
-template <class T, class A, class B, class Epilogue>
-__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, const Epilogue& epilogue) {
-    using Slice = Slices<T, A::OUTER, B::OUTER>;
-    const Place<T> place;
+template <class T, bool A_INNER, bool B_INNER, class Epilogue>
+__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches,
+                                        const Epilogue& epilogue) {
+    using Slice = Slices<T, A_INNER, B_INNER>;
+    const int rank = cluster_rank<T::CLUSTER>();
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+    float* const patch = patches + (threadIdx.x - WARPGROUP) / WARP * T::PATCH;
     int given_back = 0;
     const auto give_back = [&] {
-        if (thread < T::CLUSTER_M + T::CLUSTER_N - 1)
-            barrier_arrive(ring.empty + 8 * given_back, place.neighbour(thread));
+        if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * given_back, thread);
         if (++given_back == T::STAGES) given_back = 0;
     };
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
-        scheduler.place(m0, n0);
-        m0 += place.m * T::M + consumer * 64;
-        n0 += place.n * T::N;
+        scheduler.place(rank, m0, n0);
+        m0 += consumer * 64;
         float c[T::COUNT] = {};
         if constexpr (T::PLANES == 1) {
             ring.wait_full();
@@ -265,31 +261,38 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             give_back();
             for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(cross[i], 0x1p-11f, c[i]);
         }
-        finish<T>(c, m0, n0, m, n, epilogue);
+        if (epilogue.is_aligned())
+            hand_over<T, true>(c, patch, m0, n0, m, n, epilogue);
+        else
+            hand_over<T, false>(c, patch, m0, n0, m, n, epilogue);
     }
 }
 
-// C (m, n) = A (m, k) · B (k, n).  Threads: a warpgroup for the producer and one for each consumer.
-// Grid: (clusters · CLUSTER,), any number of clusters.
-template <class T, class A, class B, class Epilogue>
-__device__ __forceinline__ void wgmma_product(const A& a, const B& b, int m, int n, int k, const Epilogue& epilogue) {
-    SHARED(unsigned char, shared);
-    const Ring<T> ring(shared);
-    if (threadIdx.x == 0) ring.make();
-    if (T::CLUSTER > 1)
-        cluster_synchronize();
-    else
-        __syncthreads();
-    // Of nothing, one slice beyond the border, where the copy engine reads zeros.
-    const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
-    if (threadIdx.x < WARPGROUP) {
-        registers_lower<40>();
-        if (threadIdx.x == 0) produce<T>(a, b, m, n, k_begin, slices, ring);
-    } else {
-        registers_raise<232>();
-        consume<T, A, B>(m, n, slices, ring, epilogue);
+// As a product of tensor_dense.cuh.  Threads: a warpgroup for the producer and one for each consumer.
+// Grid: any number of clusters, of one dimension.
+template <class T>
+struct WgmmaProduct {
+    using Form = typename T::Form;
+    using Source = const TensorMap*;  // the maps know planes and pitches
+
+    template <bool A_INNER, bool B_INNER, class Epilogue>
+    static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
+                                                    const Epilogue& epilogue) {
+        SHARED(float, patches);
+        const Ring<T> ring(patches + 4 * T::CONSUMERS * T::PATCH);
+        if (threadIdx.x == 0) ring.make();
+        cluster_synchronize<T::CLUSTER>();
+        // Of nothing, one slice beyond the border, where the copy engine reads zeros.
+        const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
+        if (threadIdx.x < WARPGROUP) {
+            if (T::CONSUMERS > 1) registers_lower<40>();
+            if (threadIdx.x == 0) produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring);
+        } else {
+            if (T::CONSUMERS > 1) registers_raise<232>();
+            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, epilogue);
+        }
+        if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory
     }
-    if (T::CLUSTER > 1) cluster_synchronize();  // others still write to this block's shared memory
-}
+};
 
 }  // namespace mlpgpu

@@ -48,6 +48,14 @@ class Shifted:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """Planes (planes, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
+
+    array: np.ndarray
+    box_rows: int
+
+
+@dataclass(frozen=True)
 class Output:
     """What a launch leaves in one array: within ``bound`` of ``value`` where ``written``, elsewhere what was there.
 
@@ -65,7 +73,7 @@ class Case:
     """One launch of ``entry`` with blocks of ``entry.threads``.
 
     Attributes:
-        args: by name.  Pointers and textures take an array, a `Shifted` array or None; scalars a number.
+        args: by name.  Pointers and textures take an array, a `Shifted` or `Mapped` array or None; scalars a number.
         outputs: by the name of the argument that is written to.
         constants: the first bytes of constant variables, by name.
         atomic: whether the order of sums may vary from run to run.

@@ -345,9 +345,10 @@ def _sources(path: Path, found: dict[Path, str] | None = None) -> dict[Path, str
 
 def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
     """The program of these entries, all of one header, with the object of host.cpp."""
+    side_by_side = {e: str(e.cooperative or e.cluster > 1).lower() for e in entries}
     kernels = (
-        f'    shim::Entry<mlpgpu::entries::{e.name}>::kernel("{e.name}", {str(e.cooperative).lower()}),'
-        for e in entries
+        f'    shim::Entry<mlpgpu::entries::{e.name}>::kernel("{e.name}", {together}),'
+        for e, together in side_by_side.items()
     )
     table = [
         "const shim::Kernel shim::kernels[] = {",

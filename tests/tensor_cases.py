@@ -16,6 +16,7 @@ from helpers import EPS32
 from kernel_cases import (
     Batch,
     Case,
+    Mapped,
     Output,
     activation_bound,
     batches,
@@ -32,7 +33,17 @@ from kernel_cases import (
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import FORMS, Form, MatrixTile, ceil_div, matrix_tiles, padded_columns, padded_rows
+from mlpgpu.backends.cuda.kernels import (
+    FORMS,
+    Form,
+    MatrixTile,
+    ProductTile,
+    ceil_div,
+    matrix_tiles,
+    padded_columns,
+    padded_rows,
+    wgmma_tiles,
+)
 from mlpgpu.optimizers import OPTIMIZERS
 
 UNHELD, NAN_IN, USED = 1, 2, 4
@@ -259,13 +270,21 @@ def _plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndar
     return Output(words, off, written, decode=bfloat16_values)
 
 
-def _row_grid(tile: MatrixTile, rows: int, n: int) -> tuple[int, ...]:
+def _sources(tile: ProductTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_inner: bool) -> tuple[object, object]:
+    """What a product is given of its operands' planes."""
+    if isinstance(tile, MatrixTile):
+        return a, b
+    a_rows, b_rows = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
+    return Mapped(a, a_rows), Mapped(b, b_rows)
+
+
+def _row_grid(tile: ProductTile, rows: int, n: int) -> tuple[int, ...]:
     """Planes that a product writes have their padding written too."""
     return tile.grid(rows if tile.form.scaled else padded_rows(rows), n, 1)
 
 
 def tensor_forward(
-    tile: MatrixTile,
+    tile: ProductTile,
     activation: str,
     batch: Batch,
     x: np.ndarray,
@@ -289,11 +308,14 @@ def tensor_forward(
         outputs["y_planes"] = _plane_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
         if planes_alone:
             del outputs["y"]
+    x_source, w_source = _sources(
+        tile, x_planes.bits if held else into, w_planes.bits, a_inner=True, b_inner=False
+    )  # fmt: skip
     args = {
-        **batch.args, "x_planes": x_planes.bits if held else into, "x_plane": x_planes.bits[0].size,
-        "w_planes": w_planes.bits, "x_lines": x_planes.lines, "w_columns": w_planes.columns,
-        "x": batch.rows_of(x), "w": w, "b": b, "z": None if plain else blank(rows, n),
-        "y": blank(rows, n) if "y" in outputs else None, "y_planes": y_planes, "k": k, "n": n,
+        **batch.args, "x_planes": x_source, "x_plane": x_planes.bits[0].size, "w_planes": w_source,
+        "x_lines": x_planes.lines, "w_columns": w_planes.columns, "x": batch.rows_of(x), "w": w, "b": b,
+        "z": None if plain else blank(rows, n), "y": blank(rows, n) if "y" in outputs else None, "y_planes": y_planes,
+        "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_forward(activation, tile)
     name = f"{batch}-{k}x{n}" + "-plain" * plain + "-planes-alone" * planes_alone
@@ -301,7 +323,7 @@ def tensor_forward(
 
 
 def tensor_backward_input(
-    tile: MatrixTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
+    tile: ProductTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
 ) -> Case:
     """``plain`` is without an activation below; and of bfloat16, what is saved and dx are planes."""
     form, (k, n), rows = tile.form, w.shape, batch.part.stop - batch.part.start
@@ -328,9 +350,10 @@ def tensor_backward_input(
         outputs["dx_planes"] = _plane_output(dx[batch.part], bound[batch.part], rows, into)
         if not plain:
             del outputs["dx"]
+    dz_bits = dz_planes.bits if rows else blank_planes(form, batch.most_rows, n)
+    dz_source, w_source = _sources(tile, dz_bits, w_planes.bits, a_inner=True, b_inner=True)
     args = {
-        **batch.args, "dz_planes": dz_planes.bits if rows else blank_planes(form, batch.most_rows, n),
-        "dz_plane": dz_planes.bits[0].size, "w_planes": w_planes.bits,
+        **batch.args, "dz_planes": dz_source, "dz_plane": dz_planes.bits[0].size, "w_planes": w_source,
         "dz_lines": dz_planes.lines if rows else np.zeros(1, np.int32),
         "w_lines": w_planes.lines, "dz": batch.rows_of(dz), "w": w, "saved": saved, "saved_planes": saved_planes,
         "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes, "k": k, "n": n,
@@ -340,7 +363,7 @@ def tensor_backward_input(
 
 
 def tensor_backward_weight(
-    tile: MatrixTile,
+    tile: ProductTile,
     batch: Batch,
     x: np.ndarray,
     dz: np.ndarray,
@@ -353,10 +376,13 @@ def tensor_backward_weight(
     w_lines = split(form, normal(k, 7) * np.float32(3.0)).lines
     x_planes = split(form, x[batch.part], w_lines if form.scaled else None)
     dz_planes = split_deltas(form, dz[batch.part], split(form, dz[batch.part]).lines, x_planes.lines)
-    none = blank_planes(form, batch.most_rows, max(k, n))
+    bits = [
+        planes.bits if rows else blank_planes(form, batch.most_rows, planes.bits.shape[2])
+        for planes in (x_planes, dz_planes)
+    ]
+    x_source, dz_source = _sources(tile, *bits, a_inner=False, b_inner=False)
     args = {
-        **batch.args, "x_planes": x_planes.bits if rows else none, "x_plane": x_planes.bits[0].size,
-        "dz_planes": dz_planes.bits if rows else none,
+        **batch.args, "x_planes": x_source, "x_plane": x_planes.bits[0].size, "dz_planes": dz_source,
         "dz_plane": dz_planes.bits[0].size, "x_columns": x_planes.columns, "w_lines": w_lines,
         "dz_columns": dz_planes.columns, "x": batch.rows_of(x), "dz": batch.rows_of(dz), "k": k, "n": n,
     }  # fmt: skip
@@ -419,7 +445,8 @@ def not_finite(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 def products(form: Form, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[Case, str]]:
     """A · B as each of a layer's three products, on every tile; and the array that it is left in."""
-    for tile in matrix_tiles(form):
+    tiles: tuple[ProductTile, ...] = (*matrix_tiles(form), *wgmma_tiles(form))
+    for tile in tiles:
         yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
         transposed = np.ascontiguousarray(b.T)
         yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"
@@ -490,17 +517,18 @@ def plane_cases() -> Iterator[Case]:
 
 def product_cases() -> Iterator[Case]:
     sizes = [(1, 1, 1), (31, 33, 32), (65, 127, 70), (130, 67, 129)]
-    for form in FORMS.values():
-        largest, smallest = matrix_tiles(form)
-        for tile, (rows, k, n) in [*product((smallest,), sizes), (largest, sizes[-1])]:
+    for form, tiles in product(FORMS.values(), (matrix_tiles, wgmma_tiles)):
+        largest, smallest = tiles(form)
+        large = [] if tiles is matrix_tiles else [(300, 130, 520), (129, 640, 383)]
+        for tile, (rows, k, n) in [*product((smallest,), sizes), *product((largest,), [sizes[-1], *large])]:
             batch = whole(rows)
             yield tensor_forward(tile, "relu", batch, normal(rows, k), normal(k, n))
             yield tensor_backward_input(tile, "relu", batch, normal(rows, n), normal(k, n))
             yield tensor_backward_weight(tile, batch, normal(rows, k), 1 - normal(rows, n))
         for tile, optimizer in product((largest, smallest), OPTIMIZERS):
             yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), optimizer=optimizer)
-        for plain in (False, True):
-            x, dz = normal(65, 67), normal(65, 69)
+        for plain, n in ((False, 69), (True, 69), (False, 72)):
+            x, dz = normal(65, 67), normal(65, n)
             yield tensor_backward_weight(smallest, whole(65), x, dz, optimizer="Adam", plain=plain)
         for tile, activation in product((largest, smallest), ACTIVATIONS):
             yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))

@@ -24,7 +24,7 @@ from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
-from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, lower, part_length, updates_in_place
+from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, Map, lower, part_length, updates_in_place
 from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
@@ -101,7 +101,7 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
         for argument in launch.entry.arguments:
             value = launch.values[argument.name]
             if argument.is_pointer or argument.ctype == "Texture":
-                assert value is None or isinstance(value, At)
+                assert value is None or isinstance(value, Map if argument.ctype == "const TensorMap*" else At)
             else:
                 assert isinstance(value, (int, float)) or (isinstance(value, At) and value.array in NUMBERS)
             if isinstance(value, At) and value.array not in OWNED:
@@ -118,7 +118,7 @@ def test_arrays_are_written_before_they_are_read(plan: Plan) -> None:
         for launch in part:
             for argument in launch.entry.arguments:
                 value = launch.values[argument.name]
-                if isinstance(value, At) and argument.ctype.startswith("const "):
+                if isinstance(value, (At, Map)) and argument.ctype.startswith("const "):
                     assert value.array in written, f"{launch.entry.name} reads {value.array}"
             for argument in launch.entry.arguments:
                 value = launch.values[argument.name]
@@ -239,7 +239,7 @@ def tensor_plan(**options: object) -> Plan:
 
 def families(part: list[Launch]) -> list[str]:
     """Names without tiles."""
-    return [re.sub(r"_\d+x\d+$", "", name) for name in names(part)]
+    return [re.sub(r"(_wgmma)?_\d+x\d+$", "", name) for name in names(part)]
 
 
 def test_planes_with_scales_are_split_before_each_product() -> None:
@@ -268,6 +268,38 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
     assert "y0" not in low.bytes and "sum_columns" in names(low.shares[0])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_on_compute_capability_9_products_take_maps_of_planes(precision: str) -> None:
+    low = lowered(tensor_plan(precision=precision), arch="sm_90a")
+    assert len(low.maps()) == len(set(low.maps()))
+    for map in low.maps():
+        element_bytes = 2 * map.planes * kernels.padded_columns(map.columns)
+        assert low.bytes[map.array] == element_bytes * map.rows and map.rows % 128 == 0 < map.box_rows <= 256
+    products = [launch for launch in low.launches() if launch.entry.name.startswith("tensor")]
+    for launch in products:
+        sources = [value for value in launch.values.values() if isinstance(value, Map)]
+        assert len(sources) == 2 and launch.entry.needs == "sm_90a" and launch.grid[0] <= 132
+        assert launch.grid[0] % launch.entry.cluster == 0
+    assert not lowered(tensor_plan(precision=precision), arch="sm_80").maps()
+
+
+def test_tiles_of_wgmma_follow_what_they_cost() -> None:
+    """A product of few large tiles is made of small ones, and one of many of large ones."""
+    for form in kernels.FORMS.values():
+        large, small = kernels.wgmma_tiles(form)
+        for m, n, best in (
+            (8192, 4096, large),
+            (4096, 4096, large),
+            (2048, 2048, large),
+            (1024, 1024, small),
+            (1, 1, small),
+        ):
+            assert kernels.matrix_tile_for(form, m, n, 132, "sm_90a") == best
+        assert {kernels.matrix_tile_for(form, m, n, 132, "sm_100") for m in (1, 9999) for n in (1, 9999)} == set(
+            kernels.matrix_tiles(form)
+        )
 
 
 @pytest.mark.parametrize(

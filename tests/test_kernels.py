@@ -10,7 +10,7 @@ import kernel_cases
 import numpy as np
 import pytest
 import shim_runner
-from kernel_cases import Case, Shifted, all_cases, whole
+from kernel_cases import Case, Mapped, Shifted, all_cases, whole
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
 from tensor_cases import tensor_cases
@@ -24,10 +24,19 @@ CASES = [case for case in ALL_CASES if not case.entry.host_excluded]
 SMALLEST = TILES[-1]
 
 
+def followed_by_planes(value: Mapped) -> np.ndarray:
+    """A map as tests/shim/hopper.h reads it: planes, rows, columns, pitch and the boxes' rows; then the planes."""
+    planes, rows, columns = value.array.shape
+    words = np.zeros(16, np.uint64)
+    words[:5] = planes, rows, columns, columns, value.box_rows
+    return np.concatenate([words.view(np.uint16), value.array.ravel()])
+
+
 def run_case(case: Case, folder: Path) -> dict[str, np.ndarray]:
     # Both orders are within the bound of the same number.
     tolerance = {name: 2 * output.bound for name, output in case.outputs.items()} if case.atomic else None
     entry, args = case.entry, dict(case.args)
+    args |= {name: followed_by_planes(value) for name, value in args.items() if isinstance(value, Mapped)}
     if any(isinstance(value, Shifted) for value in args.values()):
         entry = with_offsets([case.entry], folder)[case.entry]
         for name in [argument.name for argument in case.entry.arguments if argument.is_pointer]:
@@ -242,6 +251,30 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",
         "piece.fetch(w + static_cast<int64_t>(k0) * n",
         kernels.dense_forward_part_few(),
+    ),
+    "rounds of the ring not told apart": (
+        "wgmma.cuh",
+        "stage = 0, parity ^= 1;",
+        "stage = 0;",
+        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "a block's part of the cluster's slice not brought": (
+        "wgmma.cuh",
+        "n0, k0, plane, rank);",
+        "n0, k0, plane, 0);",
+        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[0]),
+    ),
+    "patch read before it is whole": (
+        "wgmma.cuh",
+        "        __syncwarp();\n#pragma unroll 1\n        for (int first",
+        "#pragma unroll 1\n        for (int first",
+        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "lo multiplied by lo": (
+        "wgmma.cuh",
+        "planes.multiply(cross, 1, 0, true);",
+        "planes.multiply(cross, 1, 1, true);",
+        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["float32"])[-1]),
     ),
     "rates of the batch's place in the epoch": (
         "update.cuh",

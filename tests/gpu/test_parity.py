@@ -6,12 +6,12 @@ an access past its end is one that memcheck sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import kernel_cases
 import numpy as np
 import pytest
-from kernel_cases import Case, Shifted, all_cases, whole
+from kernel_cases import Case, Mapped, Shifted, all_cases, whole
 from tensor_cases import (
     CHECKS,
     DISTRIBUTIONS,
@@ -21,12 +21,23 @@ from tensor_cases import (
     operands,
     products,
     tensor_cases,
+    tensor_forward,
 )
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.compiler import Cubin
-from mlpgpu.backends.cuda.driver import Arena, Device, Module, Stream, Texture, pack
-from mlpgpu.backends.cuda.kernels import FORMS, TILES, Entry, all_entries
+from mlpgpu.backends.cuda.driver import Arena, Device, Module, Stream, Texture, aligned, pack, tensor_map
+from mlpgpu.backends.cuda.kernels import (
+    FORMS,
+    TENSOR_MAP_BYTES,
+    TILES,
+    Entry,
+    Form,
+    ProductTile,
+    all_entries,
+    matrix_tiles,
+    wgmma_tiles,
+)
 from mlpgpu.backends.cuda.program import STEP
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +70,9 @@ class Bench:
                 self.stream.upload(self.modules[entry.header].constant(name)[0], constant)
             for argument in entry.arguments:
                 value = args[argument.name]
+                if isinstance(value, Mapped):
+                    arena, value = self._map(value)
+                    held.append(arena)
                 if isinstance(value, (np.ndarray, Shifted)):
                     shift = value.array.itemsize if isinstance(value, Shifted) else 0
                     array = np.ascontiguousarray(value.array if isinstance(value, Shifted) else value)
@@ -79,6 +93,15 @@ class Bench:
                 self.stream.download(array, places[name])
             self.stream.synchronize()
         return arrays
+
+    def _map(self, planes: Mapped) -> tuple[Arena, int]:
+        """Planes and their map on the card, and where the map lies."""
+        array = np.ascontiguousarray(planes.array)
+        arena = Arena(self.device, aligned(array.nbytes) + TENSOR_MAP_BYTES)
+        place, address = arena.take(array.nbytes), arena.take(TENSOR_MAP_BYTES)
+        self.stream.upload(place, array)
+        self.stream.upload(address, tensor_map(place, array.shape, array.shape[2], planes.box_rows))
+        return arena, address
 
     def run_case(self, case: Case) -> dict[str, np.ndarray]:
         return self.run(case.entry, case.grid, case.args, case.constants)
@@ -124,6 +147,24 @@ def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
         first, *others = (bench.run_case(case)[name] for case in cases)
         for other in others:
             np.testing.assert_array_equal(bits(other), bits(first))
+
+
+@pytest.mark.parametrize("tiles", [matrix_tiles, wgmma_tiles])
+@pytest.mark.parametrize("precision", FORMS)
+def test_all_tiles_of_tensor_cores_give_the_same_bits(
+    precision: str, tiles: Callable[[Form], tuple[ProductTile, ...]], bench: Bench
+) -> None:
+    """And a row has the same ones in any batch."""
+    x, w = kernel_cases.normal(300, 1030), kernel_cases.normal(1030, 260)
+    products = []
+    for tile in tiles(FORMS[precision]):
+        few, many = (tensor_forward(tile, "identity", whole(rows), x[:rows], w, plain=True) for rows in (70, 300))
+        if many.entry not in bench.functions:
+            pytest.skip(f"needs {many.entry.needs}")
+        products.append(bench.run_case(many)["y"])
+        np.testing.assert_array_equal(bits(products[-1][:70]), bits(bench.run_case(few)["y"]))
+    for other in products[1:]:
+        np.testing.assert_array_equal(bits(other), bits(products[0]))
 
 
 @pytest.mark.parametrize("rows", [1, 31, 128, 255])

@@ -25,6 +25,7 @@
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 #define SHIM_VECTOR(name, T, align2, align4)                                            \
@@ -75,6 +76,7 @@ void pause(const Site& site);
 uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site);
 void check_width(int width, const Site& site);
 void* shared_memory();
+void* shared_memory_of(unsigned block);  // of the block of that x, which runs beside this one
 // Ends the program with a message.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 
@@ -321,3 +323,4 @@ struct Entry<function> {
 }  // namespace shim
 
 #include "matrix.h"
+#include "hopper.h"

@@ -338,6 +338,12 @@ void pause(const Site& site) { park(State::pausing, site); }
 
 void* shared_memory() { return current->block->shared; }
 
+void* shared_memory_of(unsigned block) {
+    for (const Block* other : launch.blocks)
+        if (other->index.x == block) return other->shared;
+    fail("block %u does not run beside this one", block);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // The program: launches come in on standard input, buffers go back on standard output.  Numbers are of
 // 64 bits, bytes come after their count.

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ...errors import BackendError, check_integer, lookup
-from .kernels import Entry
+from .kernels import TENSOR_MAP_BYTES, Entry, padded_rows
 
 _missing: ImportError | None = None
 try:
@@ -39,7 +39,6 @@ except ImportError as error:
 
 LEAST_CAPABILITY = (7, 5)
 ALIGNMENT = 512  # bytes; what a texture over linear memory asks for, and cuMemAlloc keeps
-TENSOR_MAP_BYTES = 128
 PLAIN_SHARED_BYTES = 48 << 10  # dynamic shared memory of a block that need not be asked for
 
 # After one of these every call on the context fails, in this process, for ever.
@@ -561,8 +560,7 @@ def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box_rows: 
     Args:
         address: of the first element, a multiple of 16.
         shape: planes, rows and columns; beyond them the engine reads zeros.
-        pitch: elements from one row to the next, a multiple of 8.  A plane is ``rows`` rounded up to a
-            multiple of 128 long.
+        pitch: elements from one row to the next, a multiple of 8.  A plane has ``rows`` padded as all planes are.
         box_rows: of what a kernel asks for at once, 64 columns wide.
 
     Raises:
@@ -574,7 +572,7 @@ def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box_rows: 
         tensor = _call(
             cu.cuTensorMapEncodeTiled, cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, address,
             [cu.cuuint64_t(size) for size in (columns, rows, planes)],
-            [cu.cuuint64_t(step) for step in (bytes_of_row, bytes_of_row * (-(-rows // 128) * 128))],
+            [cu.cuuint64_t(step) for step in (bytes_of_row, bytes_of_row * padded_rows(rows))],
             [cu.cuuint32_t(size) for size in (64, box_rows, 1)], [cu.cuuint32_t(1)] * 3,
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,

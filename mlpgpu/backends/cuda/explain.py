@@ -78,6 +78,7 @@ AXES: dict[str, dict[str, Axes]] = {
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
 IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived"}  # read, and written
 
+TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
 # Of the float32 arrays beside planes, products read what planes do not hold: nothing, as a rule.
 _TENSOR_AXES: dict[str, Axes] = {
     "x_planes": ("planes", "rows", "k"), "dz_planes": ("planes", "rows", "n"), "w_planes": ("planes", "k", "n"),
@@ -88,7 +89,7 @@ _TENSOR_AXES: dict[str, Axes] = {
     "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
 }  # fmt: skip
 AXES |= {
-    "tensor.cuh": _TENSOR_AXES,
+    **dict.fromkeys(TENSOR_HEADERS, _TENSOR_AXES),
     "planes.cuh": {
         "x": ("rows", "n"), "weight_lines": ("n",), "planes": ("planes", "rows", "n"), "lines": ("rows",),
         "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",), "words": ("size",),
@@ -101,7 +102,6 @@ SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
 # Products of 16-bit numbers for each float32 one of plain cores, by the vendor's tables of compute capability 8.0
 # and 9.0; other cards do at most as many.
 TENSOR_SPEED = 16.0
-TENSOR_HEADERS = {"tensor.cuh", "wgmma.cuh"}
 
 PRODUCTS = {
     "dense_forward": 1,
@@ -122,7 +122,7 @@ PRODUCTS = {
     "local_backward_input": 1,
     "local_backward_weight": 1,
 }
-ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "double": 8}  # by C type; others have 4
+ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "TensorMap": 2, "double": 8}  # by C type; others have 4
 
 
 def flops(launch: Launch, rows: int) -> int:

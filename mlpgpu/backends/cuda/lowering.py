@@ -15,7 +15,7 @@ from ... import plan as ops
 from ...plan import Plan
 from ...random import Purpose
 from . import kernels
-from .kernels import Entry, ceil_div, padded_columns, padded_rows
+from .kernels import Entry, MatrixTile, ProductTile, ceil_div, padded_columns, padded_rows
 
 # A product this long along k and this narrow is cut into parts along k, so that it makes up to MOST_PARTS tiles
 # of so many columns.  The cut decides in which order sums are made, so it follows the widths alone.
@@ -38,7 +38,21 @@ class At:
     offset: int = 0
 
 
-Value = At | int | float | None
+@dataclass(frozen=True)
+class Map:
+    """The copy engine's map of planes, (planes, rows, columns), as the value of a pointer argument.
+
+    ``box_rows`` is how many rows the kernel copies at once.
+    """
+
+    array: str
+    planes: int
+    rows: int
+    columns: int
+    box_rows: int
+
+
+Value = At | Map | int | float | None
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,11 @@ class Lowered:
         """All of them: those of a step, then those of an evaluation."""
         shares = [launch for share in self.shares for launch in share]
         return [*self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
+
+    def maps(self) -> list[Map]:
+        """All maps that launches take, each once."""
+        values = (value for launch in self.launches() for value in launch.values.values())
+        return list(dict.fromkeys(value for value in values if isinstance(value, Map)))
 
     def entries(self) -> list[Entry]:
         """All entries launched, each once."""
@@ -509,6 +528,19 @@ class _Lowering:
             planes = self._planes_of(name)
         return self.stored(name) if planes is None or self._reads_floats(name) else None, planes
 
+    def _sources(
+        self, tile: ProductTile, a: tuple[At, int, int], b: tuple[At, int, int], *, a_inner: bool, b_inner: bool
+    ) -> tuple[Value, Value]:
+        """What a product is given of its operands, each (planes, rows, columns): planes, or maps of them."""
+        if isinstance(tile, MatrixTile):
+            return a[0], b[0]
+        boxes = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
+        first, second = (
+            Map(planes.array, tile.form.planes, padded_rows(rows), columns, box)
+            for (planes, rows, columns), box in zip((a, b), boxes, strict=True)
+        )
+        return first, second
+
     def over_padded_rows(self) -> tuple[int, int, int]:
         return padded_rows(self.rows), 1, 1
 
@@ -527,10 +559,14 @@ class _Lowering:
             )
         return list(launches.values())
 
+    def _weight_planes(self, weight: str) -> At:
+        k, n = self.shapes[weight]
+        return self._planes(f"{weight}.planes", padded_rows(k) * padded_columns(n))
+
     def _weight(self, weight: str) -> dict[str, Value]:
         k, n = self.shapes[weight]
         return {
-            "planes": self._planes(f"{weight}.planes", padded_rows(k) * padded_columns(n)),
+            "planes": self._weight_planes(weight),
             "lines": self._words(f"{weight}.lines", padded_rows(k)),
             "columns": self._columns(f"{weight}.columns", n),
         }
@@ -538,7 +574,7 @@ class _Lowering:
     def _tensor_forward(self, op: ops.Dense) -> None:
         assert self.form is not None
         k, n = self.shapes[op.weight]
-        weight, x_planes = self._weight(op.weight), self._planes_of(op.x)
+        weight, w_planes, x_planes = self._weight(op.weight), self._weight_planes(op.weight), self._planes_of(op.x)
         x_lines = self._lines_of(op.x)
         if op.x not in self.in_planes:
             self.in_planes.add(op.x)
@@ -550,10 +586,13 @@ class _Lowering:
         z = self.stored(op.z) if op.z else None
         y, y_planes = self._written(op.y)
         tile = kernels.matrix_tile_for(self.form, self.rows, n, self.multiprocessors, self.arch)
+        x_source, w_source = self._sources(
+            tile, (x_planes, self.rows, k), (w_planes, k, n), a_inner=True, b_inner=False
+        )
         self.add(
             kernels.tensor_forward(op.activation, tile),
             tile.grid(padded_rows(self.rows) if y_planes else self.rows, n, self.multiprocessors),
-            x_planes=x_planes, x_plane=self._plane(k), w_planes=weight["planes"], x_lines=x_lines,
+            x_planes=x_source, x_plane=self._plane(k), w_planes=w_source, x_lines=x_lines,
             w_columns=weight["columns"], x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y,
             y_planes=y_planes, k=k, n=n,
         )  # fmt: skip
@@ -588,8 +627,11 @@ class _Lowering:
             self.add(kernels.sum_columns(), (ceil_div(n, kernels.WARP), 1, 1), dz=planes, db=db, n=n)
         fused = self._tensor_backward_input(op, following) if op.dx else False
         tile = kernels.matrix_tile_for(form, k, n, self.multiprocessors, self.arch)
+        x_source, dz_source = self._sources(
+            tile, (self._planes_of(op.x), self.rows, k), (planes, self.rows, n), a_inner=False, b_inner=False
+        )
         operands: dict[str, Value] = {
-            "x_planes": self._planes_of(op.x), "x_plane": self._plane(k), "dz_planes": planes, "dz_plane": plane,
+            "x_planes": x_source, "x_plane": self._plane(k), "dz_planes": dz_source, "dz_plane": plane,
             "x_columns": self._columns(self._of_share(f"{op.x}.columns"), k), "w_lines": weight_lines,
             "dz_columns": columns, "x": self.at(op.x), "dz": self.at(op.dz), "k": k, "n": n,
         }  # fmt: skip
@@ -610,10 +652,14 @@ class _Lowering:
             saved = {"saved": None, "saved_planes": self._planes_of(array.array)}
         dx, dx_planes = self._written(op.dx)
         tile = kernels.matrix_tile_for(self.form, self.rows, k, self.multiprocessors, self.arch)
+        w_planes = self._weight_planes(op.weight)
+        dz_source, w_source = self._sources(
+            tile, (self._planes_of(op.dz), self.rows, n), (w_planes, k, n), a_inner=True, b_inner=True
+        )
         self.add(
             kernels.tensor_backward_input(activation, tile),
             tile.grid(padded_rows(self.rows) if dx_planes else self.rows, k, self.multiprocessors),
-            dz_planes=self._planes_of(op.dz), dz_plane=self._plane(n), w_planes=self._weight(op.weight)["planes"],
+            dz_planes=dz_source, dz_plane=self._plane(n), w_planes=w_source,
             dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
             dz=self.at(op.dz), w=self.at(op.weight), **saved, dx=dx,
             dx_planes=dx_planes, k=k, n=n,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -28,10 +29,11 @@ from .driver import (
     capture,
     pack,
     pinned,
+    tensor_map,
 )
 from .feed import Feed
-from .kernels import WARPS_PER_BLOCK, Entry, ceil_div
-from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Value, lower
+from .kernels import TENSOR_MAP_BYTES, WARPS_PER_BLOCK, Entry, ceil_div, padded_columns
+from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value, lower
 from .resident import Design, design
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
@@ -138,6 +140,7 @@ class CudaProgram(Program):
             self._arenas: list[Arena] = []
             self._addresses: dict[str, int] = {}
             self._sizes: dict[str, int] = {}
+            self._maps: dict[Map, int] = {}
             self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32", arch=device.arch).bytes)
             if isinstance(self.residency, Design):
                 self._take(self.residency.bytes)
@@ -161,6 +164,18 @@ class CudaProgram(Program):
         for name, size in missing.items():
             self._addresses[name] = arena.take(size)
             self._stream.fill(self._addresses[name], size)
+
+    def _make_maps(self, maps: Iterable[Map]) -> None:
+        """Maps of planes, those of them that are not there yet."""
+        missing = [each for each in maps if each not in self._maps]
+        if not missing:
+            return
+        self._arenas.append(Arena(self._device, TENSOR_MAP_BYTES * len(missing)))
+        start = self._arenas[-1].take(TENSOR_MAP_BYTES * len(missing))
+        for each, place in zip(missing, count(start, TENSOR_MAP_BYTES), strict=False):
+            shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
+            self._stream.upload(place, tensor_map(self._addresses[each.array], shape, pitch, each.box_rows))
+            self._maps[each] = place
 
     @property
     def _stream(self) -> Stream:
@@ -422,6 +437,7 @@ class CudaProgram(Program):
             arch = self._device.arch
             lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured, arch=arch)
             self._take(lowered.bytes)  # where others than before are stored for data of this type
+            self._make_maps(lowered.maps())
             entries = lowered.entries()
             if isinstance(self.residency, Design):
                 resident = [self.residency.train(source, textured=textured), self.residency.add_errors(1)]
@@ -455,6 +471,8 @@ class CudaProgram(Program):
         numbers["targets"] = data.addresses.get("targets") if data.texture is None else int(data.texture)
 
         def resolve(value: Value) -> int | float | None:
+            if isinstance(value, Map):
+                return self._maps[value]
             if not isinstance(value, At):
                 return value
             if value.array in numbers:

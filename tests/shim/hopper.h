@@ -1,0 +1,166 @@
+// Host versions of the functions of cuda/hopper.cuh.  A copy by the tensor copy engine is made at once, and
+// so is a product: what reads too early shows on a GPU alone, but what nobody waits for, brings, or gives
+// back shows here.  Shared addresses are offsets.  A map is followed in memory by the planes themselves.
+#pragma once
+
+namespace mlpgpu {
+
+struct TensorMap;
+template <bool HALF>
+struct ElementIs;
+
+inline uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(static_cast<const char*>(pointer) - static_cast<const char*>(shim::shared_memory()));
+}
+
+template <class T>
+T& shared_at(uint32_t address, unsigned block = blockIdx.x) {
+    return *reinterpret_cast<T*>(static_cast<char*>(shim::shared_memory_of(block)) + address);
+}
+
+// --- barriers ---
+
+struct HostBarrier {
+    int32_t bytes;  // announced, and not there yet; less than 0 where they came first
+    uint8_t expected, pending, phase, unused;
+
+    void arrive() {
+        if (pending == 0) shim::fail("barrier: more arrivals than it was made for");
+        --pending;
+        end_phase();
+    }
+    void bring(int count) {
+        bytes -= count;
+        end_phase();
+    }
+    void end_phase() {
+        if (pending == 0 && bytes == 0) pending = expected, phase ^= 1;
+    }
+};
+
+inline void barrier_init(uint32_t barrier, int count) {
+    shared_at<HostBarrier>(barrier) = {0, static_cast<uint8_t>(count), static_cast<uint8_t>(count), 0, 0};
+}
+
+inline void barrier_publish() {}
+
+inline void barrier_expect(uint32_t barrier, int bytes) {
+    HostBarrier& at = shared_at<HostBarrier>(barrier);
+    at.bytes += bytes;
+    at.arrive();
+}
+
+inline void barrier_wait(uint32_t barrier, int parity) {
+    while (shared_at<HostBarrier>(barrier).phase == parity) pause_spinning();
+}
+
+// --- clusters: their blocks run side by side ---
+
+template <int CLUSTER>
+int cluster_rank() {
+    return static_cast<int>(blockIdx.x) % CLUSTER;
+}
+
+template <int CLUSTER>
+void barrier_arrive(uint32_t barrier, int rank) {
+    shared_at<HostBarrier>(barrier, blockIdx.x / CLUSTER * CLUSTER + rank).arrive();
+}
+
+// A block's threads meet, and then one of each block at a barrier of this function's own.
+template <int CLUSTER>
+void cluster_synchronize() {
+    static HostBarrier barriers[1024];
+    HostBarrier& barrier = barriers[blockIdx.x / CLUSTER];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (barrier.expected == 0) barrier = {0, CLUSTER, CLUSTER, 0, 0};
+        const int parity = barrier.phase;
+        barrier.arrive();
+        while (barrier.phase == parity) pause_spinning();
+    }
+    __syncthreads();
+}
+
+// --- the tensor copy engine ---
+
+inline void tensor_map_acquire(const TensorMap*) {}
+
+// Lines of 128 bytes: their sixteens change places by the line's place among eight.
+inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+// `blocks` of the cluster get the box, at the same place in each.
+inline void copy_box(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, unsigned first,
+                     int blocks) {
+    const uint64_t* const words = reinterpret_cast<const uint64_t*>(map);
+    const int64_t planes = words[0], rows = words[1], columns = words[2], pitch = words[3], lines = words[4];
+    const uint16_t* const data = reinterpret_cast<const uint16_t*>(words + 16);
+    if (destination % 128 != 0) shim::fail("tensor_copy: the destination is no line");
+    for (int64_t line = 0; line < lines; ++line)
+        for (int64_t i = 0; i < 64; ++i) {
+            const bool inside = z < planes && y + line < rows && x + i < columns;
+            const uint16_t value = inside ? data[(z * rows + y + line) * pitch + x + i] : 0;
+            for (int block = 0; block < blocks; ++block)
+                shared_at<uint16_t>(swizzled(static_cast<uint32_t>(destination + line * 128 + i * 2)), first + block) =
+                    value;
+        }
+    for (int block = 0; block < blocks; ++block)
+        shared_at<HostBarrier>(barrier, first + block).bring(static_cast<int>(lines * 128));
+}
+
+inline void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z) {
+    copy_box(destination, map, barrier, x, y, z, blockIdx.x, 1);
+}
+
+template <int CLUSTER>
+void tensor_copy_to_all(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z) {
+    copy_box(destination, map, barrier, x, y, z, blockIdx.x / CLUSTER * CLUSTER, CLUSTER);
+}
+
+template <int COUNT>
+void registers_lower() {}
+template <int COUNT>
+void registers_raise() {}
+
+// --- products of a warpgroup: each thread makes its own elements ---
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int PENDING>
+void wgmma_wait() {}
+
+template <bool A_INNER, bool B_INNER>
+struct Wgmma {
+    // Element (outer, k) of an operand where its descriptor says it is.
+    template <bool HALF, bool INNER>
+    static float element(uint64_t descriptor, int outer, int k) {
+        const uint32_t start = (descriptor & 0x3fff) << 4, next_64 = (descriptor >> 16 & 0x3fff) << 4;
+        const uint32_t eight_lines = (descriptor >> 32 & 0x3fff) << 4;
+        const int line = INNER ? outer : k, along = INNER ? k : outer % 64;
+        const uint32_t address = start + (INNER ? 0 : outer / 64 * next_64) + line / 8 * eight_lines + line % 8 * 128;
+        const uint16_t bits = shared_at<uint16_t>(swizzled(address + 2 * along));
+        return HALF ? half_value(bits) : shim::from_bits<float>(static_cast<unsigned>(bits) << 16);
+    }
+
+    // Each sum of 16 products and the accumulator is rounded once.
+    template <bool HALF, int COUNT>
+    static void multiply(ElementIs<HALF>, float (&c)[COUNT], uint64_t a, uint64_t b, bool add) {
+        const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 32 * 16 + thread % 32 / 4;
+        float lines[2][16];
+        for (int k = 0; k < 16; ++k)
+            for (int h = 0; h < 2; ++h) lines[h][k] = element<HALF, A_INNER>(a, row + 8 * h, k);
+        for (int j = 0; j < COUNT / 4; ++j)
+            for (int i = 0; i < 2; ++i) {
+                double sums[2] = {};
+                for (int k = 0; k < 16; ++k) {
+                    const double of_b = element<HALF, B_INNER>(b, 8 * j + thread % 4 * 2 + i, k);
+                    for (int h = 0; h < 2; ++h) sums[h] += lines[h][k] * of_b;
+                }
+                for (int h = 0; h < 2; ++h) {
+                    float& to = c[4 * j + 2 * h + i];
+                    to = static_cast<float>(sums[h] + (add ? to : 0.0f));
+                }
+            }
+    }
+};
+
+}  // namespace mlpgpu
