@@ -13,6 +13,7 @@ struct Move {
     static constexpr int SLOTS = Rule::SLOTS;
     float* weight;  // (k, n)
     float* bias;    // (n,), or null
+    uint16_t* planes;  // of the weights as bfloat16, for the next step; or null
     float* weight_slots;
     float* bias_slots;
     int64_t pitch;  // from a slot to the next
@@ -48,6 +49,7 @@ struct Move {
         const int64_t at = static_cast<int64_t>(row) * n;
         step(found, sum);
         store_quad<ALIGNED>(weight + at, column, n, found.w);
+        if (planes) store_quad<ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), column, n, found.w);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
         if (row == 0 && bias) {
@@ -81,7 +83,8 @@ struct Move {
 };
 
 // dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
-// on.  Arrays as of tensor_backward_weight.
+// on.  Planes of W that need no scale are written with it; they are null otherwise.  Arrays as of
+// tensor_backward_weight.
 template <class Product, class Rule>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int share, int shares,
                                                        typename Product::Source x_planes, int64_t x_plane,
@@ -89,10 +92,11 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        const int* x_columns, const int* w_lines, const int* dz_columns,
                                                        const float* x, const float* dz, const float* db,
                                                        const double* totals, float* weight, float* bias,
-                                                       float* weight_slots, float* bias_slots, int64_t size, int k,
-                                                       int n) {
+                                                       uint16_t* w_planes, float* weight_slots, float* bias_slots,
+                                                       int64_t size, int k, int n) {
     const float scale = static_cast<float>(inverse_weight(totals));
-    const Move<Rule> end = {weight, bias, weight_slots, bias_slots, size, db, n, scale, schedule + step->run * COLUMNS};
+    const Move<Rule> end = {weight, bias, w_planes, weight_slots, bias_slots, size, db, n, scale,
+                            schedule + step->run * COLUMNS};
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
                                       dz_columns, x, dz, k, n, end);
 }

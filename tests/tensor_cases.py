@@ -7,7 +7,7 @@ product of the float32 arrays: to what its form loses, and to what its sums do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -392,8 +392,14 @@ def tensor_backward_weight(
     db = None if plain else normal(n)
     gradients = {"weight": dw} | ({} if db is None else {"bias": expect(wide(db), 0.0)})
     moved, outputs, constants = stepped(optimizer, gradients)
+    w_planes = None if form.scaled else blank_planes(form, k, n)
+    if w_planes is not None:
+        after, written = outputs["weight"], np.zeros(w_planes.shape, bool)
+        written[0, :k, : 4 * ceil_div(n, 4)] = True
+        outputs["w_planes"] = replace(_plane_output(after.value, after.bound, k, w_planes), written=written)
     entry = kernels.tensor_backward_update(optimizer, tile)
-    return Case(name + "-plain" * plain, entry, grid, {**args, "db": db, **moved}, outputs, constants)
+    args |= {"db": db, "w_planes": w_planes, **moved}
+    return Case(name + "-plain" * plain, entry, grid, args, outputs, constants)
 
 
 def hard(rows: int, n: int) -> np.ndarray:

@@ -113,7 +113,10 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
 def test_arrays_are_written_before_they_are_read(plan: Plan) -> None:
     state = {"step", "parameters", "slots", "statistics", "sums", *OWNED}
     low = lowered(plan)
-    for part in (*([*low.begin, *share] for share in low.shares), [*low.evaluation_begin, *low.evaluation]):
+    for part in (
+        *([*low.run_begin, *low.begin, *share] for share in low.shares),
+        [*low.evaluation_begin, *low.evaluation],
+    ):
         written = set(state)
         for launch in part:
             for argument in launch.entry.arguments:
@@ -268,6 +271,12 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
     assert "y0" not in low.bytes and "sum_columns" in names(low.shares[0])
+    # Updates write the weights' planes, so they are split before the first of many steps only.
+    assert names(low.run_begin) == ["split_weights_bfloat16"] * 2 and not low.begin
+    updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
+    assert [launch.values["w_planes"] for launch in updates] == [At("1.weight.planes"), At("0.weight.planes")]
+    apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
+    assert names(apart.begin) == ["split_weights_bfloat16"] * 2 and not apart.run_begin
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -433,6 +442,8 @@ class HostProgram:
         schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
         schedule[:, : table.shape[1]] = table
         constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
+        for launch in self.low.run_begin:
+            self._launch(launch, {})
         for _ in rates:
             for launch in itertools.chain(self.low.begin, *self.low.shares, self.low.finish):
                 self._launch(launch, constants if launch.entry.constants else {})

@@ -521,7 +521,14 @@ class _Probe(CudaProgram):
 
     def lines(self, rates: Rates) -> list[Line]:
         """Each launch of the first share, and of what the shares have in common, timed."""
-        bounds = [bound for bound in self._bound.values() if bound.launch.values.get("share", 0) == 0]
+        data = self._training[0] if self._training else self._evaluation
+        assert data is not None
+        apart = {id(launch) for launch in self._kernels(data).lowered.run_begin}  # once for many steps
+        bounds = [
+            bound
+            for place, bound in self._bound.items()
+            if bound.launch.values.get("share", 0) == 0 and place not in apart
+        ]
         alone = [self._seconds_of(bound) for bound in bounds]
         after = [
             self._seconds_of(bounds[place - 1], bound) - alone[place - 1] for place, bound in enumerate(bounds)

@@ -559,8 +559,8 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
     rest = (
         "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
         "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
-        "const double* totals, float* weight, float* bias, float* weight_slots, float* bias_slots, int64_t size, "
-        "int k, int n"
+        "const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
+        "float* bias_slots, int64_t size, int k, int n"
     )
     name = "tensor_backward_update"
     return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, constants=True)

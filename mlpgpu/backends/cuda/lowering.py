@@ -76,6 +76,7 @@ class Lowered:
     Attributes:
         bytes: of each array that a program of this plan owns.
         columns: lengths of the flags that lie side by side in the array of this name.
+        run_begin: what runs before the first of several steps.
         begin: what a step begins with, once.
         shares: what each share's stream runs in a step; ``finish`` follows when all have.
         evaluation_begin: what runs before the first batch of an evaluation.
@@ -84,6 +85,7 @@ class Lowered:
 
     bytes: dict[str, int] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
+    run_begin: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
     shares: list[list[Launch]] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Lowered:
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shares = [launch for share in self.shares for launch in share]
-        return [*self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
+        return [*self.run_begin, *self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
 
     def maps(self) -> list[Map]:
         """All maps that launches take, each once."""
@@ -638,7 +640,9 @@ class _Lowering:
         grid = tile.grid(k, n, self.multiprocessors)
         if updates_in_place(self.plan):
             optimizer = type(self.plan.optimizer).__name__
-            self.add(kernels.tensor_backward_update(optimizer, tile), grid, **operands, db=db, **self.updated(op))
+            w_planes = None if form.scaled else self._weight_planes(op.weight)
+            entry = kernels.tensor_backward_update(optimizer, tile)
+            self.add(entry, grid, **operands, db=db, w_planes=w_planes, **self.updated(op))
         else:
             self.add(kernels.tensor_backward_weight(tile), grid, **operands, dw=self.at(op.dweight))
         return fused
@@ -691,7 +695,9 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     lowered, card = Lowered(), _Card(multiprocessors, arch)
     for share in range(plan.shares if plan.training else 0):
         lowering = _Lowering(plan, plan.training, card, source, textured, lowered, share, plan.shares)
-        if share == 0:
+        if share == 0 and lowering.form and not lowering.form.scaled and updates_in_place(plan):
+            lowered.run_begin = lowering.split_weights()  # the updates make those of later steps
+        elif share == 0:
             lowered.begin = lowering.split_weights()
         lowered.shares.append(_lower_rows(plan.training, lowering))
     lowering = _Lowering(plan, plan.evaluation, card, source, textured, lowered, 0, 1)

@@ -122,6 +122,7 @@ class CudaProgram(Program):
         self.residency = self._choose()
         self._training: tuple[Feed, Sampling] | None = None
         self._evaluation: Feed | None = None
+        self._run_begin: list[Callable[[Stream], None]] = []
         self._begin: list[Callable[[Stream], None]] = []
         self._shares: list[list[Callable[[Stream], None]]] = []
         self._finish: list[Callable[[Stream], None]] = []
@@ -273,6 +274,7 @@ class CudaProgram(Program):
             lowered = self._kernels(data).lowered
             if isinstance(self.residency, Design):
                 lowered = Lowered()  # its kernel is bound for each run
+            self._run_begin = [self._bind(launch, data, sampling.seed) for launch in lowered.run_begin]
             self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
@@ -295,6 +297,8 @@ class CudaProgram(Program):
         done = 0
         with self._device:
             self._end_prefetch()
+            for launch in self._run_begin:  # whoever changed the parameters since the last run
+                launch(self._stream)
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
                 if epoch != self._epoch:
