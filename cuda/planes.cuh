@@ -207,16 +207,18 @@ __device__ __forceinline__ void split_row(const float* row, const int* weight_li
     }
 }
 
-// Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).
-// Grid: (rows padded to 128,).
+// Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
+// order the rows are those of a data set.  Grid: (rows padded to 128,).
 template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
-                                           const int* weight_lines, uint16_t* planes, int64_t plane, int* lines,
-                                           int* columns, int n) {
+                                           const int* order, const int* weight_lines, uint16_t* planes,
+                                           int64_t plane, int* lines, int* columns, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int r = blockIdx.x;
     if (r >= padded_rows(rows.count)) return;
-    split_row<Form>(r < rows.count ? x + (rows.first + static_cast<int64_t>(r)) * n : nullptr, weight_lines,
+    const int64_t row = rows.first + static_cast<int64_t>(r);
+    const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
+    split_row<Form>(r < rows.count ? x + from * n : nullptr, weight_lines,
                     planes ? planes + r * static_cast<int64_t>(padded_columns(n)) : nullptr, plane, lines + r,
                     columns, n);
 }

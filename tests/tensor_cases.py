@@ -165,9 +165,16 @@ def special(rows: int, n: int) -> np.ndarray:
     return x
 
 
-def split_rows(form: Form, batch: Batch, n: int, *, x: np.ndarray | None = None, plain: bool = False) -> Case:
-    """``plain`` is without weights, planes and columns."""
+def split_rows(
+    form: Form, batch: Batch, n: int, *, x: np.ndarray | None = None, plain: bool = False, fetched: bool = False
+) -> Case:
+    """``plain`` is without weights, planes and columns; ``fetched`` from a data set by the order."""
     x = special(batch.capacity, n) if x is None else x
+    given: dict[str, object] = {"x": batch.rows_of(x), "order": None}
+    if fetched:
+        data = np.full((2 * batch.epoch_rows, n), np.nan, np.float32)
+        data[batch.fetched] = x[batch.part]
+        given = {"x": data, "order": batch.order}
     weight_lines = (
         None if plain else (8 * np.random.default_rng(6).integers(-30, 10, padded_columns(n))).astype(np.int32)
     )
@@ -180,11 +187,11 @@ def split_rows(form: Form, batch: Batch, n: int, *, x: np.ndarray | None = None,
         if not plain:
             outputs["columns"] = exact(planes.columns)
     return Case(
-        f"{batch}-{n}" + "-plain" * plain,
+        f"{batch}-{n}" + "-plain" * plain + "-fetched" * fetched,
         kernels.split_rows(form),
         (padded_rows(batch.most_rows),),
         {
-            **batch.args, "x": batch.rows_of(x), "weight_lines": weight_lines, "planes": None if plain else words,
+            **batch.args, **given, "weight_lines": weight_lines, "planes": None if plain else words,
             "plane": words[0].size, "lines": lines, "columns": None if plain else known, "n": n,
         },
         outputs,
@@ -514,6 +521,7 @@ def plane_cases() -> Iterator[Case]:
         yield split_columns(form, whole(65), 35, plain=True)
         for batch in batches(65):
             yield split_rows(form, batch, 35)
+            yield split_rows(form, batch, 36, fetched=True)
             yield split_columns(form, batch, 35)
     for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
         yield sum_columns(batch, n)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -86,12 +87,23 @@ def plans(draw: st.DrawFn) -> Plan:
         optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0]))),
         shares=draw(st.integers(1, 3)),
         reduction=draw(st.sampled_from(REDUCTIONS)),
+        precision=draw(st.sampled_from(["float32-ieee", *FORMS])),
     )
 
 
-@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 20, 132]))
-def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multiprocessors: int) -> None:
-    low = lowered(plan, multiprocessors, source)
+TENSOR_LEAST = ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS")
+ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
+
+
+def on_tensor_cores(plan: Plan, **options: Any) -> Lowered:
+    """As :func:`lowered`, with every product that may be on tensor cores there."""
+    with patch.multiple(kernels, **dict.fromkeys(TENSOR_LEAST, 1)):
+        return lowered(plan, **options)
+
+
+@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 20, 132]), ARCHITECTURES)
+def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multiprocessors: int, arch: str) -> None:
+    low = on_tensor_cores(plan, multiprocessors=multiprocessors, source=source, arch=arch)
     known = set(all_entries())
     assert set(low.entries()) <= known
     for launch in low.launches():
@@ -109,10 +121,10 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
                 assert 0 <= value.offset * element < low.bytes[value.array]
 
 
-@given(plans())
-def test_arrays_are_written_before_they_are_read(plan: Plan) -> None:
+@given(plans(), ARCHITECTURES)
+def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str) -> None:
     state = {"step", "parameters", "slots", "statistics", "sums", *OWNED}
-    low = lowered(plan)
+    low = on_tensor_cores(plan, arch=arch)
     for part in (
         *([*low.run_begin, *low.begin, *share] for share in low.shares),
         [*low.evaluation_begin, *low.evaluation],
@@ -270,7 +282,9 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     (dx,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_input"))
     assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
-    assert "y0" not in low.bytes and "sum_columns" in names(low.shares[0])
+    split = next(launch for launch in low.shares[0] if launch.entry.name == "split_rows_bfloat16")
+    assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
+    assert not {"x", "y0"} & set(low.bytes) and "sum_columns" in names(low.shares[0])
     # Updates write the weights' planes, so they are split before the first of many steps only.
     assert names(low.run_begin) == ["split_weights_bfloat16"] * 2 and not low.begin
     updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
@@ -574,7 +588,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     layers, options = TENSOR_STEPS[case]
-    for name in ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS"):
+    for name in TENSOR_LEAST:
         monkeypatch.setattr(kernels, name, 1)
     network = Network(layers, seed=3)
     options = {"optimizer": OPTIMIZERS["Momentum"](0.1), "capacity": 8, **options}

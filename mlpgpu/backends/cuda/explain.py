@@ -91,8 +91,9 @@ _TENSOR_AXES: dict[str, Axes] = {
 AXES |= {
     **dict.fromkeys(TENSOR_HEADERS, _TENSOR_AXES),
     "planes.cuh": {
-        "x": ("rows", "n"), "weight_lines": ("n",), "planes": ("planes", "rows", "n"), "lines": ("rows",),
-        "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",), "words": ("size",),
+        "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "planes": ("planes", "rows", "n"),
+        "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",),
+        "words": ("size",),
     },
 }  # fmt: skip
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {

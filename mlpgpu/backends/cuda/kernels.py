@@ -577,8 +577,8 @@ def _planes(name: str, form: Form, rest: str, threads: int = ROW_THREADS, shared
 
 def split_rows(form: Form) -> Entry:
     rest = (
-        f"{_ROWS}, const float* x, const int* weight_lines, uint16_t* planes, int64_t plane, int* lines, "
-        "int* columns, int n"
+        f"{_ROWS}, const float* x, const int* order, const int* weight_lines, uint16_t* planes, int64_t plane, "
+        "int* lines, int* columns, int n"
     )
     return _planes("split_rows", form, rest, shared_bytes=SPLIT_BYTES)
 

@@ -204,8 +204,12 @@ class _Lowering:
     def gather(self, op: ops.Gather, following: ops.Operation | None) -> bool:
         readers = [other for other in self.operations if op.x in other.reads]
         products = ops.Dense if self.plan.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
-        if self.source == "float32" and all(
-            isinstance(reader, products) and not self.on_tensor_cores(reader) for reader in readers
+        # What makes planes of bfloat16 fetches too; scaled planes are made beside floats, which products may read.
+        on_tensor_cores = any(map(self.on_tensor_cores, readers))
+        if (
+            self.source == "float32"
+            and all(isinstance(reader, products) for reader in readers)
+            and not (on_tensor_cores and self.form and self.form.scaled)
         ):
             self.fetched.add(op.x)
             return False
@@ -498,6 +502,10 @@ class _Lowering:
         """The lines of a buffer's rows."""
         return self._words(self._of_share(f"{name}.lines"), padded_rows(self.rows))
 
+    def _held(self, name: str) -> Value:
+        """The float32 array beside planes: products read it where its scaled planes do not hold it."""
+        return self.at(name) if self.form is not None and self.form.scaled else None
+
     def _columns(self, name: str, n: int) -> Value:
         """Flags of columns that several blocks set: all lie in one array, which is cleared at once."""
         if self.form is None or not self.form.scaled:
@@ -582,7 +590,8 @@ class _Lowering:
             self.in_planes.add(op.x)
             self.add(
                 kernels.split_rows(self.form), self.over_padded_rows(),
-                x=self.at(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k), lines=x_lines,
+                **self.rows_of(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k),
+                lines=x_lines,
                 columns=self._columns(self._of_share(f"{op.x}.columns"), k) if self.is_training else None, n=k,
             )  # fmt: skip
         z = self.stored(op.z) if op.z else None
@@ -595,7 +604,7 @@ class _Lowering:
             kernels.tensor_forward(op.activation, tile),
             tile.grid(padded_rows(self.rows) if y_planes else self.rows, n, self.multiprocessors),
             x_planes=x_source, x_plane=self._plane(k), w_planes=w_source, x_lines=x_lines,
-            w_columns=weight["columns"], x=self.at(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y,
+            w_columns=weight["columns"], x=self._held(op.x), w=self._held(op.weight), b=self.at(op.bias), z=z, y=y,
             y_planes=y_planes, k=k, n=n,
         )  # fmt: skip
 
@@ -609,7 +618,8 @@ class _Lowering:
             rows = self._planes_of(op.dz) if op.dx else None
             self.add(
                 kernels.split_rows(form), self.over_padded_rows(),
-                x=self.at(op.dz), weight_lines=None, planes=rows, plane=plane, lines=lines, columns=None, n=n,
+                x=self.at(op.dz), order=None, weight_lines=None, planes=rows, plane=plane, lines=lines,
+                columns=None, n=n,
             )  # fmt: skip
         name = f"{op.dz}.planes for {op.dweight}" if form.scaled else f"{op.dz}.planes"
         planes = self._planes(self._of_share(name), plane)
@@ -635,7 +645,7 @@ class _Lowering:
         operands: dict[str, Value] = {
             "x_planes": x_source, "x_plane": self._plane(k), "dz_planes": dz_source, "dz_plane": plane,
             "x_columns": self._columns(self._of_share(f"{op.x}.columns"), k), "w_lines": weight_lines,
-            "dz_columns": columns, "x": self.at(op.x), "dz": self.at(op.dz), "k": k, "n": n,
+            "dz_columns": columns, "x": self._held(op.x), "dz": self._held(op.dz), "k": k, "n": n,
         }  # fmt: skip
         grid = tile.grid(k, n, self.multiprocessors)
         if updates_in_place(self.plan):
@@ -665,7 +675,7 @@ class _Lowering:
             tile.grid(padded_rows(self.rows) if dx_planes else self.rows, k, self.multiprocessors),
             dz_planes=dz_source, dz_plane=self._plane(n), w_planes=w_source,
             dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
-            dz=self.at(op.dz), w=self.at(op.weight), **saved, dx=dx,
+            dz=self._held(op.dz), w=self._held(op.weight), **saved, dx=dx,
             dx_planes=dx_planes, k=k, n=n,
         )  # fmt: skip
         return array is not None
