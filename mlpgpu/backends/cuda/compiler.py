@@ -124,7 +124,7 @@ def compile_units(
         units: the entries of each header, as :func:`kernels.units` gives them.
         arch: what to compile for, such as ``sm_90a``.
         options: of nvcc, beside :data:`OPTIONS`.
-        sources: where the headers lie, instead of :func:`source_folder`.
+        sources: a folder where headers are looked for before :func:`source_folder`.
 
     Raises:
         ConfigurationError: ``arch`` is no architecture's name.
@@ -133,17 +133,17 @@ def compile_units(
     """
     if not _ARCHITECTURE.fullmatch(arch):
         raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
-    cache, include = cache_folder(), sources or source_folder()
+    cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
     command = [*OPTIONS, *options, f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
     texts = {header: unit_source(entries) for header, entries in units.items()}
-    stems = {h: f"{Path(h).stem}-{arch}-{_key(h, text, include, command)}" for h, text in texts.items()}
+    stems = {h: f"{Path(h).stem}-{arch}-{_key(h, text, folders, command)}" for h, text in texts.items()}
 
     nvcc = _search_nvcc()
     version = nvcc_version(nvcc) if nvcc else "*"
     cubins = {header: _load(cache, stem, version) for header, stem in stems.items()}
     missing = [header for header, cubin in cubins.items() if cubin is None]
     if missing:
-        command = [str(find_nvcc()), *command, f"-I{include}"]
+        command = [str(find_nvcc()), *command, *(f"-I{folder}" for folder in folders)]
         print(f"mlpgpu: compiling {', '.join(missing)} for {arch} (kept in {cache})", file=sys.stderr)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {h: pool.submit(_compile, h, texts[h], command, cache, f"{stems[h]}-{version}") for h in missing}
@@ -154,25 +154,27 @@ def compile_units(
     return {header: cubin for header, cubin in cubins.items() if cubin is not None}
 
 
-def _key(header: str, text: str, include: Path, command: Sequence[str]) -> str:
+def _key(header: str, text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
     """Hash of a unit's text, of all that it includes, and of the options."""
     digest = hashlib.sha256(json.dumps([text, list(command)]).encode())
     sources: dict[Path, bytes] = {}
-    _collect(include / header, include, sources)
+    for folder in folders:
+        _collect(folder / header, folders, sources)
     for path in sorted(sources):
-        digest.update(json.dumps([path.relative_to(include).as_posix(), len(sources[path])]).encode())
+        name = next(path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder))
+        digest.update(json.dumps([name, len(sources[path])]).encode())
         digest.update(sources[path])
     return digest.hexdigest()[:32]
 
 
-def _collect(path: Path, include: Path, sources: dict[Path, bytes]) -> None:
+def _collect(path: Path, folders: Sequence[Path], sources: dict[Path, bytes]) -> None:
     # What is not there is nvcc's to report, with the line that asks for it.
     if path in sources or not path.is_file():
         return
     sources[path] = path.read_bytes()
     for name in _INCLUDE.findall(sources[path].decode("utf-8")):
-        for folder in (path.parent, include):
-            _collect(folder / name, include, sources)
+        for folder in (path.parent, *folders):
+            _collect(folder / name, folders, sources)
 
 
 def _load(cache: Path, stem: str, version: str) -> Cubin | None:

@@ -369,6 +369,13 @@ def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
     )
 
 
+def replay_seconds(plan: Plan, device: Device, state: State) -> float:
+    """What a step of a plan takes as a whole, or an evaluation of one batch, on random data."""
+    probe = _Probe(plan, device, state, random_data(plan, None))
+    with device:
+        return probe.seconds()
+
+
 def random_data(plan: Plan, scale: float | None) -> Dataset:
     """Rows such as a plan trains on, of as many batches as go beyond a cache; for an evaluation, one batch."""
     random = np.random.default_rng(0)
@@ -649,6 +656,11 @@ class _Arithmetic:
         rounds = max(1, int(operations / (2 * kernels.CHAINS * self._threads)))
         self._function.launch(stream, self._grid, pack(self._entry, (0.5, 1.0, rounds, self._y)))
         return 2 * kernels.CHAINS * self._threads * rounds
+
+
+def card_rates(device: Device) -> Rates:
+    """Of a card that is otherwise idle; within ``with device``."""
+    return measure_rates(device, _Arithmetic(device))
 
 
 def measure_rates(device: Device, arithmetic: _Arithmetic) -> Rates:

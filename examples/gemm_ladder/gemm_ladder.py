@@ -1,0 +1,413 @@
+"""The matrix product, rung by rung: each kernel of gemm_ladder.cuh, then mlpgpu's own, beside cuBLAS and a serial loop.
+
+Every product is checked against NumPy in float64 before it is timed.  For each rung and size it prints GFLOP/s
+(2 m n k / T), how many times as fast as the loop of serial.c it is, the relative error by Frobenius norms over the
+checked rows, and its percentage of cuBLAS (where PyTorch is installed) and of the card's float32 multiply-adds outside
+the tensor cores, whose rate is measured.  docs/ladder.md walks through the kernels.
+
+    python examples/gemm_ladder/gemm_ladder.py [--quick] [--most-seconds S] [--json PATH] [--picture PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import mlpgpu as mg
+from mlpgpu.backends import State
+from mlpgpu.backends.cuda import CudaBackend, kernels
+from mlpgpu.backends.cuda.explain import card_rates, profile
+from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
+from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.workbench import Workbench
+from mlpgpu.bench import PRECISIONS, json_lines, surroundings
+from mlpgpu.errors import MlpgpuError
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+FOLDER = Path(__file__).parent
+SQUARES = [(n, n, n) for n in (500, 1000, 2000, 3000, 5000, 7500, 10_000, 12_500, 15_000)]
+RECTANGLES = [(15_000, 15_000, k) for k in (32, 64, 128)]
+QUICK = [(n, n, n) for n in (500, 1000, 2000)] + [(2000, 2000, 32)]
+ODD = (259, 131, 197)  # no multiple of a tile along any axis: checked first, and not timed
+CHECKED_ROWS = 64
+MOST_SECONDS = 2.0  # a run that would take longer is left out, unless an option says otherwise
+SERIAL_MOST_FLOPS = 2 * 1000**3  # what is more is taken from the loop's rate at the largest that is not
+CUBLAS_SECONDS = 0.05
+EPS32 = float(np.finfo(np.float32).eps)
+OPERAND_EPS = {"float32": 0.0, "tf32": 2.0**-10, "bfloat16": 2.0**-8}  # of the operands, as a precision rounds them
+
+
+# --- the rungs ---
+
+WARP, TILE, BLOCK = 32, 32, 128
+BLOCK_SHARED_BYTES = 4 * 2 * 8 * (BLOCK + 4)  # a slice of A and one of B
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A kernel of gemm_ladder.cuh, its grid for an m by n product, and whether it takes B in panels."""
+
+    name: str
+    entry: Entry
+    grid: Callable[[int, int], Grid]
+    in_panels: bool = False
+
+
+def _rung(
+    function: str,
+    grid: Callable[[int, int], Grid],
+    *,
+    threads: int = 256,
+    shared_bytes: int = 0,
+    blocks: int = 1,
+    in_panels: bool = False,
+) -> Rung:
+    signature = arguments("const float* a, const float* b, float* c, int m, int n, int k")
+    entry = Entry(
+        f"{function}_rung", "gemm_ladder.cuh", function, signature, threads, shared_bytes, blocks=blocks
+    )  # fmt: skip
+    return Rung(function.removeprefix("gemm_").replace("_", " "), entry, grid, in_panels)
+
+
+def _lines(m: int, n: int) -> Grid:
+    return ceil_div(n, 256), m, 1
+
+
+def _blocks(m: int, n: int) -> Grid:
+    return ceil_div(n, BLOCK), ceil_div(m, BLOCK), 1
+
+
+RUNGS = (
+    _rung("gemm_naive", lambda m, n: (ceil_div(m, 256), n, 1)),
+    _rung("gemm_coalesced", _lines),
+    _rung("gemm_panels", _lines, in_panels=True),
+    _rung("gemm_shared_row", _lines, shared_bytes=4 * 256),
+    _rung("gemm_reduction", lambda m, n: (n, m, 1), shared_bytes=4 * WARP),
+    _rung(
+        "gemm_shared_tiles",
+        lambda m, n: (ceil_div(n, TILE), ceil_div(m, TILE), 1),
+        threads=TILE * TILE,
+        shared_bytes=4 * 2 * TILE * TILE,
+    ),
+    _rung("gemm_register_tiles", _blocks, shared_bytes=BLOCK_SHARED_BYTES, blocks=2),
+    _rung("gemm_double_buffered", _blocks, shared_bytes=2 * BLOCK_SHARED_BYTES, blocks=2),
+)
+OTHER_ORDER = {"reduction"}  # rungs that do not sum over ascending k
+
+
+def panels(b: np.ndarray) -> np.ndarray:
+    """B (k, n) as panels (n / 32, k, 32), the last one filled up with zeros."""
+    k, n = b.shape
+    padded = np.zeros((k, WARP * ceil_div(n, WARP)), b.dtype)
+    padded[:, :n] = b
+    return np.ascontiguousarray(padded.reshape(k, -1, WARP).transpose(1, 0, 2))
+
+
+def of_table(tile: Tile) -> Entry:
+    """mlpgpu's product on plain cores, from its own table: a dense layer without a bias."""
+    return kernels.dense_forward("identity", tile)
+
+
+def table_values(a: Any, b: Any, c: Any, step: Any, n: int, k: int) -> dict[str, Any]:
+    """Its arguments; ``step`` says how many rows there are."""
+    rows = {"step": step, "share": 0, "shares": 1, "order": None}
+    return {**rows, "x": a, "w": b, "b": None, "z": None, "y": c, "k": k, "n": n}
+
+
+def step_of(m: int) -> np.ndarray:
+    """A step of m rows."""
+    return np.array([(0, 0, 0, m, m)], STEP)
+
+
+# --- what is multiplied ---
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Matrices of normal values, and some rows of their product in float64."""
+
+    a: np.ndarray  # (m, k) float32
+    b: np.ndarray  # (k, n) float32
+    rows: np.ndarray  # numbers of the rows that are checked
+    product: np.ndarray  # (rows, n)
+    magnitude: np.ndarray  # (rows, n): the product of absolute values
+
+    @classmethod
+    def random(cls, m: int, n: int, k: int) -> Problem:
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+        rows = np.unique(np.linspace(0, m - 1, CHECKED_ROWS).astype(int))
+        wide_a, wide_b = a[rows].astype(np.float64), b.astype(np.float64)
+        return cls(a, b, rows, wide_a @ wide_b, abs(wide_a) @ abs(wide_b))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return len(self.a), self.b.shape[1], len(self.b)
+
+    @property
+    def flops(self) -> int:
+        m, n, k = self.size
+        return 2 * m * n * k
+
+    def error(self, what: str, c: np.ndarray, precision: str = "float32") -> float:
+        """The relative error of a product (m, n).
+
+        Raises:
+            SystemExit: an element is not finite, or further off than k roundings of the sum, and those of the
+                operands, explain.
+        """
+        difference = abs(c[self.rows] - self.product)
+        bound = (len(self.b) * EPS32 + 2 * OPERAND_EPS[precision]) * self.magnitude
+        if not (difference <= bound).all() or not np.isfinite(c).all():
+            sys.exit(f"{what}, {self.size}: wrong by up to {difference.max()}, where {bound.max()} is explained")
+        return float(np.linalg.norm(difference) / np.linalg.norm(self.product))
+
+
+@dataclass(frozen=True)
+class Result:
+    """A rung at a size; a line of JSON, beside the surroundings.  Where ``left_out`` tells why, it was not timed."""
+
+    rung: str
+    m: int
+    n: int
+    k: int
+    kernel: str = ""
+    seconds: float | None = None
+    gflops: float | None = None
+    speedup: float | None = None
+    error: float | None = None
+    of_cublas: float | None = None
+    of_limit: float | None = None
+    left_out: str = ""
+
+
+# --- measuring ---
+
+
+class Serial:
+    """The loop of serial.c, compiled; its seconds for a product, from its rate where that is long."""
+
+    def __init__(self, folder: Path) -> None:
+        library = folder / "serial.so"
+        command = ["cc", "-O2", "-std=c11", "-shared", "-fPIC", "-o", str(library), str(FOLDER / "serial.c")]
+        subprocess.run(command, check=True)
+        self._multiply = ctypes.CDLL(str(library)).multiply
+        floats = np.ctypeslib.ndpointer(np.float32, flags="C")
+        self._multiply.argtypes = [*[ctypes.c_int] * 3, *[floats] * 3]
+        self._multiply.restype = None
+        self._rate = 0.0
+
+    def multiply(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        c = np.empty((len(a), b.shape[1]), np.float32)
+        self._multiply(len(a), b.shape[1], len(b), a, b, c)
+        return c
+
+    def seconds(self, problem: Problem) -> float:
+        if problem.flops <= SERIAL_MOST_FLOPS or not self._rate:
+            started = time.perf_counter()
+            c = self.multiply(problem.a, problem.b)
+            self._rate = problem.flops / (time.perf_counter() - started)
+            problem.error("the serial loop", c)
+        return problem.flops / self._rate
+
+
+def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Callable[[], float], int]]:
+    """Each kernel's rung and name, what checks and times it, and where C is."""
+    m, n, k = problem.size
+    a, b, b_panels = bench.array(problem.a), bench.array(problem.b), bench.array(panels(problem.b))
+    c, step = bench.empty(4 * m * n), bench.array(step_of(m))
+
+    def timed(entry: Entry, grid: Grid, values: Mapping[str, Any]) -> Callable[[], float]:
+        return lambda: bench.seconds(lambda: bench.put(entry, grid, values))
+
+    sizes = {"c": c, "m": m, "n": n, "k": k}
+    for rung in RUNGS:
+        values = {"a": a, "b": b_panels if rung.in_panels else b, **sizes}
+        yield rung.name, rung.entry.name, timed(rung.entry, rung.grid(m, n), values), c
+    tile = tile_for(m, n, bench.device.multiprocessors)
+    yield (
+        "mlpgpu, plain cores",
+        of_table(tile).name,
+        timed(of_table(tile), tile.grid(m, n), table_values(a, b, c, step, n, k)),
+        c,
+    )
+
+
+def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[str, float, np.ndarray]:
+    """The product as a plan of that precision makes it: the kernel's name, its seconds by `explain`, and C."""
+    m, n, k = problem.size
+    network = mg.Network([mg.Dense(k, n, bias=False)], seed=0)
+    network.parameters["0.weight"] = problem.b
+    plan = network.lower(capacity=m, precision=precision)
+    parameters = network.flat_parameters()[np.newaxis]
+    state = State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0), np.float32))
+    program = backend.compile(plan)
+    program.load(state)
+    c = program.predict(mg.Dataset(problem.a), logits=True)
+    del program  # its memory is the next one's
+    products = [line for line in profile(plan, backend.device, state).lines if line.flops]
+    return products[0].launch.entry.name, sum(line.seconds for line in products), c
+
+
+def cublas(problem: Problem, precision: str) -> tuple[float, np.ndarray]:
+    """PyTorch's product: its seconds, and C."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    a, b = (torch.from_numpy(array).cuda().to(dtype) for array in (problem.a, problem.b))
+    out = torch.empty(len(a), b.shape[1], device="cuda", dtype=dtype)
+
+    def seconds(repeats: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            torch.mm(a, b, out=out)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000 / repeats
+
+    seconds(2)
+    repeats = max(1, int(CUBLAS_SECONDS / seconds(1)))
+    found = sorted(seconds(repeats) for _ in range(3))[1]
+    c: np.ndarray = out.float().cpu().numpy()
+    return found, c
+
+
+class Climb:
+    """One size after another: each rung at each of them, unless it would take too long."""
+
+    def __init__(
+        self, backend: CudaBackend, bench: Workbench, serial: Serial, limit: float, most_seconds: float = MOST_SECONDS
+    ) -> None:
+        self._backend, self._bench, self._serial, self._limit = backend, bench, serial, limit
+        self._most_seconds = most_seconds
+        self._rates: dict[str, float] = {}  # by rung, of the size before
+        self.results: list[Result] = []
+
+    def check(self, size: tuple[int, int, int]) -> None:
+        """Each kernel of the ladder at a size, untimed."""
+        problem = Problem.random(*size)
+        for name, _, run, c in own_rungs(self._bench, problem):
+            run()
+            problem.error(name, self._bench.read(c, size[:2]))
+        self._bench.clear()
+
+    def at(self, size: tuple[int, int, int]) -> None:
+        """All rungs at a size; results are printed as they come."""
+        problem = Problem.random(*size)
+        self._serial_seconds = self._serial.seconds(problem)
+        print("\nm, n, k = {:,}, {:,}, {:,}".format(*size))
+        print(f"{'':26}{'GFLOP/s':>12}{'speed-up':>12}{'error':>10}{'of cuBLAS':>11}{'of limit':>10}")
+        theirs: dict[str, float] = {}
+        for precision in PRECISIONS if torch else ():
+            theirs[precision], product = cublas(problem, precision)
+            error = problem.error(f"cuBLAS, {precision}", product, precision)
+            self._add(problem, f"cuBLAS, {precision}", "", theirs[precision], error, theirs[precision])
+        self._add(problem, "serial loop", "", self._serial_seconds, None, None)
+        for name, kernel, run, c in own_rungs(self._bench, problem):
+            expected = problem.flops / self._rates[name] if name in self._rates else 0.0
+            if expected > self._most_seconds:
+                self._leave_out(problem, name, f"would take about {expected:.0f} s")
+                continue
+            seconds = run()
+            error = problem.error(name, self._bench.read(c, size[:2]))
+            self._rates[name] = problem.flops / seconds
+            self._add(problem, name, kernel, seconds, error, theirs.get("float32"))
+        self._bench.clear()
+        for precision in PRECISIONS:
+            name = f"mlpgpu, {precision}"
+            try:
+                kernel, seconds, product = planned(self._backend, problem, precision)
+            except MlpgpuError as refused:
+                self._leave_out(problem, name, str(refused))
+            else:
+                error = problem.error(name, product, precision)
+                self._add(problem, name, kernel, seconds, error, theirs.get(precision))
+
+    def _add(
+        self, problem: Problem, name: str, kernel: str, seconds: float, error: float | None, theirs: float | None
+    ) -> None:
+        gflops = 1e-9 * problem.flops / seconds
+        speedup = self._serial_seconds / seconds
+        of_cublas = theirs / seconds if theirs else None
+        of_limit = 1e9 * gflops / self._limit
+        self.results.append(
+            Result(name, *problem.size, kernel, seconds, gflops, speedup, error, of_cublas, of_limit)
+        )  # fmt: skip
+        shown = ("" if error is None else f"{error:.1e}", "" if of_cublas is None else f"{of_cublas:.1%}")
+        print(f"{name:26}{gflops:12,.1f}{speedup:12,.1f}{shown[0]:>10}{shown[1]:>11}{of_limit:10.1%}")
+
+    def _leave_out(self, problem: Problem, name: str, why: str) -> None:
+        self.results.append(Result(name, *problem.size, left_out=why))
+        print(f"{name:26}left out: {why}")
+
+
+# --- the picture ---
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """GFLOP/s by size: square matrices, and flat ones by k."""
+    timed = [result for result in results if result.gflops is not None]
+    groups = {
+        "m = n = k": [result for result in timed if result.m == result.n == result.k],
+        "k, at m = n = {:,}": [result for result in timed if not result.m == result.n == result.k],
+    }
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    names = list(dict.fromkeys(result.rung for result in timed))
+    for axes, (label, own) in zip(figure.subplots(1, 2, sharey=True), groups.items(), strict=True):
+        for place, name in enumerate(names):
+            points = sorted((result.k, result.gflops or 0.0) for result in own if result.rung == name)
+            style = ":" if "cuBLAS" in name or "serial" in name else "-"
+            x, y = zip(*points, strict=True) if points else ((), ())
+            axes.plot(x, y, f"o{style}", color=f"C{place % 10}", label=name, ms=3)
+        axes.set(xlabel=label.format(own[0].m) if own else label, xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("GFLOP/s")
+    figure.axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Climb the ladder of matrix products on a GPU.")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--most-seconds", type=float, default=MOST_SECONDS, help="of a run (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")
+    parser.add_argument("--picture", type=Path, default="gemm_ladder.png", help="where to draw (default: %(default)s)")
+    options = parser.parse_args()
+    try:
+        backend = CudaBackend()
+    except MlpgpuError as error:
+        sys.exit(str(error))
+
+    with backend.device as device, tempfile.TemporaryDirectory() as folder:
+        limit = card_rates(device).computed
+        print(f"{device.name}: {limit / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")
+        print(f"PyTorch {torch.__version__}" if torch else "left out, PyTorch is not installed")
+        bench = Workbench(device, [*(rung.entry for rung in RUNGS), *map(of_table, kernels.TILES)], FOLDER)
+        climb = Climb(backend, bench, Serial(Path(folder)), limit, options.most_seconds)
+        climb.check(ODD)
+        about = {**surroundings(backend, ("torch",)), "limit_gflops": limit / 1e9, "quick": options.quick}
+        for size in QUICK if options.quick else SQUARES + RECTANGLES:
+            climb.at(size)
+            if options.json:
+                options.json.write_text(json_lines(climb.results, about), encoding="utf-8")
+    draw(climb.results, options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Kernels tried out one at a time on arrays of one's own, without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from . import compiler, kernels
+from .driver import Arena, Device, Event, Module, Stream, pack
+from .explain import seconds_of
+from .kernels import Entry
+
+LONG_SECONDS = 0.1  # what takes longer is measured once
+
+
+class Workbench:
+    """A card with kernels loaded and arrays beside them; used inside ``with device:``.
+
+    Arguments:
+        entries: the kernels; those that this card cannot run are left out.
+        sources: the folder of headers that are not the package's own.
+
+    Raises:
+        BackendError: a kernel cannot be compiled or loaded.
+    """
+
+    def __init__(self, device: Device, entries: Iterable[Entry], sources: Path | None = None) -> None:
+        self._stream = Stream(device)
+        self._arenas: list[Arena] = []
+        self.device = device
+        units = kernels.units(entry for entry in entries if entry.runs_on(device.arch))
+        cubins = compiler.compile_units(units, device.arch, sources=sources)
+        self._modules = {header: Module(device, cubin.image) for header, cubin in cubins.items()}
+        self._functions = {e: self._modules[header].function(e) for header, unit in units.items() for e in unit}
+
+    def empty(self, nbytes: int) -> int:
+        """The address of so many bytes, all of them 0xFF: of float32, NaN."""
+        self._arenas.append(arena := Arena(self.device, nbytes))
+        address = arena.take(nbytes)
+        self._stream.fill(address, nbytes, 0xFF)
+        return address
+
+    def array(self, values: np.ndarray) -> int:
+        """The address of a copy of an array."""
+        address = self.empty(values.nbytes)
+        self.upload(address, values)
+        return address
+
+    def upload(self, address: int, values: np.ndarray) -> None:
+        """Copy an array to the card."""
+        self._stream.upload(address, np.ascontiguousarray(values))
+        self._stream.synchronize()
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Within the card."""
+        self._stream.copy(destination, source, nbytes)
+
+    def read(self, address: int, shape: tuple[int, ...]) -> np.ndarray:
+        """The float32 array at an address, when all work is done."""
+        values = np.empty(shape, np.float32)
+        self._stream.download(values, address)
+        self._stream.synchronize()
+        return values
+
+    def clear(self) -> None:
+        """Free all arrays."""
+        self._stream.synchronize()
+        while self._arenas:
+            self._arenas.pop().close()
+
+    def put(self, entry: Entry, grid: tuple[int, ...], values: Mapping[str, float | None]) -> None:
+        """Launch a kernel; ``values`` are those of its arguments by name, addresses for pointers."""
+        arguments = pack(entry, [values[argument.name] for argument in entry.arguments])
+        self._functions[entry].launch(self._stream, grid, arguments)
+
+    def seconds(self, put: Callable[[], object]) -> float:
+        """What ``put`` launches takes, the median of some replays; or one run, where that is long."""
+        start, end = Event(self.device, timing=True), Event(self.device, timing=True)
+        self._stream.record(start)
+        put()
+        self._stream.record(end)
+        end.synchronize()
+        once = end.seconds_since(start)
+        return once if once > LONG_SECONDS else seconds_of(self._stream, put)
