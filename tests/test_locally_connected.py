@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_arithmetic_counts_what_is_used() -> None:
     counted = [plan.flops(operation, 5) for operation in plan.training]
     # Forward on 9 and 6 outputs; backward, the weights' gradient for both and dx for the upper one.
     assert [count for count in counted if count] == [2 * 5 * 4 * n for n in (9, 6, 2 * 6, 9)]
+
+
+@pytest.mark.parametrize("bias", ["output", "layer", None])
+@pytest.mark.parametrize("width", [WINDOW, 9, 64])
+def test_threads_share_out_a_layer(width: int, bias: Literal["output", "layer"] | None) -> None:
+    # The layer below makes the one in question have a dx.
+    layers = [mg.Dense(width, width, "tanh"), mg.LocallyConnected(width, WINDOW, "gelu", bias)]
+    random = np.random.default_rng(8)
+    x, y = random.normal(size=(2, 10, width)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 3):
+        network = mg.Network([*layers, mg.Dense(width - WINDOW + 1, width)], seed=7)
+        trainer = mg.Trainer(network, "squared_error", mg.SGD(0.1), batch_size=2, backend="cpu", threads=threads)
+        trainer.fit(mg.Dataset(x, y), epochs=2, progress=False)
+        found.append((network.flat_parameters().copy(), network.predict(x, backend="cpu")))
+    for parameters, outputs in found[1:]:
+        np.testing.assert_allclose(parameters, found[0][0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs, found[0][1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

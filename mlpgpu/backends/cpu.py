@@ -116,6 +116,14 @@ class CpuProgram(Program):
         self._blas_threads = threads if plan.shares == 1 else 1
         workers = min(threads, plan.shares)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="mlpgpu-share") if workers > 1 else None
+        # Locally connected layers are no products of BLAS's: threads of ours share them out.
+        is_local = any(isinstance(op, ops.LocallyConnected) for op in (*plan.training, *plan.evaluation))
+        self._local_threads = self._blas_threads if is_local else 1
+        self._local_pool = (
+            ThreadPoolExecutor(self._local_threads, thread_name_prefix="mlpgpu-local")
+            if self._local_threads > 1
+            else None
+        )
 
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
         self._parameters = np.zeros(plan.parameter_count, self._dtype)
@@ -291,12 +299,35 @@ class CpuProgram(Program):
         start = rows.start * (len(self._scratch) // self._plan.capacity)
         return self._scratch[start : start + array.size].reshape(array.shape)
 
+    def _shared_out(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
+        """What ``bind`` makes for each thread's rows and columns of a locally connected layer's array, side by side.
+
+        Parts are ranges of whole rows, which a pass takes faster than pieces of rows, unless there are too few.
+        """
+        count = self._local_threads
+        if rows >= count:
+            parts = [(part, slice(0, columns)) for part in _ranges(rows, count)]
+        else:
+            parts = [(slice(0, rows), part) for part in _ranges(columns, min(count, columns))]
+        pool, calls = self._local_pool, [[bind(*part)] for part in parts]
+
+        def side_by_side() -> None:
+            assert pool is not None
+            list(pool.map(_call, calls))
+
+        return calls[0][0] if len(calls) == 1 else side_by_side
+
 
 def _call(closures: list[Bound]) -> None:
     # NumPy's error state belongs to the thread, and what overflows here shows in the loss.
     with np.errstate(all="ignore"):
         for call in closures:
             call()
+
+
+def _ranges(length: int, count: int) -> list[slice]:
+    """``count`` ranges, as equal as can be."""
+    return [slice(length * part // count, length * (part + 1) // count) for part in range(count)]
 
 
 # --- bindings: one function for each operation, which returns a closure over views of the buffers ---
@@ -363,19 +394,28 @@ def _bind_locally_connected(program: CpuProgram, op: ops.LocallyConnected, rows:
     weight, bias = program._arrays[op.weight][:, :n], program._arrays[op.bias][:n] if op.bias else None
     scratch = program._scratch_like(y, rows)
     forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
-    windows = [x[:, r : r + n] for r in range(len(weight))]
+    window = len(weight)
 
-    def locally_connected() -> None:
-        np.multiply(windows[0], weight[0], out=z)
-        for window, w in zip(windows[1:], weight[1:], strict=True):
-            np.multiply(window, w, out=scratch)
-            np.add(z, scratch, out=z)
-        if bias is not None:
-            np.add(z, bias, out=z)
-        if forward is not None:
-            forward(z, y, scratch)
+    def outputs(part: slice, columns: slice) -> Bound:
+        sums, products, result = z[part, columns], scratch[part, columns], y[part, columns]
+        inputs = [x[part, columns.start + r : columns.stop + r] for r in range(window)]
+        weights = list(weight[:, columns])
+        biases = bias if bias is None or len(bias) == 1 else bias[columns]
 
-    return locally_connected
+        def call() -> None:
+            # A pass for each weight of an output: what is stored beside the outputs does not grow with the window.
+            np.multiply(inputs[0], weights[0], out=sums)
+            for seen, w in zip(inputs[1:], weights[1:], strict=True):
+                np.multiply(seen, w, out=products)
+                np.add(sums, products, out=sums)
+            if biases is not None:
+                np.add(sums, biases, out=sums)
+            if forward is not None:
+                forward(sums, result, products)
+
+        return call
+
+    return program._shared_out(outputs, len(y), n)
 
 
 def _bind_dropout(program: CpuProgram, op: ops.Dropout, rows: slice, share: int) -> Bound:
@@ -463,9 +503,8 @@ def _bind_locally_connected_backward(
     dbias = program._partial(op.dbias, share) if op.dbias else None
     scratch, ones = program._scratch_like(dz, rows), program._ones[rows]
     windows = [x[:, r : r + n] for r in range(len(weight))]
-    dx = program._view(op.dx, rows) if op.dx else None
 
-    def locally_connected_backward() -> None:
+    def parameters() -> None:
         for dw, window in zip(dweight, windows, strict=True):
             np.multiply(dz, window, out=scratch)
             np.dot(ones, scratch, out=dw[:n])
@@ -476,11 +515,35 @@ def _bind_locally_connected_backward(
             else:
                 np.dot(ones, dz, out=dbias[:n])
                 dbias[n:] = 0.0
-        if dx is not None:
-            dx.fill(0.0)
-            for r, w in enumerate(weight):
-                np.multiply(dz, w, out=scratch)
-                np.add(dx[:, r : r + n], scratch, out=dx[:, r : r + n])
+
+    if op.dx is None:
+        return parameters
+    dx = program._view(op.dx, rows)
+    products = program._scratch_like(dx, rows)
+
+    def inputs(part: slice, columns: slice) -> Bound:
+        """Of a part of dx: the outputs whose windows reach it, weight by weight."""
+        part_of_dx = dx[part, columns]
+        terms = []
+        for r, w in enumerate(weight):
+            seen = slice(max(columns.start - r, 0), max(min(columns.stop - r, n), 0))
+            reached = part, slice(seen.start + r, seen.stop + r)
+            if seen.start < seen.stop:
+                terms.append((dz[part, seen], w[seen], products[reached], dx[reached]))
+
+        def call() -> None:
+            part_of_dx.fill(0.0)
+            for delta, w, term, total in terms:
+                np.multiply(delta, w, out=term)
+                np.add(total, term, out=total)
+
+        return call
+
+    share_out = program._shared_out(inputs, *dx.shape)
+
+    def locally_connected_backward() -> None:
+        parameters()
+        share_out()
 
     return locally_connected_backward
 
