@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tensor_cases import is_sampled
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, Cubin, compile_units
@@ -22,7 +23,7 @@ SUPERSEDED = {"sm_90a": {"tensor.cuh"}}  # by products that use what only this a
 
 def of_table(arch: str) -> dict[str, list[Entry]]:
     """The entries to compile for ``arch``: of some, the last of each file, to see that nvcc takes the file."""
-    runnable = units(entry for entry in all_entries() if entry.runs_on(arch))
+    runnable = units(entry for entry in all_entries() if entry.runs_on(arch) and is_sampled(entry))
     complete = set(runnable) - SUPERSEDED.get(arch, set()) if arch in COMPLETE else set()
     return {header: entries if header in complete else entries[-1:] for header, entries in runnable.items()}
 

@@ -13,14 +13,14 @@ import shim_runner
 from kernel_cases import Case, Mapped, Shifted, all_cases, whole
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
-from tensor_cases import tensor_cases
+from tensor_cases import is_sampled, tensor_cases
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 from mlpgpu.backends.cuda.program import STEP
 
 ALL_CASES = [*all_cases(), *tensor_cases()]
-CASES = [case for case in ALL_CASES if not case.entry.host_excluded]
+CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
 SMALLEST = TILES[-1]
 
 
@@ -50,7 +50,7 @@ def run_case(case: Case, folder: Path) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where sources for shifted arrays are; all entries are compiled at once."""
-    prepare([entry for entry in all_entries() if not entry.host_excluded])
+    prepare([entry for entry in all_entries() if not entry.host_excluded and is_sampled(entry)])
     return tmp_path_factory.mktemp("shifted")
 
 
