@@ -1157,6 +1157,104 @@ def _local_cases() -> Iterator[Case]:
         yield from local_backward(batch, 40, 7, unused=2)
 
 
+# --- prefix sums, sorting, counting ---
+
+
+def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False) -> Case:
+    random = _random()
+    x = (random.normal(size=n) if dtype == "float32" else random.integers(-9, 99, n)).astype(dtype)
+    sums = np.cumsum(_wide(x))
+    value = sums - x if exclusive else sums
+    # Two levels of trees of 32 lanes, four rounds of four elements, and as many words as a tile has bits.
+    bound = (2 * 10 + 8 + 20) * EPS32 * np.cumsum(abs(_wide(x))) if dtype == "float32" else np.zeros(n)
+    tiles = _blocks(n, kernels.SCAN_TILE)
+    return Case(
+        f"{n}" + "-exclusive" * exclusive + "-shifted" * shift,
+        kernels.prefix_sum(dtype),
+        (tiles,),
+        {
+            "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
+            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(tiles, np.uint64),
+        },
+        {"y": expect(value, bound)},
+    )  # fmt: skip
+
+
+def _keys(dtype: str, n: int, shift: int) -> np.ndarray:
+    """Random ones of few digits at ``shift``, so that many are equal there; all of one digit in the middle."""
+    keys = _random().integers(np.iinfo(dtype).max, size=n, dtype=dtype, endpoint=True)
+    keys &= ~np.array(0xE8 << shift, dtype)
+    keys[n // 3 : n // 2] |= np.array(0xFF << shift, dtype)
+    return keys
+
+
+def sort_counts(dtype: str, n: int, shift: int) -> Case:
+    keys, tiles = _keys(dtype, n, shift), _blocks(n, kernels.SORT_TILE)
+    digits = (keys >> np.array(shift, dtype)).astype(np.int64) & 0xFF
+    value = np.zeros((kernels.SORT_DIGITS, tiles))
+    np.add.at(value, (digits, np.arange(n) // kernels.SORT_TILE), 1)
+    return Case(
+        f"{n}-shift{shift}", kernels.sort_counts(dtype), (tiles,),
+        {"keys": keys, "n": n, "shift": shift, "counts": np.full(value.shape, -7, np.int32)},
+        {"counts": expect(value, 0.0)},
+    )  # fmt: skip
+
+
+def sort_scatter(dtype: str, n: int, shift: int) -> Case:
+    keys, counts = _keys(dtype, n, shift), sort_counts(dtype, n, shift).outputs["counts"].value
+    starts = (np.cumsum(counts) - counts.ravel()).astype(np.int32).reshape(counts.shape)
+    order = np.argsort((keys >> np.array(shift, dtype)) & np.array(0xFF, dtype), kind="stable")
+    values = _random().integers(-(2**31), 2**31, n).astype(np.int32)
+    arrays = {"keys": keys, "values": values, "starts": starts}
+    out = {"keys_out": np.zeros(n, dtype), "values_out": np.full(n, -7, np.int32)}
+    return Case(
+        f"{n}-shift{shift}", kernels.sort_scatter(dtype), (counts.shape[1],),
+        {**arrays, **out, "n": n, "shift": shift},
+        {"keys_out": expect(keys[order], 0.0), "values_out": expect(values[order], 0.0)},
+    )  # fmt: skip
+
+
+def histogram(n: int, bins: int, low: float, high: float) -> Case:
+    edges = np.linspace(low, high, bins + 1)
+    # Values on the edges themselves, beside them, outside, and none at all.
+    x = np.concatenate([edges, np.nextafter(edges, -9), np.nextafter(edges, 9), [np.nan, np.inf, -np.inf]])
+    x = np.concatenate([x, _random().normal(size=max(0, n - len(x)))])[:n].astype(np.float32)
+    before = np.arange(bins, dtype=np.uint64)
+    counted = np.histogram(x[np.isfinite(x)], edges)[0]
+    return Case(
+        f"{n}-bins{bins}-{low}to{high}", kernels.histogram(), (3,),
+        {"x": x, "n": n, "edges": edges, "bins": bins, "counts": before},
+        {"counts": expect(counted + before.astype(float), 0.0)},
+    )  # fmt: skip
+
+
+def _pattern_cases() -> Iterator[Case]:
+    for dtype, exclusive in product(("float32", "int32"), (False, True)):
+        for n in (1, 31, 33, 4095, 4096, 4097, 40000):
+            yield prefix_sum(dtype, n, exclusive=exclusive)
+    yield prefix_sum("float32", 9000, exclusive=False, shift=True)
+    for dtype in kernels.KEYS:
+        for n, shift in ((1, 0), (33, 8), (4096, 16), (9001, 24)):
+            yield sort_counts(dtype, n, shift)
+            yield sort_scatter(dtype, n, shift)
+    yield sort_scatter("uint64", 5000, 56)
+    for n, bins, low, high in (
+        (1, 1, -1.0, 1.0),
+        (3000, 10, -2.0, 2.0),
+        (900, 257, 0.1, 0.7),
+        (20000, 4096, -3.0, 3.0),
+    ):
+        yield histogram(n, bins, low, high)
+
+
 def all_cases() -> list[Case]:
     """Every case.  Of `advance` there is none, for a Step is no array of numbers; test_kernels.py has its test."""
-    return [*_dense_cases(), *_local_cases(), *_row_cases(), *_loss_cases(), *_metric_cases(), *_step_cases()]
+    return [
+        *_dense_cases(),
+        *_local_cases(),
+        *_row_cases(),
+        *_loss_cases(),
+        *_metric_cases(),
+        *_step_cases(),
+        *_pattern_cases(),
+    ]

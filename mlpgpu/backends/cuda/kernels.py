@@ -795,6 +795,44 @@ def advance() -> Entry:
     return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
 
 
+SCAN_TILE = SORT_TILE = 4096  # of scan.cuh and sort.cuh
+SORT_DIGITS = 256
+MOST_BINS = 4096  # of histogram.cuh
+KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
+
+
+def prefix_sum(dtype: str) -> Entry:
+    """``dtype`` is ``float32`` or ``int32``."""
+    ctype = {"float32": "float", "int32": "int"}[dtype]
+    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
+    shared = 8 + 4 * (ROW_THREADS // WARP + 1)
+    return Entry(f"prefix_sum_{dtype}", "scan.cuh", f"prefix_sum<{ctype}>", arguments(signature), ROW_THREADS, shared)
+
+
+def sort_counts(dtype: str) -> Entry:
+    """``dtype`` is one of :data:`KEYS`."""
+    signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
+    name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
+    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), ROW_THREADS, shared)
+
+
+def sort_scatter(dtype: str) -> Entry:
+    """``dtype`` is one of :data:`KEYS`."""
+    key, key_bytes = KEYS[dtype]
+    signature = (
+        f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
+        "int* values_out"
+    )
+    warps = ROW_THREADS // WARP
+    shared = SORT_TILE * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
+    return Entry(f"sort_scatter_{dtype}", "sort.cuh", "sort_scatter", arguments(signature), ROW_THREADS, shared)
+
+
+def histogram() -> Entry:
+    signature = "const float* x, int64_t n, const double* edges, int bins, unsigned long long* counts"
+    return Entry("histogram", "histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
+
+
 CHAINS = 8  # of rates.cuh
 
 
@@ -829,6 +867,8 @@ def all_entries() -> tuple[Entry, ...]:
     entries += [
         head(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)
     ]
+    entries += [prefix_sum("float32"), prefix_sum("int32"), histogram()]
+    entries += [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += metric_entries(kind, textured=textured)
     entries += _tensor_entries()

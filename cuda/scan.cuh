@@ -1,0 +1,168 @@
+// Prefix sums of any length in one pass over memory, in an order that does not depend on timing.
+//
+// A block takes the next tile that nobody has taken, adds it up, and learns what all tiles before it come to from
+// words that their blocks left in `nodes`.  Tile t leaves the sum of the last 2^z tiles up to its own, z being the
+// zero bits at the end of t + 1; so tiles 0 … t - 1 are one word for each bit that is set in t, and a warp's lanes
+// wait for all of them at once.  Every sum has its fixed tree: a float's bits are the same in every run.
+// Source of the tree: Fenwick, "A new data structure for cumulative frequency tables", 1994; of the waiting between
+// tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016.
+#pragma once
+
+#include "portable.cuh"
+
+namespace mlpgpu {
+
+// Sums over lanes 0 … lane - 1, by sweeping up a tree of the warp's lanes and down again; `total` is that of all.
+// Source: Blelloch, "Prefix sums and their applications", 1990.
+template <class T>
+__device__ __forceinline__ T warp_scan(T value, T& total) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int width = 1; width < WARP; width *= 2) {
+        const T left = __shfl_up_sync(WARP_ALL, value, width);
+        if ((lane + 1) % (2 * width) == 0) value = left + value;
+    }
+    total = __shfl_sync(WARP_ALL, value, WARP - 1);
+    if (lane == WARP - 1) value = T(0);
+#pragma unroll
+    for (int width = WARP / 2; width > 0; width /= 2) {
+        const T left = __shfl_up_sync(WARP_ALL, value, width);
+        const T right = __shfl_down_sync(WARP_ALL, value, width);
+        if ((lane + 1) % (2 * width) == 0)
+            value = left + value;
+        else if ((lane + 1) % (2 * width) == width)
+            value = right;
+    }
+    return value;
+}
+
+// What the warps before the caller's come to, `of_warp` being the same in a warp's lanes; and the block's total.
+// `scratch` holds one T for each of WARPS warps.
+template <int WARPS, class T>
+__device__ __forceinline__ T block_sums_before(T of_warp, T& total, T* scratch) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (lane == 0) scratch[warp] = of_warp;
+    __syncthreads();
+    const T before = warp_scan(lane < WARPS ? scratch[lane] : T(0), total);
+    return __shfl_sync(WARP_ALL, before, warp);
+}
+
+// A word of `nodes`: 0 until its tile's sum is there, which then stands in the lower half.
+constexpr uint64_t NODE_READY = uint64_t(1) << 32;
+
+__device__ __forceinline__ uint64_t node_of(int value) { return NODE_READY | static_cast<uint32_t>(value); }
+__device__ __forceinline__ uint64_t node_of(float value) { return NODE_READY | __float_as_uint(value); }
+__device__ __forceinline__ void value_of(uint64_t node, int& value) { value = static_cast<int>(node); }
+__device__ __forceinline__ void value_of(uint64_t node, float& value) {
+    value = __uint_as_float(static_cast<uint32_t>(node));
+}
+
+template <class T>
+__device__ __forceinline__ T wait_for_node(const uint64_t* nodes, int64_t tile) {
+    const volatile uint64_t* at = nodes + tile;
+    uint64_t node;
+    while (!((node = *at) & NODE_READY)) pause_spinning();
+    T value;
+    value_of(node, value);
+    return value;
+}
+
+// What tiles 0 … tile - 1 come to, in every lane of the warp that calls it with the sum of its own tile.
+template <class T>
+__device__ __forceinline__ T sum_before(uint64_t* nodes, int64_t tile, T own) {
+    const int lane = threadIdx.x % WARP;
+    // Lane j waits for the word of the tiles that the set bit j of `tile` stands for.  The ones at its end are what
+    // this tile's own word covers beside itself; others wait for that, so it comes first.
+    const int ones = __ffs(~static_cast<int>(tile)) - 1;
+    const int64_t last = (tile >> lane << lane) - 1;
+    T part = lane < ones ? wait_for_node<T>(nodes, last) : T(0);
+    T node = own;
+    for (int bit = 0; bit < ones; ++bit) node = __shfl_sync(WARP_ALL, part, bit) + node;
+    if (lane == 0) *static_cast<volatile uint64_t*>(nodes + tile) = node_of(node);
+    if (lane >= ones && (tile >> lane & 1)) part = wait_for_node<T>(nodes, last);
+    __syncwarp();
+    T sum = T(0);
+    for (int bit = WARP - 1; bit >= 0; --bit) {
+        const T term = __shfl_sync(WARP_ALL, part, bit);
+        if (tile >> bit & 1) sum = sum + term;
+    }
+    return sum;
+}
+
+// The next tile that no block has taken: those before it are done or under way, so waiting for them ends.
+__device__ __forceinline__ int64_t next_tile(unsigned* ticket, int64_t* scratch) {
+    if (threadIdx.x == 0) *scratch = atomicAdd(ticket, 1u);
+    __syncthreads();
+    const int64_t tile = *scratch;
+    __syncthreads();
+    return tile;
+}
+
+struct ScanTile {
+    static constexpr int THREADS = 256, WARPS = THREADS / WARP, ROUNDS = 4, VECTOR = 4;
+    static constexpr int OF_WARP = WARP * ROUNDS * VECTOR, SIZE = WARPS * OF_WARP;
+};
+
+// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  ticket and nodes (one
+// for each tile) are 0 before the launch.  Grid: one block for each tile of 4,096.
+template <class T>
+__device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, unsigned* ticket,
+                                           uint64_t* nodes) {
+    using Tile = ScanTile;
+    SHARED(int64_t, shared);
+    T* const scratch = reinterpret_cast<T*>(shared + 1);  // (WARPS + 1,)
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int64_t tile = next_tile(ticket, shared);
+    const int64_t first = tile * Tile::SIZE + warp * Tile::OF_WARP + lane * Tile::VECTOR;
+    const bool whole = (tile + 1) * Tile::SIZE <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    struct alignas(16) Vector { T of[Tile::VECTOR]; };
+
+    Vector values[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int64_t at = first + round * WARP * Tile::VECTOR;
+        if (whole) {
+            values[round] = *reinterpret_cast<const Vector*>(x + at);
+        } else {
+            for (int i = 0; i < Tile::VECTOR; ++i) values[round].of[i] = at + i < n ? x[at + i] : T(0);
+        }
+    }
+    T before[Tile::ROUNDS];  // of the thread's elements in the warp's
+    T of_warp = T(0);
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        T sum = values[round].of[0], total;
+        for (int i = 1; i < Tile::VECTOR; ++i) sum = sum + values[round].of[i];
+        const T in_round = warp_scan(sum, total);
+        before[round] = of_warp + in_round;
+        of_warp = of_warp + total;
+    }
+    T of_tile;
+    const T before_warp = block_sums_before<Tile::WARPS>(of_warp, of_tile, scratch);
+    if (warp == 0) {
+        const T sum = sum_before(nodes, tile, of_tile);
+        if (lane == 0) scratch[Tile::WARPS] = sum;
+    }
+    __syncthreads();
+    const T start = scratch[Tile::WARPS] + before_warp;
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int64_t at = first + round * WARP * Tile::VECTOR;
+        T sum = start + before[round];
+        Vector out;
+        for (int i = 0; i < Tile::VECTOR; ++i) {
+            const T next = sum + values[round].of[i];
+            out.of[i] = exclusive ? sum : next;
+            sum = next;
+        }
+        if (whole) {
+            *reinterpret_cast<Vector*>(y + at) = out;
+        } else {
+            for (int i = 0; i < Tile::VECTOR; ++i)
+                if (at + i < n) y[at + i] = out.of[i];
+        }
+    }
+}
+
+}  // namespace mlpgpu

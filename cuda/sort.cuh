@@ -1,0 +1,119 @@
+// A stable sort of keys with their values, by eight bits at a time from the lowest on.
+//
+// For each digit of eight bits: every block counts its tile's digits (sort_counts); the prefix sums of the counts,
+// digit by digit and tile by tile within (scan.cuh), tell where a tile's keys of a digit begin; and every block puts
+// its tile in order in shared memory and writes it out in runs (sort_scatter).
+// Source: Knuth, "The Art of Computer Programming", volume 3, 5.2.5, radix list sort; ranks within a warp by ballots.
+#pragma once
+
+#include "scan.cuh"
+
+namespace mlpgpu {
+
+struct SortTile {
+    static constexpr int THREADS = 256, WARPS = THREADS / WARP, ROUNDS = 16;
+    static constexpr int OF_WARP = WARP * ROUNDS, SIZE = WARPS * OF_WARP;
+    static constexpr int DIGITS = 256;  // as many as threads: each looks after one
+};
+
+template <class Key>
+__device__ __forceinline__ int digit_of(Key key, int shift) {
+    return static_cast<int>(key >> shift) & (SortTile::DIGITS - 1);
+}
+
+// counts (DIGITS, tiles) of the keys (n,).  Grid: one block for each tile of 4,096.
+template <class Key>
+__device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shift, int* counts) {
+    using Tile = SortTile;
+    SHARED(int, count);  // (DIGITS,)
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE), end = min(n, first + Tile::SIZE);
+    for (int64_t i = first + threadIdx.x; i < end; i += Tile::THREADS) atomicAdd(count + digit_of(keys[i], shift), 1);
+    __syncthreads();
+    counts[threadIdx.x * static_cast<int64_t>(gridDim.x) + blockIdx.x] = count[threadIdx.x];
+}
+
+// The lanes whose digit is the caller's, among those that hold a key.
+__device__ __forceinline__ unsigned lanes_alike(int digit, bool held) {
+    unsigned alike = __ballot_sync(WARP_ALL, held);
+#pragma unroll
+    for (int bit = 1; bit < SortTile::DIGITS; bit *= 2) {
+        const unsigned set = __ballot_sync(WARP_ALL, digit & bit);
+        alike &= digit & bit ? set : ~set;
+    }
+    return alike;
+}
+
+// Keys and values (n,) in the order of one digit, equal ones as they were; starts (DIGITS, tiles) are the prefix
+// sums of counts, each without its own.  Grid: as for sort_counts.
+template <class Key>
+__device__ __forceinline__ void sort_scatter(const Key* keys, const int* values, int64_t n, int shift,
+                                             const int* starts, Key* keys_out, int* values_out) {
+    using Tile = SortTile;
+    SHARED(Key, tile_keys);                                                 // (SIZE,) in order
+    int* const tile_values = reinterpret_cast<int*>(tile_keys + Tile::SIZE);  // (SIZE,)
+    int* const places = tile_values + Tile::SIZE;                           // (WARPS, DIGITS)
+    int* const offsets = places + Tile::WARPS * Tile::DIGITS;               // (DIGITS,)
+    int* const scratch = offsets + Tile::DIGITS;                            // (WARPS,)
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE);
+    const int count = static_cast<int>(min(static_cast<int64_t>(Tile::SIZE), n - first));
+
+    // Each key's rank among those of its digit that its warp holds.
+    int* const counted = places + warp * Tile::DIGITS;
+    for (int digit = lane; digit < Tile::DIGITS; digit += WARP) counted[digit] = 0;
+    __syncwarp();
+    Key held[Tile::ROUNDS];
+    int ranks[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = warp * Tile::OF_WARP + round * WARP + lane;
+        held[round] = i < count ? keys[first + i] : Key(0);
+    }
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const bool is_held = warp * Tile::OF_WARP + round * WARP + lane < count;
+        const int digit = digit_of(held[round], shift);
+        const unsigned alike = lanes_alike(digit, is_held);
+        const int before = __popc(alike & ((1u << lane) - 1));
+        ranks[round] = counted[digit] + before;
+        __syncwarp();
+        if (is_held && before == 0) counted[digit] += __popc(alike);
+        __syncwarp();
+    }
+    __syncthreads();
+
+    // Where each warp's keys of a digit begin in the tile, and how far from there its place in the output is.
+    const int digit = threadIdx.x;
+    int of_digit = 0;
+    for (int w = 0; w < Tile::WARPS; ++w) {
+        const int of_warp = places[w * Tile::DIGITS + digit];
+        places[w * Tile::DIGITS + digit] = of_digit;
+        of_digit += of_warp;
+    }
+    int of_warp, total;
+    const int in_warp = warp_scan(of_digit, of_warp);
+    const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
+    for (int w = 0; w < Tile::WARPS; ++w) places[w * Tile::DIGITS + digit] += start;
+    offsets[digit] = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] - start;
+    __syncthreads();
+
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = warp * Tile::OF_WARP + round * WARP + lane;
+        if (i >= count) break;
+        const int place = counted[digit_of(held[round], shift)] + ranks[round];
+        tile_keys[place] = held[round];
+        tile_values[place] = values[first + i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += Tile::THREADS) {
+        const Key key = tile_keys[i];
+        const int64_t to = static_cast<int64_t>(i) + offsets[digit_of(key, shift)];
+        keys_out[to] = key;
+        values_out[to] = tile_values[i];
+    }
+}
+
+}  // namespace mlpgpu
