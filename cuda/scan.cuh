@@ -47,21 +47,28 @@ __device__ __forceinline__ T block_sums_before(T of_warp, T& total, T* scratch) 
     return __shfl_sync(WARP_ALL, before, warp);
 }
 
-// A word of `nodes`: 0 until its tile's sum is there, which then stands in the lower half.
+// A word of `nodes` is 0 until its tile's sum is there, whose word never is.
 constexpr uint64_t NODE_READY = uint64_t(1) << 32;
 
 __device__ __forceinline__ uint64_t node_of(int value) { return NODE_READY | static_cast<uint32_t>(value); }
 __device__ __forceinline__ uint64_t node_of(float value) { return NODE_READY | __float_as_uint(value); }
+__device__ __forceinline__ uint64_t node_of(double value) {
+    // All 64 bits are taken.  Inverted they are 0 for one of many NaNs only, in whose place stands another.
+    return ~static_cast<uint64_t>(__double_as_longlong(value == value ? value : double(NAN)));
+}
 __device__ __forceinline__ void value_of(uint64_t node, int& value) { value = static_cast<int>(node); }
 __device__ __forceinline__ void value_of(uint64_t node, float& value) {
     value = __uint_as_float(static_cast<uint32_t>(node));
+}
+__device__ __forceinline__ void value_of(uint64_t node, double& value) {
+    value = __longlong_as_double(static_cast<long long>(~node));
 }
 
 template <class T>
 __device__ __forceinline__ T wait_for_node(const uint64_t* nodes, int64_t tile) {
     const volatile uint64_t* at = nodes + tile;
     uint64_t node;
-    while (!((node = *at) & NODE_READY)) pause_spinning();
+    while (!(node = *at)) pause_spinning();
     T value;
     value_of(node, value);
     return value;

@@ -10,21 +10,24 @@
 
 namespace mlpgpu {
 
+constexpr int DIGITS = 256;  // as many as threads of a block: each looks after one
+
+// 4,096 keys of 32 bits, or 2,048 of 64.
+template <class Key>
 struct SortTile {
-    static constexpr int THREADS = 256, WARPS = THREADS / WARP, ROUNDS = 16;
+    static constexpr int THREADS = DIGITS, WARPS = THREADS / WARP, ROUNDS = 64 / sizeof(Key);
     static constexpr int OF_WARP = WARP * ROUNDS, SIZE = WARPS * OF_WARP;
-    static constexpr int DIGITS = 256;  // as many as threads: each looks after one
 };
 
 template <class Key>
 __device__ __forceinline__ int digit_of(Key key, int shift) {
-    return static_cast<int>(key >> shift) & (SortTile::DIGITS - 1);
+    return static_cast<int>(key >> shift) & (DIGITS - 1);
 }
 
-// counts (DIGITS, tiles) of the keys (n,).  Grid: one block for each tile of 4,096.
+// counts (DIGITS, tiles) of the keys (n,).  Grid: one block for each tile.
 template <class Key>
 __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shift, int* counts) {
-    using Tile = SortTile;
+    using Tile = SortTile<Key>;
     SHARED(int, count);  // (DIGITS,)
     count[threadIdx.x] = 0;
     __syncthreads();
@@ -38,7 +41,7 @@ __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shif
 __device__ __forceinline__ unsigned lanes_alike(int digit, bool held) {
     unsigned alike = __ballot_sync(WARP_ALL, held);
 #pragma unroll
-    for (int bit = 1; bit < SortTile::DIGITS; bit *= 2) {
+    for (int bit = 1; bit < DIGITS; bit *= 2) {
         const unsigned set = __ballot_sync(WARP_ALL, digit & bit);
         alike &= digit & bit ? set : ~set;
     }
@@ -46,23 +49,23 @@ __device__ __forceinline__ unsigned lanes_alike(int digit, bool held) {
 }
 
 // Keys and values (n,) in the order of one digit, equal ones as they were; starts (DIGITS, tiles) are the prefix
-// sums of counts, each without its own.  Grid: as for sort_counts.
+// sums of counts, each without its own.  Where values is null, they are the keys' places.  Grid: as for sort_counts.
 template <class Key>
 __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values, int64_t n, int shift,
                                              const int* starts, Key* keys_out, int* values_out) {
-    using Tile = SortTile;
-    SHARED(Key, tile_keys);                                                 // (SIZE,) in order
+    using Tile = SortTile<Key>;
+    SHARED(Key, tile_keys);                                                   // (SIZE,) in order
     int* const tile_values = reinterpret_cast<int*>(tile_keys + Tile::SIZE);  // (SIZE,)
-    int* const places = tile_values + Tile::SIZE;                           // (WARPS, DIGITS)
-    int* const offsets = places + Tile::WARPS * Tile::DIGITS;               // (DIGITS,)
-    int* const scratch = offsets + Tile::DIGITS;                            // (WARPS,)
+    int* const places = tile_values + Tile::SIZE;                             // (WARPS, DIGITS)
+    int* const offsets = places + Tile::WARPS * DIGITS;                       // (DIGITS,)
+    int* const scratch = offsets + DIGITS;                                    // (WARPS,)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE);
     const int count = static_cast<int>(min(static_cast<int64_t>(Tile::SIZE), n - first));
 
     // Each key's rank among those of its digit that its warp holds.
-    int* const counted = places + warp * Tile::DIGITS;
-    for (int digit = lane; digit < Tile::DIGITS; digit += WARP) counted[digit] = 0;
+    int* const counted = places + warp * DIGITS;
+    for (int digit = lane; digit < DIGITS; digit += WARP) counted[digit] = 0;
     __syncwarp();
     Key held[Tile::ROUNDS];
     int ranks[Tile::ROUNDS];
@@ -88,14 +91,14 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     const int digit = threadIdx.x;
     int of_digit = 0;
     for (int w = 0; w < Tile::WARPS; ++w) {
-        const int of_warp = places[w * Tile::DIGITS + digit];
-        places[w * Tile::DIGITS + digit] = of_digit;
+        const int of_warp = places[w * DIGITS + digit];
+        places[w * DIGITS + digit] = of_digit;
         of_digit += of_warp;
     }
     int of_warp, total;
     const int in_warp = warp_scan(of_digit, of_warp);
     const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
-    for (int w = 0; w < Tile::WARPS; ++w) places[w * Tile::DIGITS + digit] += start;
+    for (int w = 0; w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
     offsets[digit] = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] - start;
     __syncthreads();
 
@@ -105,7 +108,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
         if (i >= count) break;
         const int place = counted[digit_of(held[round], shift)] + ranks[round];
         tile_keys[place] = held[round];
-        tile_values[place] = values[first + i];
+        tile_values[place] = values ? values[first + i] : static_cast<int>(first + i);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += Tile::THREADS) {

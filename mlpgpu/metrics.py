@@ -1,18 +1,20 @@
 """Metrics: one row of :data:`METRICS` each, as sums over rows and what is made of them.
 
 A metric adds to an array of float64 sums batch by batch, on any backend, and turns the sums into
-its value at the end; so no metric holds a data set's predictions.  Rows count by their weights.
+its value at the end; so it holds no data set's predictions.  Metrics of ranks alone need all scores
+of a set at once, and fill their sums when an evaluation ends.  Rows count by their weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-TargetsOf = Literal["classes", "numbers"]
+TargetsOf = Literal["classes", "numbers", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,12 @@ class Metric:
     """One metric.
 
     Attributes:
-        shape: ``shape(n)``, the shape of its sums for n classes, or n numbers in a row.
+        shape: ``shape(n)``, the shape of its sums for n classes, n numbers in a row, or n curves.
         accumulate: ``accumulate(output, target, weight, sums)`` adds a batch.  Of ``"classes"``:
-            output and target (B,) are class numbers; of ``"numbers"``: (B, n_out) floats.
-            ``weight`` is (B,) or None, which stands for ones.
+            output and target (B,) are class numbers; of ``"numbers"``: (B, n_out) floats; of
+            ``"ranks"``: output (B, curves) are scores, target (B, curves) says which rows are a
+            curve's positives, and the batch is the whole set.  ``weight`` is (B,) or None, which
+            stands for ones.
         finish: ``finish(sums)`` gives a float or, for a matrix, an array.
         of: what it compares.
         higher_is_better: how values rank.
@@ -89,6 +93,47 @@ def _confusion(output: np.ndarray, target: np.ndarray, weight: np.ndarray | None
     sums += np.bincount(target * classes + output, weight, classes * classes).reshape(classes, classes)
 
 
+def curve_count(classes: int) -> int:
+    """How many curves set one class against the others: of two classes it is the second one's alone."""
+    return 1 if classes == 2 else classes
+
+
+def curve_positives(classes: np.ndarray, curves: int) -> np.ndarray:
+    """Which rows are each curve's positives, (rows, curves), of class numbers (rows,)."""
+    return classes[:, np.newaxis] == (np.arange(curves) if curves > 1 else [1])
+
+
+def _of_ranks(area: Callable[[np.ndarray, np.ndarray], float], finish: Callable[[np.ndarray], float]) -> Metric:
+    """A metric with three sums for each curve: its area, and the weights of its positives and its negatives.
+
+    ``area(positives, negatives)`` takes (groups + 1,) weights of each side: of the rows that score at least as much as
+    a group of equal scores, from the highest on, and 0 before the first.
+    """
+
+    def accumulate(output: np.ndarray, target: np.ndarray, weight: np.ndarray | None, sums: np.ndarray) -> None:
+        of_row = np.ones(len(output)) if weight is None else weight.astype(np.float64)
+        for curve, (scores, positive) in enumerate(zip(output.T, target.T, strict=True)):
+            order = np.argsort(-scores, kind="stable")
+            ranked = scores[order]
+            ends = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(order) - 1)
+            positives, negatives = (
+                np.append(0.0, np.cumsum(np.where(side, of_row, 0.0)[order])[ends]) for side in (positive, ~positive)
+            )
+            value = math.nan if np.isnan(scores).any() else area(positives, negatives)
+            sums[:, curve] += (value, positives[-1], negatives[-1])
+
+    return Metric(lambda n: (3, n), accumulate, finish, "ranks", True)
+
+
+def _roc_area(positives: np.ndarray, negatives: np.ndarray) -> float:
+    return float(np.diff(negatives) @ (positives[1:] + positives[:-1]) / 2.0)
+
+
+def _precision_area(positives: np.ndarray, negatives: np.ndarray) -> float:
+    gained, found = np.diff(positives), positives[1:] + negatives[1:]
+    return float(gained @ np.divide(positives[1:], found, out=np.zeros(len(found)), where=found > 0.0))
+
+
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(lambda n: (2,), _accuracy, _mean, "classes", True),
     "mean_absolute_error": Metric(lambda n: (2,), _absolute, _mean, "numbers", False),
@@ -96,6 +141,9 @@ METRICS: dict[str, Metric] = {
     "r2": Metric(lambda n: (4, n), _r2, _r2_value, "numbers", True),
     # Row: the true class; column: the predicted one.
     "confusion_matrix": Metric(lambda n: (n, n), _confusion, np.copy, "classes", True, False),
+    # Means over curves; NaN where a score is.
+    "roc_auc": _of_ranks(_roc_area, lambda sums: float((sums[0] / (sums[1] * sums[2])).mean())),
+    "average_precision": _of_ranks(_precision_area, lambda sums: float((sums[0] / sums[1]).mean())),
 }
 
 VALIDATION = "validation_"

@@ -38,7 +38,7 @@ from .errors import (
     lookup,
 )
 from .history import History, Record
-from .losses import LOSSES, TargetKind, class_count
+from .losses import LOSSES, TargetKind, class_count, classes_of
 from .metrics import METRICS, VALIDATION
 from .network import Network
 from .optimizers import OPTIMIZERS, Optimizer
@@ -209,7 +209,7 @@ class Trainer:
         epochs = check_integer("epochs", epochs, least=1)
         self._check(data)
         if validation is not None:
-            self._check(validation)
+            self._check(validation, self.metrics)
         listeners = [as_callback(callback) for callback in callbacks]
         listeners.sort(key=lambda callback: callback.runs_last)
         if drop_last and len(data) < self.batch_size:
@@ -377,9 +377,10 @@ class Trainer:
 
         Raises:
             MlpgpuError: the data do not suit the network, or a metric does not suit the loss.
+            DataError: a metric of ranks is asked for, and no row of some class has a weight over 0.
         """
         names = self.metrics if metrics is None else _check_metrics(metrics, self.loss, self.network.n_out)
-        self._check(data)
+        self._check(data, names)
         if not self.network.adapted:
             hint = "call network.adapt(dataset), or train"
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
@@ -478,8 +479,8 @@ class Trainer:
 
     # --- data ---
 
-    def _check(self, data: Dataset) -> None:
-        """Refuse a data set that does not suit network and loss."""
+    def _check(self, data: Dataset, metrics: Sequence[str] = ()) -> None:
+        """Refuse a data set that does not suit network and loss, or ``metrics``."""
         self.network.check(data)
         if None not in (data.classes, self.network.classes) and data.classes != self.network.classes:
             raise ConfigurationError("classes", expected=self.network.classes, got=data.classes)
@@ -498,6 +499,18 @@ class Trainer:
             if output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):
                 got = f"sums from {_range(target.sum(axis=1))}"
                 raise DataError(f"targets of {self.loss}", expected="rows that sum to 1", got=got)
+        for name in metrics:
+            if METRICS[name].of == "ranks":
+                self._check_curves(name, data, target if target.ndim == 1 else classes_of(output, target))
+
+    def _check_curves(self, metric: str, data: Dataset, classes: np.ndarray) -> None:
+        """Refuse rows of ``classes`` (rows,) that leave one side of a curve empty."""
+        weights = np.bincount(classes, data.weight, minlength=self._class_count)
+        if not (weights > 0.0).all():
+            expected = "rows of every class, with weights over 0"
+            missing, names = int(np.argmin(weights > 0.0)), data.classes or self.network.classes
+            got = f"none of class {missing if names is None else repr(names[missing])}"
+            raise DataError(f"data for {metric}", expected=expected, got=got)
 
     def _weighted(self, data: Dataset) -> Dataset:
         """The data set with its rows weighted by class as well."""
@@ -682,8 +695,10 @@ def _check_metrics(metrics: Sequence[str], loss: str, n_out: int) -> tuple[str, 
     classifies = output == "softmax" or (output == "sigmoid" and n_out == 1)
     for name in metrics:
         lookup("metric", name, METRICS)
-        if METRICS[name].of == "classes" and not classifies:
+        if METRICS[name].of != "numbers" and not classifies:
             raise ConfigurationError(f"metric {name}", expected="a loss with one class for each row", got=loss)
+        if METRICS[name].of == "ranks" and class_count(output, n_out) < 2:
+            raise ConfigurationError(f"metric {name}", expected="two classes or more", got=f"{n_out} output of {loss}")
         if METRICS[name].of == "numbers" and output == "softmax":
             raise ConfigurationError(f"metric {name}", expected="a loss of numbers", got=loss)
     return tuple(dict.fromkeys(metrics))

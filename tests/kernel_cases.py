@@ -918,7 +918,7 @@ def _metric_cases() -> Iterator[Case]:
     for special in (np.nan, np.inf, -np.inf):
         yield classes("index", whole(1), 5, special=special)
         yield classes("index", whole(1), 1, special=special)
-    for name in METRICS:
+    for name in (name for name, row in METRICS.items() if row.of != "ranks"):
         for batch, n in ((whole(1), 1), (whole(31), 10), (last, 1), (last, 10), (whole(40), 257)):
             yield metric(name, batch, n)
         for batch in (whole(31), last):
@@ -1160,16 +1160,19 @@ def _local_cases() -> Iterator[Case]:
 # --- prefix sums, sorting, counting ---
 
 
-def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False) -> Case:
+def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infinity: Sequence[float] = ()) -> Case:
     random = _random()
-    x = (random.normal(size=n) if dtype == "float32" else random.integers(-9, 99, n)).astype(dtype)
-    sums = np.cumsum(_wide(x))
-    value = sums - x if exclusive else sums
+    x = (random.integers(-9, 99, n) if dtype == "int32" else random.normal(size=n)).astype(dtype)
+    x[n // 2 : n // 2 + len(infinity)] = infinity
+    with np.errstate(invalid="ignore"):
+        sums = np.cumsum(wide(x).astype(np.longdouble))
+    value = (sums - x if exclusive else sums).astype(np.float64)
     # Two levels of trees of 32 lanes, four rounds of four elements, and as many words as a tile has bits.
-    bound = (2 * 10 + 8 + 20) * EPS32 * np.cumsum(abs(_wide(x))) if dtype == "float32" else np.zeros(n)
+    eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
+    bound = (2 * 10 + 8 + 20) * eps * np.cumsum(_finite(wide(x)))
     tiles = _blocks(n, kernels.SCAN_TILE)
     return Case(
-        f"{n}" + "-exclusive" * exclusive + "-shifted" * shift,
+        f"{n}" + "-exclusive" * exclusive + "-shifted" * shift + "-infinite" * len(infinity),
         kernels.prefix_sum(dtype),
         (tiles,),
         {
@@ -1189,10 +1192,11 @@ def _keys(dtype: str, n: int, shift: int) -> np.ndarray:
 
 
 def sort_counts(dtype: str, n: int, shift: int) -> Case:
-    keys, tiles = _keys(dtype, n, shift), _blocks(n, kernels.SORT_TILE)
+    keys, tile = _keys(dtype, n, shift), kernels.sort_tile(dtype)
+    tiles = _blocks(n, tile)
     digits = (keys >> np.array(shift, dtype)).astype(np.int64) & 0xFF
     value = np.zeros((kernels.SORT_DIGITS, tiles))
-    np.add.at(value, (digits, np.arange(n) // kernels.SORT_TILE), 1)
+    np.add.at(value, (digits, np.arange(n) // tile), 1)
     return Case(
         f"{n}-shift{shift}", kernels.sort_counts(dtype), (tiles,),
         {"keys": keys, "n": n, "shift": shift, "counts": np.full(value.shape, -7, np.int32)},
@@ -1200,18 +1204,115 @@ def sort_counts(dtype: str, n: int, shift: int) -> Case:
     )  # fmt: skip
 
 
-def sort_scatter(dtype: str, n: int, shift: int) -> Case:
+def sort_scatter(dtype: str, n: int, shift: int, *, of_places: bool = False) -> Case:
+    """Values are any numbers; or ``of_places``, which nobody has to store."""
     keys, counts = _keys(dtype, n, shift), sort_counts(dtype, n, shift).outputs["counts"].value
     starts = (np.cumsum(counts) - counts.ravel()).astype(np.int32).reshape(counts.shape)
     order = np.argsort((keys >> np.array(shift, dtype)) & np.array(0xFF, dtype), kind="stable")
-    values = _random().integers(-(2**31), 2**31, n).astype(np.int32)
-    arrays = {"keys": keys, "values": values, "starts": starts}
+    values = (np.arange(n) if of_places else _random().integers(-(2**31), 2**31, n)).astype(np.int32)
+    arrays = {"keys": keys, "values": None if of_places else values, "starts": starts}
     out = {"keys_out": np.zeros(n, dtype), "values_out": np.full(n, -7, np.int32)}
     return Case(
-        f"{n}-shift{shift}", kernels.sort_scatter(dtype), (counts.shape[1],),
+        f"{n}-shift{shift}" + "-places" * of_places, kernels.sort_scatter(dtype), (counts.shape[1],),
         {**arrays, **out, "n": n, "shift": shift},
         {"keys_out": expect(keys[order], 0.0), "values_out": expect(values[order], 0.0)},
     )  # fmt: skip
+
+
+def rank_keys(batch: Batch, n: int, curves: int, *, weighted: bool = True) -> Case:
+    """Several scores are equal, and one of each special kind is among them."""
+    rows, part = batch.epoch_rows, slice(batch.place * batch.capacity, None)
+    random = _random()
+    scores = np.resize(np.concatenate([SPECIAL[0], random.integers(-3, 3, 40) / 4]), (batch.capacity, n))
+    scores = scores.astype(np.float32)
+    actual = random.integers(3, size=batch.capacity).astype(np.int32)
+    weights = random.random(2 * rows).astype(np.float32) if weighted else None
+    # How many numbers are higher than a score, which are as many as lie between their bits.
+    ranked = scores[batch.part, n - curves :].T
+    bits = abs(ranked).view(np.int32).astype(np.int64)
+    key = np.where(np.isnan(ranked), 2**32 - 1, np.where(ranked < 0.0, 2**31 + bits, 2**31 - 1 - bits))
+    places = slice(part.start, part.start + len(batch.fetched))
+    written = np.zeros(rows, bool)
+    written[places] = True
+    keys, of_class, of_weight = np.zeros((curves, rows)), np.zeros(rows), np.zeros(rows)
+    keys[:, places], of_class[places] = key, actual[batch.part]
+    of_weight[places] = 1.0 if weights is None else weights[batch.fetched]
+    return Case(
+        f"{batch}-{n}-{curves}curves" + "-weighted" * weighted,
+        kernels.rank_keys(),
+        (3,),
+        {
+            "step": batch.args["step"], "order": batch.order, "weights": weights, "output": batch.rows_of(scores),
+            "actual": actual, "keys": np.full(keys.shape, 7, np.uint32), "of_class": np.full(rows, -7, np.int32),
+            "of_weight": blank(rows), "n": n, "curves": curves,
+        },
+        {
+            "keys": expect(keys, 0.0, np.broadcast_to(written, keys.shape)), "of_class": expect(of_class, 0.0, written),
+            "of_weight": expect(of_weight, 0.0, written),
+        },
+    )  # fmt: skip
+
+
+def rank_weights(n: int, positive: int) -> Case:
+    random = _random()
+    rows, of_class = random.permutation(n).astype(np.int32), random.integers(3, size=n).astype(np.int32)
+    of_weight = random.random(n).astype(np.float32)
+    weight, is_positive = wide(of_weight[rows]), of_class[rows] == positive
+    return Case(
+        f"{n}-class{positive}", kernels.rank_weights(), (2,),
+        {
+            "rows": rows, "of_class": of_class, "of_weight": of_weight, "n": n, "positive": positive,
+            "positives": blank(n, dtype=np.float64), "negatives": blank(n, dtype=np.float64),
+        },
+        {
+            "positives": expect(np.where(is_positive, weight, 0.0), 0.0),
+            "negatives": expect(np.where(is_positive, 0.0, weight), 0.0),
+        },
+    )  # fmt: skip
+
+
+def rank_area(name: str, n: int, values: int, *, curve: int = 0, curves: int = 1, is_nan: bool = False) -> Case:
+    """A curve of so many rows and different scores; rows of the first score weigh nothing."""
+    random = _random()
+    keys = np.sort(random.integers(values, size=n)).astype(np.uint32)
+    weight = np.where(keys == 0, 0.0, random.uniform(0.0, 2.0, n))
+    is_positive = random.random(n) < 0.3
+    row, sums = METRICS[name], np.full((3, curves), UNWRITTEN)
+    of_curve = np.zeros((3, 1))
+    row.accumulate(-wide(keys)[:, np.newaxis], is_positive[:, np.newaxis], weight, of_curve)
+    written = np.zeros(sums.shape, bool)
+    written[:, curve] = True
+    value = np.where(written, of_curve, 0.0)
+    # Sums up to a place err by a rounding for each addition, and so does the sum of areas, whose terms rise.
+    bound = 4 * EPS * (n + 8) * abs(value)
+    if is_nan:
+        keys[-1], value[0, curve] = 0xFFFFFFFF, np.nan
+    return Case(
+        f"{n}-{values}values-curve{curve}of{curves}" + "-nan" * is_nan,
+        kernels.rank_area(name),
+        (min(256, _blocks(n, kernels.ROW_THREADS)),),
+        {
+            "keys": keys, "positives": np.cumsum(np.where(is_positive, weight, 0.0)),
+            "negatives": np.cumsum(np.where(is_positive, 0.0, weight)), "n": n, "parts": np.full(256, np.nan),
+            "arrived": np.zeros(1, np.uint32), "sums": sums, "curve": curve, "curves": curves,
+        },
+        {"sums": expect(value, bound, written)},
+    )  # fmt: skip
+
+
+def _rank_cases() -> Iterator[Case]:
+    last = Batch(31, 64, 2)
+    for batch, n, curves in ((whole(1), 1, 1), (whole(31), 2, 1), (last, 5, 5), (whole(300), 10, 10)):
+        yield rank_keys(batch, n, curves)
+        yield rank_keys(batch, n, curves, weighted=False)
+    for n, positive in ((1, 0), (33, 1), (2000, 2)):
+        yield rank_weights(n, positive)
+    for name, row in METRICS.items():
+        if row.of == "ranks":
+            for n, values in ((1, 2), (33, 5), (300, 1), (1000, 100), (70000, 10**6)):
+                yield rank_area(name, n, values)
+            yield rank_area(name, 500, 20, curve=2, curves=4)
+            yield rank_area(name, 500, 20, is_nan=True)
 
 
 def histogram(n: int, bins: int, low: float, high: float) -> Case:
@@ -1229,14 +1330,17 @@ def histogram(n: int, bins: int, low: float, high: float) -> Case:
 
 
 def _pattern_cases() -> Iterator[Case]:
-    for dtype, exclusive in product(("float32", "int32"), (False, True)):
+    for dtype, exclusive in product(kernels.SCANNED, (False, True)):
         for n in (1, 31, 33, 4095, 4096, 4097, 40000):
             yield prefix_sum(dtype, n, exclusive=exclusive)
     yield prefix_sum("float32", 9000, exclusive=False, shift=True)
+    for infinity in ([np.inf], [np.inf, -np.inf]):
+        yield prefix_sum("float64", 9000, exclusive=False, infinity=infinity)
     for dtype in kernels.KEYS:
         for n, shift in ((1, 0), (33, 8), (4096, 16), (9001, 24)):
             yield sort_counts(dtype, n, shift)
             yield sort_scatter(dtype, n, shift)
+            yield sort_scatter(dtype, n, shift, of_places=True)
     yield sort_scatter("uint64", 5000, 56)
     for n, bins, low, high in (
         (1, 1, -1.0, 1.0),
@@ -1257,4 +1361,5 @@ def all_cases() -> list[Case]:
         *_metric_cases(),
         *_step_cases(),
         *_pattern_cases(),
+        *_rank_cases(),
     ]

@@ -276,6 +276,42 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "planes.multiply(cross, 1, 1, true);",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["float32"])[-1]),
     ),
+    "barrier removed between warps of a prefix sum": (
+        "scan.cuh",
+        "    if (lane == 0) scratch[warp] = of_warp;\n    __syncthreads();\n",
+        "    if (lane == 0) scratch[warp] = of_warp;\n",
+        kernels.prefix_sum("int32"),
+    ),
+    "a tile left out of the sum of several": (
+        "scan.cuh",
+        "bit < ones; ++bit) node",
+        "bit < ones - 1; ++bit) node",
+        kernels.prefix_sum("int32"),
+    ),
+    "equal keys change places": (
+        "sort.cuh",
+        "counted[digit] + before;",
+        "counted[digit] + __popc(alike) - 1 - before;",
+        kernels.sort_scatter("uint32"),
+    ),
+    "-0 ranked apart from 0": (
+        "ranks.cuh",
+        "score == 0.0f ? 0.0f : score",
+        "score",
+        kernels.rank_keys(),
+    ),
+    "equal scores ranked one after another": (
+        "ranks.cuh",
+        "lower_bound(keys, i, keys[i])",
+        "i",
+        kernels.rank_area("roc_auc"),
+    ),
+    "value behind the last edge": (
+        "histogram.cuh",
+        "bin + 1 < bins &&",
+        "bin + 1 <= bins &&",
+        kernels.histogram(),
+    ),
     "rates of the batch's place in the epoch": (
         "update.cuh",
         "schedule + step->run * COLUMNS",

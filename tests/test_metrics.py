@@ -9,7 +9,7 @@ import pytest
 from helpers import EPS
 from sklearn import metrics as reference
 
-from mlpgpu.metrics import METRICS, improves
+from mlpgpu.metrics import METRICS, curve_count, curve_positives, improves
 
 REFERENCES = {
     "accuracy": reference.accuracy_score,
@@ -17,8 +17,12 @@ REFERENCES = {
     "mean_squared_error": reference.mean_squared_error,
     "r2": reference.r2_score,
     "confusion_matrix": reference.confusion_matrix,
+    "roc_auc": reference.roc_auc_score,
+    "average_precision": reference.average_precision_score,
 }
 EACH = pytest.mark.parametrize("name", METRICS)
+ADDED_UP = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of != "ranks"])
+RANKED = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of == "ranks"])
 WEIGHTS = pytest.mark.parametrize("weighted", [False, True])
 ROWS, N_OUT = 60, 3
 
@@ -29,6 +33,9 @@ def example(name: str, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarr
     weight = random.uniform(0.0, 2.0, ROWS) if weighted else None
     if METRICS[name].of == "classes":
         return random.integers(N_OUT, size=ROWS), random.integers(N_OUT, size=ROWS), weight
+    if METRICS[name].of == "ranks":  # many scores are equal
+        positives = random.random((ROWS, N_OUT)) < 0.4
+        return random.integers(12, size=positives.shape) / 8 + 0.25 * positives, positives, weight
     target = random.normal(size=(ROWS, N_OUT))
     return target + 0.3 * random.normal(size=target.shape), target, weight
 
@@ -51,7 +58,7 @@ def test_agrees_with_scikit_learn(name: str, weighted: bool) -> None:
     np.testing.assert_allclose(value(name, output, target, weight), expected, rtol=ROWS * N_OUT * EPS)
 
 
-@EACH
+@ADDED_UP
 @WEIGHTS
 def test_batches_add_up(name: str, weighted: bool) -> None:
     output, target, weight = example(name, weighted)
@@ -70,7 +77,7 @@ def test_weights_count_as_rows(name: str) -> None:
     np.testing.assert_allclose(value(name, output, target, np.ones(ROWS)), value(name, output, target, None))
 
 
-@EACH
+@ADDED_UP
 def test_a_batch_without_weight_changes_nothing(name: str) -> None:
     output, target, _ = example(name, False)
     weight = (np.arange(ROWS) >= 20).astype(float)
@@ -81,7 +88,7 @@ def test_a_batch_without_weight_changes_nothing(name: str) -> None:
 @EACH
 def test_a_perfect_prediction_ranks_above_a_worse_one(name: str) -> None:
     output, target, _ = example(name, False)
-    perfect, worse = value(name, target, target, None), value(name, output, target, None)
+    perfect, worse = (value(name, of, target, None) for of in (target.astype(output.dtype), output))
     if METRICS[name].is_scalar:
         assert improves(name, perfect, worse, 0.0) and not improves(name, worse, perfect, 0.0)
         assert improves(f"validation_{name}", perfect, worse, 0.0)
@@ -108,3 +115,42 @@ def test_r2_of_a_target_that_does_not_vary() -> None:
     target = np.ones((5, N_OUT))
     assert value("r2", target, target, None) == 1.0
     assert value("r2", target + 1.0, target, None) == 0.0
+
+
+# --- ranks ---
+
+
+@RANKED
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_ranks_follow_the_order_of_scores_alone(name: str, scale: float) -> None:
+    output, positives, weight = example(name, True)
+    assert value(name, output * scale, positives, weight) == value(name, output, positives, weight)
+
+
+@RANKED
+def test_ranks_do_not_depend_on_the_order_of_rows(name: str) -> None:
+    output, positives, _ = example(name, False)
+    weight = np.random.default_rng(4).integers(0, 5, ROWS) / 4  # sums of these are exact
+    rows = np.random.default_rng(5).permutation(ROWS)
+    assert value(name, output[rows], positives[rows], weight[rows]) == value(name, output, positives, weight)
+
+
+@RANKED
+def test_all_scores_equal(name: str) -> None:
+    _, positives, _ = example(name, False)
+    expected = 0.5 if name == "roc_auc" else positives.mean()  # the share that any threshold finds
+    assert value(name, np.zeros(positives.shape), positives, None) == pytest.approx(expected, rel=ROWS * EPS)
+
+
+@RANKED
+def test_a_score_that_is_no_number_gives_none(name: str) -> None:
+    output, positives, weight = example(name, True)
+    output[7, 1] = np.nan
+    assert np.isnan(value(name, output, positives, weight))
+
+
+def test_curves_of_classes() -> None:
+    assert [curve_count(classes) for classes in (2, 3, 10)] == [1, 3, 10]
+    classes = np.array([0, 1, 1])
+    assert curve_positives(classes, 1).tolist() == [[False], [True], [True]]
+    assert curve_positives(classes, 3).tolist() == [[True, False, False], [False, True, False], [False, True, False]]

@@ -253,6 +253,16 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
     "evaluate without targets": (evaluate(mg.Dataset(X)), DataError, ("expected targets", "without y")),
     "evaluate an unknown metric": (evaluate(GOOD, ["auc"]), UnknownNameError, ("metric", "got 'auc'")),
     "evaluate a metric as text": (evaluate(GOOD, "accuracy"), DtypeError, ("a list of names", "got 'accuracy'")),
+    "ranks without a class": (
+        evaluate(mg.Dataset(X[:2], LABELS[:2]), ["roc_auc"]),
+        DataError,
+        ("data for roc_auc: expected rows of every class, with weights over 0", "got none of class 'c'"),
+    ),
+    "ranks of a class that weighs nothing": (
+        evaluate(mg.Dataset(X, LABELS, (LABELS != 1).astype(float)), ["average_precision"]),
+        DataError,
+        ("data for average_precision: expected rows of every class", "got none of class 'b'"),
+    ),
     "evaluate a metric of numbers": (evaluate(GOOD, ["r2"]), ConfigurationError, ("metric r2", "a loss of numbers")),
 }
 
@@ -330,6 +340,25 @@ def test_a_trainer_that_cannot_be_made_leaves_the_network_alone() -> None:
         with pytest.raises(MlpgpuError):
             mg.Trainer(network, "softmax_cross_entropy", mg.SGD(0.1), **options)
     assert network.output == "identity"
+
+
+def test_a_fit_refuses_a_validation_set_that_cannot_be_ranked() -> None:
+    trainer = new_trainer(metrics=["roc_auc"])
+    one_class = mg.Dataset(X, np.zeros(len(X), int))
+    for validation in (one_class, mg.Dataset(X[:2], LABELS[:2])):
+        with pytest.raises(DataError, match=r"data for roc_auc: .* got none of class"):
+            trainer.fit(GOOD, 1, validation=validation, progress=False)
+    assert trainer.steps == 0 and trainer._program is None
+    trainer.fit(one_class, 1, validation=GOOD, progress=False)  # what is trained on is not ranked
+    assert 0.0 <= trainer.history.last["validation_roc_auc"] <= 1.0
+
+
+def test_ranks_need_two_classes() -> None:
+    network = mg.Network([mg.Dense(4, 1)])
+    with pytest.raises(ConfigurationError, match="metric roc_auc: expected two classes or more"):
+        mg.Trainer(network, "softmax_cross_entropy", mg.SGD(0.1), metrics=["roc_auc"])
+    with pytest.raises(ConfigurationError, match="metric roc_auc: expected a loss with one class for each row"):
+        new_trainer("mean_squared_error", metrics=["roc_auc"])
 
 
 @pytest.mark.parametrize("rows", [1, 7])

@@ -349,12 +349,15 @@ def test_an_evaluation_counts_rows_by_weight_but_not_by_class() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_an_evaluation_s_metrics_are_those_of_its_predictions(name: str) -> None:
     metric = METRICS[name]
-    loss = SOFTMAX if metric.of == "classes" else "squared_error"
+    loss = "squared_error" if metric.of == "numbers" else SOFTMAX
     data = dataset(loss, LOSSES[loss].targets[0], rows=20, n_in=4, n_out=3, weighted=True)
     trainer = trained(small_network(), data, loss=loss, batch_size=7, epochs=1)
     predicted = trainer.network.predict(data)
     sums = np.zeros(metric.shape(3))
-    metric.accumulate(predicted.argmax(1) if metric.of == "classes" else predicted, data.y, data.weight, sums)
+    assert data.y is not None
+    compared = {"classes": (predicted.argmax(1), data.y), "numbers": (predicted, data.y)}
+    compared["ranks"] = predicted, data.y[:, np.newaxis] == np.arange(3)
+    metric.accumulate(*compared[metric.of], data.weight, sums)
     np.testing.assert_allclose(trainer.evaluate(data, [name])[name], metric.finish(sums), rtol=400 * EPS)
 
 

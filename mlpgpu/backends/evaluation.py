@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..datasets import Dataset
 from ..losses import LOSSES, class_count, classes_of
-from ..metrics import METRICS, TargetsOf
+from ..metrics import METRICS, TargetsOf, curve_count, curve_positives
 from ..plan import Plan
 from .base import target_array
 
 
 def compared_widths(plan: Plan) -> dict[TargetsOf, int]:
-    """How many classes metrics of this plan tell apart, and how many numbers of a row they compare."""
+    """How many classes metrics of this plan tell apart, how many numbers of a row they compare, how many curves."""
     assert plan.loss is not None
-    return {"classes": class_count(LOSSES[plan.loss].output, plan.n_out), "numbers": plan.n_out}
+    classes = class_count(LOSSES[plan.loss].output, plan.n_out)
+    return {"classes": classes, "numbers": plan.n_out, "ranks": curve_count(classes)}
 
 
 def zero_sums(plan: Plan, metrics: Sequence[str]) -> dict[str, np.ndarray]:
@@ -26,10 +27,10 @@ def zero_sums(plan: Plan, metrics: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 class MetricSums:
-    """Adds a data set's predictions to the sums of metrics.
+    """Adds a data set's predictions, in order, to the sums of metrics.
 
     Attributes:
-        sums: of each metric by name, float64.
+        sums: of each metric by name, float64; those of ranks are there when the last batch was added.
     """
 
     def __init__(self, dataset: Dataset, plan: Plan, metrics: Sequence[str], dtype: np.dtype) -> None:
@@ -38,15 +39,30 @@ class MetricSums:
         self.sums = zero_sums(plan, metrics)
         self._weight = dataset.weight
         self._targets: dict[str, np.ndarray] = {}
+        self._scores: np.ndarray | None = None  # (rows, curves), where a metric is of ranks
         if metrics:
             target = target_array(dataset, plan, dtype)
             classes = target if target.ndim == 1 else classes_of(self._function, target)
             self._targets = {"classes": classes, "numbers": target}
+            if any(METRICS[name].of == "ranks" for name in metrics):
+                curves = compared_widths(plan)["ranks"]
+                self._targets["ranks"] = curve_positives(classes, curves)
+                self._scores = np.empty((len(dataset), curves), dtype)
 
     def add(self, rows: slice, output: np.ndarray) -> None:
         """Add the predictions (B, n_out) for ``rows`` of the data set."""
+        compared: dict[TargetsOf, np.ndarray] = {"numbers": output}
+        if any(METRICS[name].of == "classes" for name in self.sums):
+            compared["classes"] = classes_of(self._function, output)
+        self._add(rows, compared)
+        if self._scores is not None:
+            self._scores[rows] = output[:, -self._scores.shape[1] :]
+            if rows.stop == len(self._scores):
+                self._add(slice(None), {"ranks": self._scores})
+
+    def _add(self, rows: slice, compared: Mapping[TargetsOf, np.ndarray]) -> None:
         weight = None if self._weight is None else self._weight[rows]
         for name, sums in self.sums.items():
-            metric = METRICS[name]
-            predicted = classes_of(self._function, output) if metric.of == "classes" else output
-            metric.accumulate(predicted, self._targets[metric.of][rows], weight, sums)
+            of = METRICS[name].of
+            if of in compared:
+                METRICS[name].accumulate(compared[of], self._targets[of][rows], weight, sums)

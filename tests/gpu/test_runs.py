@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import EPS32
+from helpers import EPS, EPS32
 from test_resume import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import feed
 from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.errors import BackendError, DivergenceError
+from mlpgpu.metrics import METRICS, curve_count, curve_positives
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
 
@@ -100,6 +101,28 @@ def test_digits_are_learnt_from_their_bytes() -> None:
     assert accuracies[0] > 0.95
     # Rounding may tip rows that lie between two classes, and moves the rest of the run.
     assert abs(accuracies[0] - accuracies[1]) <= 2.0 * np.sqrt(0.05 * 0.95 / len(test))
+
+
+@pytest.mark.parametrize("n_out", [1, 2, 10])
+def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
+    """Of two sets, the second one larger, by one program; weights in quarters, whose sums are exact."""
+    loss = "binary_cross_entropy" if n_out == 1 else "softmax_cross_entropy"
+    trainer = mg.Trainer(mg.Network([mg.Dense(20, n_out)], seed=1), loss, mg.SGD(0.1), backend="cuda", batch_size=300)
+    for rows in (500, 20_000):
+        random = np.random.default_rng(rows)
+        labels = random.integers(max(2, n_out), size=rows)
+        x = random.normal(size=(rows, 20)).round(1) + labels[:, np.newaxis] / 10
+        y = labels if n_out > 1 else labels[:, np.newaxis].astype(float)
+        data = mg.Dataset(x, y, random.integers(0, 9, rows) / 4)
+        names = [name for name, metric in METRICS.items() if metric.of == "ranks"]
+        found, curves = trainer.evaluate(data, names), curve_count(max(2, n_out))
+        scores = trainer.network.predict(data, backend="cuda")[:, -curves:]
+        for name in names:
+            sums = np.zeros((3, curves))
+            METRICS[name].accumulate(scores, curve_positives(labels, curves), data.weight, sums)
+            # Sums of `rows` terms at most, each with a rounding of its own.
+            assert found[name] == pytest.approx(METRICS[name].finish(sums), rel=4 * rows * EPS)
+            assert found[name] == trainer.evaluate(data, [name])[name]  # the same bits
 
 
 @pytest.mark.skipif("MLPGPU_DATA" not in os.environ, reason="MLPGPU_DATA names no folder with MNIST")

@@ -71,8 +71,9 @@ class Feed:
 
         sizes = {name: self._places * array.row_bytes for name, array in self._arrays.items()}
         sizes["order"] = 4 * rows
-        self._arena = Arena(device, sum(map(aligned, sizes.values())))
-        self.addresses = {name: self._arena.take(size) for name, size in sizes.items()}
+        self._arenas: list[Arena] = []
+        self.addresses: dict[str, int] = {}
+        self.reserve(sizes)
         self.nbytes = sum(sizes.values())
         self.texture: Texture | None = None
         if "targets" in sizes and sizes["targets"] // 4 <= device.most_texels:
@@ -95,6 +96,13 @@ class Feed:
         self._place_of: np.ndarray | None = None  # of each row, once a set that stays has its order
         self._list = pinned(device, (rows,), np.int32)
         self._listed = Event(device)
+
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """Arrays of so many bytes that stay as long as the set does, those of them that are not there yet."""
+        missing = {name: size for name, size in sizes.items() if name not in self.addresses}
+        if missing:
+            self._arenas.append(Arena(self._device, sum(map(aligned, missing.values()))))
+            self.addresses |= {name: self._arenas[-1].take(size) for name, size in missing.items()}
 
     @property
     def pieces(self) -> int:

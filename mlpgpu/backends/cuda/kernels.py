@@ -763,8 +763,9 @@ def metric(name: str, *, textured: bool = True) -> Entry:
 
 
 def metric_entries(kind: str, *, textured: bool = True) -> list[Entry]:
-    """All that metrics can ask for on targets of one kind."""
-    return [classes(kind, textured=textured), *(metric(name, textured=textured) for name in METRICS)]
+    """All that metrics added up by batches can ask for on targets of one kind."""
+    added = (name for name, row in METRICS.items() if row.of != "ranks")
+    return [classes(kind, textured=textured), *(metric(name, textured=textured) for name in added)]
 
 
 def reduce() -> Entry:
@@ -795,25 +796,30 @@ def advance() -> Entry:
     return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
 
 
-SCAN_TILE = SORT_TILE = 4096  # of scan.cuh and sort.cuh
+SCAN_TILE = 4096  # of scan.cuh
+SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
 SORT_DIGITS = 256
-MOST_BINS = 4096  # of histogram.cuh
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
 
 
 def prefix_sum(dtype: str) -> Entry:
-    """``dtype`` is ``float32`` or ``int32``."""
-    ctype = {"float32": "float", "int32": "int"}[dtype]
+    """``dtype`` is one of :data:`SCANNED`."""
+    ctype, size = SCANNED[dtype]
     signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
-    shared = 8 + 4 * (ROW_THREADS // WARP + 1)
+    shared = 8 + size * (ROW_THREADS // WARP + 1)
     return Entry(f"prefix_sum_{dtype}", "scan.cuh", f"prefix_sum<{ctype}>", arguments(signature), ROW_THREADS, shared)
+
+
+def sort_tile(dtype: str) -> int:
+    """The keys that a block sorts: SortTile of sort.cuh."""
+    return SORT_DIGITS * 64 // KEYS[dtype][1]
 
 
 def sort_counts(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
     signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
-    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), ROW_THREADS, shared)
+    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), SORT_DIGITS, shared)
 
 
 def sort_scatter(dtype: str) -> Entry:
@@ -823,9 +829,44 @@ def sort_scatter(dtype: str) -> Entry:
         f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
         "int* values_out"
     )
-    warps = ROW_THREADS // WARP
-    shared = SORT_TILE * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
-    return Entry(f"sort_scatter_{dtype}", "sort.cuh", "sort_scatter", arguments(signature), ROW_THREADS, shared)
+    warps = SORT_DIGITS // WARP
+    shared = sort_tile(dtype) * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
+    return Entry(f"sort_scatter_{dtype}", "sort.cuh", "sort_scatter", arguments(signature), SORT_DIGITS, shared)
+
+
+def rank_keys() -> Entry:
+    signature = (
+        "const Step* step, const int* order, const float* weights, const float* output, const int* actual, "
+        "uint32_t* keys, int* of_class, float* of_weight, int n, int curves"
+    )
+    return Entry("rank_keys", "ranks.cuh", "rank_keys", arguments(signature), ROW_THREADS)
+
+
+def rank_weights() -> Entry:
+    signature = (
+        "const int* rows, const int* of_class, const float* of_weight, int64_t n, int positive, double* positives, "
+        "double* negatives"
+    )
+    return Entry("rank_weights", "ranks.cuh", "rank_weights", arguments(signature), ROW_THREADS)
+
+
+def rank_area(metric: str) -> Entry:
+    signature = (
+        "const uint32_t* keys, const double* positives, const double* negatives, int64_t n, double* parts, "
+        "unsigned* arrived, double* sums, int curve, int curves"
+    )
+    function = f"rank_area<{camel(metric)}Metric>"
+    return Entry(f"rank_area_{metric}", "ranks.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def rank_entries() -> list[Entry]:
+    """All that metrics of ranks can ask for, beside the classes of rows."""
+    areas = [rank_area(name) for name, row in METRICS.items() if row.of == "ranks"]
+    sort = [sort_counts("uint32"), prefix_sum("int32"), sort_scatter("uint32")]
+    return [rank_keys(), *sort, rank_weights(), prefix_sum("float64"), *areas]
+
+
+MOST_BINS = 4096  # of histogram.cuh
 
 
 def histogram() -> Entry:
@@ -867,7 +908,7 @@ def all_entries() -> tuple[Entry, ...]:
     entries += [
         head(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)
     ]
-    entries += [prefix_sum("float32"), prefix_sum("int32"), histogram()]
+    entries += [*(prefix_sum(dtype) for dtype in SCANNED), histogram(), *rank_entries()]
     entries += [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += metric_entries(kind, textured=textured)

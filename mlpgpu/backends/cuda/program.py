@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,11 +9,10 @@ from itertools import count
 import numpy as np
 
 from ...datasets import Dataset
-from ...metrics import METRICS
 from ...optimizers import Optimizer
 from ...plan import Plan
 from ..base import Program, Sampling, State
-from ..evaluation import compared_widths, zero_sums
+from ..evaluation import zero_sums
 from . import compiler, kernels
 from .driver import (
     Arena,
@@ -32,13 +30,14 @@ from .driver import (
     tensor_map,
 )
 from .feed import Feed
-from .kernels import TENSOR_MAP_BYTES, WARPS_PER_BLOCK, Entry, ceil_div, padded_columns
+from .kernels import TENSOR_MAP_BYTES, Entry, padded_columns
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value, lower
+from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .resident import Design, design
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
-DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of float64; the others are of four bytes
+DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 
 # Step of step.cuh, and Hyper of update.cuh.
@@ -58,42 +57,6 @@ def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
         return getattr(optimizer, name, 0.0) or 0.0
 
     return np.array([value(name) for name in HYPER], np.float32)
-
-
-def sums_of(metric: str) -> str:
-    """The array of a metric's sums."""
-    return f"sums of {metric}"
-
-
-def metric_bytes(plan: Plan, metrics: Sequence[str]) -> dict[str, int]:
-    """Bytes of each array that metrics take beside the plan's."""
-    sizes = dict.fromkeys(("predicted", "actual"), 4 * plan.capacity)
-    return sizes | {sums_of(name): sums.nbytes for name, sums in zero_sums(plan, metrics).items()}
-
-
-def metric_launches(plan: Plan, metrics: Sequence[str], *, textured: bool = True) -> list[Launch]:
-    """What adds a batch to the sums of metrics once its evaluation has run."""
-    assert plan.target_kind is not None
-    widths, output, targets = compared_widths(plan), At(plan.output), At("targets")
-    rows: dict[str, Value] = {"step": At("step"), "order": At("order")}
-    launches = []
-    if any(METRICS[name].of == "classes" for name in metrics):
-        entry, grid = kernels.classes(plan.target_kind, textured=textured), ceil_div(plan.capacity, WARPS_PER_BLOCK)
-        values = {
-            **rows, "output": output, "targets": targets, "predicted": At("predicted"), "actual": At("actual"),
-            "n": plan.n_out, "classes": widths["classes"],
-        }  # fmt: skip
-        launches.append(Launch(entry, (grid, 1, 1), values))
-    compared = {"classes": (At("predicted"), At("actual")), "numbers": (output, targets)}
-    for name, sums in zero_sums(plan, metrics).items():
-        of = METRICS[name].of
-        values = {
-            **rows, "weights": At("weights"), "output": compared[of][0], "targets": compared[of][1],
-            "sums": At(sums_of(name)), "n": widths[of],
-        }  # fmt: skip
-        columns = math.prod(sums.shape[1:])
-        launches.append(Launch(kernels.metric(name, textured=textured), (columns, 1, 1), values))
-    return launches
 
 
 def _source(data: Feed) -> str:
@@ -402,7 +365,8 @@ class CudaProgram(Program):
                 self._evaluation = self._feed(dataset, capacity)
             feed = self._evaluation
             feed.begin(np.arange(len(dataset)))
-            to_launch = [*self._kernels(feed).lowered.evaluation, *self._begin_metrics(feed, metrics)]
+            of_metrics, at_the_end = self._begin_metrics(feed, metrics)
+            to_launch = [*self._kernels(feed).lowered.evaluation, *of_metrics]
             launches = [self._bind(launch, feed, 0) for launch in to_launch]
             for first in self._kernels(feed).lowered.evaluation_begin:
                 self._bind(first, feed, 0)(self._stream)
@@ -411,25 +375,35 @@ class CudaProgram(Program):
                 self._set_step(0, batch, capacity, len(dataset), run=batch % MOST_RUN_STEPS)
                 for launch in launches:
                     launch(self._stream)
+                end = min(start + capacity, len(dataset))
+                if end == len(dataset):
+                    for last in at_the_end:
+                        self._bind(last, feed, 0)(self._stream)
                 feed.prepare()
-                yield slice(start, min(start + capacity, len(dataset)))
+                yield slice(start, end)
 
-    def _begin_metrics(self, data: Feed, metrics: Sequence[str]) -> list[Launch]:
-        """The launches of metrics, compiled, on sums of zero."""
+    def _begin_metrics(self, data: Feed, metrics: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
+        """The launches of metrics, for each batch and behind the last one, compiled, on sums of zero."""
         if not metrics:
-            return []
-        sizes = metric_bytes(self._plan, metrics)
+            return [], []
+        sizes, of_set = metric_bytes(self._plan, metrics), rank_bytes(self._plan, metrics, len(data.dataset))
         self._take(sizes)
+        data.reserve(of_set)
         for name, size in sizes.items():
             self._stream.fill(self._addresses[name], size)
+        for name in of_set.keys() & CLEARED:
+            self._stream.fill(data.addresses[name], of_set[name])
         assert self._plan.target_kind is not None
         textured, compiled = data.texture is not None, self._kernels(data)
         entries = kernels.metric_entries(self._plan.target_kind, textured=textured)
+        if of_set:
+            entries += kernels.rank_entries()
         if not compiled.functions.keys() >= set(entries):
             modules, functions = self._compile(entries)
             compiled.modules |= modules
             compiled.functions |= functions
-        return metric_launches(self._plan, metrics, textured=textured)
+        of_batch = metric_launches(self._plan, metrics, textured=textured)
+        return of_batch, rank_launches(self._plan, metrics, len(data.dataset))
 
     # --- kernels ---
 
