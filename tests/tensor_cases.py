@@ -56,12 +56,12 @@ UNWRITTEN_BITS = 0x5A5A
 ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7}
 
 
-# Of wgmma's 150 kernels, those that stand for all where compiling each one takes too long: the heaviest epilogues, and
-# those of most cases below.  A GPU runs all.
-WGMMA_SAMPLE = {
+# Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
+# epilogues, and those of most cases below.  A GPU runs all; the smallest of tensor.cuh's tiles has all of them anyway.
+SAMPLED_TILES = [tile for form in FORMS.values() for tile in (*wgmma_tiles(form), matrix_tiles(form)[0])]
+SAMPLE = {
     entry
-    for form in FORMS.values()
-    for tile in wgmma_tiles(form)
+    for tile in SAMPLED_TILES
     for entry in (
         kernels.tensor_backward_weight(tile),
         kernels.tensor_backward_update("Adam", tile),
@@ -72,7 +72,7 @@ WGMMA_SAMPLE = {
 
 
 def is_sampled(entry: Entry) -> bool:
-    return entry.header != "wgmma.cuh" or entry in WGMMA_SAMPLE
+    return entry in SAMPLE or not any(entry.name.endswith(f"_{tile.name}") for tile in SAMPLED_TILES)
 
 
 @dataclass(frozen=True)
