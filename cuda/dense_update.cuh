@@ -150,46 +150,64 @@ __device__ __forceinline__ void store_run_once(float* at, const float (&values)[
         __stcs(at, values[0]);
 }
 
-// The same for at most Few::ROWS rows, whose time is that of reading and writing parameters and slots: threads
-// go through W as it lies in memory, WIDTH neighbours at a time.  The slots are asked not to take the cache from W,
-// which the next step reads first.  Grid: any, of one dimension.
+// The same for at most FewUpdate::ROWS rows, whose time is that of reading and writing parameters and slots.  A
+// block takes a stretch of W as it lies in memory, a thread runs of WIDTH neighbours; x and dz come to shared memory
+// meanwhile.  The slots are asked not to take the cache from W, which the next step reads first.
+// Grid: one block for every SIZE elements of W.
+struct FewUpdate {
+    static constexpr int THREADS = 256, ROWS = 8, PER_THREAD = 16, SIZE = THREADS * PER_THREAD;
+    static constexpr int LEAST_COLUMNS = 16, MOST_COLUMNS = 512;
+    static constexpr int LINES = SIZE / LEAST_COLUMNS + 2;  // the most that a stretch touches
+    static constexpr int SHARED_FLOATS = ROWS * (LINES + MOST_COLUMNS);
+};
+
 template <class Rule, int WIDTH>
-__device__ __forceinline__ void update_few(const Rows& rows, const float* x, const int* lines, const float* deltas,
+__device__ __forceinline__ void update_few(const Rows& rows, const float* x, const int* lines, const float* dz,
                                            float* weight, float* slots, int64_t size, float scale, const float* row,
                                            int k, int n) {
-    constexpr int SLOTS = Rule::SLOTS, BATCH = 16 / WIDTH / (SLOTS > 1 ? SLOTS : 1);
-    const int count = k * n / WIDTH, stride = gridDim.x * blockDim.x;
-    for (int start = blockIdx.x * blockDim.x + threadIdx.x; start < count; start += BATCH * stride) {
-        float w[BATCH][WIDTH], slot[BATCH][SLOTS > 0 ? SLOTS : 1][WIDTH];
+    using T = FewUpdate;
+    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, RUNS = T::PER_THREAD / WIDTH;
+    SHARED(float, shared);
+    float* const values = shared;                            // (rows, LINES) of x
+    float* const deltas = values + T::ROWS * T::LINES;       // (rows, n)
+    const int start = blockIdx.x * T::SIZE, end = min(start + T::SIZE, k * n), line0 = start / n;
+
+    float w[RUNS][WIDTH], slot[RUNS][HELD][WIDTH];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int64_t at = static_cast<int64_t>(start + i * stride) * WIDTH;
-            if (start + i * stride >= count) break;
-            load_run<WIDTH>(weight + at, w[i]);
+    for (int i = 0; i < RUNS; ++i) {
+        const int at = start + (threadIdx.x + i * T::THREADS) * WIDTH;
+        if (at >= end) break;
+        load_run<WIDTH>(weight + at, w[i]);
 #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) load_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
+        for (int s = 0; s < SLOTS; ++s) load_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
+    }
+    const int touched = (end - 1) / n - line0 + 1;
+    for (int r = 0; r < rows.count; ++r) {
+        const float* const of_row = x + static_cast<int64_t>(lines ? lines[r] : r) * k + line0;
+        for (int i = threadIdx.x; i < touched; i += T::THREADS) values[r * T::LINES + i] = of_row[i];
+        for (int i = threadIdx.x; i < n; i += T::THREADS) deltas[r * n + i] = dz[static_cast<int64_t>(r) * n + i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < RUNS; ++i) {
+        const int at = start + (threadIdx.x + i * T::THREADS) * WIDTH;
+        if (at >= end) break;
+        int line = at / n, column = at - line * n;
+        line -= line0;
+#pragma unroll
+        for (int q = 0; q < WIDTH; ++q) {
+            float sum = 0.0f, of_element[HELD];
+            for (int r = 0; r < rows.count; ++r) sum = fmaf(values[r * T::LINES + line], deltas[r * n + column], sum);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[i][s][q];
+            step_parameter<Rule>(w[i][q], of_element, sum, scale, row);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) slot[i][s][q] = of_element[s];
+            if (++column == n) ++line, column = 0;
         }
+        store_run<WIDTH>(weight + at, w[i]);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            if (start + i * stride >= count) break;
-            const int64_t at = static_cast<int64_t>(start + i * stride) * WIDTH;
-            int line = static_cast<int>(at / n), column = static_cast<int>(at % n);
-#pragma unroll
-            for (int q = 0; q < WIDTH; ++q) {
-                float sum = 0.0f, of_element[SLOTS > 0 ? SLOTS : 1];
-                for (int r = 0; r < rows.count; ++r)
-                    sum = fmaf(x[static_cast<int64_t>(lines ? lines[r] : r) * k + line], deltas[r * n + column], sum);
-#pragma unroll
-                for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[i][s][q];
-                step_parameter<Rule>(w[i][q], of_element, sum, scale, row);
-#pragma unroll
-                for (int s = 0; s < SLOTS; ++s) slot[i][s][q] = of_element[s];
-                if (++column == n) ++line, column = 0;
-            }
-            store_run<WIDTH>(weight + at, w[i]);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) store_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
-        }
+        for (int s = 0; s < SLOTS; ++s) store_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
     }
 }
 
@@ -198,25 +216,23 @@ __device__ __forceinline__ void dense_backward_update_few(const Step* step, int 
                                                           const int* order, const float* dz, const double* totals,
                                                           float* weight, float* bias, float* weight_slots,
                                                           float* bias_slots, int64_t size, int k, int n) {
-    SHARED(float, deltas);  // (rows, n)
     const Rows rows = share_rows(step, share, shares);
     const float* const from = first_row(rows, x, order, k);
     const int* const lines = row_lines(rows, order);
+    const float* const of_share = dz + static_cast<int64_t>(rows.first) * n;
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const row = schedule + step->run * COLUMNS;
-    for (int i = threadIdx.x; i < rows.count * n; i += blockDim.x) deltas[i] = dz[static_cast<int64_t>(rows.first) * n + i];
-    __syncthreads();
     // Slots lie a multiple of `size` elements apart.
     const bool vectored = is_vectored(weight, k * n) && is_vectored(weight_slots, Rule::SLOTS > 1 ? size % 4 : 0);
     if (vectored)
-        update_few<Rule, 4>(rows, from, lines, deltas, weight, weight_slots, size, scale, row, k, n);
+        update_few<Rule, 4>(rows, from, lines, of_share, weight, weight_slots, size, scale, row, k, n);
     else
-        update_few<Rule, 1>(rows, from, lines, deltas, weight, weight_slots, size, scale, row, k, n);
+        update_few<Rule, 1>(rows, from, lines, of_share, weight, weight_slots, size, scale, row, k, n);
     if (bias && blockIdx.x == 0) {
         const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, row};
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
             float sum = 0.0f;
-            for (int r = 0; r < rows.count; ++r) sum += deltas[r * n + j];
+            for (int r = 0; r < rows.count; ++r) sum += of_share[static_cast<int64_t>(r) * n + j];
             of_bias(0, j, sum);
         }
     }

@@ -37,6 +37,7 @@ struct Operand {
     const int* lines = nullptr;  // which line of the stored matrix each line is, or null where it is that line
 
     __device__ __forceinline__ const float* line(int64_t i) const { return data + (lines ? lines[i] : i) * pitch; }
+    __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? line(i)[k] : line(k)[i]; }
 };
 
 __device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
@@ -288,23 +289,52 @@ __device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Opera
     }
 }
 
-// The same for an epilogue that changes arrays in place.  Patches change hands through shared memory, some
-// rows at a time, so that neighbouring threads have neighbouring columns; and a thread reads for several
-// elements, by `epilogue.hold(row, column)`, before it calls `epilogue.put(row, column, value, held)`.
-// `epilogue.prefetch(row, column)` is told early of every 32nd column.
+// --- epilogues that change arrays in place ---
+//
+// Such a one is told early, by prefetch(row, column), of every LINE-th column; and it gets elements in rows, so that
+// neighbouring threads have neighbouring columns: hold(row, column) reads, put(row, column, value, held) writes, and a
+// thread reads for several elements before it writes the first.
+
+// Lets the arrays come to the cache while the product is made.
+template <int M, int N, int THREADS, class Epilogue>
+__device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_end, const Epilogue& epilogue) {
+    constexpr int LINE = 32;
+    for (int at = threadIdx.x; at < M * (N / LINE); at += THREADS) {
+        const int m = m0 + at / (N / LINE), n = n0 + at % (N / LINE) * LINE;
+        if (m < m_end && n < n_end) epilogue.prefetch(m, n);
+    }
+}
+
+// Rows of C in shared memory, (M, N) from element (m0, n0) on; each thread has every THREADS-th element.
+template <int M, int N, int THREADS, class Epilogue>
+__device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0, int m_end, int n_end,
+                                            const Epilogue& epilogue) {
+    constexpr int BATCH = 8;
+    static_assert(M * N % THREADS == 0, "as many elements for each thread");
+    for (int start = threadIdx.x; start < M * N; start += BATCH * THREADS) {
+        typename Epilogue::Held held[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
+            if (at < M * N && m < m_end && n < n_end) held[i] = epilogue.hold(m, n);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
+            if (at < M * N && m < m_end && n < n_end) epilogue.put(m, n, shared[at], held[i]);
+        }
+    }
+}
+
+// As gemm_tile; some rows of patches at a time change hands through shared memory.
 template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile_in_place(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
                                                    int k_begin, int k_end, const Columns& columns,
                                                    const Epilogue& epilogue) {
-    constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE, SIZE = ROWS * T::N, BATCH = 8;
-    constexpr int LINE = 32;  // floats that one prefetch brings
-    static_assert(SIZE <= T::SHARED_FLOATS && SIZE % T::THREADS == 0, "rows of the tile take the slices' place");
+    constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE;
+    static_assert(ROWS * T::N <= T::SHARED_FLOATS, "rows of the tile take the slices' place");
     SHARED(float, shared);
-    // On their way to the cache while the product is made.
-    for (int at = threadIdx.x; at < T::M * (T::N / LINE); at += T::THREADS) {
-        const int m = m0 + at / (T::N / LINE), n = n0 + at % (T::N / LINE) * LINE;
-        if (m < a.outer && n < b.outer) epilogue.prefetch(m, n);
-    }
+    prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
     float c[T::PATCH_M][T::PATCH_N] = {};
     multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
 #pragma unroll
@@ -314,20 +344,7 @@ __device__ __forceinline__ void gemm_tile_in_place(const Operand<A_INNER>& a, co
         for (int i = 0; i < RUN; ++i)
             write_patch<T::PATCH_N, T::SIDE>(shared + (patch_row() * RUN + i) * T::N, patch_column(), c[first + i]);
         __syncthreads();
-        const int m_first = m0 + first * T::SIDE;
-        for (int start = threadIdx.x; start < SIZE; start += BATCH * T::THREADS) {
-            typename Epilogue::Held held[BATCH];
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                const int at = start + i * T::THREADS, m = m_first + at / T::N, n = n0 + at % T::N;
-                if (at < SIZE && m < a.outer && n < b.outer) held[i] = epilogue.hold(m, n);
-            }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                const int at = start + i * T::THREADS, m = m_first + at / T::N, n = n0 + at % T::N;
-                if (at < SIZE && m < a.outer && n < b.outer) epilogue.put(m, n, shared[at], held[i]);
-            }
-        }
+        finish_rows<ROWS, T::N, T::THREADS>(shared, m0 + first * T::SIDE, n0, a.outer, b.outer, epilogue);
     }
 }
 

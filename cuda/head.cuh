@@ -12,8 +12,8 @@ struct Head {
     static constexpr int THREADS = 256, ROWS = THREADS / WARP, MOST_COLUMNS = 32;
     static constexpr int DEPTH = 1024;  // of x that is staged at once
     static constexpr int MOST_SLICES = 32;
-    static constexpr int STAGED = DEPTH * ROWS, LOGITS = ROWS * MOST_COLUMNS;
-    static constexpr int SHARED_FLOATS = STAGED + 2 * LOGITS;
+    static constexpr int PARTIAL = THREADS * ROWS, STAGED = DEPTH * ROWS, LOGITS = ROWS * MOST_COLUMNS;
+    static constexpr int SHARED_FLOATS = PARTIAL + STAGED + 2 * LOGITS;
 };
 
 // sums[r] += values[r] · factor, of all rows.
@@ -51,7 +51,7 @@ __device__ __forceinline__ void stage_rows(const float* x, int rows, int k, int 
 // z (ROWS, n) = x W + b.  Threads divide W (k, n) among themselves as it lies in memory: each has a column, and
 // every so manieth k.  Their sums are added up in order.
 __device__ __forceinline__ void head_logits(const float* x, int rows, const float* w, const float* b, int k, int n,
-                                            float* staged, float* z) {
+                                            float* staged, float* partial, float* z) {
     const int slices = min(Head::THREADS / n, Head::MOST_SLICES), slice = threadIdx.x / n, column = threadIdx.x % n;
     float sums[Head::ROWS] = {};
     for (int k0 = 0; k0 < k; k0 += Head::DEPTH) {
@@ -66,12 +66,12 @@ __device__ __forceinline__ void head_logits(const float* x, int rows, const floa
         __syncthreads();
     }
     if (slice < slices)
-        for (int r = 0; r < Head::ROWS; ++r) staged[(slice * Head::ROWS + r) * n + column] = sums[r];
+        for (int r = 0; r < Head::ROWS; ++r) partial[(slice * Head::ROWS + r) * n + column] = sums[r];
     __syncthreads();
     const int at = threadIdx.x, size = Head::ROWS * n;
     if (at < size) {
-        float sum = staged[at];
-        for (int s = 1; s < slices; ++s) sum += staged[s * size + at];
+        float sum = partial[at];
+        for (int s = 1; s < slices; ++s) sum += partial[s * size + at];
         z[at] = sum + (b ? b[column] : 0.0f);
     }
     __syncthreads();
@@ -86,7 +86,8 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
                                      int activation, float* dx, int k, int n) {
-    SHARED(float, staged);
+    SHARED(float, partial);
+    float* const staged = partial + Head::PARTIAL;  // (DEPTH, ROWS)
     float* const z = staged + Head::STAGED;         // (ROWS, n)
     float* const deltas = z + Head::LOGITS;         // (n, ROWS)
     const Rows share_of = share_rows(step, share, shares);
@@ -95,11 +96,11 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
 
     double value = 0.0, weight = 0.0;
     if (rows > 0) {
-        head_logits(x + first * k, rows, w, b, k, n, staged, z);
         const int row = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        const int64_t from = row < rows ? order[share_of.order + first + row] : 0;
+        const float row_weight = weights && row < rows ? weights[from] : 1.0f;
+        head_logits(x + first * k, rows, w, b, k, n, staged, partial, z);
         if (row < rows) {
-            const int64_t from = order[share_of.order + first + row];
-            const float row_weight = weights ? weights[from] : 1.0f;
             const Target target = {targets, from, n, mean, scale};
             const float v = weighted_row<Loss>(z + row * n, n, target, row_weight, [=](int j, float d) {
                 deltas[j * Head::ROWS + row] = d;
@@ -113,11 +114,17 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
     const Total total(step, value, weight, sums, arrived, totals, losses);
     __syncthreads();
     if (dx && rows > 0) {
+        const bool is_staged = saved == x && k <= Head::DEPTH;  // where the activation saved what it gave
         for (int i = threadIdx.x; i < k; i += Head::THREADS) {
-            float sum[Head::ROWS] = {}, slope[Head::ROWS];
+            float sum[Head::ROWS] = {}, slope[Head::ROWS] = {};
 #pragma unroll
-            for (int r = 0; r < Head::ROWS; ++r) slope[r] = saved && r < rows ? saved[(first + r) * k + i] : 0.0f;
-#pragma unroll 8
+            for (int r = 0; r < Head::ROWS; ++r) {
+                if (is_staged)
+                    slope[r] = staged[i * Head::ROWS + r];
+                else if (saved && r < rows)
+                    slope[r] = saved[(first + r) * k + i];
+            }
+#pragma unroll 16
             for (int j = 0; j < n; ++j) add_rows(sum, deltas + j * Head::ROWS, w[static_cast<int64_t>(i) * n + j]);
             if (saved) Activations::derivatives(activation, slope);
 #pragma unroll

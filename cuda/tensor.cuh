@@ -54,16 +54,9 @@ struct PlaneSlice {
         }
     }
 
-    // Where the lane reads the fragments of 16 outer by 16 inner indices.  OUTER_BIT: by which of the lane's
-    // bits the second 8 outer indices are chosen; the other bit chooses the second 8 inner ones.
     template <int OUTER_BIT>
     static __device__ __forceinline__ void load(unsigned (&to)[4], const uint16_t* slice, int outer0, int inner0) {
-        const int lane = threadIdx.x % WARP, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
-        const int outer8 = 8 * (OUTER_BIT == 0 ? low : high), inner8 = 8 * (OUTER_BIT == 0 ? high : low);
-        if (INNER_FIRST)
-            load_matrices<false>(to, slice + (outer0 + outer8 + row) * PITCH + inner0 + inner8);
-        else
-            load_matrices<true>(to, slice + (inner0 + inner8 + row) * PITCH + outer0 + outer8);
+        load_fragments<INNER_FIRST, OUTER_BIT, PITCH>(to, slice, outer0, inner0);
     }
 };
 

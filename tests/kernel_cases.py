@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -22,7 +22,7 @@ from helpers import EPS, EPS32, LOSS_KINDS
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import TILES, Entry, Tile
+from mlpgpu.backends.cuda.kernels import SPLIT, TILES, Entry, SplitTile, Tile
 from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output, class_count, classes_of
 from mlpgpu.metrics import METRICS
@@ -313,21 +313,38 @@ def dense_forward(
 
 
 def dense_forward_part(
-    tile: Tile | None, batch: Batch, k: int, n: int, part: int, *, shift: bool = False, fetched: bool = False
+    tile: Tile | SplitTile | None,
+    batch: Batch,
+    k: int,
+    n: int,
+    part: int,
+    *,
+    shift: bool = False,
+    fetched: bool = False,
+    special: float | None = None,
 ) -> Case:
-    """Without a tile, for few rows."""
+    """Without a tile, for few rows; ``special`` is what one element of x is."""
     (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), normal(k, n), _blocks(k, part)
+    if special is not None:
+        x[batch.part.start, k - 1] = special
     cuts = [slice(start, start + part) for start in range(0, k, part)]
     values, bounds = zip(*(_product(x[:, cut], w[cut]) for cut in cuts), strict=True)
     args = {**batch.args, **given, "w": Shifted(w) if shift else w}
     shape = (count, batch.capacity, n)
+    variant = "-shifted" * shift + "-fetched" * fetched + f"-{special}" * (special is not None)
     return Case(
-        f"{batch}-{k}x{n}-parts-of-{part}" + "-shifted" * shift + "-fetched" * fetched,
+        f"{batch}-{k}x{n}-parts-of-{part}" + variant,
         kernels.dense_forward_part(tile) if tile else kernels.dense_forward_part_few(),
         tile.grid(batch.most_rows, n, count) if tile else (1, 1, count),
         {**args, "parts": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
         {"parts": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
     )
+
+
+def split_product(a: np.ndarray, b: np.ndarray) -> Case:
+    """A launch whose ``parts[0]`` is A · B, of split operands; its expectation is of others."""
+    case = dense_forward_part(SPLIT, whole(len(a)), *b.shape, part=len(b))
+    return replace(case, args={**case.args, "x": a, "w": b})
 
 
 def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
@@ -419,18 +436,18 @@ def stepped(
 
 
 def dense_backward_update(
-    name: str, form: Tile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+    name: str, form: Tile | SplitTile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
 ) -> Case:
     """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
     (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     gradients = _weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(name, of_parameters)
-    grids = {"narrow": kernels.narrow_grid(k, n), "few": (2, 1, 1)}
+    grids = {"narrow": kernels.narrow_grid(k, n), "few": kernels.few_grid(k, n)}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
         kernels.dense_backward_update(name, form),
-        form.grid(k, n) if isinstance(form, Tile) else grids[form],
+        grids[form] if isinstance(form, str) else form.grid(k, n),
         {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
         constants,
@@ -489,10 +506,11 @@ def _dense_cases() -> Iterator[Case]:
             yield dense_backward_update(optimizer, "few", whole(7), k, n)
     for rows, k, n in sizes:
         yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
-        if rows <= kernels.FEW_ROWS:
+        if rows <= kernels.FEW_ROWS and n >= kernels.FEW_LEAST_N:
             yield dense_backward_update("Adam", "few", whole(rows), k, n, plain=rows % 2 == 0)
     yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
-    yield dense_backward_update("SGD", "few", whole(2), 260, 130)  # threads go around more than once
+    yield dense_backward_update("SGD", "few", whole(2), 260, 130)  # several blocks
+    yield dense_backward_update("RMSprop", "few", whole(8), 600, 16, plain=True)  # of as many lines as there can be
     for batch in (whole(5), Batch(5, 12, 2), whole(1)):
         for fetched in (False, True):
             yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
@@ -502,12 +520,23 @@ def _dense_cases() -> Iterator[Case]:
             yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
     for share in range(3):
         yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)
-    for tile, batch in product((TILES[0], TILES[1], smallest), (whole(33), Batch(33, 68, 2))):
+    for rows, k, n in sizes:
+        yield dense_forward_part(SPLIT, whole(rows), k, n, part=96)
+        yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
+    for optimizer in OPTIMIZERS:
+        yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
+    for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
+        yield dense_forward_part(SPLIT, whole(5), 40, 9, part=96, special=special)
+    for batch in batches(65):
+        yield dense_forward_part(SPLIT, batch, 70, 35, part=32)
+    yield dense_forward_part(SPLIT, whole(33), 72, 40, part=32, shift=True)
+    for tile, batch in product((TILES[0], TILES[1], SPLIT, smallest), (whole(33), Batch(33, 68, 2))):
         # Odd lengths, and such as are read by vectors.
         for k in (35, 132):
-            yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
+            if isinstance(tile, Tile):
+                yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
+                yield dense_backward_weight(tile, batch, k, 36, fetched=True)
             yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
-            yield dense_backward_weight(tile, batch, k, 36, fetched=True)
             yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
         yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
@@ -638,11 +667,12 @@ def loss(
     total: bool = False,
     width: int | None = None,
     activation: str | None = None,
+    of_x: bool = False,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
-    ``activation`` below that, too, dx is wanted.
+    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = _random().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -712,7 +742,7 @@ def loss(
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
     args |= {"saved": None, "activation": 0, "dx": None}
     if activation is not None:
-        saved = batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
+        saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
         product_, chain = _product(full[part], w_layer.T)
         bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * activation_bound(slope, slope)
@@ -722,6 +752,7 @@ def loss(
         number = kernels.activation_number(activation)
         args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
         variant += f"-{activation}"
+        variant += "-of-x" * of_x
     entry = kernels.head(name, kind, textured=textured)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
 
@@ -796,6 +827,8 @@ def _loss_cases() -> Iterator[Case]:
             yield loss(name, kind, whole(1), 5, special=special)
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
+    for width in (33, 1100):
+        yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
     for function in OUTPUTS:
         for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
             yield output(function, batch, n)

@@ -207,6 +207,27 @@ def test_the_kernel_of_an_update_follows_the_shape() -> None:
     assert kinds(8, 90, 90) == ["narrow", "narrow"]
 
 
+@pytest.mark.parametrize(
+    "options, arch, expected",
+    [
+        ({}, "sm_80", True),
+        ({"precision": "tf32"}, "sm_90a", True),
+        ({}, "sm_75", False),
+        ({"precision": "float32-ieee"}, "sm_80", False),
+        ({"reduction": "atomic"}, "sm_80", False),
+        ({"capacity": 8}, "sm_80", False),  # few rows
+    ],
+)
+def test_products_of_split_operands(options: dict[str, Any], arch: str, expected: bool) -> None:
+    """In a step alone; and not of narrow layers."""
+    for n, wide in ((90, True), (48, False)):
+        low = lowered(make_plan([Dense(90_000, n, "relu"), Dense(n, 10)], **{"capacity": 128, **options}), arch=arch)
+        split = [name for name in names(low.shares[0]) if "split_64x96" in name]
+        wanted = ["dense_forward_part_split_64x96", "dense_backward_update_Momentum_split_64x96"]
+        assert split == (wanted if expected and wide else [])
+        assert not any("split_64x96" in name for name in names(low.evaluation))
+
+
 @given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))
 def test_the_head_is_a_short_narrow_layer_without_an_activation(k: int, n: int, activation: str, shares: int) -> None:
     low = lowered(make_plan([Dense(3, k), Dense(k, n, activation)], shares=shares))

@@ -246,6 +246,25 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "if (++column == n) column = 0;",
         kernels.dense_backward_update("Momentum", "few"),
     ),
+    "a product of parts left out": (
+        "split.cuh",
+        "for (int both = T::PARTS - 1; both",
+        "for (int both = T::PARTS - 2; both",
+        kernels.dense_forward_part(kernels.SPLIT),
+    ),
+    "what does not split is taken as it is": (
+        "split.cuh",
+        "if (!splits(rest[e])) flags",
+        "if (!splits(rest[e]) && e < 0) flags",
+        kernels.dense_forward_part(kernels.SPLIT),
+    ),
+    "barrier removed before C takes the slices' place": (
+        "split.cuh",
+        "    __syncthreads();\n#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n"
+        "        for (int half",
+        "#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n        for (int half",
+        kernels.dense_forward_part(kernels.SPLIT),
+    ),
     "pieces of few rows' product overlap": (
         "dense.cuh",
         "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",

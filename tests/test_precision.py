@@ -6,9 +6,9 @@ A GPU repeats this at larger sizes, with sums as its tensor cores make them (tes
 from __future__ import annotations
 
 import pytest
-from kernel_cases import Case
+from kernel_cases import Case, split_product
 from shim_runner import run
-from tensor_cases import CHECKS, DISTRIBUTIONS, check_not_finite, not_finite, operands, products
+from tensor_cases import CHECKS, DISTRIBUTIONS, check_float32, check_not_finite, not_finite, operands, products
 
 from mlpgpu.backends.cuda.kernels import FORMS, Form, matrix_tiles
 
@@ -25,6 +25,19 @@ def test_products_err_as_their_precision_says(precision: str, distribution: str)
     a, b = operands(distribution, 17, 129, 19)
     for case, output in smallest(FORMS[precision], list(products(FORMS[precision], a, b))):
         CHECKS[precision](run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_product_of_split_operands_errs_no_more_than_a_chain(distribution: str) -> None:
+    a, b = operands(distribution, 17, 129, 19)
+    case = split_product(a, b)
+    check_float32(run(case.entry, case.grid, case.entry.threads, dict(case.args))["parts"][0], a, b)
+
+
+def test_a_product_of_split_operands_that_are_not_finite() -> None:
+    a, b = not_finite(17, 40, 19)
+    case = split_product(a, b)
+    check_not_finite(run(case.entry, case.grid, case.entry.threads, dict(case.args))["parts"][0], a, b)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])

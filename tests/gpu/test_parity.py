@@ -200,6 +200,18 @@ def test_products_on_tensor_cores_err_as_their_precision_says(
         CHECKS[precision](bench.run_case(case)[output], a, b)
 
 
+@pytest.mark.parametrize("shape", [(65, 1023, 70), (130, 8190, 33), (3, 1, 1)], ids=str)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_product_of_split_operands_errs_no_more_than_a_chain(
+    distribution: str, shape: tuple[int, int, int], bench: Bench
+) -> None:
+    a, b = operands(distribution, *shape)
+    case = kernel_cases.split_product(a, b)
+    if case.entry not in bench.functions:
+        pytest.skip("needs tensor cores")
+    check_float32(bench.run_case(case)["parts"][0], a, b)
+
+
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_products_of_what_is_not_finite(precision: str, bench: Bench) -> None:
     a, b = not_finite(65, 70, 66)

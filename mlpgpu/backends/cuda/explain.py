@@ -46,16 +46,14 @@ OF_LOSS: dict[str, Axes] = {
     "delta": ("rows", "n"), "sums": ("count", 2), "totals": (2,), "losses": (2,), "arrived": (),
     "errors": ("count", "capacity", 2),
 }  # fmt: skip
+OF_DENSE: dict[str, Axes] = {
+    "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "dz": ("rows", "n"),
+    "saved": ("rows", "k"), "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "parts": ("count", "rows", "n"),
+    "order": ("rows",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
+    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
+}  # fmt: skip
 AXES: dict[str, dict[str, Axes]] = {
-    "dense.cuh": {
-        "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
-        "dz": ("rows", "n"), "saved": ("rows", "k"), "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",),
-        "parts": ("count", "rows", "n"), "order": ("rows",),
-    },
-    "dense_update.cuh": {
-        "x": ("rows", "k"), "order": ("rows",), "dz": ("rows", "n"), "totals": (2,), "weight": ("k", "n"),
-        "bias": ("n",), "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
-    },
+    **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh"), OF_DENSE),
     "locally_connected.cuh": {
         "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
         "dz": ("rows", "n"), "saved": ("rows", "m"), "dx": ("rows", "m"), "dw": ("window", "pitch"), "db": ("n",),
@@ -67,9 +65,7 @@ AXES: dict[str, dict[str, Axes]] = {
     "loss.cuh": {
         **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"),
     },
-    "head.cuh": {
-        **OF_LOSS, "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "saved": ("rows", "k"), "dx": ("rows", "k"),
-    },
+    "head.cuh": {**OF_DENSE, **OF_LOSS},
     "update.cuh": {
         "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
         "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"),
@@ -110,9 +106,11 @@ PRODUCTS = {
     "dense_backward_input": 1,
     "dense_backward_weight": 1,
     "dense_forward_part_few": 1,
+    "dense_forward_part_split": 1,
     "dense_backward_update": 1,
     "dense_backward_update_narrow": 1,
     "dense_backward_update_few": 1,
+    "dense_backward_update_split": 1,
     "head": 2,
     "dense_backward_atomic": 2,
     "tensor_forward": 1,

@@ -163,6 +163,37 @@ def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
     return next(tile for tile in filling if WASTE * grids[tile] * tile.m * tile.n <= (WASTE + 1) * least)
 
 
+@dataclass(frozen=True)
+class SplitTile:
+    """The tile of C that a block computes of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
+
+    m: int
+    n: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns."""
+        depth, parts = 32, 3
+        slices = 2 * parts * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
+        return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
+
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        """As of a :class:`Tile`."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), parts
+
+    def __str__(self) -> str:
+        return f"SplitTile<{self.m}, {self.n}>"
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"split_{self.m}x{self.n}"
+
+
+SPLIT = SplitTile(64, 96)
+SPLIT_LEAST_N = 49  # of fewer columns a tile would be padding for the larger part
+
+
 def camel(name: str) -> str:
     """The struct of a row of a NumPy table: ``leaky_relu`` is ``LeakyRelu``."""
     return "".join(word.capitalize() for word in name.split("_"))
@@ -189,9 +220,30 @@ def dense_forward(activation: str, tile: Tile) -> Entry:
     return _product("dense_forward", tile, rest, activation=activation)
 
 
-def dense_forward_part(tile: Tile) -> Entry:
-    rest = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
-    return _product("dense_forward_part", tile, rest)
+_PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
+
+
+def dense_forward_part(tile: Tile | SplitTile) -> Entry:
+    """Sums over parts of k."""
+    if isinstance(tile, Tile):
+        return _product("dense_forward_part", tile, _PART)
+    return _split_product("dense_forward_part_split", f"dense_forward_part_{tile.name}", str(tile), f"{_ROWS}, {_PART}")
+
+
+def _split_product(function: str, name: str, instance: str, signature: str, *, constants: bool = False) -> Entry:
+    """An entry built on split.cuh."""
+    return Entry(
+        name,
+        "split_dense.cuh",
+        f"{function}<{instance}>",
+        arguments(signature),
+        TILE_THREADS,
+        SPLIT.shared_bytes,
+        blocks=2,
+        spill_bytes=40,  # around the epilogue
+        needs="sm_80",
+        constants=constants,
+    )
 
 
 FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
@@ -199,11 +251,8 @@ FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
 
 def dense_forward_part_few() -> Entry:
     """As :func:`dense_forward_part`, for at most FEW_ROWS rows and FEW_MOST_N columns."""
-    signature = (
-        f"{_ROWS}, const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
-    )
     name = "dense_forward_part_few"
-    return Entry(name, "dense.cuh", name, arguments(signature), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
+    return Entry(name, "dense.cuh", name, arguments(f"{_ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
 
 
 def dense_forward_sum(activation: str) -> Entry:
@@ -229,22 +278,26 @@ def dense_backward_weight(tile: Tile) -> Entry:
     return _product("dense_backward_weight", tile, rest, spill_bytes=_WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0)
 
 
-def dense_backward_update(optimizer: str, form: Tile | str) -> Entry:
+def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
     """The gradient of a weight and a bias, and the optimizer's step along it.
 
-    ``form`` is a tile; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and FEW_MOST_N columns.
+    ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and
+    FEW_LEAST_N to FEW_MOST_N columns.
     """
     signature = (
         f"{_ROWS}, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
         "float* bias, float* weight_slots, float* bias_slots, int64_t size, int k, int n"
     )
     rule, function = f"{optimizer}Rule", "dense_backward_update"
+    if isinstance(form, SplitTile):
+        name = f"{function}_{optimizer}_{form.name}"
+        return _split_product(f"{function}_split", name, f"{rule}, {form}", signature, constants=True)
     if isinstance(form, Tile):
         name, instance = form.name, f"{function}<{rule}, {form}>"
         threads, shared_bytes, blocks = TILE_THREADS, form.shared_bytes, 2
     else:
         name, instance = form, f"{function}_{form}<{rule}>"
-        threads, shared_bytes, blocks = *{"narrow": NARROW, "few": FEW_UPDATE}[form], 1
+        threads, shared_bytes, blocks = *{"narrow": NARROW, "few": FEW_UPDATE}[form], 2
     return Entry(
         f"{function}_{optimizer}_{name}",
         "dense_update.cuh",
@@ -258,10 +311,16 @@ def dense_backward_update(optimizer: str, form: Tile | str) -> Entry:
     )
 
 
-NARROW_LINES, NARROW_COLUMNS, FEW_MOST_N = 8, 16, 512
+NARROW_LINES, NARROW_COLUMNS = 8, 16
+FEW_LEAST_N, FEW_MOST_N, FEW_SIZE = 16, 512, 16 * ROW_THREADS  # FewUpdate
 # Threads and shared bytes of a block.
 NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)
-FEW_UPDATE = ROW_THREADS, 4 * FEW_ROWS * FEW_MOST_N
+FEW_UPDATE = ROW_THREADS, 4 * FEW_ROWS * (FEW_SIZE // FEW_LEAST_N + 2 + FEW_MOST_N)
+
+
+def few_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Blocks of the update of a weight (k, n) by few rows."""
+    return ceil_div(k * n, FEW_SIZE), 1, 1
 
 
 def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
@@ -269,7 +328,7 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
     return ceil_div(k + 1, NARROW_LINES), ceil_div(n, NARROW_COLUMNS), 1
 
 
-HEAD_ROWS, HEAD_MOST_N, HEAD_SHARED_BYTES = 8, 32, 4 * (1024 * 8 + 2 * 8 * 32)  # Head of head.cuh
+HEAD_ROWS, HEAD_MOST_N, HEAD_SHARED_BYTES = 8, 32, 4 * (256 * 8 + 1024 * 8 + 2 * 8 * 32)  # Head of head.cuh
 
 
 def head(name: str, kind: str, *, textured: bool = True) -> Entry:
@@ -885,7 +944,7 @@ def multiply_add() -> Entry:
 
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan or its metrics can ask for, from the tables of the NumPy specification."""
-    entries = [*(dense_forward_part(tile) for tile in TILES), dense_forward_part_few()]
+    entries = [*(dense_forward_part(tile) for tile in (*TILES, SPLIT)), dense_forward_part_few()]
     entries += [dense_backward_weight(tile) for tile in TILES]
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in TILES]
@@ -903,7 +962,7 @@ def all_entries() -> tuple[Entry, ...]:
     ]
     entries += [*(output(function) for function in OUTPUTS), reduce(), squares(), clip()]
     entries += [*(update(optimizer) for optimizer in OPTIMIZERS), advance()]
-    forms: tuple[Tile | str, ...] = (*TILES, "narrow", "few")
+    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "few")
     entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
     entries += [
         head(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)

@@ -254,8 +254,8 @@ class _Lowering:
         if self.rows <= kernels.FEW_ROWS:
             entry, grid = kernels.dense_forward_part_few(), (1, 1, count)
         else:
-            tile = kernels.tile_for(self.rows, n, self.multiprocessors, count)
-            entry, grid = kernels.dense_forward_part(tile), tile.grid(self.rows, n, count)
+            wide = kernels.SPLIT if self._splits(k, n) else kernels.tile_for(self.rows, n, self.multiprocessors, count)
+            entry, grid = kernels.dense_forward_part(wide), wide.grid(self.rows, n, count)
         self.add(
             entry, grid,
             **self.rows_of(op.x), w=self.at(op.weight), parts=At(parts), k=k, n=n, part=part, capacity=capacity,
@@ -441,15 +441,24 @@ class _Lowering:
 
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""
-        if self.rows <= kernels.FEW_ROWS and n <= kernels.FEW_MOST_N and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE:
-            blocks = kernels.ceil_div(k * n, 8 * kernels.ROW_THREADS)
-            most = BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors
-            return kernels.dense_backward_update(optimizer, "few"), (min(blocks, most), 1, 1)
+        is_few = self.rows <= kernels.FEW_ROWS and kernels.FEW_LEAST_N <= n <= kernels.FEW_MOST_N
+        if is_few and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE:
+            return kernels.dense_backward_update(optimizer, "few"), kernels.few_grid(k, n)
+        if self._splits(k, n):
+            return kernels.dense_backward_update(optimizer, kernels.SPLIT), kernels.SPLIT.grid(k, n)
         tile = kernels.tile_for(k, n, self.multiprocessors)
         grid = tile.grid(k, n)
         if n <= kernels.NARROW_COLUMNS or 10 * math.prod(grid) < 9 * self.multiprocessors:
             return kernels.dense_backward_update(optimizer, "narrow"), kernels.narrow_grid(k, n)
         return kernels.dense_backward_update(optimizer, tile), grid
+
+    def _splits(self, k: int, n: int) -> bool:
+        """Whether tensor cores make the products of a layer that is cut along k, of operands that they split.
+
+        In a step alone: what an evaluation computes must not depend on how many rows there are.
+        """
+        is_cut = part_length(k, n) is not None and n >= kernels.SPLIT_LEAST_N
+        return self.form is not None and self.is_training and is_cut and self.rows > kernels.FEW_ROWS
 
     def slots_of(self, name: str | None) -> Value:
         """Where a parameter's first slot lies; each further one a flat array on."""
