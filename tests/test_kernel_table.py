@@ -115,8 +115,8 @@ def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[st
     assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging)
 
 
-def test_tensor_cores_multiply_planes(instructions: dict[str, set[str]]) -> None:
-    products = {name for name in instructions if name.startswith("tensor_")}
+def test_tensor_cores_multiply_planes_and_split_operands(instructions: dict[str, set[str]]) -> None:
+    products = {name for name in instructions if name.startswith("tensor_") or "_split_" in name}
     assert names_with(instructions, "HMMA", "HGMMA") == products
 
 
@@ -128,4 +128,5 @@ def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
 def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
     products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+x\d+", name)}
     assert products <= names_with(instructions, "FFMA")
-    assert len(products) == sum(bool(re.search(r"\bTile<", entry.function)) for entry in all_entries())
+    compiled = [entry for entry in all_entries() if entry.name in instructions]
+    assert len(products) == sum(bool(re.search(r"\b(Split)?Tile<", entry.function)) for entry in compiled)
