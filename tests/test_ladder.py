@@ -18,6 +18,7 @@ from shim_runner import Unwritten, run
 
 from mlpgpu.backends import get_backend
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
+from mlpgpu.backends.cuda.explain import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
 from mlpgpu.backends.cuda.program import STEP
 
@@ -208,7 +209,8 @@ class HostBench:
 def test_a_climb_of_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=SimpleNamespace(name="its_kernel")))
+    entry = SimpleNamespace(name="its_kernel", header="wgmma.cuh", function="tensor_forward<HalfPair>")
+    line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
     monkeypatch.setattr(gemm, "profile", lambda *_: SimpleNamespace(lines=[line, SimpleNamespace(flops=0)]))
     backend = get_backend("cpu")
     backend.device = None  # type: ignore[attr-defined]
@@ -224,6 +226,7 @@ def test_a_climb_of_products(
     }
     assert timed["naive"].gflops == pytest.approx(1e-9 * 2 * 20 * 33 * 9 / 1e-3)
     assert timed["mlpgpu, float32"].kernel == "its_kernel" and timed["mlpgpu, float32"].seconds == 2e-3
+    assert timed["mlpgpu, float32"].of_limit == pytest.approx(2 * 20 * 33 * 9 / 2e-3 / (1e9 * speed_of(line.launch)))
     left_out = {result.rung: result.left_out for result in climb.results if result.left_out}
     assert left_out.keys() == {"mlpgpu, tf32", "mlpgpu, bfloat16"} and "precision" in left_out["mlpgpu, tf32"]
     climb.at((40, 330, 9))  # twenty times as long on rungs that were allowed ten

@@ -2,8 +2,9 @@
 
 Every product is checked against NumPy in float64 before it is timed.  For each rung and size it prints GFLOP/s
 (2 m n k / T), how many times as fast as the loop of serial.c it is, the relative error by Frobenius norms over the
-checked rows, and its percentage of cuBLAS (where PyTorch is installed) and of the card's float32 multiply-adds outside
-the tensor cores, whose rate is measured.  docs/ladder.md walks through the kernels.
+checked rows, and its percentage of cuBLAS (where PyTorch is installed) and of the card's limit: the measured rate of
+float32 multiply-adds, and for a plan's product on tensor cores what `explain` takes them to do.  docs/ladder.md walks
+through the kernels.
 
     python examples/gemm_ladder/gemm_ladder.py [--quick] [--most-seconds S] [--json PATH] [--picture PATH]
 """
@@ -27,7 +28,7 @@ from matplotlib.figure import Figure
 import mlpgpu as mg
 from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.explain import card_rates, profile
+from mlpgpu.backends.cuda.explain import Line, card_rates, profile, speed_of
 from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.backends.cuda.workbench import Workbench
@@ -249,8 +250,8 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     )
 
 
-def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[str, float, np.ndarray]:
-    """The product as a plan of that precision makes it: the kernel's name, its seconds by `explain`, and C."""
+def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[Line, float, np.ndarray]:
+    """The product as a plan of that precision makes it: its line of `explain`, its seconds, and C."""
     m, n, k = problem.size
     network = mg.Network([mg.Dense(k, n, bias=False)], seed=0)
     network.parameters["0.weight"] = problem.b
@@ -262,7 +263,7 @@ def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[str
     c = program.predict(mg.Dataset(problem.a), logits=True)
     del program  # its memory is the next one's
     products = [line for line in profile(plan, backend.device, state).lines if line.flops]
-    return products[0].launch.entry.name, sum(line.seconds for line in products), c
+    return products[0], sum(line.seconds for line in products), c
 
 
 def cublas(problem: Problem, precision: str) -> tuple[float, np.ndarray]:
@@ -332,20 +333,29 @@ class Climb:
         for precision in PRECISIONS:
             name = f"mlpgpu, {precision}"
             try:
-                kernel, seconds, product = planned(self._backend, problem, precision)
+                line, seconds, product = planned(self._backend, problem, precision)
             except MlpgpuError as refused:
                 self._leave_out(problem, name, str(refused))
             else:
                 error = problem.error(name, product, precision)
-                self._add(problem, name, kernel, seconds, error, theirs.get(precision))
+                kernel, speed = line.launch.entry.name, speed_of(line.launch)
+                self._add(problem, name, kernel, seconds, error, theirs.get(precision), speed)
 
     def _add(
-        self, problem: Problem, name: str, kernel: str, seconds: float, error: float | None, theirs: float | None
+        self,
+        problem: Problem,
+        name: str,
+        kernel: str,
+        seconds: float,
+        error: float | None,
+        theirs: float | None,
+        speed: float = 1.0,
     ) -> None:
+        """``theirs`` are cuBLAS's seconds; the kernel's multiply-adds may be ``speed`` times as fast as plain ones."""
         gflops = 1e-9 * problem.flops / seconds
         speedup = self._serial_seconds / seconds
         of_cublas = theirs / seconds if theirs else None
-        of_limit = 1e9 * gflops / self._limit
+        of_limit = 1e9 * gflops / (self._limit * speed)
         self.results.append(
             Result(name, *problem.size, kernel, seconds, gflops, speedup, error, of_cublas, of_limit)
         )  # fmt: skip

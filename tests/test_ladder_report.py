@@ -1,0 +1,60 @@
+"""Tables that benchmarks/ladder_report.py makes, and where it puts them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ladder_report.py"
+ABOUT = {"card": "Card", "driver": "1.2", "commit": "0123456789abcdef", "versions": {"mlpgpu": "0.1"}}
+TIMED = {"seconds": 0.5, "gflops": 1234.5, "speedup": 10.0, "error": 1e-7, "of_cublas": None, "of_limit": 0.25}
+LEFT_OUT = dict.fromkeys(TIMED)
+
+
+def product(rung: str, n: int, k: int, figures: dict) -> dict:
+    return {"rung": rung, "m": n, "n": n, "k": k, **figures, **ABOUT}
+
+
+def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
+    report = runpy.run_path(str(SCRIPT))
+    page = report["PAGE"].read_text(encoding="utf-8")
+    lines = [product("naive", 10, 10, TIMED), product("naive", 20, 20, LEFT_OUT), product("tiles", 20, 20, TIMED)]
+    tables = report["gemm_tables"]([*lines, product("tiles", 20, 4, TIMED)])
+    assert "| rung | 10 | 20 |\n| --- | --- | --- |\n| naive | 1,234 | – |\n| tiles | – | 1,234 |" in tables
+    assert "| tiles | 10 × / – / 25% / 1.0e-07 |" in tables and "by k, where m = n = 20" in tables
+    assert "on an Card, driver 1.2, mlpgpu 0.1 at 0123456789." in tables
+    layer = {"rung": "staged", "n": 50, "k": 3, "outputs_per_second": 1.5e9, "seconds": 0.002, **ABOUT}
+    both = [{**layer, "weights": "distinct", "of_limit": 0.5}, {**layer, "weights": "reused", "of_limit": None}]
+    layers = report["local_tables"](both)
+    assert "| staged | 1.5e+09 (2.00 ms, 50% of limit) |" in layers and "| staged | 1.5e+09 (2.00 ms) |" in layers
+    filled = report["fill"](report["fill"](page, "gemm_ladder", "one"), "gemm_ladder", tables)
+    assert filled.count("![gemm_ladder](gemm_ladder.png)") == 1 and tables in filled
+    assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 2
+    with pytest.raises(SystemExit, match="expected the lines"):
+        report["fill"]("nothing", "gemm_ladder", tables)
+
+
+def test_sizes_are_spread() -> None:
+    spread = runpy.run_path(str(SCRIPT))["spread"]
+    assert spread([1]) == [1] and spread([1, 2, 3]) == [1, 2, 3]
+    assert spread(list(range(9))) == [0, 2, 4, 6, 8] and spread(list(range(10))) == [0, 2, 4, 6, 8, 9]
+
+
+def test_without_results_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = runpy.run_path(str(SCRIPT))["main"]
+    page = tmp_path / "ladder.md"
+    page.write_text(
+        "<!-- local_ladder: made by benchmarks/ladder_report.py -->\n<!-- local_ladder: end of what it made -->"
+    )
+    main.__globals__.update(RESULTS=tmp_path, PAGE=page)
+    with pytest.raises(SystemExit, match="got neither"):
+        main()
+    layer = {"rung": "staged", "n": 50, "k": 3, "weights": "reused", "of_limit": None, **ABOUT}
+    (tmp_path / "local_ladder.jsonl").write_text(
+        json.dumps({**layer, "outputs_per_second": 1.0, "seconds": 1.0}) + "\n"
+    )
+    main()
+    assert "| staged | 1 (1,000.00 ms) |" in page.read_text()
