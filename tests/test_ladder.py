@@ -167,8 +167,11 @@ class HostBench:
     def empty(self, nbytes: int) -> int:
         begin = -(-max(self.ends.values(), default=512) // 512) * 512
         self.ends[begin] = begin + nbytes
-        self.memory[begin : begin + nbytes] = 0xFF
+        self.poison(begin, nbytes)
         return begin
+
+    def poison(self, address: int, nbytes: int) -> None:
+        self.memory[address : address + nbytes] = 0xFF
 
     def array(self, values: np.ndarray) -> int:
         address = self.empty(values.nbytes)
@@ -231,6 +234,14 @@ def test_a_climb_of_products(
     assert left_out.keys() == {"mlpgpu, tf32", "mlpgpu, bfloat16"} and "precision" in left_out["mlpgpu, tf32"]
     climb.at((40, 330, 9))  # twenty times as long on rungs that were allowed ten
     assert "naive                     left out: would take about 0 s" in capsys.readouterr().out
+
+
+def test_a_rung_that_writes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = HostBench()
+    put = bench.put
+    monkeypatch.setattr(bench, "put", lambda entry, *rest: entry.name == "gemm_panels_rung" or put(entry, *rest))
+    with pytest.raises(SystemExit, match=r"panels, .*: wrong by up to"):
+        gemm.Climb(get_backend("cpu"), bench, gemm.Serial(tmp_path), 1e9).check((5, 6, 7))
 
 
 def test_a_climb_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import subprocess
 import sys
 import tempfile
@@ -235,7 +236,11 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     c, step = bench.empty(4 * m * n), bench.array(step_of(m))
 
     def timed(entry: Entry, grid: Grid, values: Mapping[str, Any]) -> Callable[[], float]:
-        return lambda: bench.seconds(lambda: bench.put(entry, grid, values))
+        def run() -> float:
+            bench.poison(c, 4 * m * n)
+            return bench.seconds(lambda: bench.put(entry, grid, values))
+
+        return run
 
     sizes = {"c": c, "m": m, "n": n, "k": k}
     for rung in RUNGS:
@@ -253,7 +258,7 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
 def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[Line, float, np.ndarray]:
     """The product as a plan of that precision makes it: its line of `explain`, its seconds, and C."""
     m, n, k = problem.size
-    network = mg.Network([mg.Dense(k, n, bias=False)], seed=0)
+    network = mg.Network([mg.Dense(k, n, bias=False, init="zeros")], seed=0)
     network.parameters["0.weight"] = problem.b
     plan = network.lower(capacity=m, precision=precision)
     parameters = network.flat_parameters()[np.newaxis]
@@ -261,7 +266,6 @@ def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[Lin
     program = backend.compile(plan)
     program.load(state)
     c = program.predict(mg.Dataset(problem.a), logits=True)
-    del program  # its memory is the next one's
     products = [line for line in profile(plan, backend.device, state).lines if line.flops]
     return products[0], sum(line.seconds for line in products), c
 
@@ -331,6 +335,7 @@ class Climb:
             self._add(problem, name, kernel, seconds, error, theirs.get("float32"))
         self._bench.clear()
         for precision in PRECISIONS:
+            gc.collect()  # programs hold themselves, and the memory of the one before is the next one's
             name = f"mlpgpu, {precision}"
             try:
                 line, seconds, product = planned(self._backend, problem, precision)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import subprocess
 import sys
 import tempfile
@@ -311,9 +312,9 @@ def planned(backend: CudaBackend, stack: Stack, *, distinct: bool) -> tuple[floa
     n, window = len(stack.x), stack.window
     if distinct:
         widths = [n, *map(stack.width, range(stack.layers))]
-        layers = [mg.LocallyConnected(n_in, window, activation="sigmoid", bias="layer") for n_in, _ in pairwise(widths)]
+        layers = [mg.LocallyConnected(n_in, window, "sigmoid", "layer", "zeros") for n_in, _ in pairwise(widths)]
     else:
-        layers = [mg.LocallyConnected(n, window, activation="sigmoid", bias="layer")] * stack.layers
+        layers = [mg.LocallyConnected(n, window, "sigmoid", "layer", "zeros")] * stack.layers
     network = mg.Network(layers, seed=0)
     for layer in range(stack.layers if distinct else 1):
         network.parameters[f"{layer}.weight"] = stack.weights("window", layer)[:, : stack.width(layer)]
@@ -324,7 +325,6 @@ def planned(backend: CudaBackend, stack: Stack, *, distinct: bool) -> tuple[floa
     program = backend.compile(plan)
     program.load(state)
     y = program.predict(mg.Dataset(stack.x[np.newaxis]), logits=True)[0]
-    del program  # its memory is the next one's
     return replay_seconds(plan, backend.device, state), y
 
 
@@ -363,6 +363,7 @@ class Climb:
         if distinct and 4 * WINDOW * outputs(n, k, WINDOW) > PLAN_BYTES:
             self._leave_out("mlpgpu, a plan", f"its weights are more than the {PLAN_BYTES:,} bytes drawn on the host")
             return
+        gc.collect()  # programs hold themselves, and the memory of the one before is this one's
         try:
             seconds, y = planned(self._backend, stack, distinct=distinct)
         except MlpgpuError as refused:

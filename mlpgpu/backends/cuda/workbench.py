@@ -36,11 +36,15 @@ class Workbench:
         self._functions = {e: self._modules[header].function(e) for header, unit in units.items() for e in unit}
 
     def empty(self, nbytes: int) -> int:
-        """The address of so many bytes, all of them 0xFF: of float32, NaN."""
+        """The address of so many bytes, poisoned."""
         self._arenas.append(arena := Arena(self.device, nbytes))
         address = arena.take(nbytes)
-        self._stream.fill(address, nbytes, 0xFF)
+        self.poison(address, nbytes)
         return address
+
+    def poison(self, address: int, nbytes: int) -> None:
+        """Set all bytes to 0xFF, which is NaN in float32."""
+        self._stream.fill(address, nbytes, 0xFF)
 
     def array(self, values: np.ndarray) -> int:
         """The address of a copy of an array."""
