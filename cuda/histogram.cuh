@@ -1,4 +1,4 @@
-// Counts of values between edges.
+// Counts of values between edges, and what lies at both ends.
 #pragma once
 
 #include "portable.cuh"
@@ -6,6 +6,28 @@
 namespace mlpgpu {
 
 constexpr int MOST_BINS = 4096;
+
+// Of the finite values of x (n,) that a block sees, the least and the greatest: parts (blocks, 2).  Infinities, the
+// greater one first, where it sees none.  Grid: any, of one dimension.
+__device__ __forceinline__ void extremes(const float* x, int64_t n, float* parts) {
+    SHARED(float, scratch);  // (2, warps)
+    float greatest = -INFINITY, greatest_negated = -INFINITY;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        const float value = x[i];
+        if (!(fabsf(value) < INFINITY)) continue;
+        greatest = fmaxf(greatest, value);
+        greatest_negated = fmaxf(greatest_negated, -value);
+    }
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    greatest = warp_max(greatest), greatest_negated = warp_max(greatest_negated);
+    if (lane == 0) scratch[warp] = greatest, scratch[warps + warp] = greatest_negated;
+    __syncthreads();
+    if (warp != 0) return;
+    greatest = warp_max(lane < warps ? scratch[lane] : -INFINITY);
+    greatest_negated = warp_max(lane < warps ? scratch[warps + lane] : -INFINITY);
+    if (lane == 0) parts[2 * blockIdx.x] = -greatest_negated, parts[2 * blockIdx.x + 1] = greatest;
+}
 
 // counts (bins,) += the values of x (n,) in each bin: edges[i] ≤ x < edges[i + 1], and the last edge belongs to the
 // last bin; values outside and NaN count nowhere.  edges (bins + 1,) rise by equal steps, up to their rounding.

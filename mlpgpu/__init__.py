@@ -1,7 +1,7 @@
 """Train multilayer perceptrons fast, with GPU kernels anyone can read."""
 
 from . import datasets, errors
-from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping
+from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, Histograms
 from .datasets import Dataset
 from .errors import MlpgpuError
 from .history import History
@@ -26,6 +26,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "ExponentialDecay",
+    "Histograms",
     "History",
     "LocallyConnected",
     "MlpgpuError",

@@ -15,9 +15,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
+
+from .backends import MOST_BINS, Histogram
 from .errors import (
+    BackendError,
     ConfigurationError,
     DtypeError,
+    EmptyDataError,
     FileFormatError,
     StorageError,
     check_integer,
@@ -25,7 +30,7 @@ from .errors import (
     lookup,
 )
 from .files import check_path, replace_file
-from .history import History, Record, is_better
+from .history import PICTURES, History, Record, is_better
 from .metrics import VALIDATION
 
 VALIDATION_LOSS = f"{VALIDATION}loss"
@@ -61,6 +66,9 @@ class TrainerLike(Protocol):
 
     def restore_kept(self) -> None:
         """Put the parameters set aside in place of the present ones."""
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        """Counts (bins,) of each parameter's finite values, by its name, and edges (bins + 1,)."""
 
 
 class Callback:
@@ -302,6 +310,82 @@ class CSVLogger(Callback):
         writer.writeheader()
         writer.writerows(trainer.history)
         replace_file(f"table {self.path}", self.path, table.getvalue().encode())
+
+
+class Histograms(Callback):
+    """Counts the values of every parameter after each ``every`` epochs, where they lie: on a card, by a kernel.
+
+    Bins are equal, from the least finite value to the greatest, and counts are NumPy's.  A fit begins with none.
+
+    Arguments:
+        path: of a picture that is drawn anew with each count; ends in ``.png`` or ``.svg``.
+        bins: at most 4,096.
+
+    Attributes:
+        epochs: ``epochs[e][name]`` is what the parameter ``name`` was after epoch e, from 1: counts (bins,) and
+            edges (bins + 1,).
+
+    Raises:
+        DtypeError, ConfigurationError: an argument has no meaning.
+        BackendError: a picture is asked for, and matplotlib is not installed.
+        StorageError: at the start of a fit: the picture's folder is not there; later: it cannot be written.
+    """
+
+    def __init__(self, path: str | PathLike[str] | None = None, *, bins: int = 64, every: int = 1) -> None:
+        self.path = None if path is None else check_path("Histograms path", path, PICTURES)
+        self.bins = check_integer("Histograms bins", bins, least=1, most=MOST_BINS)
+        self.every = check_integer("Histograms every", every, least=1)
+        self.epochs: dict[int, dict[str, Histogram]] = {}
+
+    def begin(self, trainer: TrainerLike) -> None:
+        self.epochs = {}
+        if self.path is not None:
+            _check_place(self, self.path)
+
+    def epoch_end(self, trainer: TrainerLike, record: Record) -> None:
+        if trainer.epochs % self.every == 0:
+            self.epochs[trainer.epochs] = trainer.histograms(self.bins)
+            if self.path is not None:
+                self.plot(self.path)
+
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Draw a panel for each parameter, with a line for each epoch that was counted, the last one darkest.
+
+        Raises:
+            ConfigurationError: the name does not end in ``.png`` or ``.svg``.
+            EmptyDataError: nothing was counted yet.
+            BackendError: matplotlib is not installed.
+            StorageError: the picture cannot be written.
+        """
+        path = check_path("picture", path, PICTURES)
+        if not self.epochs:
+            raise EmptyDataError("Histograms", expected="at least one count", got="none")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            hint = "pip install 'mlpgpu[plot]'"
+            raise BackendError("Histograms.plot", expected="the package matplotlib", got=error, hint=hint) from error
+
+        names, columns = list(next(iter(self.epochs.values()))), 2  # a weight beside its bias, as a rule
+        rows = -(-len(names) // columns)
+        figure = Figure(figsize=(4.5 * columns, 2.5 * rows), layout="tight")  # inches
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes in panels[len(names) :]:
+            axes.remove()
+        for axes, name in zip(panels, names, strict=False):
+            for place, (epoch, of_epoch) in enumerate(self.epochs.items(), 1):
+                counts, edges = of_epoch[name]
+                label = f"epoch {epoch}" if place in (1, len(self.epochs)) else None
+                shade = 0.15 + 0.85 * place / len(self.epochs)
+                # As a density, so that epochs of other widths compare.
+                density = counts / (max(1, counts.sum()) * np.diff(edges))
+                axes.stairs(density, edges, color="tab:blue", alpha=shade, label=label)
+            axes.set(title=name, ylabel="density")
+            axes.legend(fontsize="small")
+        picture = io.BytesIO()
+        figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+        replace_file(f"picture {path}", path, picture.getvalue())
+        return path
 
 
 class FunctionCallback(Callback):

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from . import storage
-from .backends import MEMORY_SHARE, Program, Sampling, State, choose_backend, get_backend, target_array
+from .backends import MEMORY_SHARE, Histogram, Program, Sampling, State, choose_backend, get_backend, target_array
 from .callbacks import Callback, as_callback
 from .datasets import Dataset
 from .descriptions import describe, rebuild
@@ -415,6 +415,14 @@ class Trainer:
         if self._program is not None and self._keeps:
             self._program.restore()
             self._read = None
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        """Of each parameter by name, its finite values counted in equal bins: counts (bins,) and edges (bins + 1,)."""
+        assert self._program is not None
+        if not self.network.is_held_by(self._holder):  # a callback set parameters
+            self._set_aside()
+            self._load(self._program)
+        return self._program.histograms(bins)
 
     # --- the program, and what it holds ---
 

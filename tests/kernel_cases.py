@@ -1362,6 +1362,17 @@ def histogram(n: int, bins: int, low: float, high: float) -> Case:
     )  # fmt: skip
 
 
+def extremes(x: np.ndarray, blocks: int) -> Case:
+    """Blocks take 256 values in turn."""
+    of_block = np.arange(x.size) // kernels.ROW_THREADS % blocks
+    seen = [x[(of_block == block) & np.isfinite(x)] for block in range(blocks)]
+    parts = np.array([(part.min(initial=np.inf), part.max(initial=-np.inf)) for part in seen])
+    return Case(
+        f"{x.size}-{blocks}blocks", kernels.extremes(), (blocks,),
+        {"x": x, "n": x.size, "parts": blank(blocks, 2)}, {"parts": expect(parts, 0.0)},
+    )  # fmt: skip
+
+
 def _pattern_cases() -> Iterator[Case]:
     for dtype, exclusive in product(kernels.SCANNED, (False, True)):
         for n in (1, 31, 33, 4095, 4096, 4097, 40000):
@@ -1375,6 +1386,8 @@ def _pattern_cases() -> Iterator[Case]:
             yield sort_scatter(dtype, n, shift)
             yield sort_scatter(dtype, n, shift, of_places=True)
     yield sort_scatter("uint64", 5000, 56)
+    for x, blocks in ((SPECIAL[0], 1), (SPECIAL[0, :3], 2), (normal(1), 1), (-abs(normal(3001)), 3)):
+        yield extremes(x, blocks)
     for n, bins, low, high in (
         (1, 1, -1.0, 1.0),
         (3000, 10, -2.0, 2.0),

@@ -52,6 +52,7 @@ REQUIRED = {"h5py", "numpy", "psutil", "threadpoolctl", "tqdm"}
 LAZY = {
     ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu", "mlpgpu.backends.cuda"},
     ("datasets/named.py", "_download"): {"pooch"},
+    ("callbacks.py", "plot"): {"matplotlib"},
     ("history.py", "plot"): {"matplotlib"},
 }
 CUDA_DRIVER = "backends/cuda/driver.py"

@@ -7,19 +7,23 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mlpgpu.backends import Histogram
 from mlpgpu.callbacks import (
     Callback,
     Checkpoint,
     CSVLogger,
     EarlyStopping,
     FunctionCallback,
+    Histograms,
     as_callback,
 )
 from mlpgpu.errors import (
     ConfigurationError,
     DtypeError,
+    EmptyDataError,
     FileFormatError,
     MlpgpuError,
     StorageError,
@@ -46,6 +50,12 @@ class FakeTrainer:
 
     def restore_kept(self) -> None:
         self.calls.append(("restore", self.epochs))
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        edges = np.linspace(0.0, 1.0, bins + 1)
+        return {
+            name: (np.array([self.epochs, *[0] * (bins - 2), 1]), edges) for name in ("0.weight", "0.bias", "2.weight")
+        }
 
     def fit(self, callback: Callback, column: str, values: list[float], steps: int = 3) -> int:
         """Runs epochs that end with ``values``, until the callback ends the fit; returns how many it ran."""
@@ -367,3 +377,30 @@ def test_as_callback() -> None:
         as_callback(EarlyStopping)
     with pytest.raises(DtypeError, match="got str 'early'"):
         as_callback("early")
+
+
+# --- histograms ---
+
+
+def test_histograms_each_few_epochs(tmp_path: Path) -> None:
+    callback = Histograms(tmp_path / "weights.png", bins=3, every=2)
+    trainer = FakeTrainer()
+    trainer.fit(callback, "validation_loss", [1.0] * 5)
+    assert list(callback.epochs) == [2, 4]
+    counts, edges = callback.epochs[4]["0.weight"]
+    assert counts.tolist() == [4, 0, 1] and len(edges) == 4
+    assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
+    trainer.fit(callback, "validation_loss", [1.0])  # a fit begins with none, and its first epoch is the sixth
+    assert list(callback.epochs) == [6]
+
+
+def test_histograms_that_cannot_be(tmp_path: Path) -> None:
+    for options in ({"bins": 0}, {"bins": 5000}, {"every": 0}, {"path": "weights.txt"}):
+        with pytest.raises(ConfigurationError, match="Histograms"):
+            Histograms(**options)
+    with pytest.raises(DtypeError, match="Histograms bins"):
+        Histograms(bins=2.5)
+    with pytest.raises(StorageError, match="Histograms path"):
+        Histograms(tmp_path / "missing" / "weights.png").begin(FakeTrainer())
+    with pytest.raises(EmptyDataError, match="Histograms"):
+        Histograms().plot(tmp_path / "weights.png")

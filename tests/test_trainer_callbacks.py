@@ -333,3 +333,35 @@ def test_rates_on_plateaus_go_down_in_the_history() -> None:
     )
     # Nothing is better by 10⁹, so after the first epoch every second one halves the rate.
     assert fit(trainer)["rate"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.02]
+
+
+# Histograms
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_histograms_are_numpy_s(precision: str) -> None:
+    histograms, seen = mg.Histograms(bins=20), []
+
+    class Look(mg.Callback):
+        def epoch_end(self, trainer: Any, record: Any) -> None:
+            seen.append({name: np.array(values) for name, values in trainer.network.parameters.items()})
+
+    fit(new_trainer(precision=precision), histograms, Look(), epochs=2)
+    assert list(histograms.epochs) == [1, 2]
+    for of_epoch, parameters in zip(histograms.epochs.values(), seen, strict=True):
+        assert of_epoch.keys() == parameters.keys()
+        for name, (counts, edges) in of_epoch.items():
+            expected, expected_edges = np.histogram(parameters[name].astype(np.float64), 20)
+            np.testing.assert_array_equal(edges, expected_edges)
+            np.testing.assert_array_equal(counts, expected)
+
+
+def test_histograms_see_what_a_callback_set() -> None:
+    class Flatten(mg.Callback):
+        def epoch_end(self, trainer: Any, record: Any) -> None:
+            trainer.network.parameters["0.weight"] = np.full_like(trainer.network.parameters["0.weight"], 3.0)
+
+    histograms = mg.Histograms(bins=2)
+    fit(new_trainer(), Flatten(), histograms, epochs=1)
+    counts, edges = histograms.epochs[1]["0.weight"]  # all alike: a bin to either side, the upper one has its edge
+    assert edges.tolist() == [2.5, 3.0, 3.5] and counts[0] == 0 and counts[1] > 0

@@ -8,12 +8,14 @@ import sys
 
 from ..errors import BackendError, ConfigurationError, lookup
 from ..plan import Plan
-from .base import MEMORY_SHARE, Backend, Program, Sampling, State, target_array
+from .base import MEMORY_SHARE, MOST_BINS, Backend, Histogram, Program, Sampling, State, target_array
 
 __all__ = [
     "BACKENDS",
     "MEMORY_SHARE",
+    "MOST_BINS",
     "Backend",
+    "Histogram",
     "Program",
     "Sampling",
     "State",

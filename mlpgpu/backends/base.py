@@ -18,6 +18,9 @@ from ..plan import Plan
 from ..random import epoch_order
 
 MEMORY_SHARE = 0.5
+MOST_BINS = 4096  # of a histogram
+
+Histogram = tuple[np.ndarray, np.ndarray]  # counts (bins,), int64, and edges (bins + 1,), float64
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,17 @@ def target_array(dataset: Dataset, plan: Plan, dtype: np.dtype) -> np.ndarray:
     return dataset.targets(plan.n_out, dtype)
 
 
+def bin_edges(low: float, high: float, bins: int) -> np.ndarray:
+    """Edges of equal bins from low to high, (bins + 1,); around them where they lie too close for that.
+
+    For a high below low, which stands for no values, they are those from 0 to 1.
+    """
+    if low > high:
+        low, high = 0.0, 1.0
+    edges = np.linspace(low, high, bins + 1)
+    return edges if (np.diff(edges) > 0.0).all() else np.linspace(low - 0.5, high + 0.5, bins + 1)
+
+
 class Program(ABC):
     """A compiled plan with its arrays."""
 
@@ -110,6 +124,10 @@ class Program(ABC):
     @abstractmethod
     def restore(self) -> None:
         """Put the parameters that were kept back."""
+
+    @abstractmethod
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        """Of each parameter, its finite values in equal bins from the least to the greatest, as NumPy counts them."""
 
     @abstractmethod
     def attach(self, dataset: Dataset, sampling: Sampling) -> None:

@@ -26,7 +26,7 @@ from ..errors import ConfigurationError, check_integer
 from ..losses import LOSSES, apply_output
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
-from .base import MEMORY_SHARE, Backend, Program, Sampling, State, target_array
+from .base import MEMORY_SHARE, Backend, Histogram, Program, Sampling, State, bin_edges, target_array
 from .evaluation import MetricSums
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
@@ -182,6 +182,14 @@ class CpuProgram(Program):
     def restore(self) -> None:
         if self._snapshot is not None:
             np.copyto(self._parameters, self._snapshot)
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        def count(values: np.ndarray) -> Histogram:
+            finite = values[np.isfinite(values)]
+            edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
+            return np.histogram(finite, edges)
+
+        return {parameter.name: count(self._arrays[parameter.name]) for parameter in self._plan.parameters}
 
     # --- running ---
 

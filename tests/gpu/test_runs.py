@@ -125,6 +125,15 @@ def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
             assert found[name] == trainer.evaluate(data, [name])[name]  # the same bits
 
 
+def test_histograms_are_numpy_s() -> None:
+    histograms = mg.Histograms(bins=100)
+    trainer = fit(new_trainer(), histograms)
+    for name, (counts, edges) in histograms.epochs[EPOCHS].items():
+        expected, expected_edges = np.histogram(trainer.network.parameters[name].astype(np.float64), 100)
+        np.testing.assert_array_equal(edges, expected_edges)
+        np.testing.assert_array_equal(counts, expected)
+
+
 @pytest.mark.skipif("MLPGPU_DATA" not in os.environ, reason="MLPGPU_DATA names no folder with MNIST")
 def test_mnist_is_learnt() -> None:
     train, test = mg.datasets.load("mnist")

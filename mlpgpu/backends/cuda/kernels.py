@@ -17,6 +17,7 @@ from ...activations import ACTIVATIONS
 from ...losses import LOSSES, OUTPUTS
 from ...metrics import METRICS
 from ...optimizers import OPTIMIZERS
+from ..base import MOST_BINS
 
 WARP = 32
 
@@ -925,7 +926,9 @@ def rank_entries() -> list[Entry]:
     return [rank_keys(), *sort, rank_weights(), prefix_sum("float64"), *areas]
 
 
-MOST_BINS = 4096  # of histogram.cuh
+def extremes() -> Entry:
+    signature, shared = "const float* x, int64_t n, float* parts", 4 * 2 * WARPS_PER_BLOCK
+    return Entry("extremes", "histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
 
 
 def histogram() -> Entry:
@@ -967,7 +970,7 @@ def all_entries() -> tuple[Entry, ...]:
     entries += [
         head(name, kind, textured=t) for name, row in LOSSES.items() for kind in row.targets for t in (True, False)
     ]
-    entries += [*(prefix_sum(dtype) for dtype in SCANNED), histogram(), *rank_entries()]
+    entries += [*(prefix_sum(dtype) for dtype in SCANNED), extremes(), histogram(), *rank_entries()]
     entries += [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     for kind, textured in product(("index", "dense"), (True, False)):
         entries += metric_entries(kind, textured=textured)

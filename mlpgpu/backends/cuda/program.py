@@ -10,8 +10,8 @@ import numpy as np
 
 from ...datasets import Dataset
 from ...optimizers import Optimizer
-from ...plan import Plan
-from ..base import Program, Sampling, State
+from ...plan import Plan, Segment
+from ..base import MOST_BINS, Histogram, Program, Sampling, State, bin_edges
 from ..evaluation import zero_sums
 from . import compiler, kernels
 from .driver import (
@@ -30,12 +30,13 @@ from .driver import (
     tensor_map,
 )
 from .feed import Feed
-from .kernels import TENSOR_MAP_BYTES, Entry, padded_columns
+from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_columns
 from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value, lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .resident import Design, design
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
+COUNT_BLOCKS = 1024  # at most, of a kernel that counts a parameter's values
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
 DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
@@ -92,6 +93,7 @@ class CudaProgram(Program):
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
+        self._counting: Mapping[Entry, Function] = {}  # the kernels of histograms, once they are asked for
         self._epoch = -1  # the one whose order is on the card
         self._made_order = -1, np.empty(0, np.int64)  # an epoch to come, and its order
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
@@ -213,6 +215,35 @@ class CudaProgram(Program):
                 self._end_prefetch()
             self._stream.copy(self._addresses[destination], self._addresses[source], self._sizes["parameters"])
             self._stream.synchronize()
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        """Values are counted where they lie; the host sees the least, the greatest, and the counts."""
+        with self._device:
+            if not self._counting:
+                self._counting = self._compile([kernels.extremes(), kernels.histogram()])[1]
+            self._take({"extremes": 8 * COUNT_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
+            return {parameter.name: self._count(parameter, bins) for parameter in self._plan.parameters}
+
+    def _count(self, parameter: Segment, bins: int) -> Histogram:
+        place = {name: self._addresses[name] for name in ("extremes", "edges", "bins")}
+        x = self._addresses["parameters"] + 4 * parameter.offset
+        grid = min(ceil_div(parameter.size, ROW_THREADS), COUNT_BLOCKS)
+
+        def launch(entry: Entry, *values: int) -> None:
+            self._counting[entry].launch(self._stream, (grid, 1, 1), pack(entry, [x, parameter.size, *values]))
+
+        launch(kernels.extremes(), place["extremes"])
+        ends = np.empty((grid, 2), np.float32)
+        self._stream.download(ends, place["extremes"])
+        self._stream.synchronize()
+        edges = bin_edges(float(ends[:, 0].min()), float(ends[:, 1].max()), bins)
+        self._stream.upload(place["edges"], edges)
+        self._stream.fill(place["bins"], 8 * bins)
+        launch(kernels.histogram(), place["edges"], bins, place["bins"])
+        counts = np.empty(bins, np.int64)
+        self._stream.download(counts, place["bins"])
+        self._stream.synchronize()
+        return counts, edges
 
     def _upload(self, name: str, array: np.ndarray) -> None:
         if array.size:
