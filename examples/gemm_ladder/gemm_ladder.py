@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
@@ -374,6 +375,8 @@ class Climb:
 
 # --- the picture ---
 
+COLOURS = colormaps["tab20"]
+
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """GFLOP/s by size: square matrices, and flat ones by k."""
@@ -389,8 +392,11 @@ def draw(results: Sequence[Result], path: Path) -> None:
             points = sorted((result.k, result.gflops or 0.0) for result in own if result.rung == name)
             style = ":" if "cuBLAS" in name or "serial" in name else "-"
             x, y = zip(*points, strict=True) if points else ((), ())
-            axes.plot(x, y, f"o{style}", color=f"C{place % 10}", label=name, ms=3)
+            axes.plot(x, y, f"o{style}", color=COLOURS(place % COLOURS.N), label=name, ms=3)
         axes.set(xlabel=label.format(own[0].m) if own else label, xscale="log", yscale="log")
+        ticks = sorted({result.k for result in own})
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
+        axes.xaxis.minorticks_off()
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("GFLOP/s")
     figure.axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
