@@ -322,16 +322,19 @@ def dense_forward_part(
     shift: bool = False,
     fetched: bool = False,
     special: float | None = None,
+    factor: float = 1.0,
 ) -> Case:
-    """Without a tile, for few rows; ``special`` is what one element of x is."""
+    """Without a tile, for few rows; ``special`` is what one element of x is, and all of x is times ``factor``."""
     (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), normal(k, n), _blocks(k, part)
     if special is not None:
         x[batch.part.start, k - 1] = special
+    x *= np.float32(factor)
     cuts = [slice(start, start + part) for start in range(0, k, part)]
     values, bounds = zip(*(_product(x[:, cut], w[cut]) for cut in cuts), strict=True)
     args = {**batch.args, **given, "w": Shifted(w) if shift else w}
     shape = (count, batch.capacity, n)
     variant = "-shifted" * shift + "-fetched" * fetched + f"-{special}" * (special is not None)
+    variant += f"-times{factor}" * (factor != 1.0)
     return Case(
         f"{batch}-{k}x{n}-parts-of-{part}" + variant,
         kernels.dense_forward_part(tile) if tile else kernels.dense_forward_part_few(),
@@ -527,6 +530,8 @@ def _dense_cases() -> Iterator[Case]:
         yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
     for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
         yield dense_forward_part(SPLIT, whole(5), 40, 9, part=96, special=special)
+    # So small that the last parts would lose bits, and all of it, so that no larger term hides them.
+    yield dense_forward_part(SPLIT, whole(5), 8, 9, part=96, factor=1e-36)
     for batch in batches(65):
         yield dense_forward_part(SPLIT, batch, 70, 35, part=32)
     yield dense_forward_part(SPLIT, whole(33), 72, 40, part=32, shift=True)
