@@ -202,6 +202,7 @@ class HostBench:
                 dtype = STEP if "Step" in argument.ctype else np.float32
                 args[argument.name] = self.memory[address : self.ends[begin]].view(dtype)
         for name, result in launch(entry, grid, args).items():
+            # Results are of pointers, whose values are addresses.
             self.upload(int(values[name]), result)  # type: ignore[call-overload]
 
     def seconds(self, put: Callable[[], object]) -> float:
@@ -216,7 +217,7 @@ def test_a_climb_of_products(
     line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
     monkeypatch.setattr(gemm, "profile", lambda *_: SimpleNamespace(lines=[line, SimpleNamespace(flops=0)]))
     backend = get_backend("cpu")
-    backend.device = None  # type: ignore[attr-defined]
+    backend.device = None  # type: ignore[attr-defined]  # a card's attribute, which the host's backend lacks
     climb = gemm.Climb(backend, HostBench(), gemm.Serial(tmp_path), 1e9, 1e-2)
     climb.check((35, 33, 9))
     climb.at((20, 33, 9))
@@ -247,7 +248,7 @@ def test_a_rung_that_writes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.
 def test_a_climb_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(local, "replay_seconds", lambda *_: 2e-3)
     backend, bench = get_backend("cpu"), HostBench()
-    backend.device = None  # type: ignore[attr-defined]
+    backend.device = None  # type: ignore[attr-defined]  # a card's attribute, which the host's backend lacks
     climb = local.Climb(backend, bench, local.Serial(tmp_path), 1e9)
     for distinct in (True, False):
         climb.at(160, 6, distinct=distinct)
