@@ -23,10 +23,12 @@ from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardi
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
-from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda import kernels, tensor_cores
 from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
-from mlpgpu.backends.cuda.lowering import MOST_PARTS, At, Launch, Lowered, Map, lower, part_length, updates_in_place
+from mlpgpu.backends.cuda.launches import At, Launch, Lowered, Map
+from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.share import MOST_PARTS, part_length, updates_in_place
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -91,13 +93,13 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-TENSOR_LEAST = ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS")
+LEAST = ("LEAST_WIDTH", "LEAST_WEIGHTS", "LEAST_ROWS")
 ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
 
 
 def on_tensor_cores(plan: Plan, **options: Any) -> Lowered:
     """As :func:`lowered`, with every product that may be on tensor cores there."""
-    with patch.multiple(kernels, **dict.fromkeys(TENSOR_LEAST, 1)):
+    with patch.multiple(tensor_cores, **dict.fromkeys(LEAST, 1)):
         return lowered(plan, **options)
 
 
@@ -609,8 +611,8 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     layers, options = TENSOR_STEPS[case]
-    for name in TENSOR_LEAST:
-        monkeypatch.setattr(kernels, name, 1)
+    for name in LEAST:
+        monkeypatch.setattr(tensor_cores, name, 1)
     network = Network(layers, seed=3)
     options = {"optimizer": OPTIMIZERS["Momentum"](0.1), "capacity": 8, **options}
     plan, plan64 = (network.lower(**options, precision=name) for name in (precision, "float64"))

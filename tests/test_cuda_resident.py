@@ -22,7 +22,7 @@ from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import resident
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.backends.cuda.kernels import units
-from mlpgpu.backends.cuda.lowering import At, Launch
+from mlpgpu.backends.cuda.launches import At, Launch
 from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.backends.cuda.resident import Design, design
 from mlpgpu.layers import Layer

@@ -14,7 +14,7 @@ from sklearn import metrics as reference
 
 from mlpgpu import Dataset, Dense, Network
 from mlpgpu.backends.base import target_array
-from mlpgpu.backends.cuda.lowering import At, Launch
+from mlpgpu.backends.cuda.launches import At, Launch
 from mlpgpu.backends.cuda.metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.backends.evaluation import MetricSums

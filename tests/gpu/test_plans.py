@@ -22,7 +22,7 @@ from tensor_cases import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda import kernels, program
+from mlpgpu.backends.cuda import program, tensor_cores
 from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.backends.cuda.kernels import FORMS
 from mlpgpu.layers import Layer
@@ -298,8 +298,8 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """All products of dense layers are made on tensor cores, however small."""
     if device.compute_capability < (8, 0):
         pytest.skip("needs compute capability 8.0")
-    for name in ("TENSOR_LEAST_WIDTH", "TENSOR_LEAST_WEIGHTS", "TENSOR_LEAST_ROWS"):
-        monkeypatch.setattr(kernels, name, 1)
+    for name in ("LEAST_WIDTH", "LEAST_WEIGHTS", "LEAST_ROWS"):
+        monkeypatch.setattr(tensor_cores, name, 1)
 
 
 EACH_PRECISION = pytest.mark.parametrize("precision", FORMS)

@@ -25,9 +25,10 @@ from ..base import Sampling, State
 from . import compiler, kernels
 from .driver import Arena, Device, Event, Function, Module, Stream, aligned, capture, pack
 from .feed import Feed
-from .lowering import BLOCKS_PER_MULTIPROCESSOR, Launch, Value
+from .launches import Launch, Value
 from .program import GRAPH_STEPS, CudaProgram
 from .resident import Design
+from .share import BLOCKS_PER_MULTIPROCESSOR
 
 REPLAY_SECONDS = 2e-3  # about how long a replay is
 MOST_REPEATS = 256

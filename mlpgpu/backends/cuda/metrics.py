@@ -14,7 +14,7 @@ from ...plan import Plan
 from ..evaluation import compared_widths, zero_sums
 from . import kernels
 from .kernels import ROW_THREADS, SCAN_TILE, SORT_DIGITS, WARPS_PER_BLOCK, ceil_div
-from .lowering import At, Launch, Value
+from .launches import At, Launch, Value
 
 KEY_BITS, DIGIT_BITS = 32, 8
 MOST_BLOCKS = 1024  # of a kernel that goes through a whole set

@@ -31,7 +31,8 @@ from .driver import (
 )
 from .feed import Feed
 from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_columns
-from .lowering import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value, lower
+from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
+from .lowering import lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .resident import Design, design
 

@@ -19,7 +19,7 @@ from ...plan import Plan
 from ...random import Purpose
 from . import kernels
 from .kernels import Entry, arguments, camel, ceil_div
-from .lowering import MOST_RUN_STEPS, At, Launch, Value
+from .launches import MOST_RUN_STEPS, At, Launch, Value
 
 IS_USED = True  # False: every plan trains launch by launch
 THREADS = 512  # of a block

@@ -1,0 +1,236 @@
+"""Dense layers on plain cores, and products cut along k: ``dense.cuh``, ``dense_update.cuh``, ``split_dense.cuh``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ....activations import ACTIVATIONS
+from ....optimizers import OPTIMIZERS
+from .entry import ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
+
+TILE_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of C, m by n, that a block computes in slices k deep: ``Tile<m, n, k>`` of gemm.cuh."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two stages of a slice of A and one of B, each line padded by 4."""
+        return 4 * 2 * self.k * (self.m + self.n + 8)
+
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), parts
+
+    def __str__(self) -> str:
+        return f"Tile<{self.m}, {self.n}, {self.k}>"
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"{self.m}x{self.n}"
+
+
+TILES = (Tile(128, 128, 16), Tile(128, 96, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
+WASTE = 8  # a larger tile may compute an eighth more than a smaller one does
+
+
+def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
+    """The tile for an m by n product, in so many parts.
+
+    Of those whose blocks fill nine tenths of the multiprocessors it is the largest, unless another one has an
+    eighth less to compute beyond the borders; if none does, it is the smallest.  The bits do not depend on it:
+    every tile sums over k in the same order.
+    """
+    grids = {tile: math.prod(tile.grid(m, n, parts)) for tile in TILES}
+    filling = [tile for tile in TILES if 10 * grids[tile] >= 9 * multiprocessors] or [TILES[-1]]
+    least = min(grids[tile] * tile.m * tile.n for tile in filling)
+    return next(tile for tile in filling if WASTE * grids[tile] * tile.m * tile.n <= (WASTE + 1) * least)
+
+
+@dataclass(frozen=True)
+class SplitTile:
+    """The tile of C that a block computes of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
+
+    m: int
+    n: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns."""
+        depth, parts = 32, 3
+        slices = 2 * parts * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
+        return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
+
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        """As of a :class:`Tile`."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), parts
+
+    def __str__(self) -> str:
+        return f"SplitTile<{self.m}, {self.n}>"
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"split_{self.m}x{self.n}"
+
+
+SPLIT = SplitTile(64, 96)
+SPLIT_LEAST_N = 49  # of fewer columns a tile would be padding for the larger part
+
+
+def _product(name: str, tile: Tile, rest: str, *, activation: str | None = None, spill_bytes: int = 0) -> Entry:
+    """An entry built on gemm.cuh: two blocks on a multiprocessor, whose 16 warps hide each other's waiting."""
+    kind = f"{name}_{activation}" if activation else name
+    instance = f"{name}<{camel(activation)}, {tile}>" if activation else f"{name}<{tile}>"
+    return Entry(
+        f"{kind}_{tile.name}",
+        "dense.cuh",
+        instance,
+        arguments(f"{ROWS}, {rest}"),
+        TILE_THREADS,
+        tile.shared_bytes,
+        blocks=2,
+        spill_bytes=spill_bytes,
+    )
+
+
+def dense_forward(activation: str, tile: Tile) -> Entry:
+    rest = "const float* x, const int* order, const float* w, const float* b, float* z, float* y, int k, int n"
+    return _product("dense_forward", tile, rest, activation=activation)
+
+
+_PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
+
+
+def dense_forward_part(tile: Tile | SplitTile) -> Entry:
+    """Sums over parts of k."""
+    if isinstance(tile, Tile):
+        return _product("dense_forward_part", tile, _PART)
+    return _split_product("dense_forward_part_split", f"dense_forward_part_{tile.name}", str(tile), f"{ROWS}, {_PART}")
+
+
+def _split_product(function: str, name: str, instance: str, signature: str, *, constants: bool = False) -> Entry:
+    """An entry built on split.cuh."""
+    return Entry(
+        name,
+        "split_dense.cuh",
+        f"{function}<{instance}>",
+        arguments(signature),
+        TILE_THREADS,
+        SPLIT.shared_bytes,
+        blocks=2,
+        spill_bytes=40,  # around the epilogue
+        needs="sm_80",
+        constants=constants,
+    )
+
+
+FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
+
+
+def dense_forward_part_few() -> Entry:
+    """As :func:`dense_forward_part`, for at most FEW_ROWS rows and FEW_MOST_N columns."""
+    name = "dense_forward_part_few"
+    return Entry(name, "dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
+
+
+def dense_forward_sum(activation: str) -> Entry:
+    signature = f"{ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
+    function = f"dense_forward_sum<{camel(activation)}>"
+    name = f"dense_forward_sum_{activation}"
+    return Entry(name, "dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
+
+
+def dense_backward_input(activation: str, tile: Tile) -> Entry:
+    rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
+    # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
+    spill_bytes = 576 if tile in TILES[:2] else 0
+    return _product("dense_backward_input", tile, rest, activation=activation, spill_bytes=spill_bytes)
+
+
+# A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
+_WEIGHT_SPILL_BYTES = 144
+
+
+def dense_backward_weight(tile: Tile) -> Entry:
+    rest = "const float* x, const int* order, const float* dz, float* dw, float* db, int k, int n"
+    return _product("dense_backward_weight", tile, rest, spill_bytes=_WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0)
+
+
+def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
+    """The gradient of a weight and a bias, and the optimizer's step along it.
+
+    ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and
+    FEW_LEAST_N to FEW_MOST_N columns.
+    """
+    signature = (
+        f"{ROWS}, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
+        "float* bias, float* weight_slots, float* bias_slots, int64_t size, int k, int n"
+    )
+    rule, function = f"{optimizer}Rule", "dense_backward_update"
+    if isinstance(form, SplitTile):
+        name = f"{function}_{optimizer}_{form.name}"
+        return _split_product(f"{function}_split", name, f"{rule}, {form}", signature, constants=True)
+    if isinstance(form, Tile):
+        name, instance = form.name, f"{function}<{rule}, {form}>"
+        threads, shared_bytes, blocks = TILE_THREADS, form.shared_bytes, 2
+    else:
+        name, instance = form, f"{function}_{form}<{rule}>"
+        threads, shared_bytes, blocks = *{"narrow": NARROW, "few": FEW_UPDATE}[form], 2
+    return Entry(
+        f"{function}_{optimizer}_{name}",
+        "dense_update.cuh",
+        instance,
+        arguments(signature),
+        threads,
+        shared_bytes,
+        blocks=blocks,
+        spill_bytes=_WEIGHT_SPILL_BYTES if form in TILES[:2] else 0,
+        constants=True,
+    )
+
+
+NARROW_LINES, NARROW_COLUMNS = 8, 16
+FEW_LEAST_N, FEW_MOST_N, FEW_SIZE = 16, 512, 16 * ROW_THREADS  # FewUpdate
+# Threads and shared bytes of a block.
+NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)
+FEW_UPDATE = ROW_THREADS, 4 * FEW_ROWS * (FEW_SIZE // FEW_LEAST_N + 2 + FEW_MOST_N)
+
+
+def few_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Blocks of the update of a weight (k, n) by few rows."""
+    return ceil_div(k * n, FEW_SIZE), 1, 1
+
+
+def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
+    """Blocks of the update without tiles, for a weight (k, n) and a bias."""
+    return ceil_div(k + 1, NARROW_LINES), ceil_div(n, NARROW_COLUMNS), 1
+
+
+def dense_backward_atomic() -> Entry:
+    signature = (
+        f"{ROWS}, const float* x, const float* dz, const float* w, float* dw, float* db, float* dx, int k, int n"
+    )
+    name = "dense_backward_atomic"
+    return Entry(name, "dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
+
+
+def dense_entries() -> list[Entry]:
+    """All of dense layers but those on tensor cores."""
+    entries = [*(dense_forward_part(tile) for tile in (*TILES, SPLIT)), dense_forward_part_few()]
+    entries += [dense_backward_weight(tile) for tile in TILES]
+    for activation in ACTIVATIONS:
+        entries += [dense_forward(activation, tile) for tile in TILES]
+        entries += [dense_backward_input(activation, tile) for tile in TILES]
+        entries.append(dense_forward_sum(activation))
+    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "few")
+    entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
+    return [*entries, dense_backward_atomic()]

@@ -1,0 +1,119 @@
+"""What an entry is: a kernel's name, what it takes, and how it is launched.
+
+The sources under ``cuda/`` define templates; an :class:`Entry` names one instantiation.
+:func:`unit_source` writes the translation unit in which entries of one header stand, for nvcc and for
+the host compiler of the tests alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WARP = 32
+ROW_THREADS = 256
+WARPS_PER_BLOCK = ROW_THREADS // WARP
+SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
+
+ROWS = "const Step* step, int share, int shares"  # what a kernel over the rows of a share takes first
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument: its name and its C type, such as ``const float*`` or ``int``."""
+
+    name: str
+    ctype: str
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.ctype.endswith("*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled kernel.
+
+    Attributes:
+        name: its ``extern "C"`` name.
+        header: the file under ``cuda/`` that defines its template.
+        function: the template's instantiation, such as ``dense_forward<Relu, Tile<64, 64>>``.
+        arguments: in order.
+        threads: of a block.
+        shared_bytes: dynamic shared memory of a block.
+        cooperative: whether its blocks wait for each other.
+        host_excluded: the instruction that keeps it from running on the host in tests, or None.
+        blocks: that must fit on a multiprocessor at once, which limits their registers.
+        spill_bytes: the most that a thread may store and load again for that, as ptxas counts it.
+        needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
+            ``sm_90a``, is the only one.
+        cluster: blocks that share their memory, in groups along the grid's first axis.
+        constants: whether it reads the constant variables of update.cuh, which each compiled unit has for itself.
+    """
+
+    name: str
+    header: str
+    function: str
+    arguments: tuple[Argument, ...]
+    threads: int
+    shared_bytes: int = 0
+    cooperative: bool = False
+    host_excluded: str | None = None
+    blocks: int = 1
+    spill_bytes: int = 0
+    needs: str = "sm_75"
+    cluster: int = 1
+    constants: bool = False
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether it can be compiled for ``arch``."""
+        if self.needs[-1].isalpha():
+            return arch == self.needs
+        return architecture(arch) >= architecture(self.needs)
+
+
+def arguments(signature: str) -> tuple[Argument, ...]:
+    """Arguments from a C parameter list, such as ``"const float* x, int n"``."""
+    pairs = (parameter.strip().rsplit(" ", 1) for parameter in signature.split(","))
+    return tuple(Argument(name, ctype) for ctype, name in pairs)
+
+
+def unit_source(entries: Sequence[Entry]) -> str:
+    """C++ source of a translation unit that defines ``entries``; all are of one header."""
+    (header,) = {entry.header for entry in entries}
+    definitions = [_definition(entry) for entry in entries]
+    return "\n".join([f'#include "{header}"', "", "namespace mlpgpu::entries {", "", *definitions, "}"])
+
+
+def _definition(entry: Entry) -> str:
+    parameters = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
+    call = ", ".join(a.name for a in entry.arguments)
+    cluster = f" __cluster_dims__({entry.cluster}, 1, 1)" if entry.cluster > 1 else ""
+    return (
+        f'extern "C" __global__ void{cluster} __launch_bounds__({entry.threads}, {entry.blocks})\n'
+        f"{entry.name}({parameters}) {{\n    ::mlpgpu::{entry.function}({call});\n}}\n"
+    )
+
+
+def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Entries by header, in order and each once: what is compiled together."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in dict.fromkeys(entries):
+        grouped.setdefault(entry.header, []).append(entry)
+    return grouped
+
+
+def architecture(arch: str) -> int:
+    """``sm_90a`` as 90."""
+    return int(re.sub(r"\D", "", arch))
+
+
+def camel(name: str) -> str:
+    """The struct of a row of a NumPy table: ``leaky_relu`` is ``LeakyRelu``."""
+    return "".join(word.capitalize() for word in name.split("_"))

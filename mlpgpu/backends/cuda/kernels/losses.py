@@ -1,0 +1,74 @@
+"""Losses and outputs (``loss.cuh``), and a loss in one kernel with the last dense layer (``head.cuh``)."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ....activations import ACTIVATIONS
+from ....losses import LOSSES, OUTPUTS
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, Entry, arguments, camel
+
+HEAD_ROWS, HEAD_MOST_N, HEAD_SHARED_BYTES = 8, 32, 4 * (256 * 8 + 1024 * 8 + 2 * 8 * 32)  # Head of head.cuh
+
+
+def target_reader(kind: str, textured: bool) -> tuple[str, str, str]:
+    """The C type of targets, the struct that reads one, and the end of the entry's name."""
+    source = "Texture" if textured else "const float*"
+    return source, {"index": "Index", "dense": "DenseTarget"}[kind] + f"<{source}>", "" if textured else "_plain"
+
+
+def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
+    """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
+    source, target, suffix = target_reader(kind, textured)
+    signature = (
+        f"{ROWS}, const int* order, const float* logits, {source} targets, const float* weights, "
+        "const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, double* totals, "
+        "double* losses, int n"
+    )
+    function = f"loss<{camel(name)}, {target}>"
+    return Entry(f"loss_{name}_{kind}{suffix}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def total_error() -> Entry:
+    signature = "const Step* step, const double* sums, int count, double* totals, double* losses"
+    return Entry("total_error", "loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def step_errors() -> Entry:
+    """Follows a resident kernel, whose own entry :mod:`~mlpgpu.backends.cuda.resident` makes for each plan."""
+    signature = "const Step* step, const float* errors, int capacity, double* losses"
+    return Entry("step_errors", "loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def output(function: str) -> Entry:
+    signature = f"{ROWS}, const float* logits, const float* mean, const float* scale, float* y, int n"
+    name = f"output_{function}"
+    return Entry(name, "loss.cuh", f"output<{camel(function)}Output>", arguments(signature), ROW_THREADS)
+
+
+def head(name: str, kind: str, *, textured: bool = True) -> Entry:
+    """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
+    source, target, suffix = target_reader(kind, textured)
+    signature = (
+        f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, "
+        "const float* weights, const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, "
+        "double* totals, double* losses, const float* saved, int activation, float* dx, int k, int n"
+    )
+    function = f"head<{camel(name)}, {target}>"
+    return Entry(
+        f"head_{name}_{kind}{suffix}", "head.cuh", function, arguments(signature), ROW_THREADS, HEAD_SHARED_BYTES
+    )
+
+
+def activation_number(name: str) -> int:
+    """The place in the table, which kernels know it by that are made for all activations."""
+    return list(ACTIVATIONS).index(name)
+
+
+def loss_entries() -> list[Entry]:
+    """All of every loss and output."""
+    entries = []
+    for name, row in LOSSES.items():
+        for kind, textured in product(row.targets, (True, False)):
+            entries += [loss(name, kind, textured=textured), head(name, kind, textured=textured)]
+    return [*entries, total_error(), step_errors(), *(output(function) for function in OUTPUTS)]

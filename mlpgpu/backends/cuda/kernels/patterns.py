@@ -1,0 +1,59 @@
+"""The parallel patterns: prefix sums (``scan.cuh``), a stable sort (``sort.cuh``) and ``histogram.cuh``."""
+
+from __future__ import annotations
+
+from ...base import MOST_BINS
+from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments
+
+SCAN_TILE = 4096  # of scan.cuh
+SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
+SORT_DIGITS = 256
+KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
+
+
+def prefix_sum(dtype: str) -> Entry:
+    """``dtype`` is one of :data:`SCANNED`."""
+    ctype, size = SCANNED[dtype]
+    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
+    shared = 8 + size * (ROW_THREADS // WARP + 1)
+    return Entry(f"prefix_sum_{dtype}", "scan.cuh", f"prefix_sum<{ctype}>", arguments(signature), ROW_THREADS, shared)
+
+
+def sort_tile(dtype: str) -> int:
+    """The keys that a block sorts: SortTile of sort.cuh."""
+    return SORT_DIGITS * 64 // KEYS[dtype][1]
+
+
+def sort_counts(dtype: str) -> Entry:
+    """``dtype`` is one of :data:`KEYS`."""
+    signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
+    name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
+    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), SORT_DIGITS, shared)
+
+
+def sort_scatter(dtype: str) -> Entry:
+    """``dtype`` is one of :data:`KEYS`."""
+    key, key_bytes = KEYS[dtype]
+    signature = (
+        f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
+        "int* values_out"
+    )
+    warps = SORT_DIGITS // WARP
+    shared = sort_tile(dtype) * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
+    return Entry(f"sort_scatter_{dtype}", "sort.cuh", "sort_scatter", arguments(signature), SORT_DIGITS, shared)
+
+
+def extremes() -> Entry:
+    signature, shared = "const float* x, int64_t n, float* parts", 4 * 2 * WARPS_PER_BLOCK
+    return Entry("extremes", "histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
+
+
+def histogram() -> Entry:
+    signature = "const float* x, int64_t n, const double* edges, int bins, unsigned long long* counts"
+    return Entry("histogram", "histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
+
+
+def pattern_entries() -> list[Entry]:
+    """All of every type."""
+    sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
+    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, extremes(), histogram()]

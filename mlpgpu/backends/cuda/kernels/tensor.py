@@ -1,0 +1,238 @@
+"""Dense layers on tensor cores: the products of ``tensor_dense.cuh``, made by ``tensor.cuh`` or ``wgmma.cuh``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....activations import ACTIVATIONS
+from ....optimizers import OPTIMIZERS
+from .entry import ROWS, Entry, arguments, camel, ceil_div
+from .planes import FORMS, Form
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """How tensor.cuh makes a product of planes: blocks with tiles of C, m by n.
+
+    Attributes:
+        header: where its struct is defined.
+        source: the C type of what it is given of an operand.
+    """
+
+    form: Form
+    m: int
+    n: int
+
+    header = "tensor.cuh"
+    source = "const uint16_t*"
+    threads = 256
+    cluster = 1
+    needs = "sm_80"
+    host_excluded = None
+    spill_bytes = 0
+    K = 32
+
+    @property
+    def stages(self) -> int:
+        return 4 // self.form.planes
+
+    @property
+    def blocks(self) -> int:
+        """That fit on a multiprocessor at once."""
+        return 1 if self.m == 128 else 2
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"{self.form.name}_{self.m}x{self.n}"
+
+    @property
+    def struct(self) -> str:
+        """The product of tensor_dense.cuh."""
+        return f"MatrixProduct<{self.form.struct}, MatrixTile<{self.m}, {self.n}, {self.stages}>>"
+
+    def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
+        """The stages of a slice of each plane, whose lines, along the contiguous index, are padded by 8."""
+        sides = ((self.m, a_inner), (self.n, b_inner))
+        slices = (m * (self.K + 8) if inner else self.K * (m + 8) for m, inner in sides)
+        return 2 * self.stages * self.form.planes * sum(slices)
+
+    def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), 1
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """How wgmma.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after another."""
+
+    form: Form
+    m: int
+    n: int
+
+    header = "wgmma.cuh"
+    source = "const TensorMap*"
+    needs = "sm_90a"
+    host_excluded = None
+    blocks = 1
+    spill_bytes = 64  # in the epilogue, of scaled forms
+    K = 64
+
+    @property
+    def threads(self) -> int:
+        """A producer's warpgroup, and one for every 64 rows."""
+        return 128 * (1 + self.m // 64)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share their part of B.  Of four and more, too few fit on the card at once."""
+        return 2 if self.m == 128 else 1
+
+    @property
+    def stages(self) -> int:
+        """As many as shared memory holds; more than 6 gain nothing."""
+        return min(6, (self.SHARED_BYTES - self._patch_bytes) // (self._stage_bytes + self.BARRIER_BYTES))
+
+    SHARED_BYTES = (227 << 10) - 1024  # of a block, less what aligning the stages may take
+    BARRIER_BYTES = 16  # of a stage
+
+    @property
+    def _patch_bytes(self) -> int:
+        """Sixteen lines of 32, padded by 8, for each of four warps for every 64 rows."""
+        return 4 * 16 * (32 + 8) * 4 * (self.m // 64)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return 2 * self.K * self.form.planes * (self.m + self.n)
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"{self.form.name}_wgmma_{self.m}x{self.n}"
+
+    @property
+    def struct(self) -> str:
+        """The product of tensor_dense.cuh."""
+        return f"WgmmaProduct<WgmmaTile<{self.form.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}>>"
+
+    def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
+        """Patches, then the stages, aligned to 1024, and their barriers."""
+        return self._patch_bytes + 1024 + self.stages * (self._stage_bytes + self.BARRIER_BYTES)
+
+    def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
+        """How many rows of the planes of A and of B, stored along k or not, the kernel copies at once."""
+        return self.m if a_inner else self.K, (self.n if b_inner else self.K) // self.cluster
+
+    def _clusters(self, m: int, n: int) -> int:
+        return ceil_div(m, self.m * self.cluster) * ceil_div(n, self.n)
+
+    def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return self.cluster * min(self._clusters(m, n), max(1, multiprocessors // self.cluster)), 1, 1
+
+    def clocks(self, m: int, n: int, multiprocessors: int) -> int:
+        """About how long the card takes for every 64 along k of an m by n product."""
+        products = {1: 1, 2: 3}[self.form.planes]
+        multiply = products * self.m * self.n * self.K // 2048
+        # wgmma reads 64 lines of A and n of B for every 64 rows; the copy engine writes each slice once.
+        read = products * (self.m // 64) * 2 * self.K * (64 + self.n)
+        share_memory = (read + self._stage_bytes) // 128
+        waves = ceil_div(self._clusters(m, n), max(1, multiprocessors // self.cluster))
+        return waves * max(multiply, share_memory)
+
+
+ProductTile = MatrixTile | WgmmaTile
+
+
+def matrix_tiles(form: Form) -> tuple[MatrixTile, ...]:
+    """The largest first."""
+    return MatrixTile(form, 128, 128), MatrixTile(form, 64, 64)
+
+
+def wgmma_tiles(form: Form) -> tuple[WgmmaTile, ...]:
+    """The largest first: as wide as registers allow."""
+    return WgmmaTile(form, 128, 256 // form.planes), WgmmaTile(form, 64, 128)
+
+
+def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str) -> ProductTile:
+    """As :func:`.dense.tile_for`; here too the bits do not depend on the tile."""
+    if arch == WgmmaTile.needs:
+        return min(wgmma_tiles(form), key=lambda tile: tile.clocks(m, n, multiprocessors))
+    largest, smallest = matrix_tiles(form)
+    x, y, _ = largest.grid(m, n, multiprocessors)
+    return largest if 10 * x * y >= 9 * multiprocessors else smallest
+
+
+def _tensor_product(
+    name: str, epilogue: str, tile: ProductTile, rest: str, *, a_inner: bool, b_inner: bool, constants: bool = False
+) -> Entry:
+    """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer or nothing.
+
+    In ``rest``, SOURCE is what the product takes.
+    """
+    kind = f"{name}_{epilogue}" if epilogue else name
+    struct = f"{epilogue}Rule" if constants else camel(epilogue)
+    parameters = ", ".join(filter(None, [tile.struct, struct]))
+    return Entry(
+        f"{kind}_{tile.name}",
+        tile.header,
+        f"{name}<{parameters}>",
+        arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source)}"),
+        tile.threads,
+        tile.shared_bytes(a_inner=a_inner, b_inner=b_inner),
+        host_excluded=tile.host_excluded,
+        blocks=tile.blocks,
+        spill_bytes=tile.spill_bytes,
+        needs=tile.needs,
+        cluster=tile.cluster,
+        constants=constants,
+    )
+
+
+def tensor_forward(activation: str, tile: ProductTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
+        "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int k, int n"
+    )
+    return _tensor_product("tensor_forward", activation, tile, rest, a_inner=True, b_inner=False)
+
+
+def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
+    rest = (
+        "SOURCE dz_planes, int64_t dz_plane, SOURCE w_planes, const int* dz_lines, const int* w_lines, "
+        "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
+        "uint16_t* dx_planes, int k, int n"
+    )
+    return _tensor_product("tensor_backward_input", activation, tile, rest, a_inner=True, b_inner=True)
+
+
+def tensor_backward_weight(tile: ProductTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
+        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, float* dw, int k, int n"
+    )
+    return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
+
+
+def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
+        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
+        "const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
+        "float* bias_slots, int64_t size, int k, int n"
+    )
+    name = "tensor_backward_update"
+    return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, constants=True)
+
+
+def tensor_entries() -> list[Entry]:
+    """All products of planes of any form."""
+    entries = []
+    for form in FORMS.values():
+        tiles: tuple[ProductTile, ...] = (*matrix_tiles(form), *wgmma_tiles(form))
+        for tile in tiles:
+            entries.append(tensor_backward_weight(tile))
+            entries += [tensor_backward_update(optimizer, tile) for optimizer in OPTIMIZERS]
+            entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
+            entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
+    return entries

@@ -1,0 +1,39 @@
+"""From partial gradients to the next step: ``update.cuh``."""
+
+from __future__ import annotations
+
+from ....optimizers import OPTIMIZERS
+from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
+
+
+def reduce() -> Entry:
+    signature = "const float* partials, int64_t pitch, int shares, int uses, int64_t size, float* gradient"
+    return Entry("reduce", "update.cuh", "reduce", arguments(signature), ROW_THREADS)
+
+
+def squares() -> Entry:
+    signature = "const float* gradient, int64_t size, double* sums"
+    return Entry("squares", "update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
+
+
+def clip() -> Entry:
+    signature = "const double* sums, int count, const double* totals, float* factor"
+    return Entry("clip", "update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
+
+
+def update(optimizer: str) -> Entry:
+    signature = (
+        "const Step* step, const double* totals, const float* factor, const float* partials, int64_t pitch, "
+        "int shares, float* parameters, float* slots, int64_t size"
+    )
+    function = f"update<{optimizer}Rule>"
+    return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
+
+
+def advance() -> Entry:
+    return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
+
+
+def update_entries() -> list[Entry]:
+    """All that end a step."""
+    return [reduce(), squares(), clip(), *(update(optimizer) for optimizer in OPTIMIZERS), advance()]

@@ -1,0 +1,90 @@
+"""A plan's launches, as plain data: what lowering makes, and what a program packs and runs.
+
+Arrays are named; the program that owns the memory puts addresses in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .kernels import Entry
+
+MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
+
+
+@dataclass(frozen=True)
+class At:
+    """An element of a named array, as the value of a pointer argument."""
+
+    array: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Map:
+    """The copy engine's map of planes, (planes, rows, columns), as the value of a pointer argument.
+
+    ``box_rows`` is how many rows the kernel copies at once.
+    """
+
+    array: str
+    planes: int
+    rows: int
+    columns: int
+    box_rows: int
+
+
+Value = At | Map | int | float | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; ``values`` are those of the entry's arguments, by name.
+
+    ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
+    operation asked for, and the first one's for a launch that does the work of two.
+    """
+
+    entry: Entry
+    grid: tuple[int, int, int]
+    values: Mapping[str, Value]
+    operation: str = ""
+
+
+@dataclass
+class Lowered:
+    """A plan as launches.
+
+    Attributes:
+        bytes: of each array that a program of this plan owns.
+        columns: lengths of the flags that lie side by side in the array of this name.
+        run_begin: what runs before the first of several steps.
+        begin: what a step begins with, once.
+        shares: what each share's stream runs in a step; ``finish`` follows when all have.
+        evaluation_begin: what runs before the first batch of an evaluation.
+        evaluation: what an evaluation runs for a batch.
+    """
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+    run_begin: list[Launch] = field(default_factory=list)
+    begin: list[Launch] = field(default_factory=list)
+    shares: list[list[Launch]] = field(default_factory=list)
+    finish: list[Launch] = field(default_factory=list)
+    evaluation_begin: list[Launch] = field(default_factory=list)
+    evaluation: list[Launch] = field(default_factory=list)
+
+    def launches(self) -> list[Launch]:
+        """All of them: those of a step, then those of an evaluation."""
+        shares = [launch for share in self.shares for launch in share]
+        return [*self.run_begin, *self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
+
+    def maps(self) -> list[Map]:
+        """All maps that launches take, each once."""
+        values = (value for launch in self.launches() for value in launch.values.values())
+        return list(dict.fromkeys(value for value in values if isinstance(value, Map)))
+
+    def entries(self) -> list[Entry]:
+        """All entries launched, each once."""
+        return list(dict.fromkeys(launch.entry for launch in self.launches()))

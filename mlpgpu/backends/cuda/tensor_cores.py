@@ -1,0 +1,254 @@
+"""Dense layers on tensor cores: planes of their operands, and the products of planes.
+
+The planes are the program's own arrays, named after the float32 arrays beside which they stand.
+"""
+
+from __future__ import annotations
+
+from ... import plan as ops
+from . import kernels
+from .kernels import Form, MatrixTile, ProductTile, ceil_div, padded_columns, padded_rows
+from .launches import At, Launch, Map, Value
+from .share import Share, part_length, title, updates_in_place
+
+# Below, plain cores have made a product before tensor cores have its operands.
+LEAST_WIDTH, LEAST_WEIGHTS, LEAST_ROWS = 128, 1 << 18, 256
+
+
+class TensorCores:
+    """Lowers those dense layers of a share whose products tensor cores make.
+
+    Attributes:
+        form: what planes hold.
+        in_planes: buffers of which there are planes.
+    """
+
+    def __init__(self, share: Share, form: Form) -> None:
+        self.share, self.form = share, form
+        self.in_planes: set[str] = set()
+
+    def makes(self, op: ops.Operation) -> bool:
+        """Whether tensor cores make the products of an operation.
+
+        In an evaluation the widths alone decide: the bits of a row must not depend on how many go with it.
+        """
+        if not isinstance(op, (ops.Dense, ops.DenseBackward)):
+            return False
+        k, n = self.share.shapes[op.weight]
+        is_wide = min(k, n) >= LEAST_WIDTH and k * n >= LEAST_WEIGHTS and part_length(k, n) is None
+        return is_wide and (self.share.rows >= LEAST_ROWS or not self.share.is_training)
+
+    def _multiplies(self, name: str) -> bool:
+        """Whether tensor cores read a buffer."""
+        return any(name in op.reads and self.makes(op) for op in self.share.operations)
+
+    def _reads_floats(self, name: str) -> bool:
+        """Whether anything but tensor cores reads a buffer."""
+        share = self.share
+        if name in (share.plan.logits, share.plan.output):
+            return True
+        for before, op in zip((None, *share.operations), share.operations, strict=False):
+            is_taken_in = (
+                isinstance(op, ops.ActivationBackward)
+                and isinstance(before, ops.DenseBackward)
+                and self.makes(before)
+                and before.dx == op.dy
+            )
+            if name in op.reads and not self.makes(op) and not is_taken_in:
+                return True
+        return False
+
+    def _of_share(self, name: str) -> str:
+        """Shares run side by side, so each has planes of its own."""
+        return f"{name}@{self.share.number}" if self.share.number else name
+
+    def _words(self, name: str, count: int) -> Value:
+        """An array that tells of scaled lines; planes without scales have none."""
+        if not self.form.scaled:
+            return None
+        self.share.lowered.bytes[name] = max(self.share.lowered.bytes.get(name, 0), 4 * count)
+        return At(name)
+
+    def _lines_of(self, name: str) -> Value:
+        """The lines of a buffer's rows."""
+        return self._words(self._of_share(f"{name}.lines"), padded_rows(self.share.rows))
+
+    def _held(self, name: str) -> Value:
+        """The float32 array beside planes: products read it where its scaled planes do not hold it."""
+        return self.share.at(name) if self.form.scaled else None
+
+    def _columns(self, name: str, n: int) -> Value:
+        """Flags of columns that several blocks set: all lie in one array, which is cleared at once."""
+        if not self.form.scaled:
+            return None
+        sizes = self.share.lowered.columns
+        sizes.setdefault(name, padded_columns(n))
+        names = list(sizes)
+        return At("columns", sum(sizes[other] for other in names[: names.index(name)]))
+
+    def _plane(self, n: int) -> int:
+        """Elements of one plane of the share's rows."""
+        return padded_rows(self.share.rows) * padded_columns(n)
+
+    def _planes(self, name: str, size: int) -> At:
+        """The planes, of so many elements each, beside an array."""
+        self.share.lowered.bytes[name] = max(self.share.lowered.bytes.get(name, 0), 2 * self.form.planes * size)
+        return At(name)
+
+    def _planes_of(self, name: str) -> At:
+        """Those of a buffer."""
+        return self._planes(self._of_share(f"{name}.planes"), self._plane(self.share.width(name)))
+
+    def _written(self, name: str) -> tuple[Value, Value]:
+        """The arrays that a product of planes leaves a buffer in: of floats, and of planes."""
+        planes = None
+        if not self.form.scaled and self._multiplies(name):
+            self.in_planes.add(name)
+            planes = self._planes_of(name)
+        return self.share.stored(name) if planes is None or self._reads_floats(name) else None, planes
+
+    def _sources(
+        self, tile: ProductTile, a: tuple[At, int, int], b: tuple[At, int, int], *, a_inner: bool, b_inner: bool
+    ) -> tuple[Value, Value]:
+        """What a product is given of its operands, each (planes, rows, columns): planes, or maps of them."""
+        if isinstance(tile, MatrixTile):
+            return a[0], b[0]
+        boxes = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
+        first, second = (
+            Map(planes.array, tile.form.planes, padded_rows(rows), columns, box)
+            for (planes, rows, columns), box in zip((a, b), boxes, strict=True)
+        )
+        return first, second
+
+    def _over_padded_rows(self) -> tuple[int, int, int]:
+        return padded_rows(self.share.rows), 1, 1
+
+    def split_weights(self) -> list[Launch]:
+        """Planes of all weights that tensor cores read; their flags, and those of inputs, are cleared first."""
+        share = self.share
+        launches: dict[str, Launch] = {}
+        for op in share.operations:
+            if not isinstance(op, ops.Dense) or not self.makes(op):
+                continue
+            k, n = share.shapes[op.weight]
+            launches[op.weight] = Launch(
+                kernels.split_weights(self.form),
+                (padded_rows(k), 1, 1),
+                {"w": share.at(op.weight), **self._weight(op.weight), "k": k, "n": n},
+                title(share.operations, op),
+            )
+        return list(launches.values())
+
+    def _weight_planes(self, weight: str) -> At:
+        k, n = self.share.shapes[weight]
+        return self._planes(f"{weight}.planes", padded_rows(k) * padded_columns(n))
+
+    def _weight(self, weight: str) -> dict[str, Value]:
+        k, n = self.share.shapes[weight]
+        return {
+            "planes": self._weight_planes(weight),
+            "lines": self._words(f"{weight}.lines", padded_rows(k)),
+            "columns": self._columns(f"{weight}.columns", n),
+        }
+
+    def forward(self, op: ops.Dense) -> None:
+        """The product, of planes that are made before it where nothing has left them yet."""
+        share = self.share
+        k, n = share.shapes[op.weight]
+        weight, w_planes, x_planes = self._weight(op.weight), self._weight_planes(op.weight), self._planes_of(op.x)
+        x_lines = self._lines_of(op.x)
+        if op.x not in self.in_planes:
+            self.in_planes.add(op.x)
+            share.add(
+                kernels.split_rows(self.form), self._over_padded_rows(),
+                **share.rows_of(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k),
+                lines=x_lines,
+                columns=self._columns(self._of_share(f"{op.x}.columns"), k) if share.is_training else None, n=k,
+            )  # fmt: skip
+        z = share.stored(op.z) if op.z else None
+        y, y_planes = self._written(op.y)
+        tile = kernels.matrix_tile_for(self.form, share.rows, n, share.multiprocessors, share.arch)
+        x_source, w_source = self._sources(
+            tile, (x_planes, share.rows, k), (w_planes, k, n), a_inner=True, b_inner=False
+        )
+        share.add(
+            kernels.tensor_forward(op.activation, tile),
+            tile.grid(padded_rows(share.rows) if y_planes else share.rows, n, share.multiprocessors),
+            x_planes=x_source, x_plane=self._plane(k), w_planes=w_source, x_lines=x_lines,
+            w_columns=weight["columns"], x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y,
+            y_planes=y_planes, k=k, n=n,
+        )  # fmt: skip
+
+    def backward(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
+        """Both products; takes in an activation's derivative of dx."""
+        share, form = self.share, self.form
+        k, n = share.shapes[op.weight]
+        plane = self._plane(n)
+        lines = self._lines_of(op.dz)
+        weight_lines = self._weight(op.weight)["lines"]
+        if form.scaled:
+            rows = self._planes_of(op.dz) if op.dx else None
+            share.add(
+                kernels.split_rows(form), self._over_padded_rows(),
+                x=share.at(op.dz), order=None, weight_lines=None, planes=rows, plane=plane, lines=lines,
+                columns=None, n=n,
+            )  # fmt: skip
+        name = f"{op.dz}.planes for {op.dweight}" if form.scaled else f"{op.dz}.planes"
+        planes = self._planes(self._of_share(name), plane)
+        columns = self._words(self._of_share(f"{op.dz}.columns"), padded_columns(n))
+        x_lines = self._lines_of(op.x)
+        db = share.at(op.dbias)
+        if op.dbias and updates_in_place(share.plan):
+            share.lowered.bytes[op.dbias] = 4 * n
+            db = At(op.dbias)
+        if op.dz not in self.in_planes:
+            share.add(
+                kernels.split_columns(form), (padded_columns(n) // kernels.WARP, 1, 1),
+                dz=share.at(op.dz), lines=lines, x_lines=x_lines, planes=planes, plane=plane, columns=columns, db=db,
+                n=n,
+            )  # fmt: skip
+        elif op.dbias:
+            share.add(kernels.sum_columns(), (ceil_div(n, kernels.WARP), 1, 1), dz=planes, db=db, n=n)
+        fused = self._backward_input(op, following) if op.dx else False
+        tile = kernels.matrix_tile_for(form, k, n, share.multiprocessors, share.arch)
+        x_source, dz_source = self._sources(
+            tile, (self._planes_of(op.x), share.rows, k), (planes, share.rows, n), a_inner=False, b_inner=False
+        )
+        operands: dict[str, Value] = {
+            "x_planes": x_source, "x_plane": self._plane(k), "dz_planes": dz_source, "dz_plane": plane,
+            "x_columns": self._columns(self._of_share(f"{op.x}.columns"), k), "w_lines": weight_lines,
+            "dz_columns": columns, "x": self._held(op.x), "dz": self._held(op.dz), "k": k, "n": n,
+        }  # fmt: skip
+        grid = tile.grid(k, n, share.multiprocessors)
+        if updates_in_place(share.plan):
+            optimizer = type(share.plan.optimizer).__name__
+            w_planes = None if form.scaled else self._weight_planes(op.weight)
+            entry = kernels.tensor_backward_update(optimizer, tile)
+            share.add(entry, grid, **operands, db=db, w_planes=w_planes, **share.updated(op))
+        else:
+            share.add(kernels.tensor_backward_weight(tile), grid, **operands, dw=share.at(op.dweight))
+        return fused
+
+    def _backward_input(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
+        share = self.share
+        assert op.dx is not None
+        k, n = share.shapes[op.weight]
+        activation, array = share.taken_in(op.dx, following)
+        saved: dict[str, Value] = {"saved": array, "saved_planes": None}
+        if isinstance(array, At) and array.array not in share.lowered.bytes:
+            saved = {"saved": None, "saved_planes": self._planes_of(array.array)}
+        dx, dx_planes = self._written(op.dx)
+        tile = kernels.matrix_tile_for(self.form, share.rows, k, share.multiprocessors, share.arch)
+        w_planes = self._weight_planes(op.weight)
+        dz_source, w_source = self._sources(
+            tile, (self._planes_of(op.dz), share.rows, n), (w_planes, k, n), a_inner=True, b_inner=True
+        )
+        share.add(
+            kernels.tensor_backward_input(activation, tile),
+            tile.grid(padded_rows(share.rows) if dx_planes else share.rows, k, share.multiprocessors),
+            dz_planes=dz_source, dz_plane=self._plane(n), w_planes=w_source,
+            dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
+            dz=self._held(op.dz), w=self._held(op.weight), **saved, dx=dx,
+            dx_planes=dx_planes, k=k, n=n,
+        )  # fmt: skip
+        return array is not None
