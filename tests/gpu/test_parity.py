@@ -197,6 +197,7 @@ def test_products_on_tensor_cores_err_as_their_precision_says(
     if not runnable:
         pytest.skip("needs tensor cores")
     for case, output in runnable:
+        print(case.entry.name)
         CHECKS[precision](bench.run_case(case)[output], a, b)
 
 
