@@ -279,40 +279,41 @@ def test_kernels_compile_to_what_their_entries_say(
 
 # --- planted faults ---
 
-FAULTS = {
+FAULTS = {  # the header, what is right there, and what is planted
     "barrier removed before Z is added up": (
-        "            sum_z<0>();\n            __syncthreads();\n",
-        "            sum_z<0>();\n",
+        "resident.cuh",
+        "        sum_z<0>(k);\n        __syncthreads();\n",
+        "        sum_z<0>(k);\n",
     ),
     "a group of rows left out of dW": (
-        "for (int group = 1; group < groups<T>(); ++group)",
-        "for (int group = 2; group < groups<T>(); ++group)",
+        "resident_update.cuh",
+        "for (int group = 1; group < row_groups<K, L>(); ++group)",
+        "for (int group = 2; group < row_groups<K, L>(); ++group)",
     ),
     "weights moved before dX is made of them": (
-        "if constexpr (!Layer<L>::IS_REPLICATED) send_dx<L>();",
-        "if constexpr (!Layer<L>::IS_REPLICATED) sum_dw<L>(), update<L>(1.0f, schedule), send_dx<L>();",
+        "resident_backward.cuh",
+        "if constexpr (IS_TILED) send_dx<L>(k);",
+        "if constexpr (IS_TILED) k.shared[Place<K, L>::WEIGHTS] *= 1.1f, __syncthreads(), send_dx<L>(k);",
     ),
     "a slice too short": (
+        "resident_shape.cuh",
         "T::ALL_QUADS * (k + 1) / T::LINE_SLICES * 4",
         "T::ALL_QUADS * (k + 1) / T::LINE_SLICES * 4 - 1",
     ),
-    "biases without their line of ones": ("= 1.0f;", "= 0.0f;"),
-    "rows of a full batch in the last one": (
-        "step.batch += 1;\n            rows = next.rows;",
-        "step.batch += 1;\n            rows = ROWS;",
-    ),
-    "dropout of the step before": ("key.step = step.number;", "key.step = step.number - 1;"),
+    "biases without their line of ones": ("resident.cuh", "= 1.0f;", "= 0.0f;"),
+    "rows of a full batch in the last one": ("resident.cuh", "k.rows = next.rows;\n    }", "k.rows = K::ROWS;\n    }"),
+    "dropout of the step before": ("resident.cuh", "key.step = step.number;", "key.step = step.number - 1;"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = FAULTS[fault]
+    header, right, wrong = FAULTS[fault]
     sources = tmp_path / "cuda"
     shutil.copytree(shim_runner.KERNELS, sources)
-    text = (sources / "resident.cuh").read_text()
-    assert text.count(right) == 1, "resident.cuh has changed: plant the fault anew"
-    (sources / "resident.cuh").write_text(text.replace(right, wrong))
+    text = (sources / header).read_text()
+    assert text.count(right) == 1, f"{header} has changed: plant the fault anew"
+    (sources / header).write_text(text.replace(right, wrong))
     monkeypatch.setattr(shim_runner, "KERNELS", sources)
     monkeypatch.setattr(shim_runner, "_programs", {})
     with pytest.raises(AssertionError):

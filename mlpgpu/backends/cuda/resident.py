@@ -164,7 +164,7 @@ class Design:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Of a block: laid out as ``Resident::Place`` is."""
+        """Of a block: laid out as ``Place`` and ``BatchPlace`` of resident_memory.cuh are."""
         floats = 0
         for place, layer in enumerate(self.layers):
             cut = layer.cut
@@ -179,7 +179,7 @@ class Design:
 
     @cached_property
     def mail_words(self) -> int:
-        """Between blocks: laid out as ``Resident::Mail`` is."""
+        """Between blocks: laid out as ``Mail`` of resident_memory.cuh is."""
         words = 0
         for place, layer in enumerate(self.layers):
             cut = layer.cut
