@@ -37,7 +37,7 @@ import numpy as np
 
 import mlpgpu as mg
 from mlpgpu import bench
-from mlpgpu.backends import Sampling, State
+from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.explain import Line, profile
 from mlpgpu.bench import Epochs, Product, Result, Workload
@@ -367,8 +367,7 @@ def kernels(key: str, precision: str, backend: CudaBackend, *, quick: bool) -> l
     workload = bench.WORKLOADS[key]
     progress(f"{key}: products in {precision}")
     trainer = workload.trainer(backend="cuda", precision=precision)
-    parameters = trainer.network.flat_parameters()[np.newaxis]
-    state = State(parameters, np.zeros_like(parameters)[np.newaxis], np.empty((1, 0), np.float32))
+    state = trainer.network.state(trainer.plan.optimizer)
     before = cublas_rates(workload, precision, quick=quick)
     lines: Sequence[Line] = profile(trainer.plan, backend.device, state).lines
     after = cublas_rates(workload, precision, quick=quick)

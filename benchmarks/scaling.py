@@ -31,7 +31,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
-from mlpgpu.backends import State, get_backend
+from mlpgpu.backends import get_backend
 from mlpgpu.backends.cpu import available_cores
 from mlpgpu.bench import Epochs, Workload, surroundings
 
@@ -76,8 +76,7 @@ def _stack(job: Job) -> Callable[[], object]:
     layer = mg.LocallyConnected(job.size, job.window, activation="sigmoid", bias="layer")
     network = mg.Network([layer] * (job.k - 1), seed=0)
     program = get_backend("cpu").compile(network.lower(capacity=1), threads=job.threads)
-    parameters = network.flat_parameters()[np.newaxis]
-    program.load(State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0), np.float32)))
+    program.load(network.state())
     data = mg.Dataset(np.random.default_rng(0).random((1, job.size), np.float32))
     return lambda: program.predict(data, logits=True)
 

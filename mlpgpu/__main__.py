@@ -16,7 +16,7 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from . import __version__, bench, storage
-from .backends import BACKENDS, State, get_backend
+from .backends import BACKENDS, get_backend
 from .backends.cuda import CudaBackend
 from .backends.cuda.compiler import cache_folder, find_nvcc, nvcc_version
 from .backends.cuda.driver import describe_machine
@@ -192,9 +192,7 @@ def explain(
 
 def _measured(network: Network, plan: Plan, backend: CudaBackend, timeline: bool) -> str:
     backend.check(plan)
-    parameters = network.flat_parameters()[np.newaxis]
-    slots = np.zeros((len(plan.optimizer.slots) if plan.optimizer else 0, *parameters.shape), parameters.dtype)
-    state = State(parameters, slots, network.flat_statistics()[np.newaxis])
+    state = network.state(plan.optimizer)
     return str(profile(plan, backend.device, state, scale=network.scale, timeline=timeline))
 
 

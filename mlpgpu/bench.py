@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends import Backend, Sampling, State, get_backend
+from .backends import Backend, Sampling, get_backend
 from .backends.cpu import available_cores
 from .backends.cuda import CudaBackend
 from .datasets import Dataset
@@ -142,9 +142,7 @@ class Epochs:
         network, plan = trainer.network, trainer.plan
         network.adapt(data)
         assert plan.optimizer is not None
-        parameters = network.flat_parameters()[np.newaxis]
-        slots = np.zeros((len(plan.optimizer.slots), *parameters.shape), parameters.dtype)
-        self._initial = State(parameters, slots, network.flat_statistics()[np.newaxis])
+        self._initial = network.state(plan.optimizer)
         self._sampling = Sampling(len(data), trainer.batch_size, seed=network.seed, shuffle=shuffle)
         self._schedule = as_schedule(plan.optimizer.rate)
         self.plan = plan
@@ -226,8 +224,7 @@ def forward_error(product: Product, backend: Backend, precision: str) -> float:
     network = Network([Dense(n, n, bias=False)], seed=0)
     network.parameters["0.weight"] = product.b
     program = backend.compile(network.lower(capacity=n, precision=precision))
-    parameters = network.flat_parameters()[np.newaxis]
-    program.load(State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0))))
+    program.load(network.state())
     return product.error(program.predict(Dataset(product.a), logits=True))
 
 

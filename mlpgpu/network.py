@@ -27,6 +27,7 @@ from .errors import (
 from .initializers import initial_values
 from .layers import LAYERS, Layer, Standardize
 from .losses import OUTPUTS, OutputName, class_count, classes_of
+from .optimizers import Optimizer
 from .plan import Parameter, Plan, Segment, lower
 from .random import SEED_LIMIT, check_seed
 
@@ -114,6 +115,12 @@ class Network:
         """The statistics of all ``Standardize`` layers in the order of the plan, (C,), float64."""
         return self._statistics
 
+    def state(self, optimizer: Optimizer | None = None) -> State:
+        """What a program begins with: the parameters, the statistics, and the optimizer's slots, all of them 0."""
+        parameters = self.flat_parameters()[np.newaxis]
+        slots = np.zeros((len(optimizer.slots) if optimizer else 0, *parameters.shape), parameters.dtype)
+        return State(parameters, slots, self.flat_statistics()[np.newaxis])
+
     def hand_over(self, holder: Callable[[], np.ndarray]) -> None:
         """From now on parameters are what ``holder()`` returns, (P,), until somebody else takes or sets them."""
         self._parameters, self._holder = np.empty(0), holder  # no second copy of what the holder has
@@ -162,11 +169,10 @@ class Network:
         if not self.adapted:
             hint = "call adapt(dataset), or train"
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
-        parameters = self.flat_parameters()
-        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=parameters.dtype.name)
+        state = self.state()
+        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=state.parameters.dtype.name)
         program = choose_backend(backend, plan).compile(plan)
-        no_slots = np.empty((0, 1, len(parameters)), parameters.dtype)
-        program.load(State(parameters[np.newaxis], no_slots, self._statistics[np.newaxis]))
+        program.load(state)
         return program.predict(dataset, logits=logits)
 
     def _inputs(self, x: ArrayLike) -> Dataset:

@@ -102,13 +102,17 @@ class Momentum(Optimizer):
         super().__post_init__()
         check_number(f"{type(self).__name__} momentum", self.momentum, least=0.0, below=1.0)
 
+    def _accelerate(self, g: np.ndarray, velocity: np.ndarray, rate: float) -> None:
+        """``g ← η g``, ``v ← g + α v``."""
+        np.multiply(g, rate, out=g)
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.add(velocity, g, out=velocity)
+
     def _rule(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:
         (velocity,) = slots
-        np.multiply(g, row[0], out=g)
-        np.multiply(velocity, self.momentum, out=velocity)
-        np.add(velocity, g, out=velocity)
+        self._accelerate(g, velocity, row[0])
         np.subtract(w, velocity, out=w)
 
 
@@ -120,9 +124,7 @@ class Nesterov(Momentum):
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:
         (velocity,) = slots
-        np.multiply(g, row[0], out=g)
-        np.multiply(velocity, self.momentum, out=velocity)
-        np.add(velocity, g, out=velocity)
+        self._accelerate(g, velocity, row[0])
         np.multiply(velocity, self.momentum, out=scratch)
         np.add(scratch, g, out=scratch)
         np.subtract(w, scratch, out=w)

@@ -113,8 +113,8 @@ class Standardize(Operation):
 
 
 @dataclass(frozen=True)
-class Dense(Operation):
-    """``z = x W + b``, ``y = f(z)``; ``z`` is named only where the derivative of f takes it."""
+class Weighted(Operation):
+    """``y = f(z)``, ``z`` linear in ``x``; ``z`` is named only where the derivative of f takes it."""
 
     READS, WRITES = ("x", "weight", "bias"), ("z", "y")
     x: str
@@ -126,16 +126,13 @@ class Dense(Operation):
 
 
 @dataclass(frozen=True)
-class LocallyConnected(Operation):
-    """``z_i = b_i + Σ_r w[r, i] x_{i + r}``, ``y = f(z)``, with as many columns of w as y has; b may be one number."""
+class Dense(Weighted):
+    """``z = x W + b``."""
 
-    READS, WRITES = ("x", "weight", "bias"), ("z", "y")
-    x: str
-    weight: str
-    bias: str | None
-    activation: str
-    z: str | None
-    y: str
+
+@dataclass(frozen=True)
+class LocallyConnected(Weighted):
+    """``z_i = b_i + Σ_r w[r, i] x_{i + r}``, with as many columns of w as y has; b may be one number."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +183,8 @@ class ActivationBackward(Operation):
 
 
 @dataclass(frozen=True)
-class DenseBackward(Operation):
-    """``dW = xᵀ dz`` and ``db = Σ dz`` over the share's rows, overwriting partials; ``dx = dz Wᵀ`` if wanted."""
+class WeightedBackward(Operation):
+    """The gradients of a weight and a bias over the share's rows, overwriting partials; ``dx`` if wanted."""
 
     READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
     dz: str
@@ -199,16 +196,13 @@ class DenseBackward(Operation):
 
 
 @dataclass(frozen=True)
-class LocallyConnectedBackward(Operation):
-    """``dw[r, i] = Σ dz_i x_{i + r}``, 0 in unused columns; ``db = Σ dz``; ``dx_j = Σ_r w[r, j - r] dz_{j - r}``."""
+class DenseBackward(WeightedBackward):
+    """``dW = xᵀ dz``, ``db = Σ dz``, ``dx = dz Wᵀ``."""
 
-    READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
-    dz: str
-    x: str
-    weight: str
-    dweight: str
-    dbias: str | None
-    dx: str | None
+
+@dataclass(frozen=True)
+class LocallyConnectedBackward(WeightedBackward):
+    """``dw[r, i] = Σ dz_i x_{i + r}``, 0 in unused columns; ``db = Σ dz``; ``dx_j = Σ_r w[r, j - r] dz_{j - r}``."""
 
 
 @dataclass(frozen=True)
@@ -306,9 +300,9 @@ class Plan:
 
     def flops(self, operation: Operation, rows: int) -> int:
         """Multiplications and additions of the matrix products in ``operation`` for ``rows`` rows."""
-        if isinstance(operation, (Dense, LocallyConnected)):
+        if isinstance(operation, Weighted):
             return 2 * rows * self._terms(operation.weight, operation.y)
-        if isinstance(operation, (DenseBackward, LocallyConnectedBackward)):
+        if isinstance(operation, WeightedBackward):
             return 2 * rows * self._terms(operation.weight, operation.dz) * (2 if operation.dx else 1)
         return 0
 
@@ -466,7 +460,7 @@ def _partial_name(parameter: str, use: int) -> str:
     return f"d{parameter}" + (f"#{use}" if use else "")
 
 
-def _layer_backward(builder: Builder, forward: Dense | LocallyConnected, dy: str) -> list[Operation]:
+def _weighted_backward(builder: Builder, forward: Weighted, dy: str) -> list[Operation]:
     operations: list[Operation] = []
     if forward.activation != "identity":
         operations.append(ActivationBackward(forward.activation, forward.z or forward.y, dy))
@@ -483,8 +477,8 @@ def _dropout_backward(builder: Builder, forward: Dropout, dy: str) -> list[Opera
 
 
 _BACKWARD: dict[type[Operation], Callable[..., list[Operation]]] = {
-    Dense: _layer_backward,
-    LocallyConnected: _layer_backward,
+    Dense: _weighted_backward,
+    LocallyConnected: _weighted_backward,
     Dropout: _dropout_backward,
 }
 

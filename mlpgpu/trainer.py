@@ -390,9 +390,7 @@ class Trainer:
         else:  # a fit may be under way on the other kind, and goes on with its program
             plan = dataclasses.replace(self._lower(kind), training=(), optimizer=None)
             program = self.backend.compile(plan, threads=self.threads, memory_share=self.memory_share)
-            parameters = self.network.flat_parameters()[np.newaxis]
-            slots = np.empty((0, *parameters.shape), parameters.dtype)
-            program.load(State(parameters, slots, self.network.flat_statistics()[np.newaxis]))
+            program.load(self.network.state())
         sums = program.evaluate(data, names)
         value, weight = sums.pop("loss")
         return {"loss": float(value / weight), **{name: METRICS[name].finish(sums[name]) for name in names}}

@@ -564,9 +564,7 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
     data = Dataset(wide.x.astype(np.float32), target, wide.weight)
     network.adapt(data)
     sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
-    count = plan32.parameter_count
-    slots = np.zeros((len(plan32.optimizer.slots) if plan32.optimizer else 0, 1, count))
-    state = State(network.flat_parameters()[np.newaxis], slots, network.flat_statistics()[np.newaxis])
+    state = network.state(plan32.optimizer)
 
     results = []
     for plan in (plan64, plan32):

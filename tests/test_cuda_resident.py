@@ -142,8 +142,7 @@ def check_epoch(case: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None
     data = Dataset(x, wide.y if kind == "index" else wide.y.astype(np.float32), wide.weight)
     network.adapt(data)
     sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
-    slots = np.zeros((len(plan32.optimizer.slots), 1, plan32.parameter_count))
-    state = State(network.flat_parameters()[np.newaxis], slots, network.flat_statistics()[np.newaxis])
+    state = network.state(plan32.optimizer)
 
     results = []
     for plan in (plan64, plan32):

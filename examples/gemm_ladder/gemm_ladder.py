@@ -28,7 +28,6 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
-from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
 from mlpgpu.backends.cuda.explain import Line, card_rates, profile, speed_of
 from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
@@ -262,8 +261,7 @@ def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[Lin
     network = mg.Network([mg.Dense(k, n, bias=False, init="zeros")], seed=0)
     network.parameters["0.weight"] = problem.b
     plan = network.lower(capacity=m, precision=precision)
-    parameters = network.flat_parameters()[np.newaxis]
-    state = State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0), np.float32))
+    state = network.state()
     program = backend.compile(plan)
     program.load(state)
     c = program.predict(mg.Dataset(problem.a), logits=True)

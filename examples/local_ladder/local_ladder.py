@@ -28,7 +28,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
-from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
 from mlpgpu.backends.cuda.explain import card_rates, replay_seconds
 from mlpgpu.backends.cuda.kernels import Entry, arguments, ceil_div
@@ -320,8 +319,7 @@ def planned(backend: CudaBackend, stack: Stack, *, distinct: bool) -> tuple[floa
         network.parameters[f"{layer}.weight"] = stack.weights("window", layer)[:, : stack.width(layer)]
         network.parameters[f"{layer}.bias"] = BIAS_ARRAY
     plan = network.lower(capacity=1)
-    parameters = network.flat_parameters()[np.newaxis]
-    state = State(parameters, np.empty((0, *parameters.shape), np.float32), np.empty((1, 0), np.float32))
+    state = network.state()
     program = backend.compile(plan)
     program.load(state)
     y = program.predict(mg.Dataset(stack.x[np.newaxis]), logits=True)[0]

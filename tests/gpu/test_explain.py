@@ -10,7 +10,6 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
-from mlpgpu.backends import State
 from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.backends.cuda.explain import PIECES, Profile, profile
 
@@ -24,10 +23,7 @@ def measured(
     network = mg.Network(layers, seed=1)
     chosen = {"loss": "softmax_cross_entropy", "optimizer": mg.Momentum(0.1), **options}
     plan = network.lower(capacity=batch_size, **chosen)
-    parameters = network.flat_parameters()[np.newaxis]
-    slots = np.zeros((len(plan.optimizer.slots) if plan.optimizer else 0, *parameters.shape), np.float32)
-    state = State(parameters, slots, network.flat_statistics()[np.newaxis])
-    return profile(plan, device, state, scale=1 / 255, timeline=timeline)
+    return profile(plan, device, network.state(plan.optimizer), scale=1 / 255, timeline=timeline)
 
 
 @pytest.mark.parametrize(("widths", "batch_size"), [([784, 128, 10], 128), ([784, 1024, 1024, 10], 1024)])

@@ -13,21 +13,27 @@ TILE_THREADS = 256
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The tile of C, m by n, that a block computes in slices k deep: ``Tile<m, n, k>`` of gemm.cuh."""
+class BlockTile:
+    """The tile of C, m by n, that a block computes."""
 
     m: int
     n: int
+
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return ceil_div(m, self.m), ceil_div(n, self.n), parts
+
+
+@dataclass(frozen=True)
+class Tile(BlockTile):
+    """One that is computed in slices k deep: ``Tile<m, n, k>`` of gemm.cuh."""
+
     k: int
 
     @property
     def shared_bytes(self) -> int:
         """Two stages of a slice of A and one of B, each line padded by 4."""
         return 4 * 2 * self.k * (self.m + self.n + 8)
-
-    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
-        """Blocks for an m by n product."""
-        return ceil_div(m, self.m), ceil_div(n, self.n), parts
 
     def __str__(self) -> str:
         return f"Tile<{self.m}, {self.n}, {self.k}>"
@@ -56,11 +62,8 @@ def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
 
 
 @dataclass(frozen=True)
-class SplitTile:
-    """The tile of C that a block computes of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
-
-    m: int
-    n: int
+class SplitTile(BlockTile):
+    """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
 
     @property
     def shared_bytes(self) -> int:
@@ -68,10 +71,6 @@ class SplitTile:
         depth, parts = 32, 3
         slices = 2 * parts * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
         return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
-
-    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
-        """As of a :class:`Tile`."""
-        return ceil_div(m, self.m), ceil_div(n, self.n), parts
 
     def __str__(self) -> str:
         return f"SplitTile<{self.m}, {self.n}>"

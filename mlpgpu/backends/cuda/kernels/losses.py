@@ -17,14 +17,17 @@ def target_reader(kind: str, textured: bool) -> tuple[str, str, str]:
     return source, {"index": "Index", "dense": "DenseTarget"}[kind] + f"<{source}>", "" if textured else "_plain"
 
 
+# What a loss takes beside logits and targets, and what it leaves.
+_WEIGHED = (
+    "const float* weights, const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, "
+    "double* totals, double* losses"
+)
+
+
 def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
     """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
     source, target, suffix = target_reader(kind, textured)
-    signature = (
-        f"{ROWS}, const int* order, const float* logits, {source} targets, const float* weights, "
-        "const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, double* totals, "
-        "double* losses, int n"
-    )
+    signature = f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, int n"
     function = f"loss<{camel(name)}, {target}>"
     return Entry(f"loss_{name}_{kind}{suffix}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
 
@@ -50,9 +53,8 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
     source, target, suffix = target_reader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, "
-        "const float* weights, const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, "
-        "double* totals, double* losses, const float* saved, int activation, float* dx, int k, int n"
+        f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, {_WEIGHED}, "
+        "const float* saved, int activation, float* dx, int k, int n"
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(
