@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import EPS32, dataset
+from epochs import Epoch, assert_as_exact, constants_of
+from helpers import EPS32
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_offsets import SUFFIX, with_offsets
@@ -21,13 +22,13 @@ from tensor_cases import ERRORS
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends import Sampling, State, get_backend
+from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels, tensor_cores
 from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
 from mlpgpu.backends.cuda.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lowering import lower
-from mlpgpu.backends.cuda.program import DOUBLES, STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.program import DOUBLES, STEP
 from mlpgpu.backends.cuda.share import MOST_PARTS, part_length, updates_in_place
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
@@ -475,10 +476,7 @@ class HostProgram:
         rows = self.sampling.rows
         self.arrays["order"] = self.sampling.order(0).astype(np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
-        table = self.plan.optimizer.table(0, rates)
-        schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
-        schedule[:, : table.shape[1]] = table
-        constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
+        constants = constants_of(self.plan.optimizer, 0, rates)
         for launch in self.low.run_begin:
             self._launch(launch, {})
         for _ in rates:
@@ -546,42 +544,14 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", STEPS)
 def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
     """Two full batches and a last one of two rows; then predictions."""
-    layers, options = STEPS[case]
-    network = Network(layers, seed=3)
-    plan32, plan64 = (
-        network.lower(
-            **{"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1), **options},
-            capacity=8,
-            precision=precision,
-        )
-        for precision in ("float32", "float64")
-    )
-    loss, kind = plan32.loss, plan32.target_kind
-    assert loss is not None and kind is not None
-    wide = dataset(loss, kind, rows=18, n_in=plan32.n_in, n_out=3, weighted=True)
-    assert wide.y is not None
-    target = wide.y if kind == "index" else wide.y.astype(np.float32)
-    data = Dataset(wide.x.astype(np.float32), target, wide.weight)
-    network.adapt(data)
-    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
-    state = network.state(plan32.optimizer)
-
-    results = []
-    for plan in (plan64, plan32):
-        program = get_backend("cpu").compile(plan, threads=1)
-        program.load(state)
-        program.attach(data, sampling)
-        losses = program.run(0, rates)
-        results.append((program.read().parameters[0], losses, program.predict(data)[:8]))
-    host = HostProgram(plan32, data, sampling, tmp_path)
-    host.load(state)
-    losses = host.run(rates).copy()
+    epoch = Epoch(*STEPS[case])
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
     ours = (host.arrays["parameters"], losses, host.evaluate())
-
-    # Both compute in float32, in sums as long: neither errs by much more than the other.
-    for got, oracle, cpu in zip(ours, *results, strict=True):
-        error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
-        assert abs(got - oracle).max() <= 4 * error
+    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
+        assert_as_exact(got, value, oracle)
 
 
 TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
@@ -608,29 +578,17 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 )
 def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
-    layers, options = TENSOR_STEPS[case]
     for name in LEAST:
         monkeypatch.setattr(tensor_cores, name, 1)
-    network = Network(layers, seed=3)
-    options = {"optimizer": OPTIMIZERS["Momentum"](0.1), "capacity": 8, **options}
-    plan, plan64 = (network.lower(**options, precision=name) for name in (precision, "float64"))
-    wide = dataset(options["loss"], "dense", rows=10, n_in=9, n_out=3, weighted=True)
-    assert wide.y is not None
-    data = Dataset(wide.x.astype(np.float32), wide.y.astype(np.float32), wide.weight)
-    network.adapt(data)
-    before = network.flat_parameters()
-    state = State(before[np.newaxis], np.zeros((1, 1, len(before))), network.flat_statistics()[np.newaxis])
-    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02])
-
-    program, host = get_backend("cpu").compile(plan64, threads=1), HostProgram(plan, data, sampling, tmp_path)
+    epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)
     assert not any(launch.entry.name.startswith("dense") for launch in host.low.launches())
-    program.load(state)
-    host.load(state)
-    program.attach(data, sampling)
-    losses = program.run(0, rates)
-    expected = (program.read().parameters[0] - before, losses, program.predict(data)[:8])
-    got_losses = host.run(rates).copy()
-    products = len(rates) * sum(launch.entry.name.startswith("tensor") for launch in host.low.launches())
-    for got, value in zip((host.arrays["parameters"] - before, got_losses, host.evaluate()), expected, strict=True):
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    state, *expected = epoch.on_cpu("float64")
+    before = epoch.state.parameters[0]
+    products = len(epoch.rates) * sum(launch.entry.name.startswith("tensor") for launch in host.low.launches())
+    ours = (host.arrays["parameters"] - before, losses, host.evaluate())
+    for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
         rounding = ERRORS[FORMS[precision].struct] + 64 * EPS32  # of a product, and of its sum
         assert np.linalg.norm(got - value) <= np.sqrt(products) * rounding * np.linalg.norm(value)

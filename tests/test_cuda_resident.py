@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import shim_runner
-from helpers import EPS32, dataset
+from epochs import Epoch, assert_as_exact, constants_of
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_runner import run
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
-from mlpgpu.backends import Sampling, State, get_backend
+from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import resident
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.backends.cuda.kernels import units
 from mlpgpu.backends.cuda.launches import At, Launch
-from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.backends.cuda.resident import Design, design
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
@@ -57,10 +57,7 @@ class HostResident:
     def run(self, first: int, rates: np.ndarray) -> np.ndarray:
         """Train from step ``first`` of the epoch on; returns losses and weights."""
         assert self.plan.optimizer is not None
-        table = self.plan.optimizer.table(first, rates)
-        schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
-        schedule[:, : table.shape[1]] = table
-        constants = {"hyper": hyper_parameters(self.plan.optimizer), "schedule": schedule}
+        constants = constants_of(self.plan.optimizer, first, rates)
         sampling = self.sampling
         self.values |= {
             "step": np.array([(first, 0, first, sampling.batch_size, sampling.rows)], STEP),
@@ -124,44 +121,17 @@ def check_epoch(case: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None
     layers, options, limits = CASES[case]
     for name, value in limits.items():
         monkeypatch.setattr(resident, name, value)
-    network = Network(layers, seed=3)
-    plan32, plan64 = (
-        network.lower(
-            **{"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1), **options},
-            capacity=8, precision=precision,
-        )
-        for precision in ("float32", "float64")
-    )  # fmt: skip
-    loss, kind = plan32.loss, plan32.target_kind
-    assert loss is not None and kind is not None and plan32.optimizer is not None
-    made = design(plan32, multiprocessors=5, shared_bytes=SHARED_BYTES)
+    epoch = Epoch(layers, options, as_bytes=source == "uint8")
+    made = design(epoch.plan, multiprocessors=5, shared_bytes=SHARED_BYTES)
     assert isinstance(made, Design)
-    wide = dataset(loss, kind, rows=18, n_in=plan32.n_in, n_out=3, weighted=source == "float32")
-    assert wide.y is not None
-    x = wide.x.astype(np.float32) if source == "float32" else (50.0 * wide.x + 128.0).clip(0.0, 255.0).astype(np.uint8)
-    data = Dataset(x, wide.y if kind == "index" else wide.y.astype(np.float32), wide.weight)
-    network.adapt(data)
-    sampling, rates = Sampling(len(data), 8, seed=11), np.array([0.1, 0.02, 0.05])
-    state = network.state(plan32.optimizer)
+    whole, pieces = (HostResident(epoch.plan, made, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
+    losses = whole.run(0, epoch.rates)
+    (cpu, cpu_losses, _), (exact, exact_losses, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    assert_as_exact(whole.values["parameters"], cpu.parameters[0], exact.parameters[0])
+    assert_as_exact(whole.values["slots"], cpu.slots.ravel(), exact.slots.ravel())
+    assert_as_exact(losses, cpu_losses, exact_losses)
 
-    results = []
-    for plan in (plan64, plan32):
-        program = get_backend("cpu").compile(plan, threads=1)
-        program.load(state)
-        program.attach(data, sampling)
-        losses = program.run(0, rates)
-        after = program.read()
-        results.append((after.parameters[0], after.slots.ravel(), losses))
-    whole, pieces = (HostResident(plan32, made, data, sampling, state) for _ in range(2))
-    losses = whole.run(0, rates)
-    ours = (whole.values["parameters"], whole.values["slots"], losses)
-    # Both compute in float32, in sums as long: neither errs by much more than the other.
-    for got, oracle, cpu in zip(ours, *results, strict=True):
-        if got.size:
-            error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
-            assert abs(got - oracle).max() <= 4 * error
-
-    parts = [pieces.run(0, rates[:1]), pieces.run(1, rates[1:])]
+    parts = [pieces.run(0, epoch.rates[:1]), pieces.run(1, epoch.rates[1:])]
     np.testing.assert_array_equal(np.concatenate(parts), losses)
     for name in ("parameters", "slots"):
         np.testing.assert_array_equal(pieces.values[name], whole.values[name])
