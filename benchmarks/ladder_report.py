@@ -1,8 +1,8 @@
 """Tables of what the ladders' scripts measured, put into docs/ladder.md between its marks.
 
 R=benchmarks/results
-python examples/gemm_ladder/gemm_ladder.py --json $R/gemm_ladder.jsonl --picture docs/gemm_ladder.png
-python examples/local_ladder/local_ladder.py --json $R/local_ladder.jsonl --picture docs/local_ladder.png
+python examples/ladders/gemm_ladder.py --json $R/gemm_ladder.jsonl --picture docs/gemm_ladder.png
+python examples/ladders/local_ladder.py --json $R/local_ladder.jsonl --picture docs/local_ladder.png
 python benchmarks/ladder_report.py
 """
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import gemm_ladder as gemm
+import local_ladder as local
 import numpy as np
 import pytest
 from helpers import EPS32
@@ -22,21 +23,7 @@ from mlpgpu.backends.cuda.explain import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
 from mlpgpu.backends.cuda.program import STEP
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(name: str) -> ModuleType:
-    """An example's script as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / name / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
-
-
-gemm = load("gemm_ladder")
-local = load("local_ladder")
+LADDERS = Path(gemm.__file__).parent
 
 SIZES = ((1, 1, 1), (33, 31, 5), (129, 5, 17), (7, 130, 300), (12, 132, 36))
 WINDOWS = (1, 4, 29)
@@ -44,7 +31,7 @@ WINDOWS = (1, 4, 29)
 
 def launch(entry: Entry, grid: tuple[int, int, int], args: Mapping[str, object]) -> dict[str, np.ndarray]:
     """On the host, in both orders; an entry of a ladder takes its header from there."""
-    header = EXAMPLES / Path(entry.header).stem / entry.header
+    header = LADDERS / entry.header
     return run(replace(entry, header=str(header)) if header.exists() else entry, grid, entry.threads, args)
 
 
@@ -276,7 +263,7 @@ def test_compiles_without_spills(name: str, arch: str, tmp_path: Path, monkeypat
         monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     rungs = gemm.RUNGS if name == "gemm_ladder" else local.rungs(29)
     entries = [rung.entry for rung in rungs]
-    (cubin,) = compile_units(units(entries), arch, sources=EXAMPLES / name).values()
+    (cubin,) = compile_units(units(entries), arch, sources=LADDERS).values()
     assert set(cubin.resources) == {entry.name for entry in entries}
     for entry in entries:
         took = cubin.resources[entry.name]
@@ -285,9 +272,9 @@ def test_compiles_without_spills(name: str, arch: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", ("gemm_ladder", "local_ladder"))
 def test_without_a_card_the_script_says_so(name: str) -> None:
-    command = [sys.executable, EXAMPLES / name / f"{name}.py", "--quick"]
+    command = [sys.executable, LADDERS / f"{name}.py", "--quick"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=LADDERS, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("CUDA: expected"), done.stderr
 
 

@@ -15,15 +15,15 @@ from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.backends.cuda.workbench import Workbench
 
 pytestmark = pytest.mark.gpu
-EXAMPLES = Path(__file__).parents[2] / "examples"
+LADDERS = Path(__file__).parents[2] / "examples" / "ladders"
 
 
 @pytest.mark.parametrize("name", ("gemm_ladder", "local_ladder"))
 def test_climb(name: str, device: Device, tmp_path: Path) -> None:
     results, picture = tmp_path / "results.jsonl", tmp_path / "picture.png"
-    script = EXAMPLES / name / f"{name}.py"
+    script = LADDERS / f"{name}.py"
     command = [sys.executable, script, "--quick", "--json", results, "--picture", picture]
-    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=LADDERS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert all(line["seconds"] or line["left_out"] for line in lines)

@@ -3,18 +3,16 @@
 K layers of N, N - R + 1, N - 2 (R - 1), … units, the first of them the inputs, R = 29, and a launch for each layer.
 Weights are each layer's own, or those of the first serve all.  Every kernel is checked against NumPy in float64 before
 it is timed, and the outputs of the whole network are the same bits on every rung.  It prints outputs per second, how
-many times as fast as the loop of serial.c that is, and, where each weight is read once, the percentage of the memory's
-rate, which is measured.  docs/ladder.md walks through the kernels.
+many times as fast as the loop of local_serial.c that is, and, where each weight is read once, the percentage of the
+memory's rate, which is measured.  docs/ladder.md walks through the kernels.
 
-    python examples/local_ladder/local_ladder.py [--quick] [--json PATH] [--picture PATH]
+    python examples/ladders/local_ladder.py [--quick] [--json PATH] [--picture PATH]
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, save
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
@@ -36,7 +35,6 @@ from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import json_lines, surroundings
 from mlpgpu.errors import MlpgpuError
 
-FOLDER = Path(__file__).parent
 WINDOW, BIAS, THREADS = 29, 0.005, 256
 SIZES = [(n, 1000) for n in (50_000, 100_000, 200_000, 300_000)] + [(300_000, k) for k in (10, 30, 100, 300)]
 QUICK = [(50_000, 30), (50_000, 100), (100_000, 30)]
@@ -236,13 +234,10 @@ class Result:
 
 
 class Serial:
-    """The loop of serial.c, compiled."""
+    """The loop of local_serial.c, compiled."""
 
     def __init__(self, folder: Path) -> None:
-        library = folder / "serial.so"
-        command = ["cc", "-O2", "-std=c11", "-shared", "-fPIC", "-o", str(library), str(FOLDER / "serial.c"), "-lm"]
-        subprocess.run(command, check=True)
-        self._layer = ctypes.CDLL(str(library)).layer
+        self._layer = compiled("local_serial.c", folder).layer
         floats = np.ctypeslib.ndpointer(np.float32, flags="C")
         self._layer.argtypes = [ctypes.c_int, ctypes.c_int, floats, floats, ctypes.c_float, floats]
         self._layer.restype = None
@@ -399,8 +394,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
     """Outputs per second, against N at the greatest depth and against depth at the greatest N."""
     timed = [result for result in results if result.outputs_per_second is not None]
     n, k = max(result.n for result in timed), max(result.k for result in timed)
+    names = dict.fromkeys(result.rung for result in timed)
     figure = Figure(figsize=(11, 8), layout="constrained")
-    names = list(dict.fromkeys(result.rung for result in timed))
     for line, weights in zip(figure.subplots(2, 2, sharey=True), ("distinct", "reused"), strict=True):
         own = [result for result in timed if result.weights == weights]
         panels = (
@@ -408,32 +403,16 @@ def draw(results: Sequence[Result], path: Path) -> None:
             (f"K, at N = {n:,}", [(result.k, result) for result in own if result.n == n]),
         )
         for axes, (label, found) in zip(line, panels, strict=True):
-            for place, name in enumerate(names):
-                points = sorted((at, result.outputs_per_second or 0.0) for at, result in found if result.rung == name)
-                style = ":" if name == "serial loop" else "-"
-                x, y = zip(*points, strict=True) if points else ((), ())
-                axes.plot(x, y, f"o{style}", color=f"C{place % 10}", label=name, ms=3)
-            axes.set(xlabel=label, xscale="log", yscale="log", title=f"weights {weights}")
-            ticks = sorted({at for at, _ in found})
-            axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
-            axes.xaxis.minorticks_off()
-            axes.grid(alpha=0.3)
+            rungs = {name: [(x, r.outputs_per_second or 0.0) for x, r in found if r.rung == name] for name in names}
+            draw_rungs(axes, label, rungs)
+            axes.set_title(f"weights {weights}")
         line[0].set_ylabel("outputs per second")
-    figure.axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Climb the ladder of locally connected networks on a GPU.")
-    parser.add_argument("--quick", action="store_true", help="small networks")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")
-    parser.add_argument("--picture", type=Path, default="local_ladder.png", help="where to draw (default: %(default)s)")
-    options = parser.parse_args()
-    try:
-        backend = CudaBackend()
-    except MlpgpuError as error:
-        sys.exit(str(error))
-
+    options = command_line("Climb the ladder of locally connected networks on a GPU.", "local_ladder.png").parse_args()
+    backend = cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
         limit = card_rates(device).copied
         print(f"{device.name}: {limit / 1e9:,.0f} GB/s")

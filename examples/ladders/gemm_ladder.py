@@ -1,20 +1,18 @@
 """The matrix product, rung by rung: each kernel of gemm_ladder.cuh, then mlpgpu's own, beside cuBLAS and a serial loop.
 
 Every product is checked against NumPy in float64 before it is timed.  For each rung and size it prints GFLOP/s
-(2 m n k / T), how many times as fast as the loop of serial.c it is, the relative error by Frobenius norms over the
+(2 m n k / T), how many times as fast as the loop of gemm_serial.c it is, the relative error by Frobenius norms over the
 checked rows, and its percentage of cuBLAS (where PyTorch is installed) and of the card's limit: the measured rate of
 float32 multiply-adds, and for a plan's product on tensor cores what `explain` takes them to do.  docs/ladder.md walks
 through the kernels.
 
-    python examples/gemm_ladder/gemm_ladder.py [--quick] [--most-seconds S] [--json PATH] [--picture PATH]
+    python examples/ladders/gemm_ladder.py [--quick] [--most-seconds S] [--json PATH] [--picture PATH]
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, save
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
@@ -41,7 +39,6 @@ try:
 except ImportError:
     torch = None
 
-FOLDER = Path(__file__).parent
 SQUARES = [(n, n, n) for n in (500, 1000, 2000, 3000, 5000, 7500, 10_000, 12_500, 15_000)]
 RECTANGLES = [(15_000, 15_000, k) for k in (32, 64, 128)]
 QUICK = [(n, n, n) for n in (500, 1000, 2000)] + [(2000, 2000, 32)]
@@ -203,13 +200,10 @@ class Result:
 
 
 class Serial:
-    """The loop of serial.c, compiled; its seconds for a product, from its rate where that is long."""
+    """The loop of gemm_serial.c, compiled; its seconds for a product, from its rate where that is long."""
 
     def __init__(self, folder: Path) -> None:
-        library = folder / "serial.so"
-        command = ["cc", "-O2", "-std=c11", "-shared", "-fPIC", "-o", str(library), str(FOLDER / "serial.c")]
-        subprocess.run(command, check=True)
-        self._multiply = ctypes.CDLL(str(library)).multiply
+        self._multiply = compiled("gemm_serial.c", folder).multiply
         floats = np.ctypeslib.ndpointer(np.float32, flags="C")
         self._multiply.argtypes = [*[ctypes.c_int] * 3, *[floats] * 3]
         self._multiply.restype = None
@@ -373,46 +367,25 @@ class Climb:
 
 # --- the picture ---
 
-COLOURS = colormaps["tab20"]
-
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """GFLOP/s by size: square matrices, and flat ones by k."""
     timed = [result for result in results if result.gflops is not None]
-    groups = {
-        "m = n = k": [result for result in timed if result.m == result.n == result.k],
-        "k, at m = n = {:,}": [result for result in timed if not result.m == result.n == result.k],
-    }
+    names = dict.fromkeys(result.rung for result in timed)
+    squares = [result for result in timed if result.m == result.n == result.k]
+    flat = [result for result in timed if result not in squares]
+    panels = {"m = n = k": squares, f"k, at m = n = {flat[0].m:,}" if flat else "k": flat}
     figure = Figure(figsize=(11, 6), layout="constrained")
-    names = list(dict.fromkeys(result.rung for result in timed))
-    for axes, (label, own) in zip(figure.subplots(1, 2, sharey=True), groups.items(), strict=True):
-        for place, name in enumerate(names):
-            points = sorted((result.k, result.gflops or 0.0) for result in own if result.rung == name)
-            style = ":" if "cuBLAS" in name or "serial" in name else "-"
-            x, y = zip(*points, strict=True) if points else ((), ())
-            axes.plot(x, y, f"o{style}", color=COLOURS(place % COLOURS.N), label=name, ms=3)
-        axes.set(xlabel=label.format(own[0].m) if own else label, xscale="log", yscale="log")
-        ticks = sorted({result.k for result in own})
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
-        axes.xaxis.minorticks_off()
-        axes.grid(alpha=0.3)
+    for axes, (label, own) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        draw_rungs(axes, label, {name: [(r.k, r.gflops or 0.0) for r in own if r.rung == name] for name in names})
     figure.axes[0].set_ylabel("GFLOP/s")
-    figure.axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Climb the ladder of matrix products on a GPU.")
-    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser = command_line("Climb the ladder of matrix products on a GPU.", "gemm_ladder.png")
     parser.add_argument("--most-seconds", type=float, default=MOST_SECONDS, help="of a run (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")
-    parser.add_argument("--picture", type=Path, default="gemm_ladder.png", help="where to draw (default: %(default)s)")
-    options = parser.parse_args()
-    try:
-        backend = CudaBackend()
-    except MlpgpuError as error:
-        sys.exit(str(error))
-
+    options, backend = parser.parse_args(), cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
         limit = card_rates(device).computed
         print(f"{device.name}: {limit / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")
