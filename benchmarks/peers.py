@@ -39,7 +39,8 @@ import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import CudaBackend
-from mlpgpu.backends.cuda.explain import Line, profile
+from mlpgpu.backends.cuda.explain import profile
+from mlpgpu.backends.cuda.probe import Line
 from mlpgpu.bench import Epochs, Product, Result, Workload
 from mlpgpu.errors import MlpgpuError
 

@@ -42,8 +42,8 @@ INNER_LEVELS = {
     "datasets": ("dataset", "idx", "named", "__init__"),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cuda": (
-        *("kernels", "compiler", "driver", "launches", "share", "tensor_cores", "lowering", "resident"),
-        *("metrics", "feed", "program", "explain", "workbench", "__init__"),
+        *("kernels", "compiler", "driver", "launches", "costs", "share", "tensor_cores", "lowering", "resident"),
+        *("metrics", "feed", "program", "timing", "probe", "explain", "workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "tensor", "local", "rows", "losses", "patterns", "metrics", "updates", "rates"),

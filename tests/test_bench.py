@@ -16,7 +16,7 @@ import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.__main__ import main
 from mlpgpu.backends.cpu import CpuBackend
-from mlpgpu.backends.cuda.explain import flops
+from mlpgpu.backends.cuda.costs import flops
 from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.errors import ConfigurationError
 

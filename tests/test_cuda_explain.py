@@ -9,9 +9,12 @@ from shim_runner import Unwritten, run
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import explain, kernels
-from mlpgpu.backends.cuda.explain import Line, Profile, Rates, Span, flops, gantt, moved_bytes
+from mlpgpu.backends.cuda.costs import flops, moved_bytes
+from mlpgpu.backends.cuda.explain import Profile, gantt
 from mlpgpu.backends.cuda.launches import At, Launch, Lowered
 from mlpgpu.backends.cuda.lowering import lower
+from mlpgpu.backends.cuda.probe import Line, Span
+from mlpgpu.backends.cuda.timing import Rates
 from mlpgpu.plan import Plan
 
 RATES = Rates(copied=4e12, cached=8e12, computed=50e12, cache_bytes=1 << 20)

@@ -19,7 +19,7 @@ from shim_runner import Unwritten, run
 
 from mlpgpu.backends import get_backend
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
-from mlpgpu.backends.cuda.explain import speed_of
+from mlpgpu.backends.cuda.costs import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
 from mlpgpu.backends.cuda.program import STEP
 
@@ -274,7 +274,7 @@ def test_compiles_without_spills(name: str, arch: str, tmp_path: Path, monkeypat
 def test_without_a_card_the_script_says_so(name: str) -> None:
     command = [sys.executable, LADDERS / f"{name}.py", "--quick"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=LADDERS, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=LADDERS.parents[1], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("CUDA: expected"), done.stderr
 
 

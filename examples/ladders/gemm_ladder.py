@@ -27,9 +27,12 @@ from matplotlib.figure import Figure
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.explain import Line, card_rates, profile, speed_of
+from mlpgpu.backends.cuda.costs import speed_of
+from mlpgpu.backends.cuda.explain import profile
 from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
+from mlpgpu.backends.cuda.probe import Line
 from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.timing import card_rates
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import PRECISIONS, json_lines, surroundings
 from mlpgpu.errors import MlpgpuError

@@ -28,9 +28,10 @@ from matplotlib.figure import Figure
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.explain import card_rates, replay_seconds
+from mlpgpu.backends.cuda.explain import replay_seconds
 from mlpgpu.backends.cuda.kernels import Entry, arguments, ceil_div
 from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.timing import card_rates
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import json_lines, surroundings
 from mlpgpu.errors import MlpgpuError

@@ -11,7 +11,8 @@ import pytest
 import mlpgpu as mg
 from mlpgpu.__main__ import main
 from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.explain import PIECES, Profile, profile
+from mlpgpu.backends.cuda.explain import Profile, profile
+from mlpgpu.backends.cuda.probe import PIECES
 
 pytestmark = pytest.mark.gpu
 

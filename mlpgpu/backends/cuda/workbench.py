@@ -9,8 +9,8 @@ import numpy as np
 
 from . import compiler, kernels
 from .driver import Arena, Device, Event, Module, Stream, pack
-from .explain import seconds_of
 from .kernels import Entry
+from .timing import seconds_of
 
 LONG_SECONDS = 0.1  # what takes longer is measured once
 

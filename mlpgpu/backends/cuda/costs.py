@@ -1,0 +1,141 @@
+"""What a launch must do at least: the arithmetic of its products, and every operand moved once.
+
+Both follow from the launch's arguments alone, by what each kernel's arrays are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .launches import Launch
+
+# The axes of each array that a kernel takes, by the file that defines it and the argument's name; below,
+# where one kernel differs.  `rows` are those of the launch's share, other names are its arguments.
+Axes = tuple[str | int, ...]
+OF_LOSS: dict[str, Axes] = {
+    "order": ("rows",), "targets": ("rows", "n"), "weights": ("rows",), "mean": ("n",), "scale": ("n",),
+    "delta": ("rows", "n"), "sums": ("count", 2), "totals": (2,), "losses": (2,), "arrived": (),
+    "errors": ("count", "capacity", 2),
+}  # fmt: skip
+OF_DENSE: dict[str, Axes] = {
+    "x": ("rows", "k"), "w": ("k", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "dz": ("rows", "n"),
+    "saved": ("rows", "k"), "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "parts": ("count", "rows", "n"),
+    "order": ("rows",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
+    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
+}  # fmt: skip
+# Of the float32 arrays beside planes, products read what planes do not hold: nothing, as a rule.
+OF_TENSOR_CORES: dict[str, Axes] = {
+    "x_planes": ("planes", "rows", "k"), "dz_planes": ("planes", "rows", "n"), "w_planes": ("planes", "k", "n"),
+    "saved_planes": ("rows", "k"), "y_planes": ("rows", "n"), "dx_planes": ("rows", "k"), "x_lines": ("rows",),
+    "dz_lines": ("rows",), "w_lines": ("k",), "w_columns": ("n",), "x_columns": ("k",), "dz_columns": ("n",),
+    "x": (0,), "w": (0,), "dz": (0,), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "saved": ("rows", "k"),
+    "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
+    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
+}  # fmt: skip
+TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
+AXES: dict[str, dict[str, Axes]] = {
+    **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh"), OF_DENSE),
+    **dict.fromkeys(TENSOR_HEADERS, OF_TENSOR_CORES),
+    "planes.cuh": {
+        "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "planes": ("planes", "rows", "n"),
+        "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",),
+        "words": ("size",),
+    },
+    "locally_connected.cuh": {
+        "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
+        "dz": ("rows", "n"), "saved": ("rows", "m"), "dx": ("rows", "m"), "dw": ("window", "pitch"), "db": ("n",),
+    },
+    "rows.cuh": {
+        "x": ("rows", "n"), "y": ("rows", "n"), "data": ("rows", "n"), "order": ("rows",), "mean": ("n",),
+        "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
+    },
+    "loss.cuh": {
+        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"),
+    },
+    "head.cuh": {**OF_DENSE, **OF_LOSS},
+    "update.cuh": {
+        "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
+        "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"),
+    },
+}  # fmt: skip
+INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
+IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived"}  # read, and written
+
+SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
+    "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
+}  # fmt: skip
+
+# Products of 16-bit numbers for each float32 one of plain cores, by the vendor's tables of compute capability 8.0
+# and 9.0; other cards do at most as many.
+TENSOR_SPEED = 16.0
+
+PRODUCTS = {
+    "dense_forward": 1,
+    "dense_forward_part": 1,
+    "dense_backward_input": 1,
+    "dense_backward_weight": 1,
+    "dense_forward_part_few": 1,
+    "dense_forward_part_split": 1,
+    "dense_backward_update": 1,
+    "dense_backward_update_narrow": 1,
+    "dense_backward_update_few": 1,
+    "dense_backward_update_split": 1,
+    "head": 2,
+    "dense_backward_atomic": 2,
+    "tensor_forward": 1,
+    "tensor_backward_input": 1,
+    "tensor_backward_weight": 1,
+    "tensor_backward_update": 1,
+    "local_forward": 1,
+    "local_backward_input": 1,
+    "local_backward_weight": 1,
+}
+ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "TensorMap": 2, "double": 8}  # by C type; others have 4
+
+
+def flops(launch: Launch, rows: int) -> int:
+    """Multiplications and additions of the matrix products in a launch for ``rows`` rows."""
+    products = PRODUCTS.get(launch.entry.function.partition("<")[0], 0)
+    if not products:
+        return 0
+    if "dx" in launch.values and launch.values["dx"] is None:
+        products = 1
+    axes = ("rows", "window", "n") if launch.entry.header == "locally_connected.cuh" else ("rows", "k", "n")
+    return 2 * products * math.prod(_lengths(launch, rows)[axis] for axis in axes)
+
+
+def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
+    """The fewest bytes that a launch for ``rows`` rows moves: each array once, or twice if changed in place.
+
+    The counter of steps and what lies in constant memory are left out.
+    """
+    lengths = {**_lengths(launch, rows), "slot_count": slot_count}
+    axes = AXES[launch.entry.header]
+    if launch.entry.function.startswith("split_weights"):
+        axes = SPLIT_WEIGHTS_AXES
+    if "Index" in launch.entry.function:
+        axes = {**axes, **INDEX_AXES}
+    total = 0
+    for argument in launch.entry.arguments:
+        is_array = argument.is_pointer or argument.ctype == "Texture"
+        if not is_array or argument.name == "step" or launch.values[argument.name] is None:
+            continue
+        item = ITEM_BYTES.get(argument.ctype.removeprefix("const ").removesuffix("*"), 4)
+        elements = math.prod(lengths[axis] if isinstance(axis, str) else axis for axis in axes[argument.name])
+        total += item * elements * (2 if argument.name in IN_PLACE else 1)
+    return total
+
+
+def speed_of(launch: Launch) -> float:
+    """How many times faster than plain cores the card could make a launch's products."""
+    if launch.entry.header not in TENSOR_HEADERS:
+        return 1.0
+    return TENSOR_SPEED / (3 if "HalfPair" in launch.entry.function else 1)  # products of planes for each
+
+
+def _lengths(launch: Launch, rows: int) -> dict[str, int]:
+    given = {name: value for name, value in launch.values.items() if isinstance(value, int)}
+    # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
+    made = launch.grid[2] if "part" in given else launch.grid[0]
+    planes = 2 if "HalfPair" in launch.entry.function else 1
+    return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given}
