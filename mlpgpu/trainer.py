@@ -20,14 +20,13 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from . import storage
-from .backends import MEMORY_SHARE, Histogram, Program, Sampling, State, choose_backend, get_backend, target_array
+from .backends import MEMORY_SHARE, Histogram, Program, Sampling, State, choose_backend, get_backend
 from .callbacks import Callback, as_callback
 from .datasets import Dataset
 from .descriptions import describe, rebuild
 from .errors import (
     BackendError,
     ConfigurationError,
-    DataError,
     DataMismatchError,
     DivergenceError,
     DtypeError,
@@ -38,12 +37,13 @@ from .errors import (
     lookup,
 )
 from .history import History, Record
-from .losses import LOSSES, TargetKind, class_count, classes_of
+from .losses import LOSSES, TargetKind
 from .metrics import METRICS, VALIDATION
 from .network import Network
 from .optimizers import OPTIMIZERS, Optimizer
 from .plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
 from .schedules import SCHEDULES, Clock, Plateau, ReduceOnPlateau, as_schedule
+from .task import ClassWeight, Task
 
 RUN_SECONDS = 0.05  # about how long a program runs between looks at Ctrl-C
 RUN_STEPS = 4096  # at most, between them
@@ -134,8 +134,9 @@ class Trainer:
         self.streams = check_integer("streams", streams, least=1)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
-        self.metrics = _check_metrics(metrics, self.loss, network.n_out)
-        self.class_weight = _check_class_weight(class_weight, self.loss)
+        self._task = Task(self.loss, network.n_out)
+        self.metrics = self._task.check_metrics(metrics)
+        self.class_weight = self._task.check_class_weight(class_weight)
         self.threads = None if threads is None else check_integer("threads", threads, least=1)
         self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
         self.plan = self._lower(LOSSES[self.loss].targets[0])
@@ -158,7 +159,7 @@ class Trainer:
         self._callback_states: dict[str, dict[str, Any]] = {}
         self._monitored: tuple[str, ...] = ()
 
-        network.output = LOSSES[self.loss].output
+        network.output = self._task.output
 
     def _lower(self, kind: TargetKind) -> Plan:
         return self.network.lower(
@@ -379,12 +380,12 @@ class Trainer:
             MlpgpuError: the data do not suit the network, or a metric does not suit the loss.
             DataError: a metric of ranks is asked for, and no row of some class has a weight over 0.
         """
-        names = self.metrics if metrics is None else _check_metrics(metrics, self.loss, self.network.n_out)
+        names = self.metrics if metrics is None else self._task.check_metrics(metrics)
         self._check(data, names)
         if not self.network.adapted:
             hint = "call network.adapt(dataset), or train"
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
-        kind = _target_kind(self.loss, data)
+        kind = self._task.target_kind(data)
         if self._program is None or kind == self.plan.target_kind:
             program = self._ready(data)
         else:  # a fit may be under way on the other kind, and goes on with its program
@@ -426,7 +427,7 @@ class Trainer:
 
     def _ready(self, data: Dataset) -> Program:
         """The program, compiled for training on data of this kind, with the network's current parameters."""
-        kind = _target_kind(self.loss, data)
+        kind = self._task.target_kind(data)
         if self._program is None or kind != self.plan.target_kind:
             self._set_aside()
             self.plan = self._lower(kind)
@@ -441,10 +442,6 @@ class Trainer:
     def _dtype(self) -> np.dtype:
         """The type of parameters and targets."""
         return np.dtype("float64" if self.precision == "float64" else "float32")
-
-    @property
-    def _class_count(self) -> int:
-        return class_count(LOSSES[self.loss].output, self.network.n_out)
 
     def _set_aside(self) -> None:
         """Take what belongs to the run rather than to the network out of the program."""
@@ -488,53 +485,11 @@ class Trainer:
     def _check(self, data: Dataset, metrics: Sequence[str] = ()) -> None:
         """Refuse a data set that does not suit network and loss, or ``metrics``."""
         self.network.check(data)
-        if None not in (data.classes, self.network.classes) and data.classes != self.network.classes:
-            raise ConfigurationError("classes", expected=self.network.classes, got=data.classes)
-        if data.y is None:
-            raise DataError("data", expected="targets", got="a data set without y")
-        if data.classes is not None and len(data.classes) != self._class_count:
-            hint = "classes= names those that do not occur"
-            expected = f"{self._class_count} names, one for each output"
-            raise ConfigurationError("classes", expected=expected, got=data.classes, hint=hint)
-        plan = dataclasses.replace(self.plan, target_kind=_target_kind(self.loss, data))
-        target = target_array(data, plan, self._dtype)
-        output = LOSSES[self.loss].output
-        if output != "identity" and plan.target_kind == "dense":
-            if not ((target >= 0.0) & (target <= 1.0)).all():
-                raise DataError(f"targets of {self.loss}", expected="values from 0 to 1", got=_range(target))
-            if output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):
-                got = f"sums from {_range(target.sum(axis=1))}"
-                raise DataError(f"targets of {self.loss}", expected="rows that sum to 1", got=got)
-        for name in metrics:
-            if METRICS[name].of == "ranks":
-                self._check_curves(name, data, target if target.ndim == 1 else classes_of(output, target))
-
-    def _check_curves(self, metric: str, data: Dataset, classes: np.ndarray) -> None:
-        """Refuse rows of ``classes`` (rows,) that leave one side of a curve empty."""
-        weights = np.bincount(classes, data.weight, minlength=self._class_count)
-        if not (weights > 0.0).all():
-            expected = "rows of every class, with weights over 0"
-            missing, names = int(np.argmin(weights > 0.0)), data.classes or self.network.classes
-            got = f"none of class {missing if names is None else repr(names[missing])}"
-            raise DataError(f"data for {metric}", expected=expected, got=got)
+        self._task.check_data(data, self.plan, self._dtype, names=self.network.classes, metrics=metrics)
 
     def _weighted(self, data: Dataset) -> Dataset:
         """The data set with its rows weighted by class as well."""
-        if self.class_weight is None:
-            return data
-        classes = self._class_count
-        labels = data.labels(classes)
-        if self.class_weight == "balanced":
-            counts = np.bincount(labels, minlength=classes)
-            by_class = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-        else:
-            by_class = np.ones(classes)
-            names = data.classes or self.network.classes
-            assert not isinstance(self.class_weight, str)
-            for label, weight in self.class_weight.items():
-                by_class[_class_number(label, names, classes)] = weight
-        rows = by_class[labels]
-        return data.with_weight(rows if data.weight is None else rows * data.weight)
+        return self._task.weighted(data, self.class_weight, self.network.classes)
 
     # --- beginning and going on ---
 
@@ -687,49 +642,7 @@ def _expect_flat(array: np.ndarray | None, count: int, dtype: np.dtype) -> np.nd
     return array
 
 
-def _target_kind(loss: str, data: Dataset) -> TargetKind:
-    """Class numbers where the loss takes them and there is one target for each row; else numbers."""
-    kinds = LOSSES[loss].targets
-    wide = data.y is not None and data.y.ndim == 2
-    return "dense" if wide or "index" not in kinds else "index"
-
-
-def _check_metrics(metrics: Sequence[str], loss: str, n_out: int) -> tuple[str, ...]:
-    if isinstance(metrics, str):
-        raise DtypeError("metrics", expected="a list of names", got=repr(metrics))
-    output = LOSSES[loss].output
-    classifies = output == "softmax" or (output == "sigmoid" and n_out == 1)
-    for name in metrics:
-        lookup("metric", name, METRICS)
-        if METRICS[name].of != "numbers" and not classifies:
-            raise ConfigurationError(f"metric {name}", expected="a loss with one class for each row", got=loss)
-        if METRICS[name].of == "ranks" and class_count(output, n_out) < 2:
-            raise ConfigurationError(f"metric {name}", expected="two classes or more", got=f"{n_out} output of {loss}")
-        if METRICS[name].of == "numbers" and output == "softmax":
-            raise ConfigurationError(f"metric {name}", expected="a loss of numbers", got=loss)
-    return tuple(dict.fromkeys(metrics))
-
-
-def _check_class_weight(class_weight: Mapping[Any, float] | str | None, loss: str) -> Mapping[Any, float] | str | None:
-    if class_weight is None:
-        return None
-    if LOSSES[loss].output == "identity":
-        raise ConfigurationError("class_weight", expected="a loss for classification", got=loss)
-    if isinstance(class_weight, str):
-        return lookup("class_weight", class_weight, ("balanced",))
-    if not isinstance(class_weight, Mapping):
-        got = type(class_weight).__name__
-        raise DtypeError("class_weight", expected="a mapping of classes to weights, or 'balanced'", got=got)
-    return {key: check_number(f"class_weight[{key!r}]", weight, least=0.0) for key, weight in class_weight.items()}
-
-
-def _class_number(label: Any, names: tuple[str, ...] | None, classes: int) -> int:
-    if isinstance(label, str):
-        return (names or ()).index(lookup("class in class_weight", label, names or ()))
-    return check_integer("class in class_weight", label, least=0, most=classes - 1)
-
-
-def _plain_class_weight(class_weight: Mapping[Any, float] | str | None) -> Any:
+def _plain_class_weight(class_weight: ClassWeight) -> Any:
     """As JSON holds it, whose keys would all be strings: pairs."""
     if class_weight is None or isinstance(class_weight, str):
         return class_weight
@@ -753,10 +666,6 @@ def _keyed(listeners: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:
         name = type(callback).__name__
         counts[name] = counts.get(name, 0) + 1
         yield f"{name} {counts[name]}", callback
-
-
-def _range(values: np.ndarray) -> str:
-    return f"{values.min():g} to {values.max():g}"
 
 
 def _postfix(record: Record, rows_per_second: float) -> str:

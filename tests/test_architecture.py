@@ -27,7 +27,7 @@ LEVELS = (
     {"layers"},
     {"datasets"},
     {"backends"},
-    {"network"},
+    {"network", "task"},
     {"history"},
     {"callbacks"},
     {"trainer"},
