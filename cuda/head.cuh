@@ -9,9 +9,10 @@
 namespace mlpgpu {
 
 struct Head {
-    static constexpr int THREADS = 256, ROWS = THREADS / WARP, MOST_COLUMNS = 32;
+    static constexpr int THREADS = 512, ROWS = 8, MOST_COLUMNS = 32;
     static constexpr int DEPTH = 1024;  // of x that is staged at once
-    static constexpr int MOST_SLICES = 32;
+    static constexpr int MOST_SLICES = 64;
+    static constexpr int BATCH = 24;  // elements of W that a thread has on their way at once
     static constexpr int PARTIAL = THREADS * ROWS, STAGED = DEPTH * ROWS, LOGITS = ROWS * MOST_COLUMNS;
     static constexpr int SHARED_FLOATS = PARTIAL + STAGED + 2 * LOGITS;
 };
@@ -53,15 +54,25 @@ __device__ __forceinline__ void stage_rows(const float* x, int rows, int k, int 
 __device__ __forceinline__ void head_logits(const float* x, int rows, const float* w, const float* b, int k, int n,
                                             float* staged, float* partial, float* z) {
     const int slices = min(Head::THREADS / n, Head::MOST_SLICES), slice = threadIdx.x / n, column = threadIdx.x % n;
-    float sums[Head::ROWS] = {};
+    const int apart = Head::BATCH * slices;
+    float sums[Head::ROWS] = {}, of_w[Head::BATCH];
     for (int k0 = 0; k0 < k; k0 += Head::DEPTH) {
-        const int depth = min(Head::DEPTH, k - k0);
-        stage_rows(x, rows, k, k0, depth, staged);
+        const int depth = slice < slices ? min(Head::DEPTH, k - k0) : 0;
+        const auto fetch = [&](int from) {
+#pragma unroll
+            for (int b = 0; b < Head::BATCH; ++b) {
+                const int i = from + b * slices;
+                of_w[b] = i < depth ? w[static_cast<int64_t>(k0 + i) * n + column] : 0.0f;
+            }
+        };
+        fetch(slice);  // on its way while x is staged
+        stage_rows(x, rows, k, k0, min(Head::DEPTH, k - k0), staged);
         __syncthreads();
-        if (slice < slices) {
-#pragma unroll 16
-            for (int i = slice; i < depth; i += slices)
-                add_rows(sums, staged + i * Head::ROWS, w[static_cast<int64_t>(k0 + i) * n + column]);
+        for (int from = slice; from < depth; from += apart) {
+            if (from != slice) fetch(from);
+#pragma unroll
+            for (int b = 0; b < Head::BATCH; ++b)
+                if (from + b * slices < depth) add_rows(sums, staged + (from + b * slices) * Head::ROWS, of_w[b]);
         }
         __syncthreads();
     }
@@ -71,6 +82,7 @@ __device__ __forceinline__ void head_logits(const float* x, int rows, const floa
     const int at = threadIdx.x, size = Head::ROWS * n;
     if (at < size) {
         float sum = partial[at];
+#pragma unroll 8
         for (int s = 1; s < slices; ++s) sum += partial[s * size + at];
         z[at] = sum + (b ? b[column] : 0.0f);
     }
@@ -96,7 +108,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
 
     double value = 0.0, weight = 0.0;
     if (rows > 0) {
-        const int row = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        const int row = threadIdx.x / WARP, lane = threadIdx.x % WARP;  // of the first ROWS warps
         const int64_t from = row < rows ? order[share_of.order + first + row] : 0;
         const float row_weight = weights && row < rows ? weights[from] : 1.0f;
         head_logits(x + first * k, rows, w, b, k, n, staged, partial, z);
@@ -107,25 +119,32 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                 delta[(first + row) * n + j] = d;
             });
             if (lane == 0) value = v, weight = row_weight;
-        } else {
+        } else if (row < Head::ROWS) {
             for (int j = lane; j < n; j += WARP) deltas[j * Head::ROWS + row] = 0.0f;
         }
     }
-    const Total total(step, value, weight, sums, arrived, totals, losses);
-    __syncthreads();
+    const Total total(step, value, weight, sums, arrived, totals, losses);  // with barriers behind all deltas
     if (dx && rows > 0) {
         const bool is_staged = saved == x && k <= Head::DEPTH;  // where the activation saved what it gave
         for (int i = threadIdx.x; i < k; i += Head::THREADS) {
+            constexpr int BATCH = 16;
             float sum[Head::ROWS] = {}, slope[Head::ROWS] = {};
+            if (is_staged) {
 #pragma unroll
-            for (int r = 0; r < Head::ROWS; ++r) {
-                if (is_staged)
-                    slope[r] = staged[i * Head::ROWS + r];
-                else if (saved && r < rows)
-                    slope[r] = saved[(first + r) * k + i];
+                for (int r = 0; r < Head::ROWS; r += 4) load_four(staged + i * Head::ROWS + r, slope + r);
+            } else if (saved) {
+#pragma unroll
+                for (int r = 0; r < Head::ROWS; ++r)
+                    if (r < rows) slope[r] = saved[(first + r) * k + i];
             }
-#pragma unroll 16
-            for (int j = 0; j < n; ++j) add_rows(sum, deltas + j * Head::ROWS, w[static_cast<int64_t>(i) * n + j]);
+            for (int j0 = 0; j0 < n; j0 += BATCH) {
+                float of_w[BATCH];
+#pragma unroll
+                for (int b = 0; b < BATCH; ++b) of_w[b] = j0 + b < n ? w[static_cast<int64_t>(i) * n + j0 + b] : 0.0f;
+#pragma unroll
+                for (int b = 0; b < BATCH; ++b)
+                    if (j0 + b < n) add_rows(sum, deltas + (j0 + b) * Head::ROWS, of_w[b]);
+            }
             if (saved) Activations::derivatives(activation, slope);
 #pragma unroll
             for (int r = 0; r < Head::ROWS; ++r)

@@ -120,14 +120,13 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
 // What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
 template <class Form>
 struct RowPlanes {
-    const int* weight_lines;
     uint16_t* planes;
     int64_t plane;
     int* columns;
     int shift, flags;
 
-    __device__ __forceinline__ void put(int j, const float4& x) {
-        const int4 weight = vector_of(Form::SCALED ? weight_lines : nullptr, j);
+    // Four elements from column j on; the weights that they meet; and what is known of their columns.
+    __device__ __forceinline__ void put(int j, const float4& x, const int4& weight, const int4& there) {
         const Held held[4] = {
             Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
             Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
@@ -140,7 +139,6 @@ struct RowPlanes {
         if (!Form::SCALED) return;
         flags |= held[0].flags | held[1].flags | held[2].flags | held[3].flags;
         if (!columns) return;
-        const int4 there = vector_of(columns, j);
         const int known[4] = {there.x, there.y, there.z, there.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -154,174 +152,227 @@ __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight)
                max(exponent_of(x.z) + exponent_in(weight.z), exponent_of(x.w) + exponent_in(weight.w)));
 }
 
-// The planes of one row by one block, and its line.  `row` is null for a row of padding.
+// The threads of a block that take a row: whole warps, as many as hold it in registers if there are so many.
+struct RowTeam {
+    static constexpr int KEPT = 4;  // vectors of a row that a thread holds
+    int size, row, thread;          // threads of a row, which of the block's rows this thread has, its place there
+
+    __device__ __forceinline__ explicit RowTeam(int n) : size(WARP) {
+        while (size < static_cast<int>(blockDim.x) && 4 * KEPT * size < n) size *= 2;
+        row = threadIdx.x / size, thread = threadIdx.x % size;
+    }
+    __device__ __forceinline__ int rows() const { return blockDim.x / size; }
+    __device__ __forceinline__ int warps() const { return size / WARP; }
+};
+
+// The planes of one row by each team of a block, and its line.  `row` is null for a row of padding.
 // Where an argument may be null:
 //   weight_lines  of the weights that the row's columns will meet
 //   planes        what is asked for is the line alone
 //   columns       flags are added to those of the columns, where they are not yet there
 // Arrays over columns reach as far as the padding.
 template <class Form>
-__device__ __forceinline__ void split_row(const float* row, const int* weight_lines, uint16_t* planes, int64_t plane,
-                                          int* line, int* columns, int n) {
+__device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_lines,
+                                          uint16_t* planes, int64_t plane, int* line, int* columns, int n) {
     SHARED(int, scratch);  // a word for each warp, twice
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    const int first = 4 * threadIdx.x, stride = 4 * blockDim.x, pitch = padded_columns(n);
+    constexpr int KEPT = RowTeam::KEPT;
+    const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, first_warp = team.row * team.warps();
+    const int first = 4 * team.thread, stride = 4 * team.size, pitch = padded_columns(n);
     const bool vectored = reinterpret_cast<uintptr_t>(row) % 16 == 0;
     const auto vector = [&](int j) {
         return row && j < n ? row_vector(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     };
+    const auto weight_of = [&](int j) { return vector_of(Form::SCALED && j < pitch ? weight_lines : nullptr, j); };
+    const auto known_of = [&](int j) { return vector_of(Form::SCALED && j < pitch ? columns : nullptr, j); };
 
     // Of a row that is not too long each thread keeps its part in registers; the rest is read twice.
-    constexpr int KEPT = 4;
     float4 kept[KEPT];
+    int4 weight[KEPT], known[KEPT];
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i) kept[i] = vector(first + i * stride);
+    for (int i = 0; i < KEPT; ++i) {
+        kept[i] = vector(first + i * stride);
+        weight[i] = weight_of(first + i * stride), known[i] = known_of(first + i * stride);
+    }
 
-    RowPlanes<Form> out = {weight_lines, planes, plane, columns, 0, 0};
+    RowPlanes<Form> out = {planes, plane, columns, 0, 0};
     if (Form::SCALED) {
         int top = NO_EXPONENT;
 #pragma unroll
         for (int i = 0; i < KEPT; ++i)
-            if (first + i * stride < n) top = max(top, top_exponent(kept[i], vector_of(weight_lines, first + i * stride)));
-        for (int j = first + KEPT * stride; j < n; j += stride)
-            top = max(top, top_exponent(vector(j), vector_of(weight_lines, j)));
+            if (first + i * stride < n) top = max(top, top_exponent(kept[i], weight[i]));
+        for (int j = first + KEPT * stride; j < n; j += stride) top = max(top, top_exponent(vector(j), weight_of(j)));
         top = warp_max(top);
-        if (lane == 0) scratch[warp] = top;
+        if (team.thread % WARP == 0) scratch[warp] = top;
         __syncthreads();
-        for (int i = 0; i < warps; ++i) top = max(top, scratch[i]);
+        for (int i = 0; i < team.warps(); ++i) top = max(top, scratch[first_warp + i]);
         out.shift = -line_exponent(top);
     }
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
-        if (first + i * stride < pitch) out.put(first + i * stride, kept[i]);
-    for (int j = first + KEPT * stride; j < pitch; j += stride) out.put(j, vector(j));
+        if (first + i * stride < pitch) out.put(first + i * stride, kept[i], weight[i], known[i]);
+    for (int j = first + KEPT * stride; j < pitch; j += stride) out.put(j, vector(j), weight_of(j), known_of(j));
     if (!Form::SCALED) return;
 
     const int flags = warp_or(out.flags);
-    if (lane == 0) scratch[warps + warp] = flags;
+    if (team.thread % WARP == 0) scratch[warps + warp] = flags;
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (team.thread == 0) {
         int seen = 0;
-        for (int i = 0; i < warps; ++i) seen |= scratch[warps + i];
+        for (int i = 0; i < team.warps(); ++i) seen |= scratch[warps + first_warp + i];
         *line = -out.shift * 8 + seen;
     }
 }
 
 // Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
-// order the rows are those of a data set.  Grid: (rows padded to 128,).
+// order the rows are those of a data set.  Grid: rows padded to 128, over the block's teams.
 template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
                                            const int* order, const int* weight_lines, uint16_t* planes,
                                            int64_t plane, int* lines, int* columns, int n) {
     const Rows rows = share_rows(step, share, shares);
-    const int r = blockIdx.x;
-    if (r >= padded_rows(rows.count)) return;
+    const RowTeam team(n);
+    const int r = blockIdx.x * team.rows() + team.row;
+    if (r >= padded_rows(rows.count)) return;  // so do all of the block
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
-    split_row<Form>(r < rows.count ? x + from * n : nullptr, weight_lines,
+    split_row<Form>(team, r < rows.count ? x + from * n : nullptr, weight_lines,
                     planes ? planes + r * static_cast<int64_t>(padded_columns(n)) : nullptr, plane, lines + r,
                     columns, n);
 }
 
-// The same of weights w (k, n).  Grid: (k padded to 128,).
+// The same of weights w (k, n).  Grid: k padded to 128, over the block's teams.
 template <class Form>
 __device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k,
                                               int n) {
-    const int64_t r = blockIdx.x, pitch = padded_columns(n);
-    split_row<Form>(r < k ? w + r * n : nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
+    const RowTeam team(n);
+    const int64_t r = blockIdx.x * static_cast<int64_t>(team.rows()) + team.row, pitch = padded_columns(n);
+    split_row<Form>(team, r < k ? w + r * n : nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
                     columns, n);
 }
 
-// sums[column] = the warps' sums of a column each lane, added up in their order.
-__device__ __forceinline__ void column_sum(float sum, float* scratch, float* sums, int column, int n) {
-    scratch[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x < WARP && column < n && sums) {
-        for (unsigned i = 1; i < blockDim.x / WARP; ++i) sum += scratch[i * WARP + threadIdx.x];
-        sums[column] = sum;
-    }
+// What goes through the columns of dz (B, n): a block takes WIDTH of them and a part of the rows, a thread four
+// neighbours of every LINES-th row.
+struct ColumnBlock {
+    static constexpr int WIDTH = 64, THREADS = 256, LANES = WIDTH / 4, LINES = THREADS / LANES, BATCH = 4;
+    static constexpr int SHARED_WORDS = LINES * WIDTH;
+};
+
+// Four neighbours of a row of the share in dz, or in its plane of bfloat16.
+__device__ __forceinline__ float4 delta_vector(const float* dz, const Rows& rows, int row, int n, int column) {
+    const float* const line = dz + (rows.first + static_cast<int64_t>(row)) * n;
+    return row_vector(line, n, column, reinterpret_cast<uintptr_t>(line) % 16 == 0);
 }
 
-// Planes of dz (B, n) for xᵀ dz, and db (n,) = Σ dz, by blocks that go through all rows of 32 columns.
-// `lines` are those of dz's rows, `x_lines` those of x's, whose scale moves into dz.  Writes columns (n,).
-// db is null without a bias.  Grid: (n padded to 64, over 32).
-template <class Form>
-__device__ __forceinline__ void split_columns(const Step* step, int share, int shares, const float* dz,
+__device__ __forceinline__ float4 delta_vector(const uint16_t* plane, const Rows&, int row, int n, int column) {
+    const int64_t at = static_cast<int64_t>(row) * padded_columns(n) + column;
+    const uint2 words = *reinterpret_cast<const uint2*>(plane + at);
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+}
+
+// shared (LINES, WIDTH) holds four values of each thread; thread j gets those of column j, one after another.
+template <class T, class Join>
+__device__ __forceinline__ T join_lines(T* shared, const T (&values)[4], T result, const Join& join) {
+    __syncthreads();
+    const int line = threadIdx.x / ColumnBlock::LANES, column = threadIdx.x % ColumnBlock::LANES * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) shared[line * ColumnBlock::WIDTH + column + i] = values[i];
+    __syncthreads();
+    if (threadIdx.x < ColumnBlock::WIDTH)
+        for (int i = 0; i < ColumnBlock::LINES; ++i) result = join(result, shared[i * ColumnBlock::WIDTH + threadIdx.x]);
+    return result;
+}
+
+// The exponent that all of dz'' has: the largest of dz · 2^(e_X[row]), less what planes begin at.
+__device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines, const int* x_lines, int* scratch) {
+    int top = NO_EXPONENT;
+    for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
+        if (lines[r] & USED) top = max(top, exponent_in(lines[r]) + exponent_in(x_lines[r]));
+    top = warp_max(top);
+    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = top;
+    __syncthreads();
+    for (int i = 0; i < static_cast<int>(blockDim.x) / WARP; ++i) top = max(top, scratch[i]);
+    return top < NO_EXPONENT / 2 ? 0 : top;
+}
+
+// Planes of dz (B, n) for xᵀ dz, unless they are given already and null here; db (n,) = Σ dz; and columns (n,).
+// `lines` are those of dz's rows, `x_lines` those of x's, whose scale moves into dz.  Blocks leave the sums over their
+// rows in parts (grid y, n padded), and their flags in `part_flags`; the last one of a column adds them up, in order.
+// db is null without a bias.  Grid: (n padded to 64, over 64; any number of parts of the rows).
+template <class Form, class Source>
+__device__ __forceinline__ void split_columns(const Step* step, int share, int shares, const Source* dz,
                                               const int* lines, const int* x_lines, uint16_t* planes, int64_t plane,
-                                              int* columns, float* db, int n) {
-    constexpr int BATCH = 8;
-    SHARED(float, scratch);
+                                              int* columns, float* parts, int* part_flags, unsigned* arrived,
+                                              float* db, int n) {
+    using T = ColumnBlock;
+    SHARED(float, shared);
+    int* const words = reinterpret_cast<int*>(shared);
     const Rows rows = share_rows(step, share, shares);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    const int column = blockIdx.x * WARP + lane, pitch = padded_columns(n);
-    int* const words = reinterpret_cast<int*>(scratch);
+    const int pitch = padded_columns(n), column = blockIdx.x * T::WIDTH + threadIdx.x % T::LANES * 4;
+    const int top = Form::SCALED ? delta_exponent(rows, lines, x_lines, words) : 0;
 
-    int top = NO_EXPONENT;  // e_T
-    if (Form::SCALED) {
-        for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
-            if (lines[r] & USED) top = max(top, exponent_in(lines[r]) + exponent_in(x_lines[r]));
-        top = warp_max(top);
-        if (lane == 0) words[warp] = top;
-        __syncthreads();
-        top = warp_max(lane < warps ? words[lane] : NO_EXPONENT);
-        if (top < NO_EXPONENT / 2) top = 0;
-        __syncthreads();
-    }
-
-    float sum = 0.0f;
-    int seen = 0;
     const int end = static_cast<int>(padded_rows(rows.count));
-    for (int first = warp; first < end; first += BATCH * warps) {
-        float x[BATCH];  // all on their way before the first is stored
-        int shift[BATCH];
+    const int part = (end + gridDim.y * T::LINES - 1) / (gridDim.y * T::LINES) * T::LINES;
+    const int part_end = min(end, static_cast<int>(blockIdx.y + 1) * part);
+    float sum[4] = {};
+    int seen[4] = {};
+    for (int first = blockIdx.y * part + threadIdx.x / T::LANES; first < part_end; first += T::BATCH * T::LINES) {
+        float4 four[T::BATCH];  // all on their way before the first is stored
+        int shift[T::BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int r = first + i * warps;
-            shift[i] = Form::SCALED && r < rows.count ? exponent_in(x_lines[r]) - top : 0;
-            x[i] = r < rows.count && column < n ? dz[(rows.first + static_cast<int64_t>(r)) * n + column] : 0.0f;
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = first + i * T::LINES;
+            const bool inside = r < min(rows.count, part_end) && column < n;
+            shift[i] = Form::SCALED && inside ? exponent_in(x_lines[r]) - top : 0;
+            four[i] = inside ? delta_vector(dz, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int r = first + i * warps;
-            if (r >= end) break;
-            const Held held = Form::hold(x[i], shift[i]);
-            sum += x[i];
-            seen |= held.flags;
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = first + i * T::LINES;
+            if (r >= part_end) break;
+            const float x[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+            Held held[4];
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                held[q] = Form::hold(x[q], shift[i]);
+                sum[q] += x[q], seen[q] |= held[q].flags;
+            }
+            if (!planes) continue;
             const int64_t at = r * static_cast<int64_t>(pitch) + column;
-            planes[at] = held.hi;
-            if (Form::PLANES == 2) planes[plane + at] = held.lo;
+            *reinterpret_cast<ushort4*>(planes + at) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
+            if (Form::PLANES == 2)
+                *reinterpret_cast<ushort4*>(planes + plane + at) =
+                    make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
         }
     }
-    column_sum(sum, scratch, db, column, n);
-    if (!Form::SCALED) return;
-    __syncthreads();
-    words[threadIdx.x] = seen;
-    __syncthreads();
-    if (warp == 0 && column < n) {
-        for (int i = 1; i < warps; ++i) seen |= words[i * WARP + lane];
-        columns[column] = top * 8 + seen;
+
+    if (!Form::SCALED && !db) return;
+    const int mine = blockIdx.x * T::WIDTH + threadIdx.x;  // of the first WIDTH threads
+    const int at = blockIdx.y * pitch + mine;
+    const float part_sum = join_lines(shared, sum, 0.0f, [](float a, float b) { return a + b; });
+    const int part_seen = Form::SCALED ? join_lines(words, seen, 0, [](int a, int b) { return a | b; }) : 0;
+    if (threadIdx.x < T::WIDTH) {
+        parts[at] = part_sum;
+        if (Form::SCALED) part_flags[at] = part_seen;
     }
-}
-
-// db (n,) = Σ over the share's rows of dz, given as a plane of bfloat16.  Grid: (n over 32).
-__device__ __forceinline__ void sum_columns(const Step* step, int share, int shares, const uint16_t* dz, float* db,
-                                            int n) {
-    SHARED(float, scratch);
-    const Rows rows = share_rows(step, share, shares);
-    const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const int column = blockIdx.x * WARP + threadIdx.x % WARP;
-    const int64_t pitch = padded_columns(n);
-    float sum = 0.0f;
+    __syncthreads();
+    if (!was_last(arrive(arrived + blockIdx.x), words, gridDim.y) || threadIdx.x >= T::WIDTH || mine >= n) return;
+    float total = 0.0f;
+    int flags = 0;
 #pragma unroll 8
-    for (int r = warp; r < rows.count; r += warps) sum += bfloat_value(dz[r * pitch + column]);
-    column_sum(sum, scratch, db, column, n);
+    for (int i = 0; i < static_cast<int>(gridDim.y); ++i) {
+        total += __ldcg(parts + i * pitch + mine);
+        if (Form::SCALED) flags |= __ldcg(part_flags + i * pitch + mine);
+    }
+    if (db) db[mine] = total;
+    if (Form::SCALED) columns[mine] = top * 8 + flags;
 }
 
-// words = 0.  Grid: any, of one dimension.
-__device__ __forceinline__ void clear_words(int* words, int64_t size) {
+// Of each word only what a mask has stays.  Grid: any, of one dimension.
+__device__ __forceinline__ void mask_words(int* words, int mask, int64_t size) {
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
-        words[i] = 0;
+        words[i] &= mask;
 }
 
 }  // namespace mlpgpu

@@ -164,8 +164,8 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return warp_sum(lane < warps ? scratch[lane] : T(0));
 }
 
-// Finds the last block of a grid of one dimension to be done with something: each one arrives, and at any later
-// time asks.  The last one then sees what thread 0 of every block wrote before it arrived.  `arrived` is 0 before
+// Finds the last of so many blocks, else of a grid of one dimension, to be done with something: each one arrives, and
+// at any later time asks.  The last one then sees what thread 0 of every block wrote before it arrived.  `arrived` is 0 before
 // the launch, and again after it.
 struct Arrival {
     unsigned* arrived;
@@ -182,11 +182,11 @@ __device__ __forceinline__ Arrival arrive(unsigned* arrived) {
 }
 
 // `scratch` is a word of shared memory that nobody uses any longer.
-__device__ __forceinline__ bool was_last(const Arrival& arrival, void* scratch) {
+__device__ __forceinline__ bool was_last(const Arrival& arrival, void* scratch, unsigned blocks = gridDim.x) {
     unsigned* const is_last = static_cast<unsigned*>(scratch);
     __syncthreads();
     if (threadIdx.x == 0) {
-        *is_last = arrival.before == gridDim.x - 1;
+        *is_last = arrival.before == blocks - 1;
         if (*is_last) *arrival.arrived = 0;
         __threadfence();
     }

@@ -218,7 +218,7 @@ def split_rows(
     return Case(
         f"{batch}-{n}" + "-plain" * plain + "-fetched" * fetched,
         kernels.split_rows(form),
-        (padded_rows(batch.most_rows),),
+        kernels.row_blocks(batch.most_rows, n),
         {
             **batch.args, **given, "weight_lines": weight_lines, "planes": None if plain else words,
             "plane": words[0].size, "lines": lines, "columns": None if plain else known, "n": n,
@@ -237,7 +237,7 @@ def split_weights(form: Form, k: int, n: int) -> Case:
     outputs = {"planes": _exact_planes(form, exact(planes.bits))}
     if form.scaled:
         outputs |= {"lines": exact(planes.lines), "columns": exact(planes.columns)}
-    return Case(f"{k}x{n}", kernels.split_weights(form), (padded_rows(k),), args, outputs)
+    return Case(f"{k}x{n}", kernels.split_weights(form), kernels.row_blocks(k, n), args, outputs)
 
 
 def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> Case:
@@ -258,13 +258,22 @@ def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> C
     return Case(
         f"{batch}-{n}" + "-plain" * plain,
         kernels.split_columns(form),
-        (padded_columns(n) // kernels.WARP,),
+        kernels.column_blocks(batch.most_rows, n),
         {
-            **batch.args, "dz": batch.rows_of(dz), "lines": lines, "x_lines": x_lines, "planes": words,
-            "plane": words[0].size, "columns": columns, "db": None if plain else blank(n), "n": n,
+            **batch.args, **_column_parts(batch, n), "dz": batch.rows_of(dz), "lines": lines, "x_lines": x_lines,
+            "planes": words, "plane": words[0].size, "columns": columns, "db": None if plain else blank(n), "n": n,
         },
         outputs,
     )  # fmt: skip
+
+
+def _column_parts(batch: Batch, n: int) -> dict[str, object]:
+    """Where blocks leave the sums of their rows for the last of them."""
+    columns, parts, _ = kernels.column_blocks(batch.most_rows, n)
+    return {
+        "parts": blank(parts, padded_columns(n)), "part_flags": np.full((parts, padded_columns(n)), -77, np.int32),
+        "arrived": np.zeros(columns, np.uint32),
+    }  # fmt: skip
 
 
 def sum_columns(batch: Batch, n: int) -> Case:
@@ -274,14 +283,15 @@ def sum_columns(batch: Batch, n: int) -> Case:
     planes[:rows, n:] = 0
     values = bfloat16_values(planes[:rows, :n])
     outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
-    args = {**batch.args, "dz": planes, "db": blank(n), "n": n}
-    return Case(f"{batch}-{n}", kernels.sum_columns(), (ceil_div(n, kernels.WARP),), args, outputs)
+    args = {**batch.args, **_column_parts(batch, n), "dz": planes, "db": blank(n), "plane": 0, "n": n}
+    args |= dict.fromkeys(("lines", "x_lines", "planes", "columns"))
+    return Case(f"{batch}-{n}", kernels.sum_columns(), kernels.column_blocks(batch.most_rows, n), args, outputs)
 
 
-def clear_words(size: int) -> Case:
+def mask_words(size: int, mask: int) -> Case:
     words = np.arange(1, size + 1, dtype=np.int32)
-    args = {"words": words, "size": size}
-    return Case(str(size), kernels.clear_words(), (2,), args, {"words": exact(np.zeros(size, np.int32))})
+    args = {"words": words, "mask": mask, "size": size}
+    return Case(f"{size}-{mask}", kernels.mask_words(), (2,), args, {"words": exact(words & mask)})
 
 
 # --- products of planes ---
@@ -541,7 +551,7 @@ def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 
 def plane_cases() -> Iterator[Case]:
     for form in FORMS.values():
-        for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300), (2, 4101)):
+        for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300), (3, 700), (2, 4101)):
             yield split_rows(form, whole(rows), n)
             yield split_weights(form, rows, n)
             yield split_columns(form, whole(rows), n)
@@ -554,8 +564,8 @@ def plane_cases() -> Iterator[Case]:
             yield split_columns(form, batch, 35)
     for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
         yield sum_columns(batch, n)
-    for size in (1, 1027):
-        yield clear_words(size)
+    for size, mask in ((1, 0), (1027, 0), (1027, USED)):
+        yield mask_words(size, mask)
 
 
 def product_cases() -> Iterator[Case]:

@@ -39,7 +39,7 @@ AXES: dict[str, dict[str, Axes]] = {
     "planes.cuh": {
         "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "planes": ("planes", "rows", "n"),
         "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",),
-        "words": ("size",),
+        "parts": (0,), "part_flags": (0,), "arrived": (), "words": ("size",),
     },
     "locally_connected.cuh": {
         "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
@@ -59,7 +59,7 @@ AXES: dict[str, dict[str, Axes]] = {
     },
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
-IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived"}  # read, and written
+IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}  # read, and written
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
     "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),

@@ -329,8 +329,11 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     lowered.evaluation_begin = whole.split_weights()
     lowered.evaluation = whole.lower()
     if lowered.columns:
-        clear = _clear_columns(lowered, multiprocessors)
-        lowered.begin[:0], lowered.evaluation_begin[:0] = [clear] if lowered.begin else [], [clear]
+        forget_all, keep_used = (_mask_columns(lowered, multiprocessors, mask) for mask in (0, kernels.USED))
+        lowered.evaluation_begin.insert(0, forget_all)
+        if lowered.begin:
+            lowered.run_begin.insert(0, forget_all)
+            lowered.begin.insert(0, keep_used)
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered)
 
@@ -353,11 +356,16 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     return lowered
 
 
-def _clear_columns(lowered: Lowered, multiprocessors: int) -> Launch:
+def _mask_columns(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
+    """Of the flags of columns only ``mask`` stays.
+
+    From step to step that is what nearly all columns have: blocks would meet at their words, all at once.  It does no
+    harm in a column that has become zero, where sums are 0 whether they are made again or not.
+    """
     size = sum(lowered.columns.values())
     lowered.bytes["columns"] = 4 * size
     blocks = min(ceil_div(size, kernels.ROW_THREADS), multiprocessors)
-    return Launch(kernels.clear_words(), (blocks, 1, 1), {"words": At("columns"), "size": size})
+    return Launch(kernels.mask_words(), (blocks, 1, 1), {"words": At("columns"), "mask": mask, "size": size})
 
 
 def _title_of(operations: tuple[ops.Operation, ...], kind: type[ops.Operation]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ... import plan as ops
 from . import kernels
-from .kernels import Form, MatrixTile, ProductTile, ceil_div, padded_columns, padded_rows
+from .kernels import Entry, Form, MatrixTile, ProductTile, padded_columns, padded_rows
 from .launches import At, Launch, Map, Value
 from .share import Share, part_length, title, updates_in_place
 
@@ -120,9 +120,6 @@ class TensorCores:
         )
         return first, second
 
-    def _over_padded_rows(self) -> tuple[int, int, int]:
-        return padded_rows(self.share.rows), 1, 1
-
     def split_weights(self) -> list[Launch]:
         """Planes of all weights that tensor cores read; their flags, and those of inputs, are cleared first."""
         share = self.share
@@ -133,7 +130,7 @@ class TensorCores:
             k, n = share.shapes[op.weight]
             launches[op.weight] = Launch(
                 kernels.split_weights(self.form),
-                (padded_rows(k), 1, 1),
+                kernels.row_blocks(k, n),
                 {"w": share.at(op.weight), **self._weight(op.weight), "k": k, "n": n},
                 title(share.operations, op),
             )
@@ -160,7 +157,7 @@ class TensorCores:
         if op.x not in self.in_planes:
             self.in_planes.add(op.x)
             share.add(
-                kernels.split_rows(self.form), self._over_padded_rows(),
+                kernels.split_rows(self.form), kernels.row_blocks(share.rows, k),
                 **share.rows_of(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k),
                 lines=x_lines,
                 columns=self._columns(self._of_share(f"{op.x}.columns"), k) if share.is_training else None, n=k,
@@ -189,7 +186,7 @@ class TensorCores:
         if form.scaled:
             rows = self._planes_of(op.dz) if op.dx else None
             share.add(
-                kernels.split_rows(form), self._over_padded_rows(),
+                kernels.split_rows(form), kernels.row_blocks(share.rows, n),
                 x=share.at(op.dz), order=None, weight_lines=None, planes=rows, plane=plane, lines=lines,
                 columns=None, n=n,
             )  # fmt: skip
@@ -202,13 +199,11 @@ class TensorCores:
             share.lowered.bytes[op.dbias] = 4 * n
             db = At(op.dbias)
         if op.dz not in self.in_planes:
-            share.add(
-                kernels.split_columns(form), (padded_columns(n) // kernels.WARP, 1, 1),
-                dz=share.at(op.dz), lines=lines, x_lines=x_lines, planes=planes, plane=plane, columns=columns, db=db,
-                n=n,
-            )  # fmt: skip
+            dz = {"dz": share.at(op.dz), "lines": lines, "x_lines": x_lines, "planes": planes, "columns": columns}
+            self._add_columns(kernels.split_columns(form), n, **dz, db=db)
         elif op.dbias:
-            share.add(kernels.sum_columns(), (ceil_div(n, kernels.WARP), 1, 1), dz=planes, db=db, n=n)
+            given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "columns"))
+            self._add_columns(kernels.sum_columns(), n, **given, dz=planes, db=db)
         fused = self._backward_input(op, following) if op.dx else False
         tile = kernels.matrix_tile_for(form, k, n, share.multiprocessors, share.arch)
         x_source, dz_source = self._sources(
@@ -228,6 +223,22 @@ class TensorCores:
         else:
             share.add(kernels.tensor_backward_weight(tile), grid, **operands, dw=share.at(op.dweight))
         return fused
+
+    def _add_columns(self, entry: Entry, n: int, **values: Value) -> None:
+        """A launch that goes through the columns of deltas."""
+        share, grid = self.share, kernels.column_blocks(self.share.rows, n)
+        sizes = {"column parts": 4 * grid[1] * padded_columns(n), "columns arrived": 4 * grid[0]}
+        if self.form.scaled:
+            sizes["column part flags"] = sizes["column parts"]
+        for name, size in sizes.items():
+            name = self._of_share(name)
+            share.lowered.bytes[name] = max(share.lowered.bytes.get(name, 0), size)
+        share.add(
+            entry, grid,
+            **values, plane=self._plane(n), parts=At(self._of_share("column parts")),
+            part_flags=At(self._of_share("column part flags")) if self.form.scaled else None,
+            arrived=At(self._of_share("columns arrived")), n=n,
+        )  # fmt: skip
 
     def _backward_input(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
         share = self.share

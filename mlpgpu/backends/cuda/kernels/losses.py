@@ -8,7 +8,9 @@ from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
 from .entry import ROW_THREADS, ROWS, SUM_BYTES, Entry, arguments, camel
 
-HEAD_ROWS, HEAD_MOST_N, HEAD_SHARED_BYTES = 8, 32, 4 * (256 * 8 + 1024 * 8 + 2 * 8 * 32)  # Head of head.cuh
+# Head of head.cuh.
+HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 512, 8, 32
+HEAD_SHARED_BYTES = 4 * HEAD_ROWS * (HEAD_THREADS + 1024 + 2 * HEAD_MOST_N)
 
 
 def target_reader(kind: str, textured: bool) -> tuple[str, str, str]:
@@ -58,7 +60,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(
-        f"head_{name}_{kind}{suffix}", "head.cuh", function, arguments(signature), ROW_THREADS, HEAD_SHARED_BYTES
+        f"head_{name}_{kind}{suffix}", "head.cuh", function, arguments(signature), HEAD_THREADS, HEAD_SHARED_BYTES
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .entry import ROW_THREADS, ROWS, WARPS_PER_BLOCK, Entry, architecture, arguments, ceil_div
+from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, architecture, arguments, ceil_div
 
 PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
 TENSOR_MAP_BYTES = 128
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
-COLUMN_THREADS = 1024  # of the blocks that go through all rows of 32 columns
+COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of planes.cuh
+COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
+USED = 4  # the flag of a line that has an element other than 0
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,22 @@ def padded_columns(n: int) -> int:
     return PLANE_COLUMNS * ceil_div(n, PLANE_COLUMNS)
 
 
-def _planes(name: str, form: Form, rest: str, threads: int = ROW_THREADS, shared_bytes: int = 0) -> Entry:
-    function = f"{name}<{form.struct}>"
-    return Entry(f"{name}_{form.name}", "planes.cuh", function, arguments(rest), threads, shared_bytes)
+def _planes(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
+    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes)
+
+
+def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
+    """Blocks for so many rows ``n`` wide, padded: RowTeam of planes.cuh."""
+    team = WARP
+    while team < ROW_THREADS and 16 * team < n:
+        team *= 2
+    return padded_rows(rows) * team // ROW_THREADS, 1, 1
+
+
+def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
+    """Blocks for the columns of ``n``, and parts of the rows."""
+    parts = min(MOST_COLUMN_PARTS, ceil_div(padded_rows(rows), COLUMN_ROWS))
+    return padded_columns(n) // COLUMN_WIDTH, parts, 1
 
 
 def split_rows(form: Form) -> Entry:
@@ -59,32 +74,36 @@ def split_rows(form: Form) -> Entry:
         f"{ROWS}, const float* x, const int* order, const int* weight_lines, uint16_t* planes, int64_t plane, "
         "int* lines, int* columns, int n"
     )
-    return _planes("split_rows", form, rest, shared_bytes=SPLIT_BYTES)
+    return _planes(f"split_rows_{form.name}", f"split_rows<{form.struct}>", rest, SPLIT_BYTES)
 
 
 def split_weights(form: Form) -> Entry:
     rest = "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n"
-    return _planes("split_weights", form, rest, shared_bytes=SPLIT_BYTES)
+    return _planes(f"split_weights_{form.name}", f"split_weights<{form.struct}>", rest, SPLIT_BYTES)
+
+
+_COLUMNS = (
+    "const int* lines, const int* x_lines, uint16_t* planes, int64_t plane, int* columns, float* parts, "
+    "int* part_flags, unsigned* arrived, float* db, int n"
+)
 
 
 def split_columns(form: Form) -> Entry:
-    rest = (
-        f"{ROWS}, const float* dz, const int* lines, const int* x_lines, uint16_t* planes, int64_t plane, "
-        "int* columns, float* db, int n"
-    )
-    return _planes("split_columns", form, rest, COLUMN_THREADS, 4 * COLUMN_THREADS)
+    function = f"split_columns<{form.struct}, float>"
+    return _planes(f"split_columns_{form.name}", function, f"{ROWS}, const float* dz, {_COLUMNS}", COLUMN_BYTES)
 
 
 def sum_columns() -> Entry:
-    signature = f"{ROWS}, const uint16_t* dz, float* db, int n"
-    return Entry("sum_columns", "planes.cuh", "sum_columns", arguments(signature), COLUMN_THREADS, 4 * COLUMN_THREADS)
+    """As :func:`split_columns`, of a plane of bfloat16 that there is already."""
+    function = "split_columns<Bfloat16, uint16_t>"
+    return _planes("sum_columns", function, f"{ROWS}, const uint16_t* dz, {_COLUMNS}", COLUMN_BYTES)
 
 
-def clear_words() -> Entry:
-    return Entry("clear_words", "planes.cuh", "clear_words", arguments("int* words, int64_t size"), ROW_THREADS)
+def mask_words() -> Entry:
+    return _planes("mask_words", "mask_words", "int* words, int mask, int64_t size")
 
 
 def plane_entries() -> list[Entry]:
     """All that make planes of any form."""
     makers = (split_rows, split_weights, split_columns)
-    return [*(make(form) for form in FORMS.values() for make in makers), sum_columns(), clear_words()]
+    return [*(make(form) for form in FORMS.values() for make in makers), sum_columns(), mask_words()]
