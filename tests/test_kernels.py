@@ -224,8 +224,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "barrier removed in the head": (
         "head.cuh",
-        "        stage_rows(x, rows, k, k0, depth, staged);\n        __syncthreads();\n",
-        "        stage_rows(x, rows, k, k0, depth, staged);\n",
+        "stage_rows(x, rows, k, k0, min(Head::DEPTH, k - k0), staged);\n        __syncthreads();\n",
+        "stage_rows(x, rows, k, k0, min(Head::DEPTH, k - k0), staged);\n",
         kernels.head("huber", "dense"),
     ),
     "the slots of a bias taken for the weight's": (
