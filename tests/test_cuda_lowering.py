@@ -39,7 +39,8 @@ from mlpgpu.plan import REDUCTIONS, Plan
 OWNED = {"order", "data", "scale", "seed", "targets", "weights"}
 NUMBERS = {"scale", "seed"}  # of these the ones that are no arrays
 ELEMENT_BYTES = {"double": 8, "Step": 24, "uint16_t": 2}
-WORDS = {"int": np.int32, "uint16_t": np.uint16}  # what arrays hold that the host keeps as float32
+# What arrays hold that the host keeps as float32.
+WORDS = {"int": np.int32, "uint16_t": np.uint16, "unsigned": np.uint32}
 
 
 def lowered(plan: Plan, multiprocessors: int = 132, source: str = "float32", arch: str = "sm_75") -> Lowered:

@@ -59,7 +59,8 @@ AXES: dict[str, dict[str, Axes]] = {
     },
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
-IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}  # read, and written
+# Read, and written.
+IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
     "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
