@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike, DTypeLike
 
 from mlpgpu.backends.cuda.kernels import Argument, Entry, unit_source, units
@@ -76,6 +77,17 @@ class Unwritten:
 
     shape: tuple[int, ...]
     dtype: DTypeLike
+
+
+def plant(header: str, right: str, wrong: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on kernels come from a copy of the sources, with ``wrong`` in place of ``right``, which occurs once."""
+    sources = folder / "cuda"
+    shutil.copytree(KERNELS, sources)
+    text = (sources / header).read_text()
+    assert text.count(right) == 1, f"{header} has changed: plant the fault anew"
+    (sources / header).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(f"{__name__}.KERNELS", sources)
+    monkeypatch.setattr(f"{__name__}._programs", {})
 
 
 def prepare(entries: Iterable[Entry]) -> None:

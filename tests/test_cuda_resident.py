@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import shim_runner
 from epochs import Epoch, assert_as_exact, constants_of
 from hypothesis import given
 from hypothesis import strategies as st
-from shim_runner import run
+from shim_runner import plant, run
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.backends import Sampling, State
@@ -277,13 +275,6 @@ FAULTS = {  # the header, what is right there, and what is planted
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header, right, wrong = FAULTS[fault]
-    sources = tmp_path / "cuda"
-    shutil.copytree(shim_runner.KERNELS, sources)
-    text = (sources / header).read_text()
-    assert text.count(right) == 1, f"{header} has changed: plant the fault anew"
-    (sources / header).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(shim_runner, "KERNELS", sources)
-    monkeypatch.setattr(shim_runner, "_programs", {})
+    plant(*FAULTS[fault], tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
         check_epoch("dropped, in fours, tiled", "float32", monkeypatch)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import kernel_cases
 import numpy as np
 import pytest
-import shim_runner
 from kernel_cases import Case, Mapped, Shifted, all_cases, whole
 from shim_offsets import SUFFIX, with_offsets
-from shim_runner import prepare, run
+from shim_runner import plant, prepare, run
 from tensor_cases import is_sampled, tensor_cases
 
 from mlpgpu.backends.cuda import kernels
@@ -343,13 +341,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, entry = FAULTS[fault]
-    sources = tmp_path / "cuda"
-    shutil.copytree(shim_runner.KERNELS, sources)
-    text = (sources / file).read_text()
-    assert text.count(right) == 1, f"{file} has changed: plant the fault anew"
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(shim_runner, "KERNELS", sources)
-    monkeypatch.setattr(shim_runner, "_programs", {})
+    plant(file, right, wrong, tmp_path, monkeypatch)
 
     def fails(case: Case) -> bool:
         try:
