@@ -127,12 +127,8 @@ __device__ __forceinline__ void store_four(float* to, const float* from) {
 }
 
 // Sum over the warp's lanes, the same in every lane and in the same order always.
-__device__ __forceinline__ float warp_sum(float value) {
-    for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(WARP_ALL, value, offset);
-    return value;
-}
-
-__device__ __forceinline__ double warp_sum(double value) {
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
     for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(WARP_ALL, value, offset);
     return value;
 }

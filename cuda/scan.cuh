@@ -1,11 +1,12 @@
 // Prefix sums of any length in one pass over memory, in an order that does not depend on timing.
 //
 // A block takes the next tile that nobody has taken, adds it up, and learns what all tiles before it come to from
-// words that their blocks left in `nodes`.  Tile t leaves the sum of the last 2^z tiles up to its own, z being the
-// zero bits at the end of t + 1; so tiles 0 … t - 1 are one word for each bit that is set in t, and a warp's lanes
-// wait for all of them at once.  Every sum has its fixed tree: a float's bits are the same in every run.
-// Source of the tree: Fenwick, "A new data structure for cumulative frequency tables", 1994; of the waiting between
-// tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016.
+// words that their blocks left in `nodes`.  Those are the nodes of a tree whose inner ones have 32 children: each tile
+// leaves its own sum, the last of 32 tiles also theirs, the last of 32 · 32 theirs again, and so on.  Tiles
+// 0 … t - 1 are then up to 31 nodes of each level, one for each lane of a warp; and no word waits for more than one
+// other of each level below.  Every sum has its fixed tree: a float's bits are the same in every run.
+// Source of the waiting between tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled
+// look-back", 2016, where a tile takes whatever sums it finds.
 #pragma once
 
 #include "portable.cuh"
@@ -64,43 +65,50 @@ __device__ __forceinline__ void value_of(uint64_t node, double& value) {
     value = __longlong_as_double(static_cast<long long>(~node));
 }
 
-template <class T>
-__device__ __forceinline__ T wait_for_node(const uint64_t* nodes, int64_t tile) {
-    const volatile uint64_t* at = nodes + tile;
-    uint64_t node;
-    while (!(node = *at)) pause_spinning();
-    T value;
-    value_of(node, value);
-    return value;
-}
+constexpr int LEVELS = 5, LEVEL_BITS = 5;  // of the tree, and of a node's number among its parent's children
 
-// What tiles 0 … tile - 1 come to, in every lane of the warp that calls it with the sum of its own tile.
+// What tiles 0 … tile - 1 of `tiles` come to, in every lane of the warp that calls it with the sum of its own tile.
+// nodes (LEVELS, tiles); the first levels alone are full.
 template <class T>
-__device__ __forceinline__ T sum_before(uint64_t* nodes, int64_t tile, T own) {
+__device__ __forceinline__ T sum_before(uint64_t* nodes, int tile, int tiles, T own) {
     const int lane = threadIdx.x % WARP;
-    // Lane j waits for the word of the tiles that the set bit j of `tile` stands for.  The ones at its end are what
-    // this tile's own word covers beside itself; others wait for that, so it comes first.
-    const int ones = __ffs(~static_cast<int>(tile)) - 1;
-    const int64_t last = (tile >> lane << lane) - 1;
-    T part = lane < ones ? wait_for_node<T>(nodes, last) : T(0);
-    T node = own;
-    for (int bit = 0; bit < ones; ++bit) node = __shfl_sync(WARP_ALL, part, bit) + node;
-    if (lane == 0) *static_cast<volatile uint64_t*>(nodes + tile) = node_of(node);
-    if (lane >= ones && (tile >> lane & 1)) part = wait_for_node<T>(nodes, last);
-    __syncwarp();
+    if (lane == 0) store_word(nodes + tile, node_of(own));
+    const auto elders = [&](int level) { return tile >> level * LEVEL_BITS & (WARP - 1); };
+    const auto elder = [&](int level) {
+        return load_word(nodes + static_cast<int64_t>(level) * tiles + (tile >> level * LEVEL_BITS) - elders(level) + lane);
+    };
+    uint64_t words[LEVELS];  // of an elder on each level, asked for at once: most are there already
+#pragma unroll
+    for (int level = 0; level < LEVELS; ++level) words[level] = lane < elders(level) ? elder(level) : 0;
     T sum = T(0);
-    for (int bit = WARP - 1; bit >= 0; --bit) {
-        const T term = __shfl_sync(WARP_ALL, part, bit);
-        if (tile >> bit & 1) sum = sum + term;
+    bool is_last = true;  // of its parent's children, on each level so far
+#pragma unroll
+    for (int level = 0; level < LEVELS; ++level) {
+        T part = T(0);
+        if (lane < elders(level)) {
+            while (!words[level]) {
+                pause_spinning();
+                words[level] = elder(level);
+            }
+            value_of(words[level], part);
+        }
+        __syncwarp();
+        is_last = is_last && elders(level) == WARP - 1;
+        if (is_last && level + 1 < LEVELS) {
+            own = warp_sum(part) + own;
+            const int parent = tile >> (level + 1) * LEVEL_BITS;
+            if (lane == 0) store_word(nodes + static_cast<int64_t>(level + 1) * tiles + parent, node_of(own));
+        }
+        sum = sum + part;
     }
-    return sum;
+    return warp_sum(sum);
 }
 
 // The next tile that no block has taken: those before it are done or under way, so waiting for them ends.
-__device__ __forceinline__ int64_t next_tile(unsigned* ticket, int64_t* scratch) {
-    if (threadIdx.x == 0) *scratch = atomicAdd(ticket, 1u);
+__device__ __forceinline__ int next_tile(unsigned* ticket, int* scratch) {
+    if (threadIdx.x == 0) *scratch = static_cast<int>(atomicAdd(ticket, 1u));
     __syncthreads();
-    const int64_t tile = *scratch;
+    const int tile = *scratch;
     __syncthreads();
     return tile;
 }
@@ -110,18 +118,17 @@ struct ScanTile {
     static constexpr int OF_WARP = WARP * ROUNDS * VECTOR, SIZE = WARPS * OF_WARP;
 };
 
-// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  ticket and nodes (one
-// for each tile) are 0 before the launch.  Grid: one block for each tile of 4,096.
+// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  ticket and nodes (of all
+// levels) are 0 before the launch.  Grid: one block for each tile of 4,096.
 template <class T>
 __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, unsigned* ticket,
                                            uint64_t* nodes) {
     using Tile = ScanTile;
-    SHARED(int64_t, shared);
-    T* const scratch = reinterpret_cast<T*>(shared + 1);  // (WARPS + 1,)
+    SHARED(T, scratch);  // (WARPS + 1,)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int64_t tile = next_tile(ticket, shared);
-    const int64_t first = tile * Tile::SIZE + warp * Tile::OF_WARP + lane * Tile::VECTOR;
-    const bool whole = (tile + 1) * Tile::SIZE <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0 &&
+    const int tile = next_tile(ticket, reinterpret_cast<int*>(scratch));
+    const int64_t first = static_cast<int64_t>(tile) * Tile::SIZE + warp * Tile::OF_WARP + lane * Tile::VECTOR;
+    const bool whole = (tile + 1ll) * Tile::SIZE <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0 &&
                        reinterpret_cast<uintptr_t>(y) % 16 == 0;
     struct alignas(16) Vector { T of[Tile::VECTOR]; };
 
@@ -148,7 +155,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     T of_tile;
     const T before_warp = block_sums_before<Tile::WARPS>(of_warp, of_tile, scratch);
     if (warp == 0) {
-        const T sum = sum_before(nodes, tile, of_tile);
+        const T sum = sum_before(nodes, tile, gridDim.x, of_tile);
         if (lane == 0) scratch[Tile::WARPS] = sum;
     }
     __syncthreads();

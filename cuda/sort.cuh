@@ -100,15 +100,19 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
     for (int w = 0; w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
     offsets[digit] = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] - start;
-    __syncthreads();
-
+    int held_values[Tile::ROUNDS];
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int i = warp * Tile::OF_WARP + round * WARP + lane;
-        if (i >= count) break;
+        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        if (warp * Tile::OF_WARP + round * WARP + lane >= count) break;
         const int place = counted[digit_of(held[round], shift)] + ranks[round];
         tile_keys[place] = held[round];
-        tile_values[place] = values ? values[first + i] : static_cast<int>(first + i);
+        tile_values[place] = held_values[round];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += Tile::THREADS) {

@@ -24,10 +24,11 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import SPLIT, TILES, Entry, SplitTile, Tile
 from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.initializers import INITIALIZERS, initial_values
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output, class_count, classes_of
 from mlpgpu.metrics import METRICS
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
-from mlpgpu.random import Purpose, uniforms
+from mlpgpu.random import Purpose, uniforms, words
 
 # Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
 # place, which is what CUDA and glibc grant expf, expm1f, log1pf, logf, tanhf and erff.
@@ -1205,7 +1206,7 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
     with np.errstate(invalid="ignore"):
         sums = np.cumsum(wide(x).astype(np.longdouble))
     value = (sums - x if exclusive else sums).astype(np.float64)
-    # Two levels of trees of 32 lanes, four rounds of four elements, and as many words as a tile has bits.
+    # Two levels of trees of 32 lanes, four rounds of four elements, and a lane's nodes and a tree of them.
     eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
     bound = (2 * 10 + 8 + 20) * eps * np.cumsum(_finite(wide(x)))
     tiles = _blocks(n, kernels.SCAN_TILE)
@@ -1215,7 +1216,7 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
         (tiles,),
         {
             "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
-            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(tiles, np.uint64),
+            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(kernels.scan_words(n) - 1, np.uint64),
         },
         {"y": expect(value, bound)},
     )  # fmt: skip
@@ -1368,8 +1369,8 @@ def histogram(n: int, bins: int, low: float, high: float) -> Case:
 
 
 def extremes(x: np.ndarray, blocks: int) -> Case:
-    """Blocks take 256 values in turn."""
-    of_block = np.arange(x.size) // kernels.ROW_THREADS % blocks
+    """Blocks take 1,024 values in turn."""
+    of_block = np.arange(x.size) // (4 * kernels.ROW_THREADS) % blocks
     seen = [x[(of_block == block) & np.isfinite(x)] for block in range(blocks)]
     parts = np.array([(part.min(initial=np.inf), part.max(initial=-np.inf)) for part in seen])
     return Case(
@@ -1378,9 +1379,46 @@ def extremes(x: np.ndarray, blocks: int) -> Case:
     )  # fmt: skip
 
 
+def find_nonfinite(x: np.ndarray, *, shift: bool = False) -> Case:
+    found = float(not np.isfinite(x).all())
+    return Case(
+        f"{x.size}-{found:.0f}" + "-shifted" * shift, kernels.find_nonfinite(), (2,),
+        {"x": Shifted(x) if shift else x, "n": x.size, "found": np.zeros(1, np.uint32)},
+        {"found": expect(np.array([found]), 0.0)},
+    )  # fmt: skip
+
+
+ADDRESS = {"seed": 2**64 - 3, "purpose": int(Purpose.EPOCH_ORDER)}
+
+
+def random_words(n: int) -> Case:
+    return Case(
+        str(n), kernels.random_words(), (2,), {**ADDRESS, "step": 7, "n": n, "words": np.zeros(n, np.uint64)},
+        {"words": expect(words(n, seed=ADDRESS["seed"], purpose=Purpose.EPOCH_ORDER, step=7), 0.0)},
+    )  # fmt: skip
+
+
+def initial_uniform(n: int, *, shift: bool = False) -> Case:
+    """The very bits of the specification."""
+    limit = INITIALIZERS["glorot_uniform"].limit((3, 7))
+    value = initial_values("glorot_uniform", (n,), (3, 7), seed=5, layer=2).astype(np.float32)
+    return Case(
+        f"{n}" + "-shifted" * shift, kernels.initial_uniform(), (2,),
+        {"seed": 5, "purpose": int(Purpose.INITIAL_VALUES), "layer": 2, "limit": limit, "n": n, "x": blank(n)},
+        {"x": expect(value, 0.0)},
+    )  # fmt: skip
+
+
 def _pattern_cases() -> Iterator[Case]:
+    for n in (1, 4, 1023, 5000):
+        yield random_words(n)
+        yield initial_uniform(n)
+    for size in (1, 1024, 5001):
+        for value in (0.0, np.inf, -np.inf, np.nan):
+            yield find_nonfinite(np.append(normal(size), np.float32(value)))
+    yield find_nonfinite(normal(3000), shift=True)
     for dtype, exclusive in product(kernels.SCANNED, (False, True)):
-        for n in (1, 31, 33, 4095, 4096, 4097, 40000):
+        for n in (1, 31, 33, 4095, 4096, 4097, 40000, 33 * 4096 + 5):
             yield prefix_sum(dtype, n, exclusive=exclusive)
     yield prefix_sum("float32", 9000, exclusive=False, shift=True)
     for infinity in ([np.inf], [np.inf, -np.inf]):

@@ -43,7 +43,7 @@ INNER_LEVELS = {
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cuda": (
         *("kernels", "compiler", "driver", "launches", "costs", "share", "tensor_cores", "lowering", "resident"),
-        *("metrics", "feed", "program", "timing", "probe", "explain", "workbench", "__init__"),
+        *("sorting", "metrics", "feed", "program", "timing", "probe", "explain", "workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "tensor", "local", "rows", "losses", "patterns", "metrics", "updates", "rates"),

@@ -52,6 +52,10 @@ class Workbench:
         self.upload(address, values)
         return address
 
+    def zero(self, address: int, nbytes: int) -> None:
+        """Set all bytes to 0."""
+        self._stream.fill(address, nbytes)
+
     def upload(self, address: int, values: np.ndarray) -> None:
         """Copy an array to the card."""
         self._stream.upload(address, np.ascontiguousarray(values))

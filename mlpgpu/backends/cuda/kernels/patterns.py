@@ -1,11 +1,11 @@
-"""The parallel patterns: prefix sums (``scan.cuh``), a stable sort (``sort.cuh``) and ``histogram.cuh``."""
+"""The parallel patterns: prefix sums (``scan.cuh``), ``sort.cuh``, ``histogram.cuh``, and ``random.cuh``."""
 
 from __future__ import annotations
 
 from ...base import MOST_BINS
-from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments
+from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_TILE = 4096  # of scan.cuh
+SCAN_TILE, SCAN_LEVELS = 4096, 5  # of scan.cuh
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
 SORT_DIGITS = 256
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
@@ -15,8 +15,15 @@ def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
     ctype, size = SCANNED[dtype]
     signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
-    shared = 8 + size * (ROW_THREADS // WARP + 1)
-    return Entry(f"prefix_sum_{dtype}", "scan.cuh", f"prefix_sum<{ctype}>", arguments(signature), ROW_THREADS, shared)
+    shared = size * (ROW_THREADS // WARP + 1)
+    blocks = 20 // size  # enough to have both copies of memory under way while some wait for each other
+    name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
+    return Entry(name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks)
+
+
+def scan_words(n: int) -> int:
+    """Words that a prefix sum of n elements finds at 0: its ticket, and nodes of all levels."""
+    return 1 + SCAN_LEVELS * ceil_div(n, SCAN_TILE)
 
 
 def sort_tile(dtype: str) -> int:
@@ -40,7 +47,8 @@ def sort_scatter(dtype: str) -> Entry:
     )
     warps = SORT_DIGITS // WARP
     shared = sort_tile(dtype) * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
-    return Entry(f"sort_scatter_{dtype}", "sort.cuh", "sort_scatter", arguments(signature), SORT_DIGITS, shared)
+    name = f"sort_scatter_{dtype}"
+    return Entry(name, "sort.cuh", "sort_scatter", arguments(signature), SORT_DIGITS, shared, blocks=3)
 
 
 def extremes() -> Entry:
@@ -53,7 +61,23 @@ def histogram() -> Entry:
     return Entry("histogram", "histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
 
 
+def find_nonfinite() -> Entry:
+    signature = "const float* x, int64_t n, unsigned* found"
+    return Entry("find_nonfinite", "histogram.cuh", "find_nonfinite", arguments(signature), ROW_THREADS)
+
+
+def random_words() -> Entry:
+    signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words"
+    return Entry("random_words", "random.cuh", "random_words", arguments(signature), ROW_THREADS)
+
+
+def initial_uniform() -> Entry:
+    signature = "uint64_t seed, uint64_t purpose, uint64_t layer, double limit, int64_t n, float* x"
+    return Entry("initial_uniform", "random.cuh", "initial_uniform", arguments(signature), ROW_THREADS)
+
+
 def pattern_entries() -> list[Entry]:
     """All of every type."""
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
-    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, extremes(), histogram()]
+    counts = [extremes(), find_nonfinite(), histogram()]
+    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, random_words(), initial_uniform()]
