@@ -24,6 +24,10 @@ class Initializer:
     distribution: Literal["uniform", "normal", "constant"]
     variance: Callable[[int, int], float]
 
+    def limit(self, fans: tuple[int, int]) -> float:
+        """The a of a uniform distribution on [-a, a] for (fan_in, fan_out)."""
+        return math.sqrt(3.0 * self.variance(*fans))
+
 
 INITIALIZERS: dict[str, Initializer] = {
     "glorot_uniform": Initializer("uniform", lambda fan_in, fan_out: 2.0 / (fan_in + fan_out)),
@@ -44,14 +48,13 @@ def initial_values(
     """
     scheme = INITIALIZERS[name]
     count = math.prod(shape)
-    variance = scheme.variance(*fans)
     purpose = Purpose.INITIAL_VALUES
     if scheme.distribution == "uniform":
-        limit = math.sqrt(3.0 * variance)
+        limit = scheme.limit(fans)
         values = -limit + (limit - -limit) * uniforms(count, seed=seed, purpose=purpose, layer=layer, replica=replica)
     elif scheme.distribution == "normal":
         source = philox(seed=seed, purpose=purpose, layer=layer, replica=replica)
-        values = math.sqrt(variance) * np.random.Generator(source).standard_normal(count)
+        values = math.sqrt(scheme.variance(*fans)) * np.random.Generator(source).standard_normal(count)
     else:
         values = np.zeros(count)
     return values.reshape(shape)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import storage
-from .backends import State, choose_backend, get_backend
+from .backends import Program, State, choose_backend, get_backend
 from .datasets import Dataset
 from .descriptions import describe, rebuild
 from .errors import (
@@ -57,11 +57,6 @@ class Network:
 
     def __init__(self, layers: Sequence[Layer], seed: int | None = None) -> None:
         self._describe(layers, check_seed(seed))
-        drawn = [
-            initial_values(p.initializer, p.shape, p.fans, seed=self.seed, layer=p.layer).ravel()
-            for p in self._plan.parameters
-        ]
-        self._parameters: np.ndarray = np.concatenate(drawn).astype(np.float32)
         neutral = [np.full(s.shape, float(s.name.endswith("scale"))) for s in self._plan.statistics]
         self._statistics = np.concatenate([np.empty(0), *neutral])
 
@@ -77,6 +72,9 @@ class Network:
         self._plan = self.lower(capacity=1)
         if not self._plan.parameters:
             raise ConfigurationError("layers", expected="at least one with parameters", got=list(self.layers))
+        self._dtype = np.dtype(np.float32)
+        # None until somebody asks: a card can draw the initial values of networks that the host has no room for.
+        self._parameters: np.ndarray | None = None
         self._holder: Callable[[], np.ndarray] | None = None
 
     def lower(self, **options: Any) -> Plan:
@@ -109,7 +107,25 @@ class Network:
 
     def flat_parameters(self) -> np.ndarray:
         """All current parameters in the order of the plan, (P,), not to be written to."""
-        return self._parameters if self._holder is None else self._holder()
+        if self._holder is not None:
+            return self._holder()
+        if self._parameters is None:
+            drawn = (
+                initial_values(p.initializer, p.shape, p.fans, seed=self.seed, layer=p.layer)
+                for p in self._plan.parameters
+            )
+            self._parameters = np.concatenate([values.ravel().astype(np.float32) for values in drawn])
+        return self._parameters
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the parameters: float32, or float64 once a trainer in that precision took the network."""
+        return self._dtype
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the parameters are the initial ones of ``seed``, and nobody has asked for them yet."""
+        return self._parameters is None and self._holder is None
 
     def flat_statistics(self) -> np.ndarray:
         """The statistics of all ``Standardize`` layers in the order of the plan, (C,), float64."""
@@ -121,9 +137,17 @@ class Network:
         slots = np.zeros((len(optimizer.slots) if optimizer else 0, *parameters.shape), parameters.dtype)
         return State(parameters, slots, self.flat_statistics()[np.newaxis])
 
-    def hand_over(self, holder: Callable[[], np.ndarray]) -> None:
+    def start(self, program: Program, optimizer: Optimizer | None = None) -> None:
+        """Have a program of this network begin with its :meth:`state`; the program draws initial values by itself."""
+        if self.is_new:
+            program.draw(self.seed, self.flat_statistics()[np.newaxis])
+        else:
+            program.load(self.state(optimizer))
+
+    def hand_over(self, holder: Callable[[], np.ndarray], dtype: np.dtype) -> None:
         """From now on parameters are what ``holder()`` returns, (P,), until somebody else takes or sets them."""
-        self._parameters, self._holder = np.empty(0), holder  # no second copy of what the holder has
+        self._parameters, self._holder = None, holder  # no second copy of what the holder has
+        self._dtype = dtype
 
     def is_held_by(self, holder: Callable[[], np.ndarray]) -> bool:
         """Whether nobody took or set the parameters since they were handed over to ``holder``."""
@@ -169,10 +193,9 @@ class Network:
         if not self.adapted:
             hint = "call adapt(dataset), or train"
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
-        state = self.state()
-        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=state.parameters.dtype.name)
+        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=self.dtype.name)
         program = choose_backend(backend, plan).compile(plan)
-        program.load(state)
+        self.start(program)
         return program.predict(dataset, logits=logits)
 
     def _inputs(self, x: ArrayLike) -> Dataset:
@@ -225,7 +248,8 @@ class Network:
                     segment = next(s for s in self._plan.statistics if s.name == f"{place}.{name}")
                     flat[segment.offset : segment.end] = values
         # Only now, when nothing can fail; and whoever holds the network must take it anew.
-        self._parameters, self._holder = self.flat_parameters(), None
+        if self._holder is not None:
+            self._parameters, self._holder = self.flat_parameters(), None
         self._statistics, self.adapted = flat, True
 
     def summary(self) -> None:
@@ -247,12 +271,13 @@ class Network:
         lines = [
             f"{p:>{widths[0]}}  {name:<{widths[1]}}  {out:>{widths[2]}}  {n:>{widths[3]}}" for p, name, out, n in rows
         ]
-        total = f"{self._plan.parameter_count:,} parameters in {self.flat_parameters().dtype}, output {self.output}"
+        total = f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
         return "\n".join([*lines, total])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy holds values of its own, and no trainer.
-        return {**self.__dict__, "_parameters": self.flat_parameters().copy(), "_holder": None}
+        parameters = None if self.is_new else self.flat_parameters().copy()
+        return {**self.__dict__, "_parameters": parameters, "_holder": None}
 
     # --- files ---
 
@@ -333,7 +358,7 @@ class Network:
             _expect(contents, f"/mlpgpu/statistics/{s.name}", s.shape, np.dtype(np.float64))
             for s in self._plan.statistics
         ]
-        self._parameters = np.concatenate([array.ravel() for array in parameters])
+        self._parameters, self._dtype = np.concatenate([array.ravel() for array in parameters]), dtype
         self._statistics = np.concatenate([np.empty(0), *statistics])
         self.output = lookup("output", network["output"], OUTPUTS)
         self.classes = _check_classes(network["classes"], class_count(self.output, self.n_out))

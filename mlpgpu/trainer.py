@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from . import storage
-from .backends import MEMORY_SHARE, Histogram, Program, Sampling, State, choose_backend, get_backend
+from .backends import MEMORY_SHARE, Histogram, Program, Sampling, choose_backend, get_backend
 from .callbacks import Callback, as_callback
 from .datasets import Dataset
 from .descriptions import describe, rebuild
@@ -391,7 +391,7 @@ class Trainer:
         else:  # a fit may be under way on the other kind, and goes on with its program
             plan = dataclasses.replace(self._lower(kind), training=(), optimizer=None)
             program = self.backend.compile(plan, threads=self.threads, memory_share=self.memory_share)
-            program.load(self.network.state())
+            self.network.start(program)
         sums = program.evaluate(data, names)
         value, weight = sums.pop("loss")
         return {"loss": float(value / weight), **{name: METRICS[name].finish(sums[name]) for name in names}}
@@ -452,16 +452,15 @@ class Trainer:
 
     def _load(self, program: Program) -> None:
         """Give the program the network's parameters, and what was set aside; take the network over."""
-        parameters = self.network.flat_parameters().astype(self._dtype)[np.newaxis]
-        slots = self._slots
-        if slots is None:
-            slots = np.zeros((len(self.optimizer.slots), *parameters.shape), self._dtype)
-        statistics = self.network.flat_statistics()[np.newaxis]
-        program.load(State(parameters, slots, statistics))
-        if self._kept is not None:
-            program.load(State(self._kept[np.newaxis], slots, statistics), snapshot=True)
+        if self._slots is None:
+            self.network.start(program, self.optimizer)
+        else:
+            state = dataclasses.replace(self.network.state(), slots=self._slots)
+            program.load(state)
+            if self._kept is not None:
+                program.load(dataclasses.replace(state, parameters=self._kept[np.newaxis]), snapshot=True)
         self._slots = self._kept = self._read = None
-        self.network.hand_over(self._holder)
+        self.network.hand_over(self._holder, self._dtype)
 
     def _current_parameters(self) -> np.ndarray:
         if self._read is None:
@@ -471,7 +470,11 @@ class Trainer:
         return self._read
 
     def _check_finite(self, step: int) -> None:
-        if not np.isfinite(self.network.flat_parameters()).all():
+        if self._program is not None and self.network.is_held_by(self._holder):
+            is_finite = self._program.is_finite()
+        else:
+            is_finite = bool(np.isfinite(self.network.flat_parameters()).all())
+        if not is_finite:
             self._raise_diverged("a parameter", step)
 
     def _raise_diverged(self, what: str, step: int) -> None:

@@ -50,6 +50,25 @@ def bits(network: mg.Network) -> dict[str, bytes]:
 # Parameters
 
 
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_initial_values_are_drawn_where_they_are_needed(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = new_network().flat_parameters()
+    network, copied = new_network(), pickle.loads(pickle.dumps(new_network()))
+    with monkeypatch.context() as patch:
+        patch.setattr(mg.network, "initial_values", lambda *args, **options: pytest.fail("drawn on the host"))
+        str(network)
+        trainer = new_trainer(network, precision=precision, backend="cpu")
+        trainer.evaluate(mg.Dataset(X, LABELS))
+        assert network.dtype == precision and not network.is_new
+        assert copied.is_new
+        predicted = copied.predict(X, backend="cpu")
+        assert copied.is_new
+    np.testing.assert_array_equal(network.flat_parameters(), expected)
+    np.testing.assert_array_equal(copied.flat_parameters(), expected)
+    np.testing.assert_array_equal(copied.predict(X, backend="cpu"), predicted)
+    assert not copied.is_new
+
+
 def test_parameters_are_a_mapping_by_place() -> None:
     parameters = new_network().parameters
     assert list(parameters) == ["0.weight", "0.bias", "2.weight", "2.bias"]

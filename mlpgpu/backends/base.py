@@ -111,6 +111,10 @@ class Program(ABC):
         """Copy ``state`` in, to compute on; with ``snapshot``, its parameters to the snapshot instead."""
 
     @abstractmethod
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        """Begin anew: the initial parameters of ``seed``, as float32 has them; slots of 0; ``statistics`` (R, C)."""
+
+    @abstractmethod
     def read(self, *, snapshot: bool = False) -> State:
         """Copy the state out; with ``snapshot``, the parameters are the snapshot's."""
 
@@ -124,6 +128,10 @@ class Program(ABC):
     @abstractmethod
     def restore(self) -> None:
         """Put the parameters that were kept back."""
+
+    @abstractmethod
+    def is_finite(self) -> bool:
+        """Whether every parameter is a finite number."""
 
     @abstractmethod
     def histograms(self, bins: int) -> dict[str, Histogram]:

@@ -23,6 +23,7 @@ from .. import plan as ops
 from ..activations import ACTIVATIONS
 from ..datasets import Dataset
 from ..errors import ConfigurationError, check_integer
+from ..initializers import initial_values
 from ..losses import LOSSES, apply_output
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
@@ -169,6 +170,13 @@ class CpuProgram(Program):
         np.copyto(self._slots, state.slots[:, 0])
         np.copyto(self._statistics, state.statistics[0])
 
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        for p in self._plan.parameters:
+            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            self._arrays[p.name][...] = values.astype(np.float32)
+        self._slots.fill(0.0)
+        np.copyto(self._statistics, statistics[0])
+
     def read(self, *, snapshot: bool = False) -> State:
         parameters = self._snapshot if snapshot and self._snapshot is not None else self._parameters
         replicated = parameters[np.newaxis], self._slots[:, np.newaxis], self._statistics[np.newaxis]
@@ -182,6 +190,9 @@ class CpuProgram(Program):
     def restore(self) -> None:
         if self._snapshot is not None:
             np.copyto(self._parameters, self._snapshot)
+
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._parameters).all())
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
         def count(values: np.ndarray) -> Histogram:

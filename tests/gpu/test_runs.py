@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,45 @@ def test_histograms_are_numpy_s() -> None:
         expected, expected_edges = np.histogram(trainer.network.parameters[name].astype(np.float64), 100)
         np.testing.assert_array_equal(edges, expected_edges)
         np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("initializer", ["glorot_uniform", "he_uniform", "he_normal", "zeros"])
+def test_initial_values_are_the_cpu_s_own(initializer: str) -> None:
+    """Of one weight that a kernel draws, if it is uniform, and of one from the host, at an odd place."""
+    widths = (33, 7, 5, 1 << 18, 3)
+    layers = [mg.Dense(n_in, n_out, init=initializer) for n_in, n_out in pairwise(widths)]
+    networks = [mg.Network(layers, seed=9) for _ in range(2)]
+    data = mg.Dataset(DRAW.normal(size=(4, 33)), DRAW.integers(3, size=4))
+    trainer = mg.Trainer(networks[0], "softmax_cross_entropy", mg.Adam(0.1), backend="cuda")
+    trainer.evaluate(data)
+    for name, values in networks[1].parameters.items():
+        np.testing.assert_array_equal(networks[0].parameters[name].view(np.uint32), values.view(np.uint32))
+
+
+def test_a_large_parameter_that_is_not_finite_is_found() -> None:
+    network = mg.Network([mg.Dense(3, 1 << 19), mg.Dense(1 << 19, 1)], seed=1)
+    trainer = mg.Trainer(network, "squared_error", mg.SGD(0.0), backend="cuda", batch_size=4)
+    data = mg.Dataset(DRAW.normal(size=(4, 3)), DRAW.normal(size=4))
+    trainer.fit(data, 1, progress=False)
+    program = trainer._program
+    assert program is not None and program.is_finite()
+    state = program.read()
+    state.parameters[0, -7] = np.nan
+    program.load(state)
+    assert not program.is_finite()
+
+
+def test_a_network_that_no_card_holds_is_refused(device: Device) -> None:
+    """Its values would be 580 GB, and are made nowhere."""
+    layers = [mg.LocallyConnected(5_000_000 - 28 * k, 29) for k in range(1000)]
+    trainer = mg.Trainer(mg.Network(layers, seed=1), "squared_error", mg.SGD(0.1), backend="cuda", batch_size=1)
+    width = trainer.network.n_out
+    with device:
+        free = device.free_bytes
+    with pytest.raises(BackendError, match=r"parameters \(.*of the .* parameters fit"):
+        trainer.step(np.zeros((1, 5_000_000), np.float32), np.zeros((1, width), np.float32))
+    with device:
+        assert device.free_bytes > free - (1 << 28)
 
 
 @pytest.mark.skipif("MLPGPU_DATA" not in os.environ, reason="MLPGPU_DATA names no folder with MNIST")

@@ -344,7 +344,6 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     lowered.bytes |= {
         "step": STEP_BYTES,
         "parameters": 4 * plan.parameter_count,
-        "snapshot": 4 * plan.parameter_count,
         "statistics": 4 * plan.statistic_count,
         "slots": 4 * slots * plan.parameter_count,
         "partials": 0 if updates_in_place(plan) else 4 * plan.shares * partials_pitch(plan),

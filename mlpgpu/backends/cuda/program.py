@@ -9,8 +9,11 @@ from itertools import count
 import numpy as np
 
 from ...datasets import Dataset
+from ...errors import BackendError
+from ...initializers import INITIALIZERS, initial_values
 from ...optimizers import Optimizer
-from ...plan import Plan, Segment
+from ...plan import Parameter, Plan, Segment
+from ...random import WORDS_PER_BLOCK, Purpose
 from ..base import MOST_BINS, Histogram, Program, Sampling, State, bin_edges
 from ..evaluation import zero_sums
 from . import compiler, kernels
@@ -37,7 +40,8 @@ from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_la
 from .resident import Design, design
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
-COUNT_BLOCKS = 1024  # at most, of a kernel that counts a parameter's values
+COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's values
+LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
 GRAPH_STEPS = 32  # steps of the graph that most of a run replays
 DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
@@ -94,7 +98,7 @@ class CudaProgram(Program):
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
-        self._counting: Mapping[Entry, Function] = {}  # the kernels of histograms, once they are asked for
+        self._others: dict[Entry, Function] = {}  # kernels of no plan, once they were asked for
         self._epoch = -1  # the one whose order is on the card
         self._made_order = -1, np.empty(0, np.int64)  # an epoch to come, and its order
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
@@ -125,12 +129,30 @@ class CudaProgram(Program):
         missing = {name: max(1, size) for name, size in sizes.items() if name not in self._addresses}
         if not missing:
             return
+        self._check_room(missing)
         arena = Arena(self._device, sum(map(aligned, missing.values())))
         self._arenas.append(arena)
         self._sizes |= {name: sizes[name] for name in missing}
         for name, size in missing.items():
             self._addresses[name] = arena.take(size)
             self._stream.fill(self._addresses[name], size)
+
+    def _check_room(self, sizes: Mapping[str, int]) -> None:
+        """Raises BackendError if the card has no room for arrays of so many bytes; says what it has room for."""
+        total, free, plan = sum(map(aligned, sizes.values())), self._device.free_bytes, self._plan
+        if total <= free:
+            return
+        of_rows = sum(sizes.get(name, 0) for name, buffer in plan.buffers.items() if buffer.axes[1] == "row")
+        others = total - of_rows
+        if others < free:
+            rows = (free - others) * plan.capacity // of_rows
+            hint = f"a batch of at most about {rows:,} rows fits"
+        else:
+            hint = f"about {free * plan.parameter_count // others:,} of the {plan.parameter_count:,} parameters fit"
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        got = f"{total:,} for " + ", ".join(f"{name} ({size:,})" for name, size in largest) + ", …"
+        what = f"memory of GPU {self._device.index}"
+        raise BackendError(what, expected=f"at most the {free:,} bytes that are free", got=got, hint=hint)
 
     def _make_maps(self, maps: Iterable[Map]) -> None:
         """Maps of planes, those of them that are not there yet."""
@@ -153,16 +175,72 @@ class CudaProgram(Program):
     def load(self, state: State, *, snapshot: bool = False) -> None:
         with self._device:
             self._end_prefetch()
+            if snapshot:
+                self._take(self._snapshot_bytes)
             self._upload("snapshot" if snapshot else "parameters", state.parameters)
             if not snapshot:
                 self._upload("slots", state.slots)
                 self._upload("statistics", state.statistics)
             self._stream.synchronize()
 
+    @property
+    def _snapshot_bytes(self) -> dict[str, int]:
+        """Of the array that only those pay for who keep parameters."""
+        return {"snapshot": 4 * self._plan.parameter_count}
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        """A kernel draws large uniform parameters where they lie; others come from the host."""
+        with self._device:
+            self._end_prefetch()
+            for parameter in self._plan.parameters:
+                self._draw(parameter, seed)
+            self._stream.fill(self._addresses["slots"], max(1, self._sizes["slots"]))
+            self._upload("statistics", statistics)
+            self._stream.synchronize()
+
+    def _draw(self, p: Parameter, seed: int) -> None:
+        place, scheme = self._addresses["parameters"] + 4 * p.offset, INITIALIZERS[p.initializer]
+        if scheme.distribution == "constant":
+            self._stream.fill(place, 4 * p.size)
+        elif scheme.distribution == "uniform" and p.size >= LEAST_BY_KERNEL:
+            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, place
+            self._launch_over(kernels.initial_uniform(), p.size // WORDS_PER_BLOCK, values)
+        else:
+            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            self._stream.upload(place, drawn.astype(np.float32))
+            self._stream.synchronize()  # before the array goes
+
+    def _launch_over(self, entry: Entry, elements: int, values: Sequence[float]) -> None:
+        """Launch a kernel of no plan on a grid for so many elements."""
+        self._have([entry])
+        grid = min(ceil_div(elements, ROW_THREADS), COUNT_BLOCKS), 1, 1
+        self._others[entry].launch(self._stream, grid, pack(entry, values))
+
+    def _have(self, entries: Sequence[Entry]) -> None:
+        """Compile kernels of no plan, unless that was done."""
+        if not self._others.keys() >= set(entries):
+            self._others |= self._compile(entries)[1]
+
+    def is_finite(self) -> bool:
+        """By a kernel where there is much to look at."""
+        count = self._plan.parameter_count
+        if count < LEAST_BY_KERNEL:
+            return bool(np.isfinite(self.read().parameters).all())
+        with self._device:
+            self._take({"found": 4})
+            self._stream.fill(self._addresses["found"], 4)
+            values = self._addresses["parameters"], count, self._addresses["found"]
+            self._launch_over(kernels.find_nonfinite(), count, values)
+            found = self._download("found", (1,))
+            self._stream.synchronize()
+        return not found.any()
+
     def read(self, *, snapshot: bool = False) -> State:
         plan = self._plan
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
         with self._device:
+            if snapshot:
+                self._take(self._snapshot_bytes)
             if self._prefetched is not None and not snapshot:
                 self._prefetched.synchronize()
                 return State(*(array.copy() for array in self._host.values()))
@@ -205,6 +283,8 @@ class CudaProgram(Program):
             self._prefetched = None
 
     def snapshot(self) -> None:
+        with self._device:
+            self._take(self._snapshot_bytes)
         self._copy_parameters("parameters", "snapshot")
 
     def restore(self) -> None:
@@ -220,27 +300,22 @@ class CudaProgram(Program):
     def histograms(self, bins: int) -> dict[str, Histogram]:
         """Values are counted where they lie; the host sees the least, the greatest, and the counts."""
         with self._device:
-            if not self._counting:
-                self._counting = self._compile([kernels.extremes(), kernels.histogram()])[1]
+            self._have([kernels.extremes(), kernels.histogram()])
             self._take({"extremes": 8 * COUNT_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
             return {parameter.name: self._count(parameter, bins) for parameter in self._plan.parameters}
 
     def _count(self, parameter: Segment, bins: int) -> Histogram:
         place = {name: self._addresses[name] for name in ("extremes", "edges", "bins")}
         x = self._addresses["parameters"] + 4 * parameter.offset
-        grid = min(ceil_div(parameter.size, ROW_THREADS), COUNT_BLOCKS)
-
-        def launch(entry: Entry, *values: int) -> None:
-            self._counting[entry].launch(self._stream, (grid, 1, 1), pack(entry, [x, parameter.size, *values]))
-
-        launch(kernels.extremes(), place["extremes"])
-        ends = np.empty((grid, 2), np.float32)
+        self._launch_over(kernels.extremes(), parameter.size, (x, parameter.size, place["extremes"]))
+        ends = np.empty((min(ceil_div(parameter.size, ROW_THREADS), COUNT_BLOCKS), 2), np.float32)
         self._stream.download(ends, place["extremes"])
         self._stream.synchronize()
         edges = bin_edges(float(ends[:, 0].min()), float(ends[:, 1].max()), bins)
         self._stream.upload(place["edges"], edges)
         self._stream.fill(place["bins"], 8 * bins)
-        launch(kernels.histogram(), place["edges"], bins, place["bins"])
+        values = x, parameter.size, place["edges"], bins, place["bins"]
+        self._launch_over(kernels.histogram(), parameter.size, values)
         counts = np.empty(bins, np.int64)
         self._stream.download(counts, place["bins"])
         self._stream.synchronize()
