@@ -1,4 +1,4 @@
-"""Whole steps on the host against the CPU backend: a short epoch, what the CPU makes of it, and a run's constants."""
+"""Whole steps on the host against the CPU backend: a short epoch, and what the CPU makes of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from helpers import EPS32, dataset
 
 from mlpgpu import Dataset, Momentum, Network
 from mlpgpu.backends import Sampling, State, get_backend
-from mlpgpu.backends.cuda.program import TABLE_COLUMNS, hyper_parameters
 from mlpgpu.layers import Layer
-from mlpgpu.optimizers import Optimizer
 
 BATCH_SIZE, LAST_BATCH = 8, 2
 
@@ -62,11 +60,3 @@ def assert_as_exact(got: np.ndarray, cpu: np.ndarray, oracle: np.ndarray) -> Non
     if got.size:
         error = max(abs(cpu - oracle).max(), EPS32 * abs(oracle).max())
         assert abs(got - oracle).max() <= 4 * error
-
-
-def constants_of(optimizer: Optimizer, first: int, rates: np.ndarray) -> dict[str, np.ndarray]:
-    """The constant variables of update.cuh for a run that begins with step ``first``."""
-    table = optimizer.table(first, rates)
-    schedule = np.zeros((len(rates), TABLE_COLUMNS), np.float32)
-    schedule[:, : table.shape[1]] = table
-    return {"hyper": hyper_parameters(optimizer), "schedule": schedule}

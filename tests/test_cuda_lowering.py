@@ -12,13 +12,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from epochs import Epoch, assert_as_exact, constants_of
+from epochs import Epoch, assert_as_exact
 from helpers import EPS32
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_cases.case import constants_of
+from kernel_cases.tensor import ERRORS
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import prepare, run
-from tensor_cases import ERRORS
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
@@ -479,7 +480,7 @@ class HostProgram:
         rows = self.sampling.rows
         self.arrays["order"] = self.sampling.order(0).astype(np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
-        constants = constants_of(self.plan.optimizer, 0, rates)
+        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(0, rates))
         for launch in self.low.run_begin:
             self._launch(launch, {})
         for _ in rates:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from epochs import Epoch, assert_as_exact, constants_of
+from epochs import Epoch, assert_as_exact
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_cases.case import constants_of
 from shim_runner import plant, run
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
@@ -55,7 +56,7 @@ class HostResident:
     def run(self, first: int, rates: np.ndarray) -> np.ndarray:
         """Train from step ``first`` of the epoch on; returns losses and weights."""
         assert self.plan.optimizer is not None
-        constants = constants_of(self.plan.optimizer, first, rates)
+        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(first, rates))
         sampling = self.sampling
         self.values |= {
             "step": np.array([(first, 0, first, sampling.batch_size, sampling.rows)], STEP),

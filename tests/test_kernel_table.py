@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tensor_cases import is_sampled
+from kernel_cases.tensor import is_sampled
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, Cubin, compile_units

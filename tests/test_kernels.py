@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import kernel_cases
 import numpy as np
 import pytest
-from kernel_cases import Case, Mapped, Shifted, all_cases, whole
+from kernel_cases import all_cases, dense, rows
+from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
+from kernel_cases.tensor import is_sampled
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import plant, prepare, run
-from tensor_cases import is_sampled, tensor_cases
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 from mlpgpu.backends.cuda.program import STEP
 
-ALL_CASES = [*all_cases(), *tensor_cases()]
+ALL_CASES = all_cases()
 CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
 SMALLEST = TILES[-1]
 
@@ -70,12 +70,10 @@ def test_every_entry_has_a_case() -> None:
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)
 def test_all_tiles_give_the_same_bits(tile: kernels.Tile, folder: Path) -> None:
     x, w = np.random.default_rng(1).normal(size=(2, 70, 70)).astype(np.float32)
-    first, second = (
-        run_case(kernel_cases.dense_forward("tanh", side, whole(70), x, w), folder) for side in (SMALLEST, tile)
-    )
+    first, second = (run_case(dense.dense_forward("tanh", side, whole(70), x, w), folder) for side in (SMALLEST, tile))
     np.testing.assert_array_equal(first["y"].view(np.uint32), second["y"].view(np.uint32))
     first, second = (
-        run_case(kernel_cases.dense_backward_weight(side, whole(70), 70, 70), folder) for side in (SMALLEST, tile)
+        run_case(dense.dense_backward_weight(side, whole(70), 70, 70), folder) for side in (SMALLEST, tile)
     )
     for name in ("dw", "db"):
         np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32))
@@ -83,7 +81,7 @@ def test_all_tiles_give_the_same_bits(tile: kernels.Tile, folder: Path) -> None:
 
 def test_a_row_has_the_same_bits_in_any_batch(folder: Path) -> None:
     x, w = np.random.default_rng(2).normal(size=(2, 70, 70)).astype(np.float32)
-    cases = [kernel_cases.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
+    cases = [dense.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
     alone, among = (run_case(case, folder)["y"] for case in cases)
     np.testing.assert_array_equal(alone[0].view(np.uint32), among[0].view(np.uint32))
 
@@ -92,9 +90,9 @@ def test_a_row_has_the_same_bits_in_any_batch(folder: Path) -> None:
 
 
 def test_the_comparison_tells_wrong_from_right() -> None:
-    case = kernel_cases.standardize(kernel_cases.batches(31)[1], 5)
+    case = rows.standardize(batches(31)[1], 5)
     output = case.outputs["y"]
-    right = np.where(output.written, output.value, kernel_cases.UNWRITTEN).astype(np.float32)
+    right = np.where(output.written, output.value, UNWRITTEN).astype(np.float32)
     case.check({"y": right})
     for row, wrong in ((0, np.nan), (0, np.inf), (0, right[0, 0] + 1e-4), (20, 0.0)):
         changed = right.copy()

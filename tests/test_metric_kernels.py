@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import kernel_cases
 import numpy as np
 import pytest
 from helpers import EPS, dataset
+from kernel_cases.metrics import metric_bound
 from shim_runner import run
 from sklearn import metrics as reference
 
@@ -115,7 +115,7 @@ def test_batches_as_on_the_host(loss: str, kind: TargetKind, n_out: int, metrics
     for textured in (True, False):
         sums = device_sums(plan, data, metrics, outputs, textured)
         for name, expected in reference.sums.items():
-            bound = kernel_cases.metric_bound(name, expected, target, weighted=weighted, merges=3)
+            bound = metric_bound(name, expected, target, weighted=weighted, merges=3)
             assert (abs(sums[name].reshape(expected.shape) - expected) <= bound).all(), name
 
 

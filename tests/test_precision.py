@@ -6,9 +6,10 @@ A GPU repeats this at larger sizes, with sums as its tensor cores make them (tes
 from __future__ import annotations
 
 import pytest
-from kernel_cases import Case, split_product
+from kernel_cases.case import Case
+from kernel_cases.dense import split_product
+from kernel_cases.tensor import CHECKS, DISTRIBUTIONS, check_float32, check_not_finite, not_finite, operands, products
 from shim_runner import run
-from tensor_cases import CHECKS, DISTRIBUTIONS, check_float32, check_not_finite, not_finite, operands, products
 
 from mlpgpu.backends.cuda.kernels import FORMS, Form, matrix_tiles
 

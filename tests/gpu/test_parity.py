@@ -1,4 +1,4 @@
-"""Each kernel on a card against the NumPy specification: the cases of ``kernel_cases.py``, and what only a card shows.
+"""Each kernel on a card against the NumPy specification: the cases of ``kernel_cases``, and what only a card shows.
 
 ``sanitize.sh`` runs this file under compute-sanitizer.  Each array has device memory of its own, so that
 an access past its end is one that memcheck sees.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import kernel_cases
 import numpy as np
 import pytest
-from kernel_cases import Case, Mapped, Shifted, all_cases, whole
-from tensor_cases import (
+from kernel_cases import all_cases, dense
+from kernel_cases.case import Case, Mapped, Shifted, normal, whole
+from kernel_cases.dense import split_product
+from kernel_cases.tensor import (
     CHECKS,
     DISTRIBUTIONS,
     check_float32,
@@ -20,7 +21,6 @@ from tensor_cases import (
     not_finite,
     operands,
     products,
-    tensor_cases,
     tensor_forward,
 )
 
@@ -42,7 +42,7 @@ from mlpgpu.backends.cuda.program import STEP
 
 pytestmark = pytest.mark.gpu
 
-CASES = [*all_cases(), *tensor_cases()]
+CASES = all_cases()
 SMALLEST = TILES[-1]
 
 
@@ -139,10 +139,10 @@ def test_advance(bench: Bench) -> None:
 def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
     x, w = np.random.default_rng(1).normal(size=(2, 257, 257)).astype(np.float32)
     for name, cases in (
-        ("y", [kernel_cases.dense_forward("tanh", tile, whole(257), x, w) for tile in TILES]),
-        ("dx", [kernel_cases.dense_backward_input("tanh", tile, whole(257), 257, 129) for tile in TILES]),
-        ("dw", [kernel_cases.dense_backward_weight(tile, whole(257), 257, 129) for tile in TILES]),
-        ("db", [kernel_cases.dense_backward_weight(tile, whole(257), 257, 129) for tile in TILES]),
+        ("y", [dense.dense_forward("tanh", tile, whole(257), x, w) for tile in TILES]),
+        ("dx", [dense.dense_backward_input("tanh", tile, whole(257), 257, 129) for tile in TILES]),
+        ("dw", [dense.dense_backward_weight(tile, whole(257), 257, 129) for tile in TILES]),
+        ("db", [dense.dense_backward_weight(tile, whole(257), 257, 129) for tile in TILES]),
     ):
         first, *others = (bench.run_case(case)[name] for case in cases)
         for other in others:
@@ -155,7 +155,7 @@ def test_all_tiles_of_tensor_cores_give_the_same_bits(
     precision: str, tiles: Callable[[Form], tuple[ProductTile, ...]], bench: Bench
 ) -> None:
     """And a row has the same ones in any batch."""
-    x, w = kernel_cases.normal(300, 1030), kernel_cases.normal(1030, 260)
+    x, w = normal(300, 1030), normal(1030, 260)
     products = []
     for tile in tiles(FORMS[precision]):
         few, many = (tensor_forward(tile, "identity", whole(rows), x[:rows], w, plain=True) for rows in (70, 300))
@@ -171,8 +171,7 @@ def test_all_tiles_of_tensor_cores_give_the_same_bits(
 def test_a_row_has_the_same_bits_in_any_batch(rows: int, bench: Bench) -> None:
     x, w = np.random.default_rng(2).normal(size=(2, 257, 257)).astype(np.float32)
     fewer, all_rows = (
-        bench.run_case(kernel_cases.dense_forward("tanh", SMALLEST, whole(count), x[:count], w))["y"]
-        for count in (rows, 257)
+        bench.run_case(dense.dense_forward("tanh", SMALLEST, whole(count), x[:count], w))["y"] for count in (rows, 257)
     )
     np.testing.assert_array_equal(bits(fewer), bits(all_rows[:rows]))
 
@@ -180,7 +179,7 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int, bench: Bench) -> None:
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_product_errs_no_more_than_a_chain_of_float32(distribution: str, bench: Bench) -> None:
     a, b = operands(distribution, 65, 1023, 70)
-    case = kernel_cases.dense_forward("identity", SMALLEST, whole(len(a)), a, b, plain=True)
+    case = dense.dense_forward("identity", SMALLEST, whole(len(a)), a, b, plain=True)
     check_float32(bench.run_case(case)["y"], a, b)
 
 
@@ -207,7 +206,7 @@ def test_a_product_of_split_operands_errs_no_more_than_a_chain(
     distribution: str, shape: tuple[int, int, int], bench: Bench
 ) -> None:
     a, b = operands(distribution, *shape)
-    case = kernel_cases.split_product(a, b)
+    case = split_product(a, b)
     if case.entry not in bench.functions:
         pytest.skip("needs tensor cores")
     check_float32(bench.run_case(case)["parts"][0], a, b)

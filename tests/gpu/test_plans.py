@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from helpers import EPS32, LOSS_KINDS, dataset
-from tensor_cases import ERRORS
+from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
@@ -33,7 +33,7 @@ from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once", "launches")]
 
 SIZES = (1, 31, 32, 33, 127, 257)
-ROUNDINGS = 16  # of a formula beside its sums, as in kernel_cases.py
+ROUNDINGS = 16  # of a formula beside its sums, as in kernel_cases/
 MOMENTUM = Momentum(0.05)
 NUDGES = 3  # runs from moved weights and inputs
 

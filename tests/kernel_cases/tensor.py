@@ -1,4 +1,4 @@
-"""Cases of the kernels that make planes and multiply them: as kernel_cases.py has them of the others.
+"""Dense layers on tensor cores: the kernels that make planes, and those that multiply them.
 
 Planes are made here in NumPy, and must have the same bits.  A product of planes is held to the float64
 product of the float32 arrays: to what its form loses, and to what its sums do.
@@ -13,23 +13,6 @@ from itertools import product
 
 import numpy as np
 from helpers import EPS32
-from kernel_cases import (
-    Batch,
-    Case,
-    Mapped,
-    Output,
-    activation_bound,
-    batches,
-    blank,
-    derivative,
-    expect,
-    finish,
-    normal,
-    saved_of,
-    stepped,
-    whole,
-    wide,
-)
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
@@ -46,6 +29,24 @@ from mlpgpu.backends.cuda.kernels import (
     wgmma_tiles,
 )
 from mlpgpu.optimizers import OPTIMIZERS
+
+from .case import (
+    Batch,
+    Case,
+    Mapped,
+    Output,
+    activation_bound,
+    batches,
+    blank,
+    derivative,
+    expect,
+    normal,
+    saved_of,
+    whole,
+    wide,
+)
+from .dense import finish
+from .updates import stepped
 
 UNHELD, NAN_IN, USED = 1, 2, 4
 TOP_EXPONENT, LEAST_HELD = 14, 2.0**-13

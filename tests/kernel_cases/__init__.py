@@ -1,0 +1,38 @@
+"""What each kernel is held to: launches, the NumPy specification's results in float64, and bounds.
+
+A case is plain data.  Whoever can launch a kernel runs it: on the host (test_kernels.py) or on a card.
+Each entry of the table has at least one; activations, losses and optimizers are enumerated from the
+tables of the specification, so a new row brings its own.
+
+Rows of inputs that belong to another share hold NaN, and outputs hold before the launch what no kernel
+computes: what is read, written or left out by mistake shows.  Every bound is derived from the number of
+roundings, at most EPS32 each, by which a result is made, and from the magnitudes that are rounded; none
+depends on what a kernel returned.
+"""
+
+from __future__ import annotations
+
+from .case import Case
+from .dense import dense_cases
+from .local import local_cases
+from .losses import loss_cases
+from .metrics import metric_cases, rank_cases
+from .patterns import pattern_cases
+from .rows import row_cases
+from .tensor import tensor_cases
+from .updates import step_cases
+
+
+def all_cases() -> list[Case]:
+    """Every case.  Of `advance` there is none, for a Step is no array of numbers; test_kernels.py has its test."""
+    return [
+        *dense_cases(),
+        *local_cases(),
+        *row_cases(),
+        *loss_cases(),
+        *metric_cases(),
+        *step_cases(),
+        *pattern_cases(),
+        *rank_cases(),
+        *tensor_cases(),
+    ]

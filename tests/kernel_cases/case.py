@@ -1,0 +1,232 @@
+"""What a case is, the share of a batch that it runs on, and what activations and products are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from helpers import EPS32
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda.kernels import Entry
+from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.optimizers import Optimizer
+
+# Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
+# place, which is what CUDA and glibc grant expf, expm1f, log1pf, logf, tanhf and erff.
+ROUNDINGS = 16
+
+SEED = 0x9E3779B97F4A7C15  # has its highest bit set
+STEP_NUMBER = 2**33 + 5  # does not fit in 32 bits
+LAYER = 3
+UNWRITTEN = -1.5e33
+SPECIAL = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30, 2.5, -2.5]], np.float32)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """An array whose first element lies one element past an aligned address."""
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Planes (planes, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
+
+    array: np.ndarray
+    box_rows: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a launch leaves in one array: within ``bound`` of ``value`` where ``written``, elsewhere what was there.
+
+    ``decode`` gives the numbers that the array's words stand for.
+    """
+
+    value: np.ndarray
+    bound: np.ndarray
+    written: np.ndarray
+    decode: Callable[[np.ndarray], np.ndarray] = lambda array: array
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch of ``entry`` with blocks of ``entry.threads``.
+
+    Attributes:
+        args: by name.  Pointers and textures take an array, a `Shifted` or `Mapped` array or None; scalars a number.
+        outputs: by the name of the argument that is written to.
+        constants: the first bytes of constant variables, by name.
+        atomic: whether the order of sums may vary from run to run.
+    """
+
+    name: str
+    entry: Entry
+    grid: tuple[int, ...]
+    args: Mapping[str, object]
+    outputs: Mapping[str, Output]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    atomic: bool = False
+
+    def check(self, got: Mapping[str, np.ndarray]) -> None:
+        """Compare what the launch returned, by name: NaN and infinity must stand where they are expected."""
+        assert set(got) >= set(self.outputs)
+        for name, output in self.outputs.items():
+            before, after = self.args[name], got[name]
+            assert isinstance(before, np.ndarray) and np.isfinite(output.bound).all()
+            kept = _bits(after) == _bits(before)
+            after = output.decode(after)
+            with np.errstate(invalid="ignore"):
+                close = abs(after - output.value) <= output.bound
+            same = (after == output.value) | (np.isnan(after) & np.isnan(output.value))
+            right = np.where(output.written, close | same, kept)
+            if not right.all():
+                at = tuple(int(i) for i in np.argwhere(~right)[0])
+                expected = f"{output.value[at]} ± {output.bound[at]:.3g}" if output.written[at] else "what was there"
+                raise AssertionError(
+                    f"{self.entry.name}: {name}{list(at)} is {after[at]}, expected {expected} "
+                    f"({np.count_nonzero(~right)} of {right.size} elements are wrong)"
+                )
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.dtype(f"u{array.itemsize}"))
+
+
+def blank(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """An output before the launch."""
+    return np.full(shape, UNWRITTEN, dtype)
+
+
+def expect(value: np.ndarray, bound: np.ndarray | float, written: np.ndarray | bool = True) -> Output:
+    """An output; what is not finite must be met exactly."""
+    bound = np.where(np.isfinite(value), np.broadcast_to(bound, value.shape), 0.0)
+    return Output(value, bound, np.broadcast_to(written, value.shape))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One share of one batch; the capacity is that of a full batch."""
+
+    capacity: int
+    epoch_rows: int
+    place: int = 0  # of the batch in the epoch
+    share: int = 0
+    shares: int = 1
+
+    @property
+    def part(self) -> slice:
+        """The share's rows of the batch."""
+        rows = min(self.capacity, self.epoch_rows - self.place * self.capacity)
+        return slice(rows * self.share // self.shares, rows * (self.share + 1) // self.shares)
+
+    @property
+    def args(self) -> dict[str, object]:
+        step = np.array([(STEP_NUMBER, 2, self.place, self.capacity, self.epoch_rows)], STEP)
+        return {"step": step, "share": self.share, "shares": self.shares}
+
+    @property
+    def most_rows(self) -> int:
+        """The rows that a grid is made for."""
+        return -(-self.capacity // self.shares)
+
+    @property
+    def order(self) -> np.ndarray:
+        """Rows of a data set twice as large, (epoch_rows,) int32."""
+        return generator().permutation(2 * self.epoch_rows)[: self.epoch_rows].astype(np.int32)
+
+    @property
+    def fetched(self) -> np.ndarray:
+        """The data set's rows that this share is made of."""
+        start = self.place * self.capacity
+        return self.order[start : start + self.capacity][self.part]
+
+    def rows_of(self, array: np.ndarray) -> np.ndarray:
+        """``array`` (B, …) with NaN in rows of other shares, in float32."""
+        result = np.full(array.shape, np.nan, np.float32)
+        result[self.part] = array[self.part]
+        return result
+
+    def written(self, *shape: int) -> np.ndarray:
+        """Whether an element of an output (B, …) belongs to this share's rows."""
+        mask = np.zeros(shape, bool)
+        mask[self.part] = True
+        return mask
+
+    def __str__(self) -> str:
+        share = f"-share{self.share}of{self.shares}" if self.shares > 1 else ""
+        return f"{self.part.stop - self.part.start}rows{share}" + "-last" * (self.place > 0)
+
+
+def whole(rows: int) -> Batch:
+    """A batch in one share."""
+    return Batch(rows, rows)
+
+
+def batches(rows: int) -> list[Batch]:
+    """A batch whole and in three shares; and the epoch's last one, two rows, of which one share gets none."""
+    shares = range(3)
+    thirds = [Batch(rows, rows, share=share, shares=3) for share in shares]
+    last = [Batch(rows, 2 * rows + 2, 2, share, 3) for share in shares]
+    return [whole(rows), *thirds, *last]
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return generator().normal(size=shape).astype(np.float32)
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def magnitude(array: np.ndarray) -> np.ndarray:
+    """Magnitudes, 0 for what is not finite."""
+    return np.nan_to_num(abs(array), nan=0.0, posinf=0.0)
+
+
+def forward(name: str, z: np.ndarray) -> np.ndarray:
+    """f(z) in float64."""
+    y = np.empty(z.shape)
+    with np.errstate(all="ignore"):
+        ACTIVATIONS[name].forward(wide(z), y, np.empty(z.shape))
+    return y
+
+
+def derivative(name: str, saved: np.ndarray) -> np.ndarray:
+    """f′ in float64, of what the activation saves."""
+    dz = np.empty(saved.shape)
+    with np.errstate(all="ignore"):
+        ACTIVATIONS[name].backward(wide(saved), np.ones(saved.shape), dz, np.empty(saved.shape))
+    return dz
+
+
+def saved_of(name: str, z: np.ndarray) -> np.ndarray:
+    """What the activation saves of z, in float32."""
+    return z.astype(np.float32) if ACTIVATIONS[name].saves == "z" else forward(name, z).astype(np.float32)
+
+
+def activation_bound(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of y = f(z): intermediate results are no larger than 1, |y|, or |z| before f saturates."""
+    with np.errstate(invalid="ignore"):
+        return ROUNDINGS * EPS32 * (1.0 + np.fmin(abs(z), 10.0) + abs(y))
+
+
+def chained(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A · B in float64, and the bound of a chain in float32: (k + 2) · eps · |A| · |B|."""
+    a, b = wide(a), wide(b)
+    with np.errstate(invalid="ignore"):
+        return a @ b, (a.shape[1] + 2) * EPS32 * (abs(a) @ abs(b))
+
+
+def constants_of(optimizer: Optimizer, table: np.ndarray) -> dict[str, np.ndarray]:
+    """The constant variables of update.cuh, for a table of rates."""
+    schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
+    schedule[:, : table.shape[1]] = table
+    return {"hyper": hyper_parameters(optimizer), "schedule": schedule}

@@ -1,0 +1,325 @@
+"""Dense layers on plain cores, and products of split operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from helpers import EPS32
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import SPLIT, TILES, SplitTile, Tile, ceil_div
+from mlpgpu.optimizers import OPTIMIZERS
+
+from .case import (
+    SPECIAL,
+    Batch,
+    Case,
+    Output,
+    Shifted,
+    activation_bound,
+    batches,
+    blank,
+    chained,
+    derivative,
+    expect,
+    forward,
+    normal,
+    saved_of,
+    whole,
+    wide,
+)
+from .updates import stepped
+
+
+def finish(
+    activation: str, total: np.ndarray, bound: np.ndarray, b: np.ndarray | None, batch: Batch, *, with_z: bool
+) -> dict[str, Output]:
+    """Outputs of y = f(z), z = total + b, ``total (B, n)`` being within ``bound``."""
+    z = total + (0.0 if b is None else wide(b))
+    bound = bound + (0.0 if b is None else 2 * EPS32 * (abs(z) + abs(b)))
+    bound = np.where(np.isfinite(z), bound, 0.0)
+    y = forward(activation, z)
+    # Between its ends an interval of z holds an extremum of f at most, and there f varies by bound² only.
+    with np.errstate(invalid="ignore"):
+        reach = np.maximum(*(abs(forward(activation, end) - y) for end in (z - bound, z + bound)))
+    written = batch.written(*z.shape)
+    outputs = {"y": expect(y, reach + activation_bound(z, y), written)}
+    return {**outputs, "z": expect(z, bound, written)} if with_z else outputs
+
+
+def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) -> tuple[np.ndarray, dict[str, object]]:
+    """The rows of an input, and the arguments that give them; ``fetched`` is from a data set by the order."""
+    if not fetched:
+        x = batch.rows_of(normal(batch.capacity, k))
+        return x, {"x": Shifted(x) if shift else x, "order": None}
+    data = np.full((2 * batch.epoch_rows, k), np.nan, np.float32)
+    data[batch.fetched] = normal(2 * batch.epoch_rows, k)[batch.fetched]
+    x = np.full((batch.capacity, k), np.nan, np.float32)
+    x[batch.part] = data[batch.fetched]
+    return x, {"x": Shifted(data) if shift else data, "order": batch.order}
+
+
+def dense_forward(
+    activation: str,
+    tile: Tile,
+    batch: Batch,
+    x: np.ndarray | int,
+    w: np.ndarray,
+    *,
+    plain: bool = False,
+    shift: bool = False,
+    fetched: bool = False,
+) -> Case:
+    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
+    if isinstance(x, int):
+        x, given = _input(batch, x, fetched=fetched, shift=shift)
+    else:
+        x = batch.rows_of(x)
+        given = {"x": Shifted(x) if shift else x, "order": None}
+    (rows, k), n = x.shape, w.shape[1]
+    b = None if plain else normal(n)
+    args = {**batch.args, **given, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
+    if shift:
+        args["w"] = Shifted(w)
+    with np.errstate(invalid="ignore"):
+        outputs = finish(activation, *chained(x, w), b, batch, with_z=not plain)
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
+        kernels.dense_forward(activation, tile),
+        tile.grid(batch.most_rows, n),
+        {**args, "k": k, "n": n},
+        outputs,
+    )
+
+
+def dense_forward_part(
+    tile: Tile | SplitTile | None,
+    batch: Batch,
+    k: int,
+    n: int,
+    part: int,
+    *,
+    shift: bool = False,
+    fetched: bool = False,
+    special: float | None = None,
+    factor: float = 1.0,
+) -> Case:
+    """Without a tile, for few rows; ``special`` is what one element of x is, and all of x is times ``factor``."""
+    (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), normal(k, n), ceil_div(k, part)
+    if special is not None:
+        x[batch.part.start, k - 1] = special
+    x *= np.float32(factor)
+    cuts = [slice(start, start + part) for start in range(0, k, part)]
+    values, bounds = zip(*(chained(x[:, cut], w[cut]) for cut in cuts), strict=True)
+    args = {**batch.args, **given, "w": Shifted(w) if shift else w}
+    shape = (count, batch.capacity, n)
+    variant = "-shifted" * shift + "-fetched" * fetched + f"-{special}" * (special is not None)
+    variant += f"-times{factor}" * (factor != 1.0)
+    return Case(
+        f"{batch}-{k}x{n}-parts-of-{part}" + variant,
+        kernels.dense_forward_part(tile) if tile else kernels.dense_forward_part_few(),
+        tile.grid(batch.most_rows, n, count) if tile else (1, 1, count),
+        {**args, "parts": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
+        {"parts": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
+    )
+
+
+def split_product(a: np.ndarray, b: np.ndarray) -> Case:
+    """A launch whose ``parts[0]`` is A · B, of split operands; its expectation is of others."""
+    case = dense_forward_part(SPLIT, whole(len(a)), *b.shape, part=len(b))
+    return replace(case, args={**case.args, "x": a, "w": b})
+
+
+def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
+    parts = np.stack([batch.rows_of(part) for part in normal(count, batch.capacity, n)])
+    b = None if plain else normal(n)
+    total, bound = wide(parts).sum(axis=0), count * EPS32 * abs(wide(parts)).sum(axis=0)
+    z = None if plain else blank(batch.capacity, n)
+    sizes = {"n": n, "count": count, "capacity": batch.capacity}
+    return Case(
+        f"{batch}-{n}-parts{count}" + "-plain" * plain,
+        kernels.dense_forward_sum(activation),
+        (2,),
+        {**batch.args, "parts": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
+        finish(activation, total, bound, b, batch, with_z=not plain),
+    )
+
+
+def dense_backward_input(
+    activation: str, tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+) -> Case:
+    """``plain`` is without an activation below."""
+    dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
+    dx, bound = chained(dz, w.T)
+    saved = None if plain else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, k)))
+    if saved is not None:
+        slope = derivative(activation, saved)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
+        dx = dx * slope
+    operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
+        kernels.dense_backward_input(activation, tile),
+        tile.grid(batch.most_rows, k),
+        {**batch.args, **operands, "saved": saved, "dx": blank(*dx.shape), "k": k, "n": n},
+        {"dx": expect(dx, bound, batch.written(*dx.shape))},
+    )
+
+
+def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Output]:
+    """dW and db over the rows of ``part``."""
+    dw, db = chained(x[part].T, dz[part]), chained(np.ones((1, part.stop - part.start)), dz[part])
+    return {"dw": expect(*dw), "db": expect(db[0][0], db[1][0])}
+
+
+def dense_backward_weight(
+    tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
+) -> Case:
+    """``plain`` is without a bias."""
+    (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
+    outputs = _weight_gradient(x, dz, batch.part)
+    if plain:
+        del outputs["db"]
+    gradients = {"dw": blank(k, n), "db": None if plain else blank(n)}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
+        kernels.dense_backward_weight(tile),
+        tile.grid(k, n),
+        {**batch.args, **given, "dz": Shifted(dz) if shift else dz, **gradients, "k": k, "n": n},
+        outputs,
+    )
+
+
+def dense_backward_update(
+    name: str, form: Tile | SplitTile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+) -> Case:
+    """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
+    (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
+    gradients = _weight_gradient(x, dz, batch.part)
+    of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
+    moved, outputs, constants = stepped(name, of_parameters)
+    grids = {"narrow": kernels.narrow_grid(k, n), "few": kernels.few_grid(k, n)}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
+        kernels.dense_backward_update(name, form),
+        grids[form] if isinstance(form, str) else form.grid(k, n),
+        {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
+        outputs,
+        constants,
+    )
+
+
+def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
+    """``plain`` is without a bias and without dx."""
+    x, dz = batch.rows_of(normal(batch.capacity, k)), batch.rows_of(1 - normal(batch.capacity, n))
+    w = normal(k, n)
+    outputs = _weight_gradient(x, dz, batch.part)
+    dx = np.ones((batch.capacity, k), np.float32)  # where nothing is to be added, what is added must show
+    dx[batch.part] = 0.0
+    if plain:
+        del outputs["db"]
+    else:
+        outputs["dx"] = expect(*chained(dz, w.T), batch.written(*dx.shape))
+    written = {"dw": blank(k, n), "db": None if plain else blank(n), "dx": None if plain else dx}
+    return Case(
+        f"{batch}-{k}x{n}" + "-plain" * plain,
+        kernels.dense_backward_atomic(),
+        (ceil_div(k, 32), ceil_div(n, 32)),
+        {**batch.args, "x": x, "dz": dz, "w": w, **written, "k": k, "n": n},
+        outputs,
+        atomic=True,
+    )
+
+
+def dense_cases() -> Iterator[Case]:
+    # Odd by odd, around the tiles' borders, and multiples of 4, which are read as vectors.
+    sizes = [(1, 1, 1), (31, 33, 32), (32, 32, 31), (33, 31, 127), (127, 257, 33), (257, 127, 31)]
+    # The last one has whole tiles of every size inside, in all three products.
+    sizes += [(33, 36, 32), (5, 4, 132), (136, 132, 140)]
+    smallest = TILES[-1]
+    for tile, (rows, k, n) in product(TILES, sizes):
+        yield dense_forward("relu", tile, whole(rows), normal(rows, k), normal(k, n))
+        yield dense_forward_part(tile, whole(rows), k, n, part=32)
+        yield dense_backward_input("relu", tile, whole(rows), k, n)
+        yield dense_backward_weight(tile, whole(rows), k, n)
+    for rows, k, n in sizes:
+        yield dense_backward_atomic(whole(rows), k, n)
+    for activation, tile in product(ACTIVATIONS, TILES):
+        yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
+        yield dense_backward_input(activation, tile, whole(33), 37, 5)
+    for activation in ACTIVATIONS:
+        yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
+        yield dense_forward_sum(activation, whole(33), 37, 3)
+    for optimizer, tile in product(OPTIMIZERS, TILES):
+        yield dense_backward_update(optimizer, tile, whole(33), 35, 37)
+    for tile, (rows, k, n) in product(TILES, sizes):
+        yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
+    for optimizer in OPTIMIZERS:
+        yield dense_backward_update(optimizer, "narrow", whole(33), 35, 37)
+        # Lengths that allow vectors, and such that do not; of two slots, the second one may lie so too.
+        for k, n in ((36, 37), (35, 37), (36, 39)):
+            yield dense_backward_update(optimizer, "few", whole(7), k, n)
+    for rows, k, n in sizes:
+        yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
+        if rows <= kernels.FEW_ROWS and n >= kernels.FEW_LEAST_N:
+            yield dense_backward_update("Adam", "few", whole(rows), k, n, plain=rows % 2 == 0)
+    yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
+    yield dense_backward_update("SGD", "few", whole(2), 260, 130)  # several blocks
+    yield dense_backward_update("RMSprop", "few", whole(8), 600, 16, plain=True)  # of as many lines as there can be
+    for batch in (whole(5), Batch(5, 12, 2), whole(1)):
+        for fetched in (False, True):
+            yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
+            yield dense_forward_part(None, batch, 1400, 130, part=1024, fetched=fetched)
+            yield dense_forward_part(None, batch, 70, 300, part=64, fetched=fetched)
+            yield dense_backward_update("Momentum", "few", batch, 36, 33, fetched=fetched)
+            yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
+    for share in range(3):
+        yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)
+    for rows, k, n in sizes:
+        yield dense_forward_part(SPLIT, whole(rows), k, n, part=96)
+        yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
+    for optimizer in OPTIMIZERS:
+        yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
+    for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
+        yield dense_forward_part(SPLIT, whole(5), 40, 9, part=96, special=special)
+    # So small that the last parts would lose bits, and all of it, so that no larger term hides them.
+    yield dense_forward_part(SPLIT, whole(5), 8, 9, part=96, factor=1e-36)
+    for batch in batches(65):
+        yield dense_forward_part(SPLIT, batch, 70, 35, part=32)
+    yield dense_forward_part(SPLIT, whole(33), 72, 40, part=32, shift=True)
+    for tile, batch in product((TILES[0], TILES[1], SPLIT, smallest), (whole(33), Batch(33, 68, 2))):
+        # Odd lengths, and such as are read by vectors.
+        for k in (35, 132):
+            if isinstance(tile, Tile):
+                yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
+                yield dense_backward_weight(tile, batch, k, 36, fetched=True)
+            yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
+            yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
+    for batch in batches(65):
+        yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
+        yield dense_forward_part(smallest, batch, 70, 35, part=32)
+        yield dense_forward_sum("tanh", batch, 35, 2)
+        yield dense_backward_input("tanh", smallest, batch, 35, 33)
+        yield dense_backward_weight(smallest, batch, 35, 36)
+        yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
+        yield dense_forward_part(smallest, batch, 70, 35, part=32, fetched=True)
+        yield dense_backward_atomic(batch, 35, 36)
+    yield dense_forward("identity", smallest, whole(33), normal(33, 35), normal(35, 36), plain=True)
+    yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
+    yield dense_backward_input("identity", smallest, whole(33), 35, 36, plain=True)
+    yield dense_backward_weight(smallest, whole(33), 35, 36, plain=True)
+    yield dense_backward_atomic(whole(33), 35, 36, plain=True)
+    # Lengths that allow vectors, at addresses that do not.
+    yield dense_forward("identity", smallest, whole(33), normal(33, 36), normal(36, 40), shift=True)
+    yield dense_forward_part(smallest, whole(33), 72, 40, part=32, shift=True)
+    yield dense_backward_input("identity", smallest, whole(33), 36, 40, plain=True, shift=True)
+    yield dense_backward_weight(smallest, whole(33), 36, 40, shift=True)
+    # What is not finite stays in its row, whichever neighbours are read along with it.
+    for tile, k in product(TILES, (31, 32)):
+        x = normal(34, k)
+        x[5, 3], x[20, k - 1], x[33, 0] = np.nan, np.inf, -np.inf
+        yield dense_forward("identity", tile, whole(34), x, normal(k, 33))

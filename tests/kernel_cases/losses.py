@@ -1,0 +1,231 @@
+"""Losses, outputs and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from helpers import EPS, EPS32, LOSS_KINDS
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import ceil_div
+from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
+
+from .case import (
+    ROUNDINGS,
+    STEP_NUMBER,
+    Batch,
+    Case,
+    activation_bound,
+    batches,
+    blank,
+    chained,
+    derivative,
+    expect,
+    generator,
+    magnitude,
+    normal,
+    saved_of,
+    whole,
+    wide,
+)
+
+
+def _targets(loss: str, kind: TargetKind, rows: int, n: int) -> np.ndarray:
+    """Targets of a data set, as a texture holds them."""
+    random, function = generator(), LOSSES[loss].output
+    if kind == "index":
+        return random.integers(n, size=rows).astype(np.float32)
+    if function == "softmax":
+        return random.dirichlet(np.ones(n), size=rows).astype(np.float32)
+    return (random.random((rows, n)) if function == "sigmoid" else random.normal(size=(rows, n))).astype(np.float32)
+
+
+def loss(
+    name: str,
+    kind: TargetKind,
+    batch: Batch,
+    n: int,
+    *,
+    weighted: bool = True,
+    delta: bool = True,
+    scaled: bool = False,
+    special: float | None = None,
+    textured: bool = True,
+    total: bool = False,
+    width: int | None = None,
+    activation: str | None = None,
+    of_x: bool = False,
+) -> Case:
+    """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
+
+    With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
+    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself.
+    """
+    targets = _targets(name, kind, 2 * batch.epoch_rows, n)
+    weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
+    logits = batch.rows_of(3 * np.random.default_rng(8).normal(size=(batch.capacity, n)))
+    if special is not None:
+        logits[0, 1] = special
+    mean, scale = (normal(n) / 2, abs(normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    part, rows = batch.part, len(batch.fetched)
+    random = np.random.default_rng(10)
+    if width is not None:  # multiples of 2⁻⁸ that float32 holds, in whatever order they are added up
+        x = batch.rows_of(random.integers(-4, 5, (batch.capacity, width)) / 4)
+        w_layer, b_layer = random.integers(-16, 17, (width, n)) / 64, random.integers(-64, 65, n) / 32
+        logits = batch.rows_of(x @ w_layer + b_layer)
+
+    target = targets[batch.fetched]
+    target_error = np.zeros((rows, n))
+    if kind == "index":
+        target = target.astype(np.int64)
+    else:
+        target = wide(target)
+        if scale is not None:
+            target = (target - mean) / scale
+            target_error = 2 * EPS32 * abs(target)
+    z = wide(logits[part])
+    row_values, deltas = np.empty(rows), np.empty((rows, n))
+    with np.errstate(all="ignore"):
+        LOSSES[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
+
+    # A lane adds up every 32nd term and the warp five times; terms are no larger than the value itself, or
+    # in a cross entropy than differences of logits.  An error of a target passes on by the delta, and to
+    # the delta with a factor of 2 at most.
+    w = np.ones(rows) if weights is None else wide(weights[batch.fetched])
+    relative = (n / 32 + 5 + ROUNDINGS) * EPS32
+    is_cross_entropy = LOSSES[name].output != "identity"
+    spread = 2 * magnitude(z).max(axis=1) if is_cross_entropy else np.zeros(rows)
+    value_bound = w * (relative * (abs(row_values) + spread) + (magnitude(deltas) * target_error).sum(axis=1))
+    delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + is_cross_entropy) + 2 * target_error)
+
+    blocks = ceil_div(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    sums, sums_bound = np.zeros((blocks, 2)), np.zeros((blocks, 2))
+    block = np.arange(rows) // kernels.WARPS_PER_BLOCK
+    np.add.at(sums, block, np.stack([w * row_values, w], axis=1))
+    np.add.at(sums_bound, block, np.stack([value_bound, w * EPS * rows], axis=1))
+    outputs = {"sums": expect(sums, sums_bound)}
+    if delta:
+        full, full_bound = np.zeros(logits.shape), np.zeros(logits.shape)
+        full[part], full_bound[part] = w[:, np.newaxis] * deltas, delta_bound
+        outputs["delta"] = expect(full, full_bound, batch.written(*logits.shape))
+    data = {"order": batch.order, "logits": logits, "targets": targets, "weights": weights}
+    written = {"delta": blank(*logits.shape) if delta else None, "sums": blank(blocks, 2, dtype=np.float64)}
+    written |= {"arrived": None, "totals": None, "losses": None}
+    if total:
+        whole_sum, whole_bound = sums.sum(axis=0), sums_bound.sum(axis=0) + blocks * EPS * abs(sums).sum(axis=0)
+        written |= {"arrived": np.zeros(1, np.uint32)}
+        written |= {"totals": blank(2, dtype=np.float64), "losses": blank(4, 2, dtype=np.float64)}
+        of_run = np.arange(4)[:, np.newaxis] == 2  # the step's place in the run
+        outputs["totals"] = expect(whole_sum, whole_bound)
+        outputs["losses"] = expect(*(np.broadcast_to(a, (4, 2)) for a in (whole_sum, whole_bound, of_run)))
+        outputs["arrived"] = expect(np.zeros(1), 0.0)
+    variant = "-weighted" * weighted + "-delta" * delta + "-scaled" * scaled + f"-{special}" * (special is not None)
+    variant += "-total" * total
+    args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
+    if width is None:
+        return Case(f"{batch}-{n}{variant}", kernels.loss(name, kind, textured=textured), (blocks,), args, outputs)
+
+    del args["logits"]
+    args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
+    args |= {"saved": None, "activation": 0, "dx": None}
+    if activation is not None:
+        saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
+        slope = derivative(activation, saved)[part]
+        product_, chain = chained(full[part], w_layer.T)
+        bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * activation_bound(slope, slope)
+        dx, dx_bound = np.zeros(x.shape), np.zeros(x.shape)
+        dx[part], dx_bound[part] = product_ * slope, bound
+        outputs["dx"] = expect(dx, dx_bound, batch.written(*x.shape))
+        number = kernels.activation_number(activation)
+        args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
+        variant += f"-{activation}"
+        variant += "-of-x" * of_x
+    entry = kernels.head(name, kind, textured=textured)
+    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
+
+
+def total_error(count: int) -> Case:
+    sums = generator().random((count, 2))
+    total = sums.sum(axis=0)
+    bound = count * EPS * total
+    losses, written = np.zeros((5, 2)), np.zeros((5, 2), bool)
+    losses[2], written[2] = total, True
+    args = {"step": whole(1).args["step"], "sums": sums, "count": count}
+    double = {"totals": blank(2, dtype=np.float64), "losses": blank(5, 2, dtype=np.float64)}
+    outputs = {"totals": expect(total, bound), "losses": expect(losses, bound, written)}
+    return Case(f"{count}", kernels.total_error(), (1,), {**args, **double}, outputs)
+
+
+def step_errors(capacity: int, epoch_rows: int, steps: int) -> Case:
+    """The last ``steps`` steps of an epoch, in a run whose first two came before."""
+    first = -(-epoch_rows // capacity) - steps
+    errors = generator().random((2 + steps, capacity, 2)).astype(np.float32)
+    rows = [min(capacity, epoch_rows - (first + step) * capacity) for step in range(steps)]
+    losses, written = np.zeros((5 + steps, 2)), np.zeros((5 + steps, 2), bool)
+    for step, count in enumerate(rows):
+        losses[2 + step], written[2 + step] = errors[2 + step, :count].sum(axis=0, dtype=np.float64), True
+        errors[2 + step, count:] = np.nan  # of an earlier run
+    step = np.array([(STEP_NUMBER, 2, first, capacity, epoch_rows)], STEP)
+    args = {"step": step, "errors": errors, "capacity": capacity, "losses": blank(5 + steps, 2, dtype=np.float64)}
+    outputs = {"losses": expect(losses, capacity * EPS * losses, written)}
+    return Case(f"{steps}x{capacity}of{epoch_rows}", kernels.step_errors(), (steps,), args, outputs)
+
+
+def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, special: float | None = None) -> Case:
+    """``scaled`` and ``special`` as for a loss."""
+    logits = batch.rows_of(5 * normal(batch.capacity, n))
+    if special is not None:
+        logits[0, 1] = special
+    y = wide(logits)
+    with np.errstate(all="ignore"):
+        apply_output(function, y)
+    # As in a loss; a probability's error is that of exp(z), whose exponent is off by a rounding of z.
+    bound = (n / 32 + 5 + ROUNDINGS + 2 * magnitude(logits).max()) * EPS32 * abs(y)
+    mean, scale = (normal(n), abs(normal(n)) + np.float32(0.5)) if scaled else (None, None)
+    if mean is not None and scale is not None:
+        y, bound = y * scale + mean, bound * scale + 2 * EPS32 * (abs(y * scale) + abs(mean))
+    blocks = ceil_div(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    args = {**batch.args, "logits": logits, "mean": mean, "scale": scale, "y": blank(*logits.shape), "n": n}
+    outputs = {"y": expect(y, bound, batch.written(*logits.shape))}
+    variant = "-scaled" * scaled + f"-{special}" * (special is not None)
+    return Case(f"{batch}-{n}{variant}", kernels.output(function), (blocks,), args, outputs)
+
+
+def loss_cases() -> Iterator[Case]:
+    for name, kind in LOSS_KINDS:
+        for rows, n in ((1, 1), (31, 10), (9, 32), (33, 33), (8, 257)):
+            yield loss(name, kind, whole(rows), n)
+        for weighted, delta in ((False, True), (True, False)):
+            yield loss(name, kind, whole(17), 5, weighted=weighted, delta=delta)
+        yield loss(name, kind, whole(17), 5, textured=False)
+        if kind == "dense" and LOSSES[name].output == "identity":
+            yield loss(name, kind, whole(17), 33, scaled=True)
+            yield loss(name, kind, whole(17), 31, scaled=True, width=9, activation="identity")
+        yield loss(name, kind, whole(31), 7, total=True)
+        for rows, k, n in ((1, 1, 1), (31, 33, 10), (9, 1100, 7), (17, 70, 32)):
+            yield loss(name, kind, whole(rows), n, width=k, activation="tanh", total=True)
+        yield loss(name, kind, whole(17), 5, width=40, weighted=False)
+        yield loss(name, kind, whole(17), 5, width=40, textured=False)
+        for batch in batches(31):
+            yield loss(name, kind, batch, 7, width=40, activation="silu")
+        for batch in batches(31):
+            yield loss(name, kind, batch, 7)
+        for special in (np.nan, np.inf, -np.inf):
+            yield loss(name, kind, whole(1), 5, special=special)
+    for activation in ACTIVATIONS:
+        yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
+    for width in (33, 1100):
+        yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
+    for function in OUTPUTS:
+        for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
+            yield output(function, batch, n)
+        yield output(function, whole(17), 33, scaled=True)
+        for special in (np.nan, np.inf, -np.inf):
+            yield output(function, whole(1), 5, special=special)
+    for count in (1, 33, 257, 1000):
+        yield total_error(count)
+    for capacity, epoch_rows, steps in ((1, 3, 3), (33, 100, 2), (300, 601, 3)):
+        yield step_errors(capacity, epoch_rows, steps)

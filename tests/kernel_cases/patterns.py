@@ -1,0 +1,161 @@
+"""Prefix sums, sorting, counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+from helpers import EPS, EPS32
+
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import ceil_div
+from mlpgpu.initializers import INITIALIZERS, initial_values
+from mlpgpu.random import Purpose, words
+
+from .case import SPECIAL, Case, Shifted, blank, expect, generator, magnitude, normal, wide
+
+
+def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infinity: Sequence[float] = ()) -> Case:
+    random = generator()
+    x = (random.integers(-9, 99, n) if dtype == "int32" else random.normal(size=n)).astype(dtype)
+    x[n // 2 : n // 2 + len(infinity)] = infinity
+    with np.errstate(invalid="ignore"):
+        sums = np.cumsum(wide(x).astype(np.longdouble))
+    value = (sums - x if exclusive else sums).astype(np.float64)
+    # Two levels of trees of 32 lanes, four rounds of four elements, and a lane's nodes and a tree of them.
+    eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
+    bound = (2 * 10 + 8 + 20) * eps * np.cumsum(magnitude(wide(x)))
+    tiles = ceil_div(n, kernels.SCAN_TILE)
+    return Case(
+        f"{n}" + "-exclusive" * exclusive + "-shifted" * shift + "-infinite" * len(infinity),
+        kernels.prefix_sum(dtype),
+        (tiles,),
+        {
+            "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
+            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(kernels.scan_words(n) - 1, np.uint64),
+        },
+        {"y": expect(value, bound)},
+    )  # fmt: skip
+
+
+def _keys(dtype: str, n: int, shift: int) -> np.ndarray:
+    """Random ones of few digits at ``shift``, so that many are equal there; all of one digit in the middle."""
+    keys = generator().integers(np.iinfo(dtype).max, size=n, dtype=dtype, endpoint=True)
+    keys &= ~np.array(0xE8 << shift, dtype)
+    keys[n // 3 : n // 2] |= np.array(0xFF << shift, dtype)
+    return keys
+
+
+def sort_counts(dtype: str, n: int, shift: int) -> Case:
+    keys, tile = _keys(dtype, n, shift), kernels.sort_tile(dtype)
+    tiles = ceil_div(n, tile)
+    digits = (keys >> np.array(shift, dtype)).astype(np.int64) & 0xFF
+    value = np.zeros((kernels.SORT_DIGITS, tiles))
+    np.add.at(value, (digits, np.arange(n) // tile), 1)
+    return Case(
+        f"{n}-shift{shift}", kernels.sort_counts(dtype), (tiles,),
+        {"keys": keys, "n": n, "shift": shift, "counts": np.full(value.shape, -7, np.int32)},
+        {"counts": expect(value, 0.0)},
+    )  # fmt: skip
+
+
+def sort_scatter(dtype: str, n: int, shift: int, *, of_places: bool = False) -> Case:
+    """Values are any numbers; or ``of_places``, which nobody has to store."""
+    keys, counts = _keys(dtype, n, shift), sort_counts(dtype, n, shift).outputs["counts"].value
+    starts = (np.cumsum(counts) - counts.ravel()).astype(np.int32).reshape(counts.shape)
+    order = np.argsort((keys >> np.array(shift, dtype)) & np.array(0xFF, dtype), kind="stable")
+    values = (np.arange(n) if of_places else generator().integers(-(2**31), 2**31, n)).astype(np.int32)
+    arrays = {"keys": keys, "values": None if of_places else values, "starts": starts}
+    out = {"keys_out": np.zeros(n, dtype), "values_out": np.full(n, -7, np.int32)}
+    return Case(
+        f"{n}-shift{shift}" + "-places" * of_places, kernels.sort_scatter(dtype), (counts.shape[1],),
+        {**arrays, **out, "n": n, "shift": shift},
+        {"keys_out": expect(keys[order], 0.0), "values_out": expect(values[order], 0.0)},
+    )  # fmt: skip
+
+
+def histogram(n: int, bins: int, low: float, high: float) -> Case:
+    edges = np.linspace(low, high, bins + 1)
+    # Values on the edges themselves, beside them, outside, and none at all.
+    x = np.concatenate([edges, np.nextafter(edges, -9), np.nextafter(edges, 9), [np.nan, np.inf, -np.inf]])
+    x = np.concatenate([x, generator().normal(size=max(0, n - len(x)))])[:n].astype(np.float32)
+    before = np.arange(bins, dtype=np.uint64)
+    counted = np.histogram(x[np.isfinite(x)], edges)[0]
+    return Case(
+        f"{n}-bins{bins}-{low}to{high}", kernels.histogram(), (3,),
+        {"x": x, "n": n, "edges": edges, "bins": bins, "counts": before},
+        {"counts": expect(counted + before.astype(float), 0.0)},
+    )  # fmt: skip
+
+
+def extremes(x: np.ndarray, blocks: int) -> Case:
+    """Blocks take 1,024 values in turn."""
+    of_block = np.arange(x.size) // (4 * kernels.ROW_THREADS) % blocks
+    seen = [x[(of_block == block) & np.isfinite(x)] for block in range(blocks)]
+    parts = np.array([(part.min(initial=np.inf), part.max(initial=-np.inf)) for part in seen])
+    return Case(
+        f"{x.size}-{blocks}blocks", kernels.extremes(), (blocks,),
+        {"x": x, "n": x.size, "parts": blank(blocks, 2)}, {"parts": expect(parts, 0.0)},
+    )  # fmt: skip
+
+
+def find_nonfinite(x: np.ndarray, *, shift: bool = False) -> Case:
+    found = float(not np.isfinite(x).all())
+    return Case(
+        f"{x.size}-{found:.0f}" + "-shifted" * shift, kernels.find_nonfinite(), (2,),
+        {"x": Shifted(x) if shift else x, "n": x.size, "found": np.zeros(1, np.uint32)},
+        {"found": expect(np.array([found]), 0.0)},
+    )  # fmt: skip
+
+
+ADDRESS = {"seed": 2**64 - 3, "purpose": int(Purpose.EPOCH_ORDER)}
+
+
+def random_words(n: int) -> Case:
+    return Case(
+        str(n), kernels.random_words(), (2,), {**ADDRESS, "step": 7, "n": n, "words": np.zeros(n, np.uint64)},
+        {"words": expect(words(n, seed=ADDRESS["seed"], purpose=Purpose.EPOCH_ORDER, step=7), 0.0)},
+    )  # fmt: skip
+
+
+def initial_uniform(n: int, *, shift: bool = False) -> Case:
+    """The very bits of the specification."""
+    limit = INITIALIZERS["glorot_uniform"].limit((3, 7))
+    value = initial_values("glorot_uniform", (n,), (3, 7), seed=5, layer=2).astype(np.float32)
+    return Case(
+        f"{n}" + "-shifted" * shift, kernels.initial_uniform(), (2,),
+        {"seed": 5, "purpose": int(Purpose.INITIAL_VALUES), "layer": 2, "limit": limit, "n": n, "x": blank(n)},
+        {"x": expect(value, 0.0)},
+    )  # fmt: skip
+
+
+def pattern_cases() -> Iterator[Case]:
+    for n in (1, 4, 1023, 5000):
+        yield random_words(n)
+        yield initial_uniform(n)
+    for size in (1, 1024, 5001):
+        for value in (0.0, np.inf, -np.inf, np.nan):
+            yield find_nonfinite(np.append(normal(size), np.float32(value)))
+    yield find_nonfinite(normal(3000), shift=True)
+    for dtype, exclusive in product(kernels.SCANNED, (False, True)):
+        for n in (1, 31, 33, 4095, 4096, 4097, 40000, 33 * 4096 + 5):
+            yield prefix_sum(dtype, n, exclusive=exclusive)
+    yield prefix_sum("float32", 9000, exclusive=False, shift=True)
+    for infinity in ([np.inf], [np.inf, -np.inf]):
+        yield prefix_sum("float64", 9000, exclusive=False, infinity=infinity)
+    for dtype in kernels.KEYS:
+        for n, shift in ((1, 0), (33, 8), (4096, 16), (9001, 24)):
+            yield sort_counts(dtype, n, shift)
+            yield sort_scatter(dtype, n, shift)
+            yield sort_scatter(dtype, n, shift, of_places=True)
+    yield sort_scatter("uint64", 5000, 56)
+    for x, blocks in ((SPECIAL[0], 1), (SPECIAL[0, :3], 2), (normal(1), 1), (-abs(normal(3001)), 3)):
+        yield extremes(x, blocks)
+    for n, bins, low, high in (
+        (1, 1, -1.0, 1.0),
+        (3000, 10, -2.0, 2.0),
+        (900, 257, 0.1, 0.7),
+        (20000, 4096, -3.0, 3.0),
+    ):
+        yield histogram(n, bins, low, high)

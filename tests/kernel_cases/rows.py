@@ -1,0 +1,105 @@
+"""What is done to each row by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from helpers import EPS32
+
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.random import Purpose, uniforms
+
+from .case import (
+    LAYER,
+    SEED,
+    SPECIAL,
+    STEP_NUMBER,
+    Batch,
+    Case,
+    activation_bound,
+    batches,
+    blank,
+    derivative,
+    expect,
+    generator,
+    normal,
+    saved_of,
+    whole,
+    wide,
+)
+
+
+def zero(batch: Batch, n: int) -> Case:
+    shape = (batch.capacity, n)
+    outputs = {"x": expect(np.zeros(shape), 0.0, batch.written(*shape))}
+    return Case(f"{batch}-{n}", kernels.zero(), (2,), {**batch.args, "x": blank(*shape), "n": n}, outputs)
+
+
+def gather(source: str, batch: Batch, n: int) -> Case:
+    """One rounding, as in the specification: the same bits."""
+    shape, rows = (batch.capacity, n), 2 * batch.epoch_rows
+    scale = np.float32(1 / 255 if source == "uint8" else 1.0)
+    data = generator().integers(256, size=(rows, n)).astype(np.uint8) if source == "uint8" else normal(rows, n)
+    x = np.zeros(shape)
+    x[batch.part] = np.multiply(data[batch.fetched], scale, dtype=np.float32)
+    args = {**batch.args, "order": batch.order, "data": data, "scale": scale, "x": blank(*shape), "n": n}
+    return Case(f"{batch}-{n}", kernels.gather(source), (2,), args, {"x": expect(x, 0.0, batch.written(*shape))})
+
+
+def standardize(batch: Batch, n: int) -> Case:
+    x, mean, scale = batch.rows_of(normal(batch.capacity, n)), normal(n) / 2, abs(normal(n)) + np.float32(0.1)
+    y = (wide(x) - mean) / scale
+    args = {**batch.args, "x": x, "mean": mean, "scale": scale, "y": blank(*x.shape), "n": n}
+    outputs = {"y": expect(y, 2 * EPS32 * abs(y), batch.written(*x.shape))}
+    return Case(f"{batch}-{n}", kernels.standardize(), (2,), args, outputs)
+
+
+def dropout(batch: Batch, n: int, rate: float) -> Case:
+    """Masks have the words of NumPy's own Philox: the same bits."""
+    x = batch.rows_of(normal(batch.capacity, n))
+    x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
+    draws = uniforms(x.size, seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER).reshape(x.shape)
+    keep = np.float32(1.0 / (1.0 - rate))
+    with np.errstate(invalid="ignore"):
+        y = x * ((draws >= rate) * keep)
+    address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
+    chance = {"threshold": math.ceil(rate * 2**53), "keep": keep}
+    return Case(
+        f"{batch}-{n}-rate{rate}",
+        kernels.dropout(),
+        (2,),
+        {**batch.args, "x": x, "y": blank(*x.shape), "n": n, **address, **chance},
+        {"y": expect(wide(y), 0.0, batch.written(*x.shape))},
+    )
+
+
+def activation_backward(activation: str, batch: Batch, z: np.ndarray) -> Case:
+    saved = batch.rows_of(saved_of(activation, z))
+    dy = batch.rows_of(1 + abs(normal(*z.shape)))
+    slope = derivative(activation, saved)
+    with np.errstate(invalid="ignore"):
+        bound = abs(wide(dy)) * (activation_bound(saved, slope) + EPS32 * abs(slope))
+        dz = dy * slope
+    outputs = {"dy": expect(dz, bound, batch.written(*z.shape))}
+    args = {**batch.args, "saved": saved, "dy": dy, "n": z.shape[1]}
+    special = "" if np.isfinite(z).all() else "-special"
+    entry = kernels.activation_backward(activation)
+    return Case(f"{batch}-{z.shape[1]}{special}", entry, (2,), args, outputs)
+
+
+def row_cases() -> Iterator[Case]:
+    for batch, n in [*((batch, 33) for batch in batches(31)), (whole(1), 1), (whole(127), 32)]:
+        yield zero(batch, n)
+        yield gather("float32", batch, n)
+        yield gather("uint8", batch, n)
+        yield standardize(batch, n)
+        yield dropout(batch, n, 0.25)
+        yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
+    yield dropout(whole(33), 31, 0.0)
+    yield dropout(whole(33), 31, 0.9)
+    for activation in ACTIVATIONS:
+        yield activation_backward(activation, whole(31), 3 * normal(31, 33))
+        yield activation_backward(activation, whole(1), SPECIAL)

@@ -1,0 +1,156 @@
+"""What runs once a step: reduce, the norm, and the optimizers' rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from helpers import EPS, EPS32
+
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.program import STEP, hyper_parameters
+from mlpgpu.optimizers import OPTIMIZERS, Optimizer
+
+from .case import ROUNDINGS, UNWRITTEN, Case, Output, blank, constants_of, expect, generator, normal, wide
+
+
+def reduce(shares: int, uses: int, size: int) -> Case:
+    """Sums in the order of the specification, each rounded once: the same bits."""
+    gap = 3
+    partials = np.full((shares, uses * size + gap), np.nan, np.float32)
+    terms = normal(shares, uses, size)
+    partials[:, : uses * size] = terms.reshape(shares, -1)
+    total, *others = terms.reshape(-1, size)
+    for term in others:
+        total = total + term
+    sizes = {"pitch": partials.shape[1], "shares": shares, "uses": uses, "size": size}
+    args = {"partials": partials, **sizes, "gradient": blank(size)}
+    return Case(f"{shares}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(wide(total), 0.0)})
+
+
+def squares(size: int, blocks: int) -> Case:
+    gradient = normal(size) * np.float32(1e25)  # squares leave the range of float32
+    sums = np.zeros(blocks)
+    np.add.at(sums, np.arange(size) // kernels.ROW_THREADS % blocks, wide(gradient) ** 2)
+    args = {"gradient": gradient, "size": size, "sums": blank(blocks, dtype=np.float64)}
+    return Case(f"{size}-{blocks}blocks", kernels.squares(), (blocks,), args, {"sums": expect(sums, size * EPS * sums)})
+
+
+def clip(count: int, weight: float, limit: float) -> Case:
+    sums = generator().random(count)
+    norm = math.sqrt(sums.sum()) / weight if weight else 0.0
+    factor = np.array([limit / norm if norm > limit else 1.0])
+    hyper = hyper_parameters(OPTIMIZERS["SGD"](0.1, clip_norm=limit))
+    args = {"sums": sums, "count": count, "totals": np.array([3.0, weight]), "factor": blank(1)}
+    # The limit is rounded to float32, the factor too.
+    outputs = {"factor": expect(factor, 2 * EPS32 * factor)}
+    return Case(f"{count}-weight{weight}-limit{limit}", kernels.clip(), (1,), args, outputs, {"hyper": hyper})
+
+
+def _rule(
+    optimizer: Optimizer, row: Sequence[float], w: np.ndarray, g: np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """w (P,) and slots (S, P) after a step, in float64."""
+    w, slots = w.copy(), slots.copy()
+    optimizer.update(w, g.copy(), list(slots), row, np.empty(w.shape))
+    return w, slots
+
+
+def after_step(
+    optimizer: Optimizer, row: Sequence[float], w: np.ndarray, g: np.ndarray, g_error: np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Parameters w (P,) and slots (S, P) after a step along g, which is off by up to ``g_error``; with bounds.
+
+    What is computed in floating point is the exact step from numbers a few roundings away: so the bound is what
+    the step changes by when each of them changes by that much.
+    """
+    relative = ROUNDINGS * EPS32
+    wide_w, wide_slots = wide(w), wide(slots)
+    g_error = g_error + 2 * EPS32 * (abs(g) + optimizer.l2 * abs(wide_w) + optimizer.l1) + relative * abs(g)
+    new_w, new_slots = _rule(optimizer, row, wide_w, g, wide_slots)
+    w_bound, slot_bound = relative * abs(new_w), relative * abs(new_slots)
+    inputs = [(wide_w * (1 + relative), g, wide_slots)]
+    inputs += [(wide_w, g + error, wide_slots) for error in (g_error, -g_error)]
+    for slot in np.eye(len(slots)):
+        inputs.append((wide_w, g, wide_slots * (1 + relative * slot[:, np.newaxis])))
+    for moved in inputs:
+        moved_w, moved_slots = _rule(optimizer, row, *moved)
+        w_bound = w_bound + abs(moved_w - new_w)
+        slot_bound = slot_bound + abs(moved_slots - new_slots)
+    return new_w, w_bound, new_slots, slot_bound
+
+
+def stepped(
+    name: str, gradients: Mapping[str, Output]
+) -> tuple[dict[str, object], dict[str, Output], dict[str, np.ndarray]]:
+    """Arguments, outputs and constants of a kernel that moves parameters along ``gradients``, by their names."""
+    optimizer, weight = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3), 8.0
+    size = sum(gradient.value.size for gradient in gradients.values()) + 3
+    table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
+    args: dict[str, object] = {"totals": np.array([3.0, weight]), "size": size}
+    outputs = {}
+    for place, (target, gradient) in enumerate(gradients.items()):
+        shape = gradient.value.shape
+        w = np.random.default_rng(place).normal(size=shape).astype(np.float32)
+        slots = np.full((len(optimizer.slots), size), UNWRITTEN, np.float32)  # but for this parameter's elements
+        slots[:, : w.size] = np.random.default_rng(place).uniform(0.01, 0.1, (len(slots), w.size))
+        used = slots[:, : w.size]
+        after = after_step(optimizer, table[2].tolist(), w.ravel(), gradient.value.ravel() / weight,
+                      gradient.bound.ravel() / weight, used)  # fmt: skip
+        new_slots, slot_bound, written = np.zeros(slots.shape), np.zeros(slots.shape), np.zeros(slots.shape, bool)
+        new_slots[:, : w.size], slot_bound[:, : w.size], written[:, : w.size] = after[2], after[3], True
+        args |= {target: w, f"{target}_slots": slots if len(slots) else None}
+        outputs[target] = expect(after[0].reshape(shape), after[1].reshape(shape))
+        if len(slots):
+            outputs[f"{target}_slots"] = expect(new_slots, slot_bound, written)
+    if "bias" not in gradients:
+        args |= {"bias": None, "bias_slots": None}
+    return args, outputs, constants_of(optimizer, table)
+
+
+def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
+           l1: float = 0.0, l2: float = 0.0) -> Case:  # fmt: skip
+    """``run`` is the step's place in the run, and so the row of the table of rates."""
+    optimizer = OPTIMIZERS[name](0.1, l1=l1, l2=l2)
+    table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
+    random = generator()
+    partials = random.normal(size=(shares, size + 3)).astype(np.float32)
+    w = random.normal(size=size).astype(np.float32)
+    w[::5] = 0.0
+    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
+    scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
+
+    terms = wide(partials[:, :size])
+    g_error = (shares + 2) * EPS32 * abs(terms).sum(axis=0) * scale
+    new_w, w_bound, new_slots, slot_bound = after_step(
+        optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
+    )
+    step = np.array([(5 + run, run, 0, 1, 1)], STEP)
+    args = {
+        "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
+        "partials": partials, "pitch": partials.shape[1], "shares": shares, "parameters": w,
+        "slots": slots if slots.size else None, "size": size,
+    }  # fmt: skip
+    outputs = {"parameters": expect(new_w, w_bound)}
+    if slots.size:
+        outputs["slots"] = expect(new_slots, slot_bound)
+    constants = constants_of(optimizer, table)
+    case = f"run{run}-{shares}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
+    return Case(case, kernels.update(name), (2,), args, outputs, constants)
+
+
+def step_cases() -> Iterator[Case]:
+    for shares, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027)):
+        yield reduce(shares, uses, size)
+    for size, blocks in ((1, 1), (33, 3), (1027, 2)):
+        yield squares(size, blocks)
+    for count, weight, limit in ((1, 2.0, 0.1), (256, 2.0, 0.5), (256, 2.0, 1e3), (33, 0.0, 0.5)):
+        yield clip(count, weight, limit)
+    for name in OPTIMIZERS:
+        for run in range(3):
+            yield update(name, run)
+        yield update(name, 1, shares=3, size=1027, factor=True, l1=0.02, l2=0.3)
+        yield update(name, 1, l1=0.02)
+        yield update(name, 1, l2=0.3)
+        yield update(name, 1, weight=0.0)
