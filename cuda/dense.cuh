@@ -19,6 +19,19 @@ __device__ __forceinline__ const int* row_lines(const Rows& rows, const int* ord
     return order ? order + rows.order + rows.first : nullptr;
 }
 
+// An epilogue: elements of C are put away, (m, n).
+struct PutAway {
+    float* to;
+    int n;
+    struct Held {};
+    __device__ __forceinline__ void prefetch(int, int) const {}
+    __device__ __forceinline__ Held hold(int, int) const { return {}; }
+    __device__ __forceinline__ void put(int row, int column, float value, Held) const { (*this)(row, column, value); }
+    __device__ __forceinline__ void operator()(int row, int column, float value) const {
+        to[static_cast<int64_t>(row) * n + column] = value;
+    }
+};
+
 // z = x W + b, y = f(z).  z is null where f' takes y.
 // Grid: (row tiles, column tiles).
 template <class Activation, class T>
@@ -29,7 +42,7 @@ __device__ __forceinline__ void dense_forward(const Step* step, int share, int s
     if (m0 >= rows.count) return;
     const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    gemm_tile<T>(a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
+    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t at = static_cast<int64_t>(rows.first + row) * n + column;
         const float sum = value + (b ? b[column] : 0.0f);
         if (z) z[at] = sum;
@@ -50,10 +63,8 @@ __device__ __forceinline__ void dense_forward_part(const Step* step, int share, 
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    float* out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
-    gemm_tile<T>(a, weights, m0, n0, k_begin, k_end, NoColumnSum(), [=](int row, int column, float value) {
-        out[static_cast<int64_t>(rows.first + row) * n + column] = value;
-    });
+    float* const out = parts + (static_cast<int64_t>(blockIdx.z) * capacity + rows.first) * n;
+    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), PutAway{out, n});
 }
 
 // The same for at most Few::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:
@@ -216,7 +227,7 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int share
     if (m0 >= rows.count) return;
     const Operand<true> a = {dz + static_cast<int64_t>(rows.first) * n, rows.count, n, n};
     const Operand<true> weights = {w, k, n, n};
-    gemm_tile<T>(a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
+    gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t at = static_cast<int64_t>(rows.first + row) * k + column;
         dx[at] = saved ? value * Activation::derivative(saved[at]) : value;
     });
@@ -233,7 +244,7 @@ __device__ __forceinline__ void dense_backward_weight(const Step* step, int shar
     const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const auto columns = column_sum(db ? n : 0, [=](int, int column, float sum) { db[column] = sum; });
-    gemm_tile<T>(a, b, m0, n0, 0, rows.count, columns, [=](int row, int column, float value) {
+    gemm_tile(T(), a, b, m0, n0, 0, rows.count, columns, [=](int row, int column, float value) {
         dw[static_cast<int64_t>(row) * n + column] = value;
     });
 }

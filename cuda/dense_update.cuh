@@ -24,7 +24,7 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
     const float* const row = schedule + step->run * COLUMNS;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, row};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, row};
-    gemm_tile_in_place<T>(a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
+    gemm_tile_in_place(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
 }
 
 // The same where tiles would be too few, or would compute little but padding: a block takes LINES rows of W, the

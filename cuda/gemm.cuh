@@ -209,6 +209,7 @@ __device__ __forceinline__ int patch_column() { return threadIdx.x / WARP % 2 * 
 // anyway; wanted by the blocks of C's first row of tiles.
 struct NoColumnSum {
     static constexpr bool wanted = false;
+    __device__ __forceinline__ bool wants(int) const { return false; }
     __device__ __forceinline__ void finish(int, float) const {}
 };
 
@@ -217,8 +218,9 @@ struct ColumnSum {
     static constexpr bool wanted = true;
     int n;  // columns that are wanted
     Epilogue epilogue;
+    __device__ __forceinline__ bool wants(int column) const { return column < n; }
     __device__ __forceinline__ void finish(int column, float sum) const {
-        if (column < n) epilogue(0, column, sum);
+        if (wants(column)) epilogue(0, column, sum);
     }
 };
 
@@ -272,10 +274,13 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
     if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
 }
 
-// The epilogue of every element of the tile inside C, of each thread's patch by that thread.
-template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
-                                          int k_begin, int k_end, const Columns& columns, const Epilogue& epilogue) {
+// The epilogue of every element of the tile inside C, of each thread's patch by that thread.  The first argument's
+// type alone counts: it is how the tile is computed, of which split.cuh has another way.
+template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile(Tile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
+                                          int n0, int k_begin, int k_end, const Columns& columns,
+                                          const Epilogue& epilogue) {
+    using T = Tile<M, N, K>;
     float c[T::PATCH_M][T::PATCH_N] = {};
     multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
 #pragma unroll
@@ -327,10 +332,11 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
 }
 
 // As gemm_tile; some rows of patches at a time change hands through shared memory.
-template <class T, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
-                                                   int k_begin, int k_end, const Columns& columns,
-                                                   const Epilogue& epilogue) {
+template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile_in_place(Tile<M, N, K>, const Operand<A_INNER>& a,
+                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
+                                                   const Columns& columns, const Epilogue& epilogue) {
+    using T = Tile<M, N, K>;
     constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE;
     static_assert(ROWS * T::N <= T::SHARED_FLOATS, "rows of the tile take the slices' place");
     SHARED(float, shared);

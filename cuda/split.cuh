@@ -101,12 +101,12 @@ __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const ui
     }
 }
 
-// The epilogue of every element inside the tile of C whose first row is m0 and first column n0, over k in [k_begin,
-// k_end), in rows: neighbouring threads have neighbouring columns.
-// (An epilogue of the kind that changes arrays in place, gemm.cuh.)
-template <class T, bool A_INNER, bool B_INNER, class Epilogue>
-__device__ __forceinline__ void split_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
-                                           int k_begin, int k_end, const Epilogue& epilogue) {
+// As gemm.cuh's for its tiles.  The columns of B are summed as they are, before they are split.
+template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operand<A_INNER>& a,
+                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
+                                                   const Columns& columns, const Epilogue& epilogue) {
+    using T = SplitTile<M, N>;
     using SliceA = SplitSlice<T::M, T, A_INNER>;
     using SliceB = SplitSlice<T::N, T, B_INNER>;
     SHARED(float, shared);
@@ -116,6 +116,13 @@ __device__ __forceinline__ void split_tile(const Operand<A_INNER>& a, const Oper
     int* const column_flags = row_flags + T::M;
     for (int i = threadIdx.x; i < T::M + T::N; i += T::THREADS) row_flags[i] = 0;
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
+    const int own_column = n0 + threadIdx.x;
+    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N && columns.wants(own_column)) {
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int k = k_begin; k < k_end; ++k) sum += b.at(own_column, k);
+        columns.finish(own_column, sum);
+    }
 
     typename SliceA::Fetched fetched_a;
     typename SliceB::Fetched fetched_b;
@@ -163,6 +170,13 @@ __device__ __forceinline__ void split_tile(const Operand<A_INNER>& a, const Oper
     }
     // Each thread finishes what it computed again itself, so there is no barrier between.
     finish_rows<T::M, T::N, T::THREADS>(shared, m0, n0, a.outer, b.outer, epilogue);
+}
+
+template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile(SplitTile<M, N> tile, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
+                                          int m0, int n0, int k_begin, int k_end, const Columns& columns,
+                                          const Epilogue& epilogue) {
+    gemm_tile_in_place(tile, a, b, m0, n0, k_begin, k_end, columns, epilogue);
 }
 
 }  // namespace mlpgpu

@@ -82,28 +82,45 @@ class SplitTile(BlockTile):
 
 
 SPLIT = SplitTile(64, 96)
+SPLIT_SPILL_BYTES = 40  # around the epilogue
 SPLIT_LEAST_N = 49  # of fewer columns a tile would be padding for the larger part
 
 
-def _product(name: str, tile: Tile, rest: str, *, activation: str | None = None, spill_bytes: int = 0) -> Entry:
-    """An entry built on gemm.cuh: two blocks on a multiprocessor, whose 16 warps hide each other's waiting."""
-    kind = f"{name}_{activation}" if activation else name
-    instance = f"{name}<{camel(activation)}, {tile}>" if activation else f"{name}<{tile}>"
+def _tiled(
+    header: str,
+    name: str,
+    epilogue: str,
+    tile: Tile | SplitTile,
+    rest: str,
+    *,
+    spill_bytes: int = 0,
+    constants: bool = False,
+) -> Entry:
+    """An entry that computes tiles: two blocks on a multiprocessor, whose 16 warps hide each other's waiting.
+
+    ``epilogue`` is an activation, an optimizer or nothing.
+    """
+    kind = f"{name}_{epilogue}" if epilogue else name
+    struct = f"{epilogue}Rule" if constants else camel(epilogue)
+    parameters = ", ".join(filter(None, [struct, str(tile)]))
+    is_split = isinstance(tile, SplitTile)
     return Entry(
         f"{kind}_{tile.name}",
-        "dense.cuh",
-        instance,
+        "split_dense.cuh" if is_split else header,
+        f"{name}<{parameters}>",
         arguments(f"{ROWS}, {rest}"),
         TILE_THREADS,
         tile.shared_bytes,
         blocks=2,
-        spill_bytes=spill_bytes,
+        spill_bytes=SPLIT_SPILL_BYTES if is_split else spill_bytes,
+        needs="sm_80" if is_split else "sm_75",
+        constants=constants,
     )
 
 
 def dense_forward(activation: str, tile: Tile) -> Entry:
     rest = "const float* x, const int* order, const float* w, const float* b, float* z, float* y, int k, int n"
-    return _product("dense_forward", tile, rest, activation=activation)
+    return _tiled("dense.cuh", "dense_forward", activation, tile, rest)
 
 
 _PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
@@ -111,25 +128,7 @@ _PART = "const float* x, const int* order, const float* w, float* parts, int k, 
 
 def dense_forward_part(tile: Tile | SplitTile) -> Entry:
     """Sums over parts of k."""
-    if isinstance(tile, Tile):
-        return _product("dense_forward_part", tile, _PART)
-    return _split_product("dense_forward_part_split", f"dense_forward_part_{tile.name}", str(tile), f"{ROWS}, {_PART}")
-
-
-def _split_product(function: str, name: str, instance: str, signature: str, *, constants: bool = False) -> Entry:
-    """An entry built on split.cuh."""
-    return Entry(
-        name,
-        "split_dense.cuh",
-        f"{function}<{instance}>",
-        arguments(signature),
-        TILE_THREADS,
-        SPLIT.shared_bytes,
-        blocks=2,
-        spill_bytes=40,  # around the epilogue
-        needs="sm_80",
-        constants=constants,
-    )
+    return _tiled("dense.cuh", "dense_forward_part", "", tile, _PART)
 
 
 FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
@@ -152,7 +151,7 @@ def dense_backward_input(activation: str, tile: Tile) -> Entry:
     rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
     # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
-    return _product("dense_backward_input", tile, rest, activation=activation, spill_bytes=spill_bytes)
+    return _tiled("dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
 
 
 # A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
@@ -161,7 +160,8 @@ _WEIGHT_SPILL_BYTES = 144
 
 def dense_backward_weight(tile: Tile) -> Entry:
     rest = "const float* x, const int* order, const float* dz, float* dw, float* db, int k, int n"
-    return _product("dense_backward_weight", tile, rest, spill_bytes=_WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0)
+    spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
+    return _tiled("dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
 
 
 def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
@@ -170,31 +170,18 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and
     FEW_LEAST_N to FEW_MOST_N columns.
     """
-    signature = (
-        f"{ROWS}, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
-        "float* bias, float* weight_slots, float* bias_slots, int64_t size, int k, int n"
+    rest = (
+        "const float* x, const int* order, const float* dz, const double* totals, float* weight, float* bias, "
+        "float* weight_slots, float* bias_slots, int64_t size, int k, int n"
     )
-    rule, function = f"{optimizer}Rule", "dense_backward_update"
-    if isinstance(form, SplitTile):
-        name = f"{function}_{optimizer}_{form.name}"
-        return _split_product(f"{function}_split", name, f"{rule}, {form}", signature, constants=True)
-    if isinstance(form, Tile):
-        name, instance = form.name, f"{function}<{rule}, {form}>"
-        threads, shared_bytes, blocks = TILE_THREADS, form.shared_bytes, 2
-    else:
-        name, instance = form, f"{function}_{form}<{rule}>"
-        threads, shared_bytes, blocks = *{"narrow": NARROW, "few": FEW_UPDATE}[form], 2
-    return Entry(
-        f"{function}_{optimizer}_{name}",
-        "dense_update.cuh",
-        instance,
-        arguments(signature),
-        threads,
-        shared_bytes,
-        blocks=blocks,
-        spill_bytes=_WEIGHT_SPILL_BYTES if form in TILES[:2] else 0,
-        constants=True,
-    )
+    header, name = "dense_update.cuh", "dense_backward_update"
+    if not isinstance(form, str):
+        spill_bytes = _WEIGHT_SPILL_BYTES if form in TILES[:2] else 0
+        return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
+    threads, shared_bytes = {"narrow": NARROW, "few": FEW_UPDATE}[form]
+    function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
+    entry = f"{name}_{optimizer}_{form}"
+    return Entry(entry, header, function, signature, threads, shared_bytes, blocks=2, constants=True)
 
 
 NARROW_LINES, NARROW_COLUMNS = 8, 16
