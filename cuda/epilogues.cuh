@@ -2,10 +2,13 @@
 //
 // A product hands its epilogue quads: four neighbouring columns of one row, the first a multiple of 4.
 //     is_aligned()                             whether quads lie in memory as vectors, wholly inside a row
-//     read<ALIGNED>(row, column)               loads what the others need, so that several quads' loads overlap
-//     settle(row, column, sum, read)           makes C of the sums; whole warps call it at once; outside C, with
-//                                              what was read as 0
+//     read<ALIGNED>(row, column)               loads what write needs: before the sums are there, where registers allow
+//     lines(row, column)                       loads what settle needs, so that several quads' loads overlap
+//     settle(row, column, sum, lines)          makes C of the sums; whole warps call it at once; outside C, with
+//                                              lines of 0
 //     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
+//     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
+//                                              first rows, sometime
 // Rows are those of the share.
 #pragma once
 
@@ -65,9 +68,9 @@ __device__ __forceinline__ void store_padded(uint16_t* plane, int row, int rows,
 
 // Planes without scales.
 struct AsIs {
-    struct Read {};
-    __device__ __forceinline__ Read read(int, int) const { return {}; }
-    __device__ __forceinline__ void settle(int, int, float4&, const Read&) const {}
+    struct Lines {};
+    __device__ __forceinline__ Lines lines(int, int) const { return {}; }
+    __device__ __forceinline__ void settle(int, int, float4&, const Lines&) const {}
 };
 
 // The float32 array that an operand's planes were made of: element (outer, inner), by its steps.
@@ -92,15 +95,15 @@ struct Scaled {
         : rows(rows), row_weights(row_weights), columns(columns), a(a), b(b), length(length),
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
-    struct Read {
+    struct Lines {
         int row, weight;
         int4 columns;
     };
-    __device__ __forceinline__ Read read(int row, int column) const {
+    __device__ __forceinline__ Lines lines(int row, int column) const {
         return {rows[row], row_weights ? row_weights[row] : 0, *reinterpret_cast<const int4*>(columns + column)};
     }
 
-    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Read& lines) const {
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
         const int exponent = exponent_in(lines.row) - exponent_in(lines.weight);
         int doubtful = 0;
         finish(sum.x, lines.row, exponent, lines.columns.x, 1, doubtful);
@@ -171,6 +174,7 @@ struct Forward {
         if (y && row < rows) store_quad<ALIGNED>(y + at, column, n, sum);
         if (y_plane) store_padded<ALIGNED>(y_plane, row, rows, column, n, sum);
     }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
 };
 
 // dx = C ∘ f'(saved), `saved` being an array or a plane of bfloat16, or neither; `dx_plane` as above.
@@ -211,6 +215,7 @@ struct BackwardInput {
         if (dx && row < rows) store_quad<ALIGNED>(dx + static_cast<int64_t>(row) * k, column, k, value);
         if (dx_plane) store_padded<ALIGNED>(dx_plane, row, rows, column, k, value);
     }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
 };
 
 // C as it is, to (m, n).
@@ -229,6 +234,7 @@ struct Store {
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
         store_quad<ALIGNED>(to + static_cast<int64_t>(row) * n, column, n, value);
     }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
 };
 
 // The two together.
@@ -237,21 +243,23 @@ struct Epilogue {
     Sums sums;
     Values values;
 
-    struct Read {
-        typename Sums::Read sums;
-        typename Values::Read values;
-    };
+    using Lines = typename Sums::Lines;
+    using Read = typename Values::Read;
     __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
     template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
-        return {sums.read(row, column), values.template read<ALIGNED>(row, column)};
+        return values.template read<ALIGNED>(row, column);
     }
-    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Read& read) const {
-        sums.settle(row, column, sum, read.sums);
+    __device__ __forceinline__ Lines lines(int row, int column) const { return sums.lines(row, column); }
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
+        sums.settle(row, column, sum, lines);
     }
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
-        values.template write<ALIGNED>(row, column, value, read.values);
+        values.template write<ALIGNED>(row, column, value, read);
+    }
+    __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
+        values.columns(first, count, thread, threads);
     }
 };
 

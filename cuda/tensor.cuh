@@ -77,6 +77,7 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_
                                           int columns, const Epilogue& epilogue) {
     constexpr int QUADS = T::LINES_N / 2;
     using Read = typename Epilogue::Read;
+    using Lines = typename Epilogue::Lines;
     const int lane = threadIdx.x % WARP;
     const bool odd = lane & 1;
     const auto column = [&](int q) { return column0 + (odd ? 8 : 0) + lane % 4 / 2 * 4 + 16 * q; };
@@ -87,9 +88,11 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_
             const int row = row0 + lane / 4 + 16 * i + 8 * half;
             const auto inside = [&](int q) { return row < rows && column(q) < columns; };
             Read read[QUADS];
+            Lines lines[QUADS];
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)
-                read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read();
+                read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read(),
+                lines[q] = inside(q) ? epilogue.lines(row, column(q)) : Lines();
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 const float* const left = c[i][2 * q] + 2 * half;
@@ -97,7 +100,7 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_
                 const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
                 const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
                 float4 quad = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
-                epilogue.settle(row, column(q), quad, read[q]);
+                epilogue.settle(row, column(q), quad, lines[q]);
                 if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q]);
             }
         }
@@ -175,6 +178,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         }
     }
 
+    if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x, T::THREADS);
     const int row0 = m0 + warp_m, column0 = n0 + warp_n;
     if (epilogue.is_aligned())
         hand_over<T, true>(c, row0, column0, rows, columns, epilogue);

@@ -7,7 +7,7 @@
 
 namespace mlpgpu {
 
-// An epilogue: quads of dW move their parameters, and those of the first row the biases along db.
+// An epilogue: quads of dW move their parameters, and columns the biases along db.
 template <class Rule>
 struct Move {
     static constexpr int SLOTS = Rule::SLOTS;
@@ -52,16 +52,11 @@ struct Move {
         if (planes) store_quad<ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), column, n, found.w);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
-        if (row == 0 && bias) {
-            Read of_bias = {};
-            of_bias.w = load_quad<false>(bias, column, n);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) of_bias.slot[s] = load_quad<false>(bias_slots + s * pitch, column, n);
-            step(of_bias, load_quad<false>(db, column, n));
-            store_quad<false>(bias, column, n, of_bias.w);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) store_quad<false>(bias_slots + s * pitch, column, n, of_bias.slot[s]);
-        }
+    }
+
+    __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
+        const InPlace<Rule> of_bias = {bias, bias_slots, pitch, n, scale, rates};
+        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {

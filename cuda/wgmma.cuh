@@ -148,62 +148,125 @@ struct Slices {
     }
 };
 
-// Hands a consumer's part of C to the epilogue (epilogues.cuh).  Each warp lays 16 rows and 32 columns at a
-// time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that memory is
-// read and written in whole lines, and the epilogue's code stands here once.
-template <class T, bool ALIGNED, class Epilogue>
-__device__ __forceinline__ void hand_over(const float (&c)[T::COUNT], float* patch, int m0, int n0, int m, int n,
-                                          const Epilogue& epilogue) {
-    constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
+// Hands a consumer's part of C, from row m0 and column n0 on, to the epilogue (epilogues.cuh).  Each warp lays 16 rows
+// and 32 columns at a time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that
+// memory is read and written in whole lines.
+template <class T, class Epilogue>
+struct HandOver {
+    static constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
+    static constexpr int PATCHES = T::N / WIDTH;
     using Read = typename Epilogue::Read;
-    // Loads of GROUP quads are on their way together, and, where registers allow, one patch ahead.
-    constexpr bool AHEAD = ALIGNED && sizeof(Read) <= 32;
-    constexpr int GROUP = !ALIGNED ? 1 : sizeof(Read) <= 48 ? QUADS : 2, PATCHES = T::N / WIDTH;
-    const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
-    const int line = lane / LANES, start = lane % LANES * 4;
-    const auto row = [&](int i) { return m0 + warp * 16 + i * (16 / QUADS) + line; };
-    const auto column = [&](int each) { return n0 + each * WIDTH + start; };
-    const auto inside = [&](int each, int i) { return row(i) < m && column(each) < n; };
-    const auto read = [&](int each, int i) {
-        return inside(each, i) ? epilogue.template read<ALIGNED>(row(i), column(each)) : Read();
-    };
-    Read known[GROUP], next[GROUP];
+    using Lines = typename Epilogue::Lines;
+    // Where registers hold all that the epilogue reads, it is on its way while the product is made.
+    static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
+    static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
+    static constexpr bool EARLY = SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
+
+    const Epilogue& epilogue;
+    int m0, n0, m, n;
+    Read early[EARLY ? PATCHES : 1][EARLY ? QUADS : 1];
+
+    __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n)
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
+        if constexpr (EARLY) {
+            if (!epilogue.is_aligned()) return;
 #pragma unroll
-    for (int i = 0; AHEAD && i < GROUP; ++i) next[i] = read(0, i);
-#pragma unroll 1
-    for (int each = 0; each < PATCHES; ++each) {
+            for (int each = 0; each < PATCHES; ++each)
 #pragma unroll
-        for (int i = 0; AHEAD && i < GROUP; ++i) {
-            known[i] = next[i];
-            if (each + 1 < PATCHES) next[i] = read(each + 1, i);
+                for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
         }
-#pragma unroll
-        for (int held = 0; held < PATCHES; ++held) {
-            if (held != each) continue;  // registers have no index at run time
-#pragma unroll
-            for (int i = 0; i < WIDTH / 4; ++i) {
-                float* const to = patch + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
-                const float* const from = c + held * (WIDTH / 2) + i * 2;
-                *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-            }
-        }
-        __syncwarp();
-#pragma unroll 1
-        for (int first = 0; first < QUADS; first += GROUP) {
-#pragma unroll
-            for (int i = 0; !AHEAD && i < GROUP; ++i) known[i] = read(each, first + i);
-#pragma unroll
-            for (int i = 0; i < GROUP; ++i) {
-                const int at = row(first + i);
-                const float* const place = patch + (at - m0 - warp * 16) * PITCH + start;
-                float4 quad = *reinterpret_cast<const float4*>(place);
-                epilogue.settle(at, column(each), quad, known[i]);
-                if (inside(each, first + i)) epilogue.template write<ALIGNED>(at, column(each), quad, known[i]);
-            }
-        }
-        __syncwarp();
     }
-}
+
+    // Quad i of a lane in a patch.
+    __device__ __forceinline__ int line(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 4; }
+    __device__ __forceinline__ bool inside(int each, int i) const { return m0 + line(i) < m && column(each) < n; }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int each, int i) const {
+        return inside(each, i) ? epilogue.template read<ALIGNED>(m0 + line(i), column(each)) : Read();
+    }
+
+    __device__ __forceinline__ Lines lines(int each, int i) const {
+        return inside(each, i) ? epilogue.lines(m0 + line(i), column(each)) : Lines();
+    }
+
+    __device__ __forceinline__ void lay_out(const float* c, float* patch) const {
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 4; ++i) {
+            float* const to = patch + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2*>(to) = make_float2(c[i * 2], c[i * 2 + 1]);
+        }
+    }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ void finish(const float* patch, int each, int i, const Read& read, const Lines& lines) const {
+        const int row = m0 + line(i);
+        float4 quad = *reinterpret_cast<const float4*>(patch + line(i) * PITCH + threadIdx.x % LANES * 4);
+        epilogue.settle(row, column(each), quad, lines);
+        if (inside(each, i)) epilogue.template write<ALIGNED>(row, column(each), quad, read);
+    }
+
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) const {
+        if (!epilogue.is_aligned())
+            in_turn<false>(c, patch);
+        else if constexpr (EARLY)
+            all_at_once(c, patch);
+        else
+            in_turn<true>(c, patch);
+    }
+
+    __device__ __forceinline__ void all_at_once(const float (&c)[T::COUNT], float* patch) const {
+#pragma unroll
+        for (int each = 0; each < PATCHES; ++each) {
+            Lines known[QUADS];
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) known[i] = lines(each, i);
+            lay_out(c + each * (WIDTH / 2), patch);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], known[i]);
+            __syncwarp();
+        }
+    }
+
+    // Loads of GROUP quads are on their way together, and, where registers allow, one patch ahead.  The epilogue's code
+    // stands here once.
+    template <bool ALIGNED>
+    __device__ __forceinline__ void in_turn(const float (&c)[T::COUNT], float* patch) const {
+        constexpr int WORDS = READ_WORDS + LINE_WORDS;
+        constexpr bool AHEAD = ALIGNED && WORDS <= 4;
+        constexpr int GROUP = !ALIGNED ? 1 : READ_WORDS <= 8 && WORDS <= 12 ? QUADS : 2;
+        Read known[GROUP], next[GROUP];
+        Lines its_lines[GROUP];
+#pragma unroll
+        for (int i = 0; AHEAD && i < GROUP; ++i) next[i] = read<ALIGNED>(0, i);
+#pragma unroll 1
+        for (int each = 0; each < PATCHES; ++each) {
+#pragma unroll
+            for (int i = 0; AHEAD && i < GROUP; ++i) {
+                known[i] = next[i];
+                if (each + 1 < PATCHES) next[i] = read<ALIGNED>(each + 1, i);
+            }
+#pragma unroll
+            for (int held = 0; held < PATCHES; ++held)
+                if (held == each) lay_out(c + held * (WIDTH / 2), patch);  // registers have no index at run time
+            __syncwarp();
+#pragma unroll 1
+            for (int first = 0; first < QUADS; first += GROUP) {
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) {
+                    if (!AHEAD) known[i] = read<ALIGNED>(each, first + i);
+                    its_lines[i] = lines(each, first + i);
+                }
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) finish<ALIGNED>(patch, each, first + i, known[i], its_lines[i]);
+            }
+            __syncwarp();
+        }
+    }
+};
 
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
 __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches,
@@ -221,6 +284,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         int m0, n0;
         scheduler.place(rank, m0, n0);
         m0 += consumer * 64;
+        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n);
         float c[T::COUNT] = {};
         if constexpr (T::PLANES == 1) {
             ring.wait_full();
@@ -261,10 +325,17 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             give_back();
             for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(cross[i], 0x1p-11f, c[i]);
         }
-        if (epilogue.is_aligned())
-            hand_over<T, true>(c, patch, m0, n0, m, n, epilogue);
-        else
-            hand_over<T, false>(c, patch, m0, n0, m, n, epilogue);
+        hand_over.run(c, patch);
+    }
+}
+
+// By the producer's other warps, which have nothing else to do.
+template <class T, class Epilogue>
+__device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epilogue) {
+    for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
+        int m0, n0;
+        scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
+        if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x - WARP, WARPGROUP - WARP);
     }
 }
 
@@ -287,6 +358,7 @@ struct WgmmaProduct {
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();
             if (threadIdx.x == 0) produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring);
+            if (threadIdx.x >= WARP) finish_columns<T>(m, n, epilogue);
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
             consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, epilogue);
