@@ -64,17 +64,24 @@ struct Silu {
 // All of them, in the order of the table: for kernels that are told by a number which one is meant.
 template <class... Each>
 struct ActivationList {
+    // Each value becomes f of it.
+    template <int COUNT>
+    static __device__ __forceinline__ void forwards(int number, float (&values)[COUNT]) {
+        int place = 0;
+        ((number == place++ ? apply(values, [](float z) { return Each::forward(z); }) : static_cast<void>(0)), ...);
+    }
+
     // Each value becomes f' of it.
     template <int COUNT>
     static __device__ __forceinline__ void derivatives(int number, float (&values)[COUNT]) {
         int place = 0;
-        ((number == place++ ? apply<Each>(values) : static_cast<void>(0)), ...);
+        ((number == place++ ? apply(values, [](float y) { return Each::derivative(y); }) : static_cast<void>(0)), ...);
     }
 
-    template <class Activation, int COUNT>
-    static __device__ __forceinline__ void apply(float (&values)[COUNT]) {
+    template <int COUNT, class Function>
+    static __device__ __forceinline__ void apply(float (&values)[COUNT], const Function& function) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) values[i] = Activation::derivative(values[i]);
+        for (int i = 0; i < COUNT; ++i) values[i] = function(values[i]);
     }
 };
 using Activations = ActivationList<Identity, Sigmoid, Tanh, Relu, LeakyRelu, Elu, Softplus, Gelu, Silu>;

@@ -113,126 +113,175 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
         InPlace<Rule>{bias, bias_slots, size, n, scale, rates}(0, column, sum);
 }
 
-// WIDTH neighbours in memory, aligned to as many: to stay in the cache, or (once) to leave it soon.
+// WIDTH neighbours in memory, aligned to as many; what is read or written once is asked to leave the cache soon.
 template <int WIDTH>
-__device__ __forceinline__ void load_run(const float* at, float (&values)[WIDTH]) {
-    if constexpr (WIDTH == 4) {
-        const float4 four = *reinterpret_cast<const float4*>(at);
-        values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
+__device__ __forceinline__ void load_run(const float* at, float (&values)[WIDTH], bool once) {
+    if constexpr (WIDTH == 2) {
+        const float2* const place = reinterpret_cast<const float2*>(at);
+        const float2 two = once ? __ldcs(place) : *place;
+        values[0] = two.x, values[1] = two.y;
     } else {
-        values[0] = *at;
+        values[0] = once ? __ldcs(at) : *at;
     }
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void load_run_once(const float* at, float (&values)[WIDTH]) {
-    if constexpr (WIDTH == 4) {
-        const float4 four = __ldcs(reinterpret_cast<const float4*>(at));
-        values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
+__device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH], bool once) {
+    if constexpr (WIDTH == 2) {
+        float2* const place = reinterpret_cast<float2*>(at);
+        const float2 two = make_float2(values[0], values[1]);
+        once ? __stcs(place, two) : static_cast<void>(*place = two);
     } else {
-        values[0] = __ldcs(at);
+        once ? __stcs(at, values[0]) : static_cast<void>(*at = values[0]);
     }
 }
 
-template <int WIDTH>
-__device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH]) {
-    if constexpr (WIDTH == 4)
-        *reinterpret_cast<float4*>(at) = make_float4(values[0], values[1], values[2], values[3]);
-    else
-        *at = values[0];
-}
-
-template <int WIDTH>
-__device__ __forceinline__ void store_run_once(float* at, const float (&values)[WIDTH]) {
-    if constexpr (WIDTH == 4)
-        __stcs(reinterpret_cast<float4*>(at), make_float4(values[0], values[1], values[2], values[3]));
-    else
-        __stcs(at, values[0]);
-}
-
-// The same for at most FewUpdate::ROWS rows, whose time is that of reading and writing parameters and slots.  A
-// block takes a stretch of W as it lies in memory, a thread runs of WIDTH neighbours; x and dz come to shared memory
-// meanwhile.  The slots are asked not to take the cache from W, which the next step reads first.
-// Grid: one block for every SIZE elements of W.
+// --- few rows ---
+//
+// When at most FewUpdate::ROWS rows meet a large W (k, n), the time is that of reading and writing W and its slots.  So
+// that W is touched once a step, whoever has moved an element multiplies it with the next step's x as well, which
+// leaves parts of z as dense_forward_part_few does.  A block takes PART lines of W; a thread the same WIDTH columns of
+// every so manieth of them, so that its columns of dz, and its sums of z, stay in registers.
 struct FewUpdate {
-    static constexpr int THREADS = 256, ROWS = 8, PER_THREAD = 16, SIZE = THREADS * PER_THREAD;
-    static constexpr int LEAST_COLUMNS = 16, MOST_COLUMNS = 512;
-    static constexpr int LINES = SIZE / LEAST_COLUMNS + 2;  // the most that a stretch touches
-    static constexpr int SHARED_FLOATS = ROWS * (LINES + MOST_COLUMNS);
+    static constexpr int THREADS = 256, ROWS = 8, PART = 512, COLUMNS = 256;
+    static constexpr int SHARED_FLOATS = 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
 };
 
-template <class Rule, int WIDTH>
-__device__ __forceinline__ void update_few(const Rows& rows, const float* x, const int* lines, const float* dz,
-                                           float* weight, float* slots, int64_t size, float scale, const float* row,
-                                           int k, int n) {
-    using T = FewUpdate;
-    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, RUNS = T::PER_THREAD / WIDTH;
-    SHARED(float, shared);
-    float* const values = shared;                            // (rows, LINES) of x
-    float* const deltas = values + T::ROWS * T::LINES;       // (rows, n)
-    const int start = blockIdx.x * T::SIZE, end = min(start + T::SIZE, k * n), line0 = start / n;
+// A step's rows of an input (B, k), or of the data set by the order; the share is the whole batch.
+struct FewRows {
+    const float* x;
+    const int* lines;
+    int count;
 
-    float w[RUNS][WIDTH], slot[RUNS][HELD][WIDTH];
+    __device__ __forceinline__ FewRows(const Step& step, const float* x, const int* order)
+        : x(x), lines(order ? order + share_rows(&step, 0, 1).order : nullptr),
+          count(max(0, share_rows(&step, 0, 1).count)) {}
+
+    // staged (depth, ROWS) = x from column k0 on, 0 for rows that there are not.
+    template <int ROWS>
+    __device__ __forceinline__ void stage(int k, int k0, int depth, float* staged) const {
 #pragma unroll
-    for (int i = 0; i < RUNS; ++i) {
-        const int at = start + (threadIdx.x + i * T::THREADS) * WIDTH;
-        if (at >= end) break;
-        load_run<WIDTH>(weight + at, w[i]);
+        for (int r = 0; r < ROWS; ++r) {
+            const float* const row = x + static_cast<int64_t>(r < count && lines ? lines[r] : r) * k + k0;
+            for (int i = threadIdx.x; i < depth; i += FewUpdate::THREADS) staged[i * ROWS + r] = r < count ? row[i] : 0.0f;
+        }
+    }
+};
+
+template <class Rule, int ROWS, int WIDTH>
+__device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& next, const float* dz, float* weight,
+                                           float* slots, int64_t size, float scale, const float* rates, float* parts,
+                                           int k, int n, int part, int capacity) {
+    using T = FewUpdate;
+    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 8 / HELD;
+    SHARED(float, shared);
+    float* const staged = shared;                   // (part, ROWS) of x
+    float* const staged_next = shared + ROWS * part;
+    const int k0 = blockIdx.x * part, depth = min(part, k - k0), n0 = blockIdx.y * T::COLUMNS;
+    const int width = min(T::COLUMNS, n - n0) / WIDTH, teams = T::THREADS / width;  // a team of threads has a line
+    const int team = threadIdx.x / width, column = n0 + threadIdx.x % width * WIDTH;
+    const int mine = team < teams ? depth : 0;
+    weight += static_cast<int64_t>(k0) * n + column;
+    slots += static_cast<int64_t>(k0) * n + column;
+
+    float w[BATCH][WIDTH], slot[BATCH][HELD][WIDTH];
+    const auto fetch = [&](int first) {
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) load_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
+        for (int b = 0; b < BATCH; ++b) {
+            const int line = first + b * teams;
+            if (line >= mine) break;
+            load_run<WIDTH>(weight + line * n, w[b], false);
+#pragma unroll
+            for (int s = 0; dz && s < SLOTS; ++s) load_run<WIDTH>(slots + s * size + line * n, slot[b][s], true);
+        }
+    };
+    fetch(team);
+    float delta[ROWS][WIDTH] = {}, z[ROWS][WIDTH] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int q = 0; q < WIDTH; ++q)
+            if (dz && mine && r < rows.count) delta[r][q] = dz[r * n + column + q];
+    rows.stage<ROWS>(k, k0, depth, staged);
+    next.stage<ROWS>(k, k0, depth, staged_next);
+    __syncthreads();
+
+    for (int first = team; first < mine; first += BATCH * teams) {
+        if (first != team) fetch(first);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int line = first + b * teams;
+            if (line >= mine) break;
+#pragma unroll
+            for (int q = 0; q < WIDTH; ++q) {
+                if (dz) {
+                    float sum = 0.0f, of_element[HELD];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[line * ROWS + r], delta[r][q], sum);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[b][s][q];
+                    step_parameter<Rule>(w[b][q], of_element, sum, scale, rates);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) slot[b][s][q] = of_element[s];
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[line * ROWS + r], w[b][q], z[r][q]);
+            }
+            if (!dz) continue;
+            store_run<WIDTH>(weight + line * n, w[b], false);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + line * n, slot[b][s], true);
+        }
     }
-    const int touched = (end - 1) / n - line0 + 1;
-    for (int r = 0; r < rows.count; ++r) {
-        const float* const of_row = x + static_cast<int64_t>(lines ? lines[r] : r) * k + line0;
-        for (int i = threadIdx.x; i < touched; i += T::THREADS) values[r * T::LINES + i] = of_row[i];
-        for (int i = threadIdx.x; i < n; i += T::THREADS) deltas[r * n + i] = dz[static_cast<int64_t>(r) * n + i];
-    }
+
+    // The teams' sums of z take the place of x.
+    if (!parts) return;
+    const int columns = width * WIDTH;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < RUNS; ++i) {
-        const int at = start + (threadIdx.x + i * T::THREADS) * WIDTH;
-        if (at >= end) break;
-        int line = at / n, column = at - line * n;
-        line -= line0;
+    for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-        for (int q = 0; q < WIDTH; ++q) {
-            float sum = 0.0f, of_element[HELD];
-            for (int r = 0; r < rows.count; ++r) sum = fmaf(values[r * T::LINES + line], deltas[r * n + column], sum);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[i][s][q];
-            step_parameter<Rule>(w[i][q], of_element, sum, scale, row);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) slot[i][s][q] = of_element[s];
-            if (++column == n) ++line, column = 0;
-        }
-        store_run<WIDTH>(weight + at, w[i]);
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) store_run_once<WIDTH>(slots + s * size + at, slot[i][s]);
+        for (int q = 0; q < WIDTH; ++q)
+            if (mine) shared[(team * ROWS + r) * columns + column - n0 + q] = z[r][q];
+    __syncthreads();
+    for (int at = threadIdx.x; at < next.count * columns; at += T::THREADS) {
+        float sum = shared[at];
+        for (int t = 1; t < teams; ++t) sum += shared[t * ROWS * columns + at];
+        parts[(static_cast<int64_t>(blockIdx.x) * capacity + at / columns) * n + n0 + at % columns] = sum;
     }
 }
 
+// The step along dz of weight, bias and slots, as above, and the parts (grid x, capacity, n) of the next step's z; both
+// for x (B, k), or for the data set by the order.  Without dz there is no step, and z is this step's, before the first
+// one of a run; without `parts` there is no z.
+// Grid: (parts of k, n over 256).
 template <class Rule>
-__device__ __forceinline__ void dense_backward_update_few(const Step* step, int share, int shares, const float* x,
-                                                          const int* order, const float* dz, const double* totals,
-                                                          float* weight, float* bias, float* weight_slots,
-                                                          float* bias_slots, int64_t size, int k, int n) {
-    const Rows rows = share_rows(step, share, shares);
-    const float* const from = first_row(rows, x, order, k);
-    const int* const lines = row_lines(rows, order);
-    const float* const of_share = dz + static_cast<int64_t>(rows.first) * n;
-    const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const row = schedule + step->run * COLUMNS;
-    // Slots lie a multiple of `size` elements apart.
-    const bool vectored = is_vectored(weight, k * n) && is_vectored(weight_slots, Rule::SLOTS > 1 ? size % 4 : 0);
-    if (vectored)
-        update_few<Rule, 4>(rows, from, lines, of_share, weight, weight_slots, size, scale, row, k, n);
+__device__ __forceinline__ void dense_update_few(const Step* step, const float* x, const int* order, const float* dz,
+                                                 const double* totals, float* weight, float* bias, float* weight_slots,
+                                                 float* bias_slots, int64_t size, float* parts, int k, int n, int part,
+                                                 int capacity) {
+    const float scale = dz ? static_cast<float>(inverse_weight(totals)) : 0.0f;
+    const float* const rates = schedule + step->run * COLUMNS;
+    Step after = *step;
+    after.batch += dz ? 1 : 0;
+    const FewRows rows(*step, x, order), next(after, x, order);
+    const auto run = [&](auto held, auto wide) {
+        update_few<Rule, decltype(held)::value, decltype(wide)::value>(rows, next, dz, weight, weight_slots, size, scale,
+                                                                       rates, parts, k, n, part, capacity);
+    };
+    // Columns in pairs where the arrays allow it; slots lie a multiple of `size` elements apart.
+    const bool paired = n % 2 == 0 && reinterpret_cast<uintptr_t>(weight) % 8 == 0 &&
+                        reinterpret_cast<uintptr_t>(weight_slots) % 8 == 0 && (Rule::SLOTS < 2 || size % 2 == 0);
+    const bool single = max(rows.count, next.count) <= 1;
+    if (single)
+        paired ? run(Is<1>(), Is<2>()) : run(Is<1>(), Is<1>());
     else
-        update_few<Rule, 1>(rows, from, lines, of_share, weight, weight_slots, size, scale, row, k, n);
-    if (bias && blockIdx.x == 0) {
-        const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, row};
+        paired ? run(Is<FewUpdate::ROWS>(), Is<2>()) : run(Is<FewUpdate::ROWS>(), Is<1>());
+    if (dz && bias && blockIdx.x == 0 && blockIdx.y == 0) {
+        const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
             float sum = 0.0f;
-            for (int r = 0; r < rows.count; ++r) sum += of_share[static_cast<int64_t>(r) * n + j];
+            for (int r = 0; r < rows.count; ++r) sum += dz[r * n + j];
             of_bias(0, j, sum);
         }
     }

@@ -73,6 +73,16 @@ __device__ __forceinline__ void copy_four(float* to, const float* from) {
 #endif
 }
 
+// The same of one float.
+__device__ __forceinline__ void copy_one(float* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place), "l"(from) : "memory");
+#else
+    *to = *from;
+#endif
+}
+
 // Waits until what this thread copied is there.
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -125,6 +135,12 @@ __device__ __forceinline__ void load_four(const unsigned char* from, unsigned ch
 __device__ __forceinline__ void store_four(float* to, const float* from) {
     *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }
+
+// A number as a type, for a generic lambda's argument.
+template <int NUMBER>
+struct Is {
+    static constexpr int value = NUMBER;
+};
 
 // Sum over the warp's lanes, the same in every lane and in the same order always.
 template <class T>

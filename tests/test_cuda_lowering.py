@@ -128,10 +128,10 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
 
 @given(plans(), ARCHITECTURES)
 def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str) -> None:
-    state = {"step", "parameters", "slots", "statistics", "sums", *OWNED}
     low = on_tensor_cores(plan, arch=arch)
+    state = {"step", "parameters", "slots", "statistics", "sums", *low.words, *OWNED}
     for part in (
-        *([*low.run_begin, *low.begin, *share] for share in low.shares),
+        *([*low.run_begin, *low.ahead, *low.begin, *share] for share in low.shares),
         [*low.evaluation_begin, *low.evaluation],
     ):
         written = set(state)
@@ -203,12 +203,13 @@ def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
 def test_the_kernel_of_an_update_follows_the_shape() -> None:
     def kinds(capacity: int, k: int, n: int) -> list[str]:
         low = lowered(make_plan([Dense(k, n), Dense(n, 3)], capacity=capacity))
-        return [name.rpartition("_")[2] for name in names(low.shares[0]) if "_update_" in name]
+        updates = (name for name in names(low.shares[0]) if "_update_" in name)
+        return ["few" if "_few_" in name else name.rpartition("_")[2] for name in updates]
 
     assert kinds(1024, 1024, 1024) == ["narrow", "128x64"]
     assert kinds(128, 90_000, 90) == ["narrow", "128x96"]
     assert kinds(8, 90_000, 90) == ["narrow", "few"]
-    assert kinds(8, 90_000, 600) == ["narrow", "128x128"]  # more columns than few rows' kernel takes
+    assert kinds(8, 90_000, 600) == ["narrow", "few"]
     assert kinds(8, 90, 90) == ["narrow", "narrow"]
 
 
@@ -430,7 +431,9 @@ def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shares: int, 
             for launch in part
             if launch.entry.name.startswith("dense_forward_part")
         ]
-        sums = [launch.values["count"] for launch in part if launch.entry.name.startswith("dense_forward_sum")]
+        sums = [
+            launch.values["count"] for launch in part if launch.entry.name.startswith(("dense_forward_sum", "tail"))
+        ]
         assert (cuts, sums) == ([(256, 20)], [20])
 
 
@@ -464,6 +467,7 @@ class HostProgram:
         for name, array in self.arrays.items():
             if ".planes" in name or "arrived" in name:
                 array[:] = 0.0  # as a program's memory begins: products leave the padding of columns alone
+        self.arrays |= {name: np.array(words, np.int32) for name, words in self.low.words.items()}
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
         self.arrays |= {"data": data.storage_x, "targets": targets}
         if data.weight is not None:
@@ -481,8 +485,8 @@ class HostProgram:
         self.arrays["order"] = self.sampling.order(0).astype(np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
         constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(0, rates))
-        for launch in self.low.run_begin:
-            self._launch(launch, {})
+        for launch in (*self.low.run_begin, *self.low.ahead):
+            self._launch(launch, constants if launch.entry.constants else {})
         for _ in rates:
             for launch in itertools.chain(self.low.begin, *self.low.shares, self.low.finish):
                 self._launch(launch, constants if launch.entry.constants else {})
@@ -538,6 +542,11 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         {"loss": "softmax_cross_entropy", "shares": 2, "optimizer": OPTIMIZERS["Adam"](0.05, clip_norm=0.5)},
     ),
     "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shares": 2}),
+    "few rows, and a tail": (
+        [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh", bias=False), Dense(9, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1)},
+    ),
+    "few rows": ([Dense(4100, 65, "relu"), Dropout(0.3), Dense(65, 3)], {"loss": "huber"}),
     "atomic": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
         {"loss": "binary_cross_entropy", "reduction": "atomic", "optimizer": OPTIMIZERS["RMSprop"](0.01)},

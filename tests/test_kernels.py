@@ -218,6 +218,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int s = 2; s < slices; ++s) sum",
         kernels.head("huber", "dense"),
     ),
+    "a slice of a tail's sums left out": (
+        "tail.cuh",
+        "for (int s = 1; s < slices; ++s) sum",
+        "for (int s = 2; s < slices; ++s) sum",
+        kernels.tail("huber", "dense"),
+    ),
     "barrier removed in the head": (
         "head.cuh",
         "stage_rows(x, rows, k, k0, min(Head::DEPTH, k - k0), staged);\n        __syncthreads();\n",
@@ -236,11 +242,11 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "#pragma unroll\n        for (int i = 0; i < STAGED_PER_THREAD; ++i) shared",
         kernels.dense_backward_update("Momentum", "narrow"),
     ),
-    "a column carried into the wrong line": (
+    "a team's sums of the next step's z left out": (
         "dense_update.cuh",
-        "if (++column == n) ++line, column = 0;",
-        "if (++column == n) column = 0;",
-        kernels.dense_backward_update("Momentum", "few"),
+        "for (int t = 1; t < teams; ++t) sum",
+        "for (int t = 2; t < teams; ++t) sum",
+        kernels.dense_update_few("Momentum"),
     ),
     "a product of parts left out": (
         "split.cuh",

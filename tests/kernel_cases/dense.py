@@ -197,20 +197,62 @@ def dense_backward_weight(
 def dense_backward_update(
     name: str, form: Tile | SplitTile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
 ) -> Case:
-    """``form`` is a tile, or ``"narrow"`` or ``"few"``; ``plain`` is without a bias."""
+    """``form`` is a tile, or ``"narrow"``; ``plain`` is without a bias."""
     (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     gradients = _weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(name, of_parameters)
-    grids = {"narrow": kernels.narrow_grid(k, n), "few": kernels.few_grid(k, n)}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
         kernels.dense_backward_update(name, form),
-        grids[form] if isinstance(form, str) else form.grid(k, n),
+        kernels.narrow_grid(k, n) if isinstance(form, str) else form.grid(k, n),
         {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
         constants,
     )
+
+
+def dense_update_few(
+    name: str, batch: Batch, k: int, n: int, part: int, *, plain: bool = False, ahead: bool = True, first: bool = False
+) -> Case:
+    """``plain`` is without a bias; ``ahead`` with the next step's z, or if this is the first one with its own."""
+    following = batch if first else replace(batch, place=batch.place + 1)
+    last = following.place * batch.capacity >= batch.epoch_rows
+    next_rows = np.empty(0, int) if last else following.fetched
+    data = np.full((2 * batch.epoch_rows, k), np.nan, np.float32)
+    for rows in (batch.fetched, next_rows):
+        data[rows] = normal(len(data), k)[rows]
+    x, dz = np.full((batch.capacity, k), np.nan, np.float32), batch.rows_of(1 - normal(batch.capacity, n))
+    x[batch.part] = data[batch.fetched]
+    gradients = _weight_gradient(x, dz, batch.part)
+    moved, outputs, constants = stepped(
+        name, {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
+    )
+    if first:
+        unused = dict.fromkeys(("totals", "bias", "bias_slots"))
+        moved |= unused
+        outputs = {"weight": expect(moved["weight"], 0.0)}
+    weight, parts = outputs["weight"], None
+    if ahead:
+        cuts = [slice(start, start + part) for start in range(0, k, part)]
+        parts, values = blank(len(cuts), batch.capacity, n), np.zeros((2, len(cuts), batch.capacity, n))
+        for place, cut in enumerate(cuts):
+            of_next = data[next_rows][:, cut]
+            value, bound = chained(of_next, weight.value[cut])
+            values[:, place, : len(next_rows)] = value, bound + abs(wide(of_next)) @ weight.bound[cut]
+        outputs["parts"] = expect(*values, np.arange(batch.capacity)[:, np.newaxis] < len(next_rows))
+    given = {"x": data, "order": batch.order} if ahead else {"x": x, "order": None}
+    return Case(
+        f"{batch}-{k}x{n}-parts-of-{part}" + "-plain" * plain + "-ahead" * ahead + "-first" * first,
+        kernels.dense_update_few(name),
+        kernels.few_grid(k, n, part),
+        {
+            "step": batch.args["step"], **given, "dz": None if first else dz, **moved, "parts": parts, "k": k, "n": n,
+            "part": part, "capacity": batch.capacity,
+        },
+        outputs,
+        constants,
+    )  # fmt: skip
 
 
 def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
@@ -260,22 +302,27 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:
         yield dense_backward_update(optimizer, "narrow", whole(33), 35, 37)
-        # Lengths that allow vectors, and such that do not; of two slots, the second one may lie so too.
-        for k, n in ((36, 37), (35, 37), (36, 39)):
-            yield dense_backward_update(optimizer, "few", whole(7), k, n)
+        # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
+        for k, n in ((36, 38), (35, 38), (36, 37)):
+            yield dense_update_few(optimizer, Batch(7, 12), k, n, part=16)
     for rows, k, n in sizes:
         yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
-        if rows <= kernels.FEW_ROWS and n >= kernels.FEW_LEAST_N:
-            yield dense_backward_update("Adam", "few", whole(rows), k, n, plain=rows % 2 == 0)
+        if rows <= kernels.FEW_ROWS:
+            yield dense_update_few("Adam", whole(rows), k, n, part=32, plain=rows % 2 == 0, ahead=False)
     yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
-    yield dense_backward_update("SGD", "few", whole(2), 260, 130)  # several blocks
-    yield dense_backward_update("RMSprop", "few", whole(8), 600, 16, plain=True)  # of as many lines as there can be
+    yield dense_update_few("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
+    yield dense_update_few("RMSprop", Batch(8, 30), 700, 16, part=512, plain=True)  # of as many lines as there can be
+    yield dense_update_few("Momentum", Batch(1, 3), 700, 90, part=352)
+    yield dense_update_few("Momentum", Batch(1, 3), 300, 7, part=100)
+    for place in range(3):  # the last one has two rows, and nothing follows
+        for first in (False, True):
+            yield dense_update_few("Momentum", Batch(5, 12, place), 70, 90, part=32, first=first)
     for batch in (whole(5), Batch(5, 12, 2), whole(1)):
         for fetched in (False, True):
             yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
             yield dense_forward_part(None, batch, 1400, 130, part=1024, fetched=fetched)
             yield dense_forward_part(None, batch, 70, 300, part=64, fetched=fetched)
-            yield dense_backward_update("Momentum", "few", batch, 36, 33, fetched=fetched)
+            yield dense_update_few("Momentum", batch, 36, 33, part=16, ahead=fetched)
             yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
     for share in range(3):
         yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)

@@ -147,6 +147,40 @@ def loss(
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
 
 
+def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True) -> Case:
+    """As the head, behind a first layer of ``width`` columns, whose z comes in three parts."""
+    head = loss(name, kind, batch, n, width=width, activation="identity", total=True, textured=textured)
+    args, (x, w, b) = dict(head.args), (head.args[name] for name in ("x", "w", "b"))
+    assert isinstance(x, np.ndarray) and isinstance(w, np.ndarray) and isinstance(b, np.ndarray)
+    random, rows = np.random.default_rng(11), batch.capacity
+    parts = random.integers(-8, 9, (3, *x.shape)) / 4.0
+    first_bias = random.integers(-8, 9, width) / 4.0
+    parts[2] = x - first_bias - parts[0] - parts[1]
+    identity, is_row = kernels.activation_number("identity"), batch.written(rows, width + n)[:, 0]
+    layers = [[width, -1, w.size + n, identity, 0], [n, 0, w.size, identity, 0]]
+
+    def flat(*arrays: np.ndarray) -> np.ndarray:
+        return np.concatenate([array.ravel() for array in arrays])
+
+    dx, delta = head.outputs["dx"], head.outputs["delta"]
+    logits = wide(x) @ wide(w) + b  # exact, as x is
+    of_rows = flat(*(np.broadcast_to(is_row[:, np.newaxis], (rows, count)) for count in (width, n)))
+    outputs = {
+        **{key: head.outputs[key] for key in ("totals", "losses", "arrived")},
+        "y": expect(np.where(of_rows, flat(wide(x), logits), 0.0), 0.0, of_rows),
+        "dz": expect(flat(dx.value, delta.value), flat(dx.bound, delta.bound), of_rows),
+    }
+    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
+        del args[key]
+    args |= {
+        "parts": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
+        "layers": np.array(layers, np.int32), "layer_count": 2, "y": blank(rows * (width + n)),
+        "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": 3, "capacity": rows,
+        "n": width,
+    }  # fmt: skip
+    return Case(f"{batch}-{width}x{n}", kernels.tail(name, kind, textured=textured), (rows,), args, outputs)
+
+
 def total_error(count: int) -> Case:
     sums = generator().random((count, 2))
     total = sums.sum(axis=0)
@@ -215,6 +249,9 @@ def loss_cases() -> Iterator[Case]:
             yield loss(name, kind, batch, 7)
         for special in (np.nan, np.inf, -np.inf):
             yield loss(name, kind, whole(1), 5, special=special)
+        for batch, n, width in ((whole(1), 10, 90), (Batch(4, 10, 2), 7, 33), (whole(3), 1, 600)):
+            yield tail(name, kind, batch, n, width)
+        yield tail(name, kind, whole(2), 5, 9, textured=False)
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for width in (33, 1100):

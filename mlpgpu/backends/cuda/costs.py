@@ -53,6 +53,11 @@ AXES: dict[str, dict[str, Axes]] = {
         **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"),
     },
     "head.cuh": {**OF_DENSE, **OF_LOSS},
+    # Of the layers behind the first, which are small, nothing is counted.
+    "tail.cuh": {
+        **OF_LOSS, "parts": ("count", "rows", "n"), "parameters": (0,), "layers": (0,), "y": ("rows", "n"),
+        "dz": ("rows", "n"), "targets": ("rows",),
+    },
     "update.cuh": {
         "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
         "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"),
@@ -78,7 +83,7 @@ PRODUCTS = {
     "dense_forward_part_few": 1,
     "dense_backward_update": 1,
     "dense_backward_update_narrow": 1,
-    "dense_backward_update_few": 1,
+    "dense_update_few": 2,
     "head": 2,
     "dense_backward_atomic": 2,
     "tensor_forward": 1,
@@ -135,6 +140,6 @@ def speed_of(launch: Launch) -> float:
 def _lengths(launch: Launch, rows: int) -> dict[str, int]:
     given = {name: value for name, value in launch.values.items() if isinstance(value, int)}
     # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
-    made = launch.grid[2] if "part" in given else launch.grid[0]
+    made = launch.grid[2] if "part" in given and launch.entry.header != "dense_update.cuh" else launch.grid[0]
     planes = 2 if "HalfPair" in launch.entry.function else 1
     return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given}

@@ -58,8 +58,10 @@ class Lowered:
 
     Attributes:
         bytes: of each array that a program of this plan owns.
+        words: what arrays of whole numbers hold, which no launch changes.
         columns: lengths of the flags that lie side by side in the array of this name.
         run_begin: what runs before the first of several steps.
+        ahead: what each step does for the one that follows it, for a step that follows none.
         begin: what a step begins with, once.
         shares: what each share's stream runs in a step; ``finish`` follows when all have.
         evaluation_begin: what runs before the first batch of an evaluation.
@@ -67,8 +69,10 @@ class Lowered:
     """
 
     bytes: dict[str, int] = field(default_factory=dict)
+    words: dict[str, tuple[int, ...]] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
     run_begin: list[Launch] = field(default_factory=list)
+    ahead: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
     shares: list[list[Launch]] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
@@ -78,7 +82,8 @@ class Lowered:
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shares = [launch for share in self.shares for launch in share]
-        return [*self.run_begin, *self.begin, *shares, *self.finish, *self.evaluation_begin, *self.evaluation]
+        steps = [*self.run_begin, *self.ahead, *self.begin, *shares, *self.finish]
+        return [*steps, *self.evaluation_begin, *self.evaluation]
 
     def maps(self) -> list[Map]:
         """All maps that launches take, each once."""

@@ -17,6 +17,7 @@ from . import kernels
 from .kernels import Entry, ceil_div
 from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Value
 from .share import BLOCKS_PER_MULTIPROCESSOR, Setting, Share, part_length, partials_pitch, title, updates_in_place
+from .tail import tail_of
 from .tensor_cores import TensorCores
 
 FEW_LEAST_SIZE, FEW_MOST_SIZE = 1 << 18, 1 << 31  # of a weight that a few rows are not worth a product for
@@ -35,6 +36,8 @@ class _Lowering(Share):
         self.tensor_cores = TensorCores(self, form) if form else None
         self.head: tuple[ops.Dense, str] | None = None  # the last layer, if the loss's kernel does it; its title
         self.made: set[str] = set()  # deltas that were made before their operation's turn
+        self.tail = tail_of(self)
+        self.parts: dict[str, Value] = {}  # of its first layer, as what adds them up is given them
         self.target_statistics: tuple[Value, Value] = (None, None)
 
     def lower(self) -> list[Launch]:
@@ -89,11 +92,15 @@ class _Lowering(Share):
             self.tensor_cores.forward(op)
             return False
         k, n = self.shapes[op.weight]
+        part = part_length(k, n)
+        if self.tail:  # the loss's kernel does all but the first one's product
+            if op is self.tail.layers[0]:
+                self.parts = self._forward_parts(op)
+            return False
         if self._is_head(op, following):
             self.head = op, self.operation
             return False
         z, y = self.stored(op.z) if op.z else None, self.stored(op.y)
-        part = part_length(k, n)
         if part is None:
             tile = kernels.tile_for(self.rows, n, self.multiprocessors)
             self.add(
@@ -101,9 +108,26 @@ class _Lowering(Share):
                 **self.rows_of(op.x), w=self.at(op.weight), b=self.at(op.bias), z=z, y=y, k=k, n=n,
             )  # fmt: skip
             return False
-        count, capacity = ceil_div(k, part), self.plan.capacity
+        blocks = min(ceil_div(self.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
+        self.add(
+            kernels.dense_forward_sum(op.activation), (blocks, 1, 1),
+            **self._forward_parts(op), b=self.at(op.bias), z=z, y=y, n=n,
+        )  # fmt: skip
+        return False
+
+    def _forward_parts(self, op: ops.Dense) -> dict[str, Value]:
+        """The sums over parts of k, and what adds them up is given: by a launch, unless the step before left them."""
+        k, n = self.shapes[op.weight]
+        part, capacity = self._part(k, n), self.plan.capacity
+        count = ceil_div(k, part)
         parts = f"parts{self.number}"  # shares run side by side, and may be at different layers
         self.lowered.bytes[parts] = max(self.lowered.bytes.get(parts, 0), 4 * count * capacity * n)
+        found: dict[str, Value] = {"parts": At(parts), "count": count, "capacity": capacity}
+        if self._is_ahead(op):
+            before = dict.fromkeys(("dz", "totals", "bias", "bias_slots"))
+            entry, grid, values = self._few(op.x, op.weight)
+            self.lowered.ahead = [Launch(entry, grid, {**values, **before}, self.operation)]
+            return found
         if self.rows <= kernels.FEW_ROWS:
             entry, grid = kernels.dense_forward_part_few(), (1, 1, count)
         else:
@@ -113,12 +137,33 @@ class _Lowering(Share):
             entry, grid,
             **self.rows_of(op.x), w=self.at(op.weight), parts=At(parts), k=k, n=n, part=part, capacity=capacity,
         )  # fmt: skip
-        blocks = min(ceil_div(self.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
-        self.add(
-            kernels.dense_forward_sum(op.activation), (blocks, 1, 1),
-            parts=At(parts), b=self.at(op.bias), z=z, y=y, n=n, count=count, capacity=capacity,
-        )  # fmt: skip
-        return False
+        return found
+
+    def _part(self, k: int, n: int) -> int:
+        """How much of k a part of the layer's product takes."""
+        part = part_length(k, n) or k
+        return min(part, kernels.FEW_PART) if self._updates_few(k, n) else part
+
+    def _updates_few(self, k: int, n: int) -> bool:
+        """Whether an update is that for few rows."""
+        is_few = self.is_training and updates_in_place(self.plan) and self.rows <= kernels.FEW_ROWS
+        return is_few and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE
+
+    def _is_ahead(self, op: ops.Dense | ops.DenseBackward) -> bool:
+        """Whether the update makes the next step's parts too: of rows that the order tells it."""
+        k, n = self.shapes[op.weight]
+        return op.x in self.fetched and part_length(k, n) is not None and self._updates_few(k, n)
+
+    def _few(self, x: str, weight: str) -> tuple[Entry, tuple[int, int, int], dict[str, Value]]:
+        """The update of few rows, its grid, and those of its values that a run's first step begins with."""
+        k, n = self.shapes[weight]
+        part, entry = self._part(k, n), kernels.dense_update_few(type(self.plan.optimizer).__name__)
+        values: dict[str, Value] = {
+            "step": At("step"), **self.rows_of(x), "weight": self.at(weight), "weight_slots": self.slots_of(weight),
+            "size": self.plan.parameter_count, "parts": At("parts0"), "k": k, "n": n, "part": part,
+            "capacity": self.plan.capacity,
+        }  # fmt: skip
+        return entry, kernels.few_grid(k, n, part), values
 
     def locally_connected(self, op: ops.LocallyConnected, following: ops.Operation | None) -> bool:
         (window, pitch), n = self.shapes[op.weight], self.width(op.y)
@@ -176,11 +221,24 @@ class _Lowering(Share):
         total: dict[str, Value] = {"arrived": None, "totals": None, "losses": None}
         if self.count == 1:  # the last block to end adds the batch up
             total = {name: At(name) for name in total}
-        delta = self.stored(op.delta) if op.delta else None
+        delta = self.stored(op.delta) if op.delta and not self.tail else None
         values: dict[str, Value] = {
             "order": At("order"), "targets": At("targets"), "weights": At("weights"), "mean": mean, "scale": scale,
             "delta": delta, "sums": At("sums", 2 * blocks * self.number), **total, "n": self.width(op.logits),
         }  # fmt: skip
+        if self.tail:
+            self.segments |= self.tail.places(self)
+            self.lowered.words["tail.layers"] = self.tail.words(self)
+            self.made |= {backward.dx for backward in self.tail.backwards if backward.dx}
+            del values["delta"]
+            self.lowered.bytes["sums"] = SUMS_BYTES * self.rows  # of a block for each row
+            values["n"] = self.width(self.tail.layers[0].y)
+            self.add(
+                kernels.tail(op.loss, op.kind, textured=self.setting.textured), (self.rows, 1, 1),
+                **values, **self.parts, parameters=At("parameters"), layers=At("tail.layers"),
+                layer_count=len(self.tail.layers), y=At("tail.y"), dz=At("tail.dz"),
+            )  # fmt: skip
+            return False
         if self.head is None:
             entry = kernels.loss(op.loss, op.kind, textured=self.setting.textured)
             self.add(entry, self.over_rows(), **values, logits=self.at(op.logits))
@@ -270,14 +328,17 @@ class _Lowering(Share):
 
     def _dense_backward_update(self, op: ops.DenseBackward) -> None:
         k, n = self.shapes[op.weight]
+        if self._updates_few(k, n):
+            entry, grid, few = self._few(op.x, op.weight)
+            parts = few["parts"] if self._is_ahead(op) else None
+            few |= {name: value for name, value in self.updated(op).items() if name not in few}
+            self.launches.append(Launch(entry, grid, {**few, "dz": self.at(op.dz), "parts": parts}, self.operation))
+            return
         entry, grid = self._updating(type(self.plan.optimizer).__name__, k, n)
         self.add(entry, grid, **self.rows_of(op.x), dz=self.at(op.dz), **self.updated(op), k=k, n=n)
 
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""
-        is_few = self.rows <= kernels.FEW_ROWS and kernels.FEW_LEAST_N <= n <= kernels.FEW_MOST_N
-        if is_few and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE:
-            return kernels.dense_backward_update(optimizer, "few"), kernels.few_grid(k, n)
         if self._splits(k, n):
             return kernels.dense_backward_update(optimizer, kernels.SPLIT), kernels.SPLIT.grid(k, n)
         tile = kernels.tile_for(k, n, self.multiprocessors)
@@ -347,10 +408,11 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
         "statistics": 4 * plan.statistic_count,
         "slots": 4 * slots * plan.parameter_count,
         "partials": 0 if updates_in_place(plan) else 4 * plan.shares * partials_pitch(plan),
-        "sums": SUMS_BYTES * most_blocks,
+        "sums": max(SUMS_BYTES * most_blocks, lowered.bytes.get("sums", 0)),
         "arrived": 4,
         "totals": SUMS_BYTES,
         "losses": SUMS_BYTES * MOST_RUN_STEPS,
+        **{name: 4 * len(words) for name, words in lowered.words.items()},
     }
     return lowered
 

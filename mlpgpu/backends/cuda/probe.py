@@ -191,7 +191,8 @@ class Probe(CudaProgram):
         """Each launch of the first share, and of what the shares have in common, timed."""
         data = self._training[0] if self._training else self._evaluation
         assert data is not None
-        apart = {id(launch) for launch in self._kernels(data).lowered.run_begin}  # once for many steps
+        lowered = self._kernels(data).lowered
+        apart = {id(launch) for launch in (*lowered.run_begin, *lowered.ahead)}  # once for many steps
         bounds = [
             bound
             for place, bound in self._bound.items()

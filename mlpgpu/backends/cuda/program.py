@@ -92,6 +92,7 @@ class CudaProgram(Program):
         self._training: tuple[Feed, Sampling] | None = None
         self._evaluation: Feed | None = None
         self._run_begin: list[Callable[[Stream], None]] = []
+        self._ahead: list[Callable[[Stream], None]] = []
         self._begin: list[Callable[[Stream], None]] = []
         self._shares: list[list[Callable[[Stream], None]]] = []
         self._finish: list[Callable[[Stream], None]] = []
@@ -345,6 +346,7 @@ class CudaProgram(Program):
             if isinstance(self.residency, Design):
                 lowered = Lowered()  # its kernel is bound for each run
             self._run_begin = [self._bind(launch, data, sampling.seed) for launch in lowered.run_begin]
+            self._ahead = [self._bind(launch, data, sampling.seed) for launch in lowered.ahead]
             self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
@@ -383,6 +385,8 @@ class CudaProgram(Program):
                 if isinstance(self.residency, Design):
                     self._put_resident(self.residency, data, sampling.seed, count)
                 else:
+                    for launch in self._ahead:  # the step before did it without the rows that have come since
+                        launch(self._stream)
                     for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
                         self._replay(steps).launch(self._stream)
                 self._stream.download(self._losses[:count], self._addresses["losses"])
@@ -522,6 +526,8 @@ class CudaProgram(Program):
             arch = self._device.arch
             lowered = lower(self._plan, multiprocessors=multiprocessors, source=source, textured=textured, arch=arch)
             self._take(lowered.bytes)  # where others than before are stored for data of this type
+            for name, words in lowered.words.items():
+                self._stream.upload(self._addresses[name], np.array(words, np.int32))
             self._make_maps(lowered.maps())
             entries = lowered.entries()
             if isinstance(self.residency, Design):

@@ -135,7 +135,7 @@ FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
 
 
 def dense_forward_part_few() -> Entry:
-    """As :func:`dense_forward_part`, for at most FEW_ROWS rows and FEW_MOST_N columns."""
+    """As :func:`dense_forward_part`, for at most FEW_ROWS rows."""
     name = "dense_forward_part_few"
     return Entry(name, "dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
 
@@ -167,8 +167,7 @@ def dense_backward_weight(tile: Tile) -> Entry:
 def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
     """The gradient of a weight and a bias, and the optimizer's step along it.
 
-    ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"few"``, for at most FEW_ROWS rows and
-    FEW_LEAST_N to FEW_MOST_N columns.
+    ``form`` is a tile of either kind; or ``"narrow"``, without tiles.
     """
     rest = (
         "const float* x, const int* order, const float* dz, const double* totals, float* weight, float* bias, "
@@ -178,27 +177,45 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     if not isinstance(form, str):
         spill_bytes = _WEIGHT_SPILL_BYTES if form in TILES[:2] else 0
         return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
-    threads, shared_bytes = {"narrow": NARROW, "few": FEW_UPDATE}[form]
     function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
     entry = f"{name}_{optimizer}_{form}"
-    return Entry(entry, header, function, signature, threads, shared_bytes, blocks=2, constants=True)
+    return Entry(entry, header, function, signature, *NARROW, blocks=2, constants=True)
 
 
 NARROW_LINES, NARROW_COLUMNS = 8, 16
-FEW_LEAST_N, FEW_MOST_N, FEW_SIZE = 16, 512, 16 * ROW_THREADS  # FewUpdate
-# Threads and shared bytes of a block.
-NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)
-FEW_UPDATE = ROW_THREADS, 4 * FEW_ROWS * (FEW_SIZE // FEW_LEAST_N + 2 + FEW_MOST_N)
-
-
-def few_grid(k: int, n: int) -> tuple[int, int, int]:
-    """Blocks of the update of a weight (k, n) by few rows."""
-    return ceil_div(k * n, FEW_SIZE), 1, 1
+NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)  # threads and shared bytes of a block
 
 
 def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
     """Blocks of the update without tiles, for a weight (k, n) and a bias."""
     return ceil_div(k + 1, NARROW_LINES), ceil_div(n, NARROW_COLUMNS), 1
+
+
+FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
+
+
+def dense_update_few(optimizer: str) -> Entry:
+    """As :func:`dense_backward_update` for at most FEW_ROWS rows, and the parts of the next step's z."""
+    signature = (
+        "const Step* step, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
+        "float* bias, float* weight_slots, float* bias_slots, int64_t size, float* parts, int k, int n, int part, "
+        "int capacity"
+    )
+    return Entry(
+        f"dense_update_few_{optimizer}",
+        "dense_update.cuh",
+        f"dense_update_few<{optimizer}Rule>",
+        arguments(signature),
+        ROW_THREADS,
+        4 * 2 * FEW_ROWS * FEW_PART,
+        blocks=2,
+        constants=True,
+    )
+
+
+def few_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
+    """Blocks of the update of a weight (k, n) by few rows."""
+    return ceil_div(k, part), ceil_div(n, FEW_COLUMNS), 1
 
 
 def dense_backward_atomic() -> Entry:
@@ -217,6 +234,7 @@ def dense_entries() -> list[Entry]:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries.append(dense_forward_sum(activation))
-    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "few")
+    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow")
     entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
+    entries += [dense_update_few(optimizer) for optimizer in OPTIMIZERS]
     return [*entries, dense_backward_atomic()]

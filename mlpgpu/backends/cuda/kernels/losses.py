@@ -64,6 +64,31 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
 
 
+# Tail of tail.cuh.
+TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS = 1024, 10240, 1024
+TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS)
+
+
+def tail_pitch(n: int) -> int:
+    """From one line of the staged weights of a layer to the next."""
+    return n | 1
+
+
+def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
+    """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`."""
+    source, target, suffix = target_reader(kind, textured)
+    signature = (
+        f"{ROWS}, const int* order, const float* parts, const float* parameters, const TailLayer* layers, "
+        f"int layer_count, {source} targets, const float* weights, const float* mean, const float* scale, float* y, "
+        "float* dz, double* sums, unsigned* arrived, double* totals, double* losses, int count, int capacity, int n"
+    )
+    function = f"tail<{camel(name)}, {target}>"
+    return Entry(
+        f"tail_{name}_{kind}{suffix}", "tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES,
+        spill_bytes=24,  # around the loops
+    )  # fmt: skip
+
+
 def activation_number(name: str) -> int:
     """The place in the table, which kernels know it by that are made for all activations."""
     return list(ACTIVATIONS).index(name)
@@ -74,5 +99,5 @@ def loss_entries() -> list[Entry]:
     entries = []
     for name, row in LOSSES.items():
         for kind, textured in product(row.targets, (True, False)):
-            entries += [loss(name, kind, textured=textured), head(name, kind, textured=textured)]
+            entries += [make(name, kind, textured=textured) for make in (loss, head, tail)]
     return [*entries, total_error(), step_errors(), *(output(function) for function in OUTPUTS)]

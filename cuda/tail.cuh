@@ -1,0 +1,144 @@
+// The layers behind a long first one, in one kernel: from its parts of z to the deltas of all layers, for a row of the
+// batch a block.
+//
+// What lies there is short for one row (some ten thousand multiply-adds), but as launches, one for each product, they
+// would wait for each other longer than they compute.  Only the gradients need all rows, and are left to others.
+#pragma once
+
+#include "loss.cuh"
+
+namespace mlpgpu {
+
+// A layer as the host describes it.  Offsets are into the parameters, and -1 where there is none.
+struct TailLayer {
+    int n;       // columns; its inputs are those of the layer before
+    int weight;  // none for the first
+    int bias;
+    int activation;
+    int saves_z;  // whether f' takes z instead of y
+};
+
+struct Tail {
+    static constexpr int THREADS = 1024, MOST_WEIGHTS = 10240;
+    static constexpr int MOST_UNITS = 1024;  // of all layers together
+    static constexpr int BATCH = 8;          // terms of a sum that a thread loads at once
+    static constexpr int SHARED_FLOATS = THREADS + MOST_WEIGHTS + 3 * MOST_UNITS;
+};
+
+// From one line of staged weights to the next: odd, so that lines as well as columns lie in different banks.
+__device__ __forceinline__ int tail_pitch(int n) { return n | 1; }
+
+// finish(j, Σ over i < count of a·b) for each j < n, `term(i, j)` being (a, b).  The block's threads share columns and
+// terms out, and sums are added up in order.
+template <class Term, class Finish>
+__device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
+    const int slices = min(Tail::THREADS / n, WARP), slice = threadIdx.x / n, j = threadIdx.x % n;
+    const int mine = slice < slices ? count : 0;
+    float sum = 0.0f;
+    for (int first = slice; first < mine; first += Tail::BATCH * slices) {
+        float2 terms[Tail::BATCH];
+#pragma unroll
+        for (int b = 0; b < Tail::BATCH; ++b) {
+            const int i = first + b * slices;
+            if (i < mine) terms[b] = term(i, j);
+        }
+#pragma unroll
+        for (int b = 0; b < Tail::BATCH; ++b)
+            if (first + b * slices < mine) sum = fmaf(terms[b].x, terms[b].y, sum);
+    }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < n) {
+#pragma unroll 8
+        for (int s = 1; s < slices; ++s) sum += partial[s * n + j];
+        finish(j, sum);
+    }
+    __syncthreads();
+}
+
+// parts (count, capacity, n) of the first layer's z; `layer_count` layers, all of the network's.  Leaves y and dz of all layers, one layer after
+// another, each (capacity, n); and the batch's loss as `loss` does (loss.cuh).
+// Grid: one block for each row of the capacity.
+template <class Loss, class Target, class Source>
+__device__ __forceinline__ void tail(const Step* step, int share, int shares, const int* order, const float* parts,
+                                     const float* parameters, const TailLayer* layers, int layer_count, Source targets,
+                                     const float* weights, const float* mean, const float* scale, float* y, float* dz,
+                                     double* sums, unsigned* arrived, double* totals, double* losses, int count,
+                                     int capacity, int n) {
+    SHARED(float, partial);
+    float* const staged = partial + Tail::THREADS;        // weights, layer after layer
+    float* const outputs = staged + Tail::MOST_WEIGHTS;   // y of all layers
+    float* const slopes = outputs + Tail::MOST_UNITS;     // f' of all layers
+    float* const deltas = slopes + Tail::MOST_UNITS;      // dz of all layers
+    const Rows rows = share_rows(step, share, shares);
+    const int row = blockIdx.x;
+    double value = 0.0, weight = 0.0;
+    if (row < rows.count) {
+        const int64_t at = rows.first + row, from = order[rows.order + at];
+        for (int l = 1, to = 0; l < layer_count; ++l) {
+            const int inputs = layers[l - 1].n, n = layers[l].n;
+            for (int i = threadIdx.x; i < inputs * n; i += Tail::THREADS)
+                copy_one(staged + to + i / n * tail_pitch(n) + i % n, parameters + layers[l].weight + i);
+            to += inputs * tail_pitch(n);
+        }
+
+        // Forward.  `unit` is a layer's first one among those of all layers.
+        const float* of_layer = staged;
+        for (int l = 0, unit = 0; l < layer_count; unit += layers[l++].n) {
+            const TailLayer layer = layers[l];
+            const int columns = layer.n, inputs = l > 0 ? layers[l - 1].n : 0;
+            const auto finish = [&](int j, float sum) {
+                const float z = sum + (layer.bias < 0 ? 0.0f : parameters[layer.bias + j]);
+                float result[1] = {z};
+                Activations::forwards(layer.activation, result);
+                float slope[1] = {layer.saves_z ? z : result[0]};
+                Activations::derivatives(layer.activation, slope);
+                outputs[unit + j] = result[0], slopes[unit + j] = slope[0];
+                y[static_cast<int64_t>(capacity) * unit + at * columns + j] = result[0];
+            };
+            if (l == 0) {
+                const float* const own = parts + at * n;
+                const int64_t pitch = static_cast<int64_t>(capacity) * n;
+                sum_terms(n, count, partial, [=](int i, int j) { return make_float2(own[i * pitch + j], 1.0f); },
+                          finish);
+                wait_for_copies();
+                __syncthreads();
+            } else {
+                const float* const x = outputs + unit - inputs;
+                const int pitch = tail_pitch(columns);
+                sum_terms(columns, inputs, partial,
+                          [=](int i, int j) { return make_float2(x[i], of_layer[i * pitch + j]); }, finish);
+                of_layer += inputs * pitch;
+            }
+        }
+
+        const int last = layers[layer_count - 1].n;
+        int unit = 0;
+        for (int l = 0; l + 1 < layer_count; ++l) unit += layers[l].n;
+        if (threadIdx.x < WARP) {
+            const Target target = {targets, from, last, mean, scale};
+            const float row_weight = weights ? weights[from] : 1.0f;
+            const float v = weighted_row<Loss>(outputs + unit, last, target, row_weight,
+                                               [=](int j, float d) { deltas[unit + j] = d * slopes[unit + j]; });
+            if (threadIdx.x == 0) value = v, weight = row_weight;
+        }
+        __syncthreads();
+
+        // Backward: dz of a layer, and of the one before it.
+        for (int l = layer_count - 1; l >= 0; --l) {
+            const int columns = layers[l].n, inputs = l > 0 ? layers[l - 1].n : 0, pitch = tail_pitch(columns);
+            for (int j = threadIdx.x; j < columns; j += Tail::THREADS)
+                dz[static_cast<int64_t>(capacity) * unit + at * columns + j] = deltas[unit + j];
+            if (l == 0) break;
+            const float* const d = deltas + unit;
+            of_layer -= inputs * pitch;
+            unit -= inputs;
+            sum_terms(inputs, columns, partial,
+                      [=](int j, int i) { return make_float2(d[j], of_layer[i * pitch + j]); },
+                      [&](int i, float sum) { deltas[unit + i] = sum * slopes[unit + i]; });
+        }
+    }
+    Total(step, value, weight, sums, arrived, totals, losses).finish();
+}
+
+}  // namespace mlpgpu
