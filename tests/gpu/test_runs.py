@@ -23,10 +23,11 @@ from helpers import EPS, EPS32
 from test_resume import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda import feed
+from mlpgpu.backends.cuda import feed, orders
 from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.errors import BackendError, DivergenceError
 from mlpgpu.metrics import METRICS, curve_count, curve_positives
+from mlpgpu.random import epoch_order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
 
@@ -133,6 +134,37 @@ def test_histograms_are_numpy_s() -> None:
         expected, expected_edges = np.histogram(trainer.network.parameters[name].astype(np.float64), 100)
         np.testing.assert_array_equal(edges, expected_edges)
         np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+def test_orders_made_on_the_card_are_the_host_s(
+    reduction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every epoch's list, and the bits of a training that is broken off inside an epoch."""
+    seen: list[np.ndarray] = []
+    begin_listed = feed.Feed.begin_listed
+
+    def look(self: feed.Feed, places: str, ready: Any) -> None:
+        begin_listed(self, places, ready)
+        listed = np.empty(len(self.dataset), np.int32)
+        self._stream.download(listed, self.addresses["order"])
+        self._stream.synchronize()
+        place_of = self.place_of
+        assert place_of is not None
+        seen.append(np.argsort(place_of)[listed])
+
+    monkeypatch.setattr(feed.Feed, "begin_listed", look)
+    of_host = fit(new_trainer())
+    assert not seen
+    monkeypatch.setattr(orders, "LEAST_ROWS", 1)
+    of_card = fit(new_trainer())
+    assert len(seen) == EPOCHS - 1
+    for epoch, order in enumerate(seen, 1):
+        np.testing.assert_array_equal(order, epoch_order(ROWS, seed=3, epoch=epoch))
+    np.testing.assert_array_equal(flat(of_card), flat(of_host))
+    fit(new_trainer(), SaveEveryStep(tmp_path), epochs=1)
+    resumed = mg.Trainer.resume(tmp_path / "step10.h5")
+    np.testing.assert_array_equal(flat(fit(resumed)), flat(of_host))
 
 
 @pytest.mark.parametrize("initializer", ["glorot_uniform", "he_uniform", "he_normal", "zeros"])

@@ -50,6 +50,8 @@ class Feed:
         texture: of the targets, or None where they are more than a texture reaches.
         scale: what inputs are multiplied by.
         stays: whether the whole set stays on the card.
+        place_of: of each row, (rows,) int64, once a set that stays has its order.
+        left_bytes: of the room.
 
     Raises:
         BackendError: the card has not the memory, or the set has too many rows.
@@ -75,6 +77,7 @@ class Feed:
         self.addresses: dict[str, int] = {}
         self.reserve(sizes)
         self.nbytes = sum(sizes.values())
+        self.left_bytes = room - self.nbytes
         self.texture: Texture | None = None
         if "targets" in sizes and sizes["targets"] // 4 <= device.most_texels:
             self.texture = Texture(device, self.addresses["targets"], sizes["targets"] // 4)
@@ -93,7 +96,7 @@ class Feed:
         self._working: int | None = None  # the piece that the stream is on
         self._left: list[Event | None] = [None] * SLOTS  # the last step on each room of a set that does not stay
         self._first_room = 0  # of the epoch's first piece
-        self._place_of: np.ndarray | None = None  # of each row, once a set that stays has its order
+        self.place_of: np.ndarray | None = None
         self._list = pinned(device, (rows,), np.int32)
         self._listed = Event(device)
 
@@ -112,16 +115,15 @@ class Feed:
     def begin(self, order: np.ndarray) -> None:
         """Begin an epoch that visits the rows in ``order``, (rows,) int64."""
         self._leave()
-        if self._place_of is not None:
-            for piece in range(self.pieces):
-                self._send(piece)  # what an epoch that was entered in its middle left out
-            places = self._place_of[order]
+        if self.place_of is not None:
+            self._send_all()
+            places = self.place_of[order]
         else:
             places = np.arange(len(order))
             self._order, self._arrived = order, {}
             if self.stays:
-                self._place_of = np.empty(len(order), np.int64)
-                self._place_of[order] = places
+                self.place_of = np.empty(len(order), np.int64)
+                self.place_of[order] = places
             else:
                 self._first_room = self._sent % SLOTS
                 places = (places + self._first_room * self.piece_rows) % self._places
@@ -129,6 +131,18 @@ class Feed:
         self._list[:] = places
         self._stream.upload(self.addresses["order"], self._list)
         self._stream.record(self._listed)
+
+    def begin_listed(self, places: str, ready: Event) -> None:
+        """Begin an epoch of a set that stays, whose list of places the card has made by ``ready``; names its array."""
+        self._leave()
+        self._send_all()
+        self._stream.wait(ready)
+        self._stream.copy(self.addresses["order"], self.addresses[places], 4 * len(self.dataset))
+
+    def _send_all(self) -> None:
+        """What an epoch that was entered in its middle left out."""
+        for piece in range(self.pieces):
+            self._send(piece)
 
     def reach(self, row: int) -> int:
         """Let the stream wait for the piece that holds ``row`` of the epoch; returns the row where that ends.

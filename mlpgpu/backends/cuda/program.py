@@ -37,6 +37,7 @@ from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_colu
 from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
 from .lowering import lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
+from .orders import Orders
 from .resident import Design, design
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
@@ -90,6 +91,7 @@ class CudaProgram(Program):
         self._plan, self._device, self._memory_share = plan, device, memory_share
         self.residency = self._choose()
         self._training: tuple[Feed, Sampling] | None = None
+        self._orders: Orders  # of what is trained on
         self._evaluation: Feed | None = None
         self._run_begin: list[Callable[[Stream], None]] = []
         self._ahead: list[Callable[[Stream], None]] = []
@@ -101,7 +103,6 @@ class CudaProgram(Program):
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._others: dict[Entry, Function] = {}  # kernels of no plan, once they were asked for
         self._epoch = -1  # the one whose order is on the card
-        self._made_order = -1, np.empty(0, np.int64)  # an epoch to come, and its order
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
         self._reader: Stream
         self._prefetched: Event | None = None  # when the state that was last asked for is there
@@ -219,8 +220,9 @@ class CudaProgram(Program):
 
     def _have(self, entries: Sequence[Entry]) -> None:
         """Compile kernels of no plan, unless that was done."""
-        if not self._others.keys() >= set(entries):
-            self._others |= self._compile(entries)[1]
+        missing = [entry for entry in entries if entry not in self._others]
+        if missing:
+            self._others |= self._compile(missing)[1]
 
     def is_finite(self) -> bool:
         """By a kernel where there is much to look at."""
@@ -350,8 +352,13 @@ class CudaProgram(Program):
             self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
             self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
-            self._training, self._epoch = (data, sampling), -1
-            self._made_order = -1, np.empty(0, np.int64)
+
+            def bind(launches: Sequence[Launch], epoch: int) -> list[Callable[[Stream], None]]:
+                self._have([launch.entry for launch in launches])
+                return [self._bind(launch, data, sampling.seed, epoch=epoch) for launch in launches]
+
+            self._training = data, sampling
+            self._orders = Orders(self._device, self._stream, data, sampling, bind)
             self._set_constant("hyper", hyper_parameters(self._plan.optimizer))
             self._stream.synchronize()
 
@@ -373,9 +380,7 @@ class CudaProgram(Program):
                 launch(self._stream)
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
-                if epoch != self._epoch:
-                    data.begin(self._made_order[1] if epoch == self._made_order[0] else sampling.order(epoch))
-                    self._epoch = epoch
+                self._orders.begin(epoch)
                 end = data.reach(batch * sampling.batch_size)
                 of_piece = min(sampling.steps_per_epoch, -(-end // sampling.batch_size)) - batch
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
@@ -392,7 +397,7 @@ class CudaProgram(Program):
                 self._stream.download(self._losses[:count], self._addresses["losses"])
                 data.prepare()
                 if batch + count == sampling.steps_per_epoch:
-                    self._made_order = epoch + 1, sampling.order(epoch + 1)  # while the card works
+                    self._orders.prepare(epoch + 1)
                 self._stream.synchronize()
                 sums[done : done + count] = self._losses[:count]
                 done += count
@@ -505,14 +510,10 @@ class CudaProgram(Program):
         for name in of_set.keys() & CLEARED:
             self._stream.fill(data.addresses[name], of_set[name])
         assert self._plan.target_kind is not None
-        textured, compiled = data.texture is not None, self._kernels(data)
-        entries = kernels.metric_entries(self._plan.target_kind, textured=textured)
+        textured = data.texture is not None
+        self._have(kernels.metric_entries(self._plan.target_kind, textured=textured))
         if of_set:
-            entries += kernels.rank_entries()
-        if not compiled.functions.keys() >= set(entries):
-            modules, functions = self._compile(entries)
-            compiled.modules |= modules
-            compiled.functions |= functions
+            self._have(kernels.rank_entries())
         of_batch = metric_launches(self._plan, metrics, textured=textured)
         return of_batch, rank_launches(self._plan, metrics, len(data.dataset))
 
@@ -571,7 +572,7 @@ class CudaProgram(Program):
             address = data.addresses.get(value.array) or self._addresses[value.array]
             return address + value.offset * (8 if value.array in DOUBLES else 4)
 
-        function = self._kernels(data).functions[launch.entry]
+        function = self._kernels(data).functions.get(launch.entry) or self._others[launch.entry]
         packed = pack(launch.entry, [resolve(launch.values[a.name]) for a in launch.entry.arguments])
         grid = launch.grid
         return lambda stream: function.launch(stream, grid, packed)
