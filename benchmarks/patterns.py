@@ -21,7 +21,7 @@ import numpy as np
 
 from mlpgpu.backends.base import bin_edges
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.kernels import ROW_THREADS, SCAN_TILE, ceil_div
+from mlpgpu.backends.cuda.kernels import ROW_THREADS, ceil_div
 from mlpgpu.backends.cuda.launches import At, Launch, Value
 from mlpgpu.backends.cuda.program import COUNT_BLOCKS
 from mlpgpu.backends.cuda.sorting import Chain, sort_entries
@@ -70,11 +70,11 @@ class Arrays:
 def scan(bench: Workbench, n: int) -> tuple[Contenders, int]:
     """Inclusive sums of n normal numbers."""
     x = cp.random.default_rng(1).standard_normal(n, dtype=cp.float32)
-    arrays = Arrays(bench, x=x, y=cp.full_like(x, cp.nan), nodes=cp.empty(kernels.scan_words(n), cp.uint64))
+    arrays = Arrays(bench, x=x, y=cp.full_like(x, cp.nan), nodes=cp.empty(kernels.scan_words("float32", n), cp.uint64))
     values: dict[str, Value] = {
         "x": At("x"), "y": At("y"), "n": n, "exclusive": 0, "ticket": At("nodes"), "nodes": At("nodes", 1),
     }  # fmt: skip
-    launch = Launch(kernels.prefix_sum("float32"), (ceil_div(n, SCAN_TILE), 1, 1), values)
+    launch = Launch(kernels.prefix_sum("float32"), (kernels.scan_tiles("float32", n), 1, 1), values)
     y, copied = arrays._arrays["y"], cp.empty_like(x)
 
     def ours() -> None:
@@ -90,12 +90,14 @@ def scan(bench: Workbench, n: int) -> tuple[Contenders, int]:
         bench.copy(copied.data.ptr, x.data.ptr, x.nbytes)
         bench.device.synchronize()
 
+    bench.device.synchronize()  # CuPy's work is on another stream
     ours()
     wide = x.astype(cp.float64)
     error, bound = abs(cp.cumsum(wide) - y), SCAN_ROUNDINGS * EPS32 * cp.cumsum(abs(wide))
     assert bool((error <= bound).all()), f"prefix sums are wrong by up to {float(cp.nanmax(error / bound)):.3g} bounds"
     bits = y.copy()
     y.fill(cp.nan)
+    bench.device.synchronize()
     ours()
     assert bool((bits.view(cp.uint32) == y.view(cp.uint32)).all()), "prefix sums vary from run to run"
     return {"mlpgpu": ours, "CuPy cumsum": theirs, "copy": copy}, 2 * x.nbytes
@@ -132,6 +134,7 @@ def sort(bench: Workbench, n: int) -> tuple[Contenders, int]:
         cp.sort(keys)
         bench.device.synchronize()
 
+    bench.device.synchronize()  # CuPy's work is on another stream
     ours()
     places = cp.argsort(keys)
     assert bool((own["places"] == places).all()), "the order is wrong"
@@ -164,6 +167,7 @@ def histogram(bench: Workbench, n: int, bins: int) -> tuple[Contenders, int]:
         cp.histogram(x, bins)
         bench.device.synchronize()
 
+    bench.device.synchronize()  # CuPy's work is on another stream
     got = ours()
     assert (got == cp.histogram(x.astype(cp.float64), edges)[0].get()).all(), "the counts are wrong"
     return {"mlpgpu": ours, "CuPy histogram": theirs}, 2 * x.nbytes
@@ -195,6 +199,7 @@ def shares_of_a_pass(bench: Workbench, n: int) -> None:
         bench, **{name: words.copy() for name in names}, nodes=cp.zeros(chain.bytes["nodes"] // 8, cp.uint64),
         **{"digit counts": cp.zeros(chain.bytes["digit counts"] // 4, cp.int32)},
     )  # fmt: skip
+    bench.device.synchronize()  # CuPy's work is on another stream
     for number, launch in enumerate(launches[:3]):
         if number == 1:  # once: its ticket and nodes are used up
             arrays.clear("nodes")

@@ -113,17 +113,19 @@ __device__ __forceinline__ int next_tile(unsigned* ticket, int* scratch) {
     return tile;
 }
 
+// A tile of 8,192 floats, or of 4,096 doubles: so large that memory stays busy while most blocks wait for others.
+template <class T>
 struct ScanTile {
-    static constexpr int THREADS = 256, WARPS = THREADS / WARP, ROUNDS = 4, VECTOR = 4;
+    static constexpr int THREADS = 256, WARPS = THREADS / WARP, ROUNDS = 32 / sizeof(T), VECTOR = 4;
     static constexpr int OF_WARP = WARP * ROUNDS * VECTOR, SIZE = WARPS * OF_WARP;
 };
 
 // y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  ticket and nodes (of all
-// levels) are 0 before the launch.  Grid: one block for each tile of 4,096.
+// levels) are 0 before the launch.  Grid: one block for each tile.
 template <class T>
 __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, unsigned* ticket,
                                            uint64_t* nodes) {
-    using Tile = ScanTile;
+    using Tile = ScanTile<T>;
     SHARED(T, scratch);  // (WARPS + 1,)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int tile = next_tile(ticket, reinterpret_cast<int*>(scratch));
@@ -142,14 +144,19 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
             for (int i = 0; i < Tile::VECTOR; ++i) values[round].of[i] = at + i < n ? x[at + i] : T(0);
         }
     }
-    T before[Tile::ROUNDS];  // of the thread's elements in the warp's
+    // In place of each value, what its warp's values up to it come to.
     T of_warp = T(0);
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        T sum = values[round].of[0], total;
-        for (int i = 1; i < Tile::VECTOR; ++i) sum = sum + values[round].of[i];
-        const T in_round = warp_scan(sum, total);
-        before[round] = of_warp + in_round;
+        T* const value = values[round].of;
+        T of_thread = value[0], total;
+        for (int i = 1; i < Tile::VECTOR; ++i) of_thread = of_thread + value[i];
+        T sum = of_warp + warp_scan(of_thread, total);
+        for (int i = 0; i < Tile::VECTOR; ++i) {
+            const T next = sum + value[i];
+            value[i] = exclusive ? sum : next;
+            sum = next;
+        }
         of_warp = of_warp + total;
     }
     T of_tile;
@@ -163,18 +170,12 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int64_t at = first + round * WARP * Tile::VECTOR;
-        T sum = start + before[round];
-        Vector out;
-        for (int i = 0; i < Tile::VECTOR; ++i) {
-            const T next = sum + values[round].of[i];
-            out.of[i] = exclusive ? sum : next;
-            sum = next;
-        }
+        for (int i = 0; i < Tile::VECTOR; ++i) values[round].of[i] = start + values[round].of[i];
         if (whole) {
-            *reinterpret_cast<Vector*>(y + at) = out;
+            *reinterpret_cast<Vector*>(y + at) = values[round];
         } else {
             for (int i = 0; i < Tile::VECTOR; ++i)
-                if (at + i < n) y[at + i] = out.of[i];
+                if (at + i < n) y[at + i] = values[round].of[i];
         }
     }
 }

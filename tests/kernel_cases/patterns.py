@@ -26,14 +26,14 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
     # Two levels of trees of 32 lanes, four rounds of four elements, and a lane's nodes and a tree of them.
     eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
     bound = (2 * 10 + 8 + 20) * eps * np.cumsum(magnitude(wide(x)))
-    tiles = ceil_div(n, kernels.SCAN_TILE)
+    tiles = kernels.scan_tiles(dtype, n)
     return Case(
         f"{n}" + "-exclusive" * exclusive + "-shifted" * shift + "-infinite" * len(infinity),
         kernels.prefix_sum(dtype),
         (tiles,),
         {
             "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
-            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(kernels.scan_words(n) - 1, np.uint64),
+            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(kernels.scan_words(dtype, n) - 1, np.uint64),
         },
         {"y": expect(value, bound)},
     )  # fmt: skip
@@ -139,7 +139,7 @@ def pattern_cases() -> Iterator[Case]:
             yield find_nonfinite(np.append(normal(size), np.float32(value)))
     yield find_nonfinite(normal(3000), shift=True)
     for dtype, exclusive in product(kernels.SCANNED, (False, True)):
-        for n in (1, 31, 33, 4095, 4096, 4097, 40000, 33 * 4096 + 5):
+        for n in (1, 31, 33, 4095, 4096, 8192, 8193, 40000, 33 * 8192 + 5):
             yield prefix_sum(dtype, n, exclusive=exclusive)
     yield prefix_sum("float32", 9000, exclusive=False, shift=True)
     for infinity in ([np.inf], [np.inf, -np.inf]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import kernels
-from .kernels import SCAN_TILE, SORT_DIGITS, ceil_div
+from .kernels import SORT_DIGITS, ceil_div
 from .launches import At, Launch, Value
 
 DIGIT_BITS = 8
@@ -34,12 +34,12 @@ class Chain:
     def prefix_sum(self, dtype: str, array: At, n: int, *, exclusive: bool) -> Launch:
         """Sums in place."""
         ticket = self.bytes["nodes"] // 8
-        self.bytes["nodes"] += 8 * kernels.scan_words(n)
+        self.bytes["nodes"] += 8 * kernels.scan_words(dtype, n)
         values: dict[str, Value] = {
             "x": array, "y": array, "n": n, "exclusive": int(exclusive), "ticket": At("nodes", ticket),
             "nodes": At("nodes", ticket + 1),
         }  # fmt: skip
-        return Launch(kernels.prefix_sum(dtype), (ceil_div(n, SCAN_TILE), 1, 1), values)
+        return Launch(kernels.prefix_sum(dtype), (kernels.scan_tiles(dtype, n), 1, 1), values)
 
     def sort(
         self, dtype: str, n: int, keys: At, values: At | None, *, sorted_values: At, spare: tuple[At, At]

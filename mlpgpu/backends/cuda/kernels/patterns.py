@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base import MOST_BINS
 from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_TILE, SCAN_LEVELS = 4096, 5  # of scan.cuh
+SCAN_LEVELS = 5  # of scan.cuh
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
 SORT_DIGITS = 256
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
@@ -21,9 +21,14 @@ def prefix_sum(dtype: str) -> Entry:
     return Entry(name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks)
 
 
-def scan_words(n: int) -> int:
+def scan_tiles(dtype: str, n: int) -> int:
+    """Blocks for n elements: tiles of ScanTile of scan.cuh."""
+    return ceil_div(n, 32768 // SCANNED[dtype][1])
+
+
+def scan_words(dtype: str, n: int) -> int:
     """Words that a prefix sum of n elements finds at 0: its ticket, and nodes of all levels."""
-    return 1 + SCAN_LEVELS * ceil_div(n, SCAN_TILE)
+    return 1 + SCAN_LEVELS * scan_tiles(dtype, n)
 
 
 def sort_tile(dtype: str) -> int:
