@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -67,8 +67,8 @@ class TrainerLike(Protocol):
     def restore_kept(self) -> None:
         """Put the parameters set aside in place of the present ones."""
 
-    def histograms(self, bins: int) -> dict[str, Histogram]:
-        """Counts (bins,) of each parameter's finite values, by its name, and edges (bins + 1,)."""
+    def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
+        """Counts (bins,) of finite values, and edges (bins + 1,), by name; of parameters, activations, gradients."""
 
 
 class Callback:
@@ -312,18 +312,27 @@ class CSVLogger(Callback):
         replace_file(f"table {self.path}", self.path, table.getvalue().encode())
 
 
+COUNTED = ("parameters", "activations", "gradients")
+
+
 class Histograms(Callback):
-    """Counts the values of every parameter after each ``every`` epochs, where they lie: on a card, by a kernel.
+    """Counts the values of layers after each ``every`` epochs, where they lie: on a card, by a kernel.
 
     Bins are equal, from the least finite value to the greatest, and counts are NumPy's.  A fit begins with none.
+
+    Activations are what a layer with parameters puts out, and gradients those of the mean loss, without penalties,
+    before their norm is clipped; both of one step on the first batch of the training data as they stand, the same rows
+    each time.  It moves nothing, so a training has the same bits with histograms or without.  On a card this step is
+    computed in float32 by kernels that store all of it.
 
     Arguments:
         path: of a picture that is drawn anew with each count; ends in ``.png`` or ``.svg``.
         bins: at most 4,096.
+        of: what is counted, some of ``"parameters"``, ``"activations"`` and ``"gradients"``.
 
     Attributes:
-        epochs: ``epochs[e][name]`` is what the parameter ``name`` was after epoch e, from 1: counts (bins,) and
-            edges (bins + 1,).
+        epochs: ``epochs[e][name]`` is counts (bins,) and edges (bins + 1,) after epoch e, from 1; ``name`` is a
+            parameter's, such as ``"0.weight"``, or ``"0.activation"``, or ``"0.weight.gradient"``.
 
     Raises:
         DtypeError, ConfigurationError: an argument has no meaning.
@@ -331,7 +340,17 @@ class Histograms(Callback):
         StorageError: at the start of a fit: the picture's folder is not there; later: it cannot be written.
     """
 
-    def __init__(self, path: str | PathLike[str] | None = None, *, bins: int = 64, every: int = 1) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        bins: int = 64,
+        every: int = 1,
+        of: Sequence[str] = COUNTED,
+    ) -> None:
+        if isinstance(of, str) or not of:
+            raise DtypeError("Histograms of", expected="some of " + ", ".join(COUNTED), got=repr(of))
+        self.of = tuple(lookup("Histograms of", kind, COUNTED) for kind in of)
         self.path = None if path is None else check_path("Histograms path", path, PICTURES)
         self.bins = check_integer("Histograms bins", bins, least=1, most=MOST_BINS)
         self.every = check_integer("Histograms every", every, least=1)
@@ -344,12 +363,12 @@ class Histograms(Callback):
 
     def epoch_end(self, trainer: TrainerLike, record: Record) -> None:
         if trainer.epochs % self.every == 0:
-            self.epochs[trainer.epochs] = trainer.histograms(self.bins)
+            self.epochs[trainer.epochs] = trainer.histograms(self.bins, self.of)
             if self.path is not None:
                 self.plot(self.path)
 
     def plot(self, path: str | PathLike[str]) -> Path:
-        """Draw a panel for each parameter, with a line for each epoch that was counted, the last one darkest.
+        """Draw a row for each layer, with a line for each epoch that was counted, the last one darkest.
 
         Raises:
             ConfigurationError: the name does not end in ``.png`` or ``.svg``.
@@ -366,13 +385,20 @@ class Histograms(Callback):
             hint = "pip install 'mlpgpu[plot]'"
             raise BackendError("Histograms.plot", expected="the package matplotlib", got=error, hint=hint) from error
 
-        names, columns = list(next(iter(self.epochs.values()))), 2  # a weight beside its bias, as a rule
-        rows = -(-len(names) // columns)
-        figure = Figure(figsize=(4.5 * columns, 2.5 * rows), layout="tight")  # inches
-        panels = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes in panels[len(names) :]:
+        of_layer: dict[str, list[str]] = {}  # names by the layer's place
+        for name in next(iter(self.epochs.values())):
+            of_layer.setdefault(name.partition(".")[0], []).append(name)
+        columns = max(map(len, of_layer.values()))
+        figure = Figure(figsize=(4.5 * columns, 2.5 * len(of_layer)), layout="tight")  # inches
+        grid = figure.subplots(len(of_layer), columns, squeeze=False)
+        panels = {
+            name: axes
+            for row, names in zip(grid, of_layer.values(), strict=True)
+            for name, axes in zip(names, row, strict=False)
+        }
+        for axes in set(grid.ravel()) - set(panels.values()):
             axes.remove()
-        for axes, name in zip(panels, names, strict=False):
+        for name, axes in panels.items():
             for place, (epoch, of_epoch) in enumerate(self.epochs.items(), 1):
                 counts, edges = of_epoch[name]
                 label = f"epoch {epoch}" if place in (1, len(self.epochs)) else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
 
@@ -292,6 +292,20 @@ class Plan:
     def statistic_count(self) -> int:
         """Elements of the flat array of fitted statistics of one replica."""
         return self.statistics[-1].end if self.statistics else 0
+
+    @property
+    def ends_with_gradient(self) -> bool:
+        """Whether a training step moves nothing, and is there to be looked at."""
+        return bool(self.training) and not any(isinstance(op, Update) for op in self.training)
+
+    def to_gradient(self) -> Plan:
+        """This plan with a training step that ends with the gradient: in float32, which all its arrays are kept in."""
+        kept = tuple(op for op in self.training if not isinstance(op, (Norm, Update)))
+        return replace(self, training=kept, precision="float32-ieee", reduction="ordered")
+
+    def outputs(self) -> dict[str, str]:
+        """The buffers of a training step that hold what layers with parameters put out: of ``"0.activation"``, …"""
+        return {f"{op.y.removeprefix('y')}.activation": op.y for op in self.training if isinstance(op, Weighted)}
 
     def share_rows(self, rows: int) -> tuple[slice, ...]:
         """The rows of each share of a batch of ``rows``; sizes differ by at most one, and may be 0."""

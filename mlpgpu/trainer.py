@@ -415,13 +415,22 @@ class Trainer:
             self._program.restore()
             self._read = None
 
-    def histograms(self, bins: int) -> dict[str, Histogram]:
-        """Of each parameter by name, its finite values counted in equal bins: counts (bins,) and edges (bins + 1,)."""
+    def histograms(self, bins: int, of: Sequence[str] = ("parameters",)) -> dict[str, Histogram]:
+        """Finite values counted in equal bins, counts (bins,) and edges (bins + 1,), by name.
+
+        ``of`` names some of ``"parameters"``, ``"activations"`` and ``"gradients"``, see
+        :class:`~mlpgpu.callbacks.Histograms`; the latter two of the first batch of the fit's data as they stand.
+        """
         assert self._program is not None
         if not self.network.is_held_by(self._holder):  # a callback set parameters
             self._set_aside()
             self._load(self._program)
-        return self._program.histograms(bins)
+        found = self._program.histograms(bins) if "parameters" in of else {}
+        if {"activations", "gradients"} & set(of):
+            sampled = self._program.sample(self.batch_size, self.steps, bins)
+            kinds = {"activation": "activations", "gradient": "gradients"}
+            found |= {name: counted for name, counted in sampled.items() if kinds[name.rpartition(".")[2]] in of}
+        return found
 
     # --- the program, and what it holds ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,12 @@ class FakeTrainer:
     def restore_kept(self) -> None:
         self.calls.append(("restore", self.epochs))
 
-    def histograms(self, bins: int) -> dict[str, Histogram]:
+    def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
+        self.calls.append(("histograms", tuple(of)))
         edges = np.linspace(0.0, 1.0, bins + 1)
         return {
-            name: (np.array([self.epochs, *[0] * (bins - 2), 1]), edges) for name in ("0.weight", "0.bias", "2.weight")
+            name: (np.array([self.epochs, *[0] * (bins - 2), 1]), edges)
+            for name in ("0.weight", "0.bias", "2.weight", "0.activation", "2.weight.gradient")
         }
 
     def fit(self, callback: Callback, column: str, values: list[float], steps: int = 3) -> int:
@@ -387,6 +390,7 @@ def test_histograms_each_few_epochs(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     trainer.fit(callback, "validation_loss", [1.0] * 5)
     assert list(callback.epochs) == [2, 4]
+    assert trainer.calls == [("histograms", ("parameters", "activations", "gradients"))] * 2
     counts, edges = callback.epochs[4]["0.weight"]
     assert counts.tolist() == [4, 0, 1] and len(edges) == 4
     assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
@@ -398,6 +402,11 @@ def test_histograms_that_cannot_be(tmp_path: Path) -> None:
     for options in ({"bins": 0}, {"bins": 5000}, {"every": 0}, {"path": "weights.txt"}):
         with pytest.raises(ConfigurationError, match="Histograms"):
             Histograms(**options)
+    with pytest.raises(UnknownNameError, match=r"Histograms of.*'gradients'"):
+        Histograms(of=["gradient"])
+    for of in ("gradients", []):
+        with pytest.raises(DtypeError, match="Histograms of"):
+            Histograms(of=of)
     with pytest.raises(DtypeError, match="Histograms bins"):
         Histograms(bins=2.5)
     with pytest.raises(StorageError, match="Histograms path"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -23,7 +24,7 @@ from shim_runner import prepare, run
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends import Sampling, State
+from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels, tensor_cores
 from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
@@ -524,6 +525,29 @@ class HostProgram:
     def _resolve(self, name: str) -> object:
         """A number, an array, or None for weights where there are none."""
         return self.numbers[name] if name in self.numbers else self.arrays.get(name)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_that_ends_with_the_gradient_keeps_what_layers_put_out(precision: str, tmp_path: Path) -> None:
+    """Its last layer and loss are the head of a training step, whose updates are made in place."""
+    options = {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["SGD"](1.0)}
+    epoch = Epoch([Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 3)], options, rates=[1.0, 1.0])
+    plan = dataclasses.replace(epoch.plan, precision=precision).to_gradient()
+    host = HostProgram(plan, epoch.data, epoch.sampling, tmp_path)
+    host.load(epoch.state)
+    before = host.arrays["parameters"].astype(np.float64)
+    ((_, weight),) = host.run(epoch.rates[:1])
+    np.testing.assert_array_equal(host.arrays["parameters"], before)
+
+    exact = get_backend("cpu").compile(dataclasses.replace(epoch.plan, precision="float64"), threads=1)
+    exact.load(epoch.state)
+    exact.attach(epoch.data, epoch.sampling)
+    exact.run(0, epoch.rates[:1])  # leaves what it computed in the program's arrays
+    for y in plan.outputs().values():
+        bound = 32 * EPS32 * abs(exact._arrays[y]).max()
+        assert abs(host.arrays[y].reshape(exact._arrays[y].shape) - exact._arrays[y]).max() <= bound
+    gradient, expected = host.arrays["gradient"] / weight, before - exact.read().parameters[0]
+    assert abs(gradient - expected).max() <= 64 * EPS32 * abs(expected).max()
 
 
 TIED = Dense(8, 8, "gelu")

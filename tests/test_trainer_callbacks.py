@@ -12,6 +12,7 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.errors import StorageError
+from mlpgpu.random import Purpose, uniforms
 
 DRAW = np.random.default_rng(4)
 X = DRAW.standard_normal((40, 5))
@@ -340,7 +341,7 @@ def test_rates_on_plateaus_go_down_in_the_history() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_histograms_are_numpy_s(precision: str) -> None:
-    histograms, seen = mg.Histograms(bins=20), []
+    histograms, seen = mg.Histograms(bins=20, of=["parameters"]), []
 
     class Look(mg.Callback):
         def epoch_end(self, trainer: Any, record: Any) -> None:
@@ -354,6 +355,46 @@ def test_histograms_are_numpy_s(precision: str) -> None:
             expected, expected_edges = np.histogram(parameters[name].astype(np.float64), 20)
             np.testing.assert_array_equal(edges, expected_edges)
             np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_activations_and_gradients_are_those_of_the_first_batch(streams: int) -> None:
+    """Of two layers, worked out anew; weights of rows and classes count, dropout is that of the step to come."""
+    random = np.random.default_rng(3)
+    x, y, weight = random.normal(size=(50, 4)), random.integers(3, size=50), random.uniform(0.5, 2.0, 50)
+    data = mg.Dataset(x, y, weight)
+    layers = [mg.Dense(4, 6, "tanh"), mg.Dropout(0.5), mg.Dense(6, 3)]
+    options = {"batch_size": 16, "precision": "float64", "backend": "cpu", "streams": streams, "class_weight": {1: 3.0}}
+
+    def run(*callbacks: mg.Callback) -> mg.Trainer:
+        optimizer = mg.Adam(0.05, l2=0.1, clip_norm=1e-3)
+        trainer = mg.Trainer(mg.Network(layers, seed=4), "softmax_cross_entropy", optimizer, **options)
+        trainer.fit(data, 3, callbacks=callbacks, progress=False)
+        return trainer
+
+    histograms = mg.Histograms(bins=7)
+    trainer = run(histograms)
+    np.testing.assert_array_equal(trainer.network.flat_parameters(), run().network.flat_parameters())
+
+    w0, b0, w2, b2 = trainer.network.parameters.values()
+    x, y, weight = x[:16], y[:16], weight[:16] * np.where(y[:16] == 1, 3.0, 1.0)
+    draws = uniforms(16 * 6, seed=4, purpose=Purpose.DROPOUT, step=trainer.steps, layer=1).reshape(16, 6)
+    hidden, mask = np.tanh(x @ w0 + b0), (draws >= 0.5) * 2.0
+    logits = (hidden * mask) @ w2 + b2
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    d2 = (softmax - np.eye(3)[y]) * weight[:, np.newaxis] / weight.sum()
+    d0 = (d2 @ w2.T) * mask * (1.0 - hidden**2)
+    expected = {
+        "0.weight": w0, "0.bias": b0, "2.weight": w2, "2.bias": b2, "0.activation": hidden, "2.activation": logits,
+        "0.weight.gradient": x.T @ d0, "0.bias.gradient": d0.sum(axis=0), "2.weight.gradient": (hidden * mask).T @ d2,
+        "2.bias.gradient": d2.sum(axis=0),
+    }  # fmt: skip
+    found = histograms.epochs[3]
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        counts, edges = np.histogram(values, 7)
+        np.testing.assert_allclose(found[name][1], edges, rtol=1e-12, atol=1e-14)
+        np.testing.assert_array_equal(found[name][0], counts)
 
 
 def test_histograms_see_what_a_callback_set() -> None:

@@ -103,6 +103,12 @@ def bin_edges(low: float, high: float, bins: int) -> np.ndarray:
     return edges if (np.diff(edges) > 0.0).all() else np.linspace(low - 0.5, high + 0.5, bins + 1)
 
 
+def scaled(histogram: Histogram, factor: float) -> Histogram:
+    """The histogram of the values times a factor above 0."""
+    counts, edges = histogram
+    return counts, edges * factor
+
+
 class Program(ABC):
     """A compiled plan with its arrays."""
 
@@ -136,6 +142,14 @@ class Program(ABC):
     @abstractmethod
     def histograms(self, bins: int) -> dict[str, Histogram]:
         """Of each parameter, its finite values in equal bins from the least to the greatest, as NumPy counts them."""
+
+    @abstractmethod
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        """Histograms of one step on the first ``rows`` rows that it trains on, which changes nothing.
+
+        They are of what each layer with parameters puts out, ``"0.activation"``, and of the gradient, without
+        penalties and before its norm is clipped, ``"0.weight.gradient"``.  ``step`` decides what is dropped out.
+        """
 
     @abstractmethod
     def attach(self, dataset: Dataset, sampling: Sampling) -> None:

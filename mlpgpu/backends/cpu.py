@@ -27,7 +27,7 @@ from ..initializers import initial_values
 from ..losses import LOSSES, apply_output
 from ..plan import Plan
 from ..random import WORDS_PER_BLOCK, Purpose, UniformStream
-from .base import MEMORY_SHARE, Backend, Histogram, Program, Sampling, State, bin_edges, target_array
+from .base import MEMORY_SHARE, Backend, Histogram, Program, Sampling, State, bin_edges, scaled, target_array
 from .evaluation import MetricSums
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
@@ -195,12 +195,24 @@ class CpuProgram(Program):
         return bool(np.isfinite(self._parameters).all())
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
-        def count(values: np.ndarray) -> Histogram:
-            finite = values[np.isfinite(values)]
-            edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
-            return np.histogram(finite, edges)
+        return {parameter.name: _count(self._arrays[parameter.name], bins) for parameter in self._plan.parameters}
 
-        return {parameter.name: count(self._arrays[parameter.name]) for parameter in self._plan.parameters}
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        assert self._training is not None
+        plan, (self._feed, sampling) = self._plan, self._training
+        rows, self._step = min(rows, sampling.rows), step
+        batch = np.arange(rows)
+        self._feed.select(batch, self._feed.dataset.storage_rows(batch))
+        with self._blas.limit(limits=self._blas_threads, user_api="blas"), np.errstate(all="ignore"):
+            self._each_share(self._closures(rows, training=True))
+            found = {name: _count(self._arrays[y][:rows], bins) for name, y in plan.outputs().items()}
+            weight = self._loss_sums(rows)[1]
+            for parameter in plan.parameters:
+                uses = [partial.name for partial in plan.partials if partial.parameter == parameter.name]
+                partials = [self._partial(name, share) for share in range(plan.shares) for name in uses]
+                counted = _count(np.add.reduce(partials), bins)
+                found[f"{parameter.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
+        return found
 
     # --- running ---
 
@@ -335,6 +347,12 @@ class CpuProgram(Program):
             list(pool.map(_call, calls))
 
         return calls[0][0] if len(calls) == 1 else side_by_side
+
+
+def _count(values: np.ndarray, bins: int) -> Histogram:
+    finite = values[np.isfinite(values)]
+    edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
+    return np.histogram(finite, edges)
 
 
 def _call(closures: list[Bound]) -> None:

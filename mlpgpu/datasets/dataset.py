@@ -193,6 +193,13 @@ class Dataset:
         """The same rows with other weights, checked as the constructor checks them."""
         return self._with(index=self._index, y=self._y, weight=_check_weight(weight, len(self)))
 
+    def first(self, rows: int) -> Dataset:
+        """The first so many rows, at most all of them; they share this data set's inputs."""
+        part = slice(min(rows, len(self)))
+        index = np.arange(part.stop) if self._index is None else self._index[part]
+        y, weight = (None if array is None else array[part] for array in (self._y, self._weight))
+        return self._with(index=index, y=y, weight=weight)
+
     def split(self, fraction: float, *, seed: int = 0, stratify: bool | None = None) -> tuple[Dataset, Dataset]:
         """Two shuffled parts, (rest, held_out); held_out has round(fraction * rows) rows.
 

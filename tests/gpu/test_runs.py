@@ -128,7 +128,7 @@ def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
 
 
 def test_histograms_are_numpy_s() -> None:
-    histograms = mg.Histograms(bins=100)
+    histograms = mg.Histograms(bins=100, of=["parameters"])
     trainer = fit(new_trainer(), histograms)
     for name, (counts, edges) in histograms.epochs[EPOCHS].items():
         expected, expected_edges = np.histogram(trainer.network.parameters[name].astype(np.float64), 100)
@@ -137,6 +137,24 @@ def test_histograms_are_numpy_s() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+@pytest.mark.parametrize("options", [{}, {"streams": 1}, {"precision": "bfloat16"}], ids=str)
+def test_activations_and_gradients_are_those_of_the_cpu(options: dict[str, Any]) -> None:
+    histograms, kinds = mg.Histograms(bins=20), ("activations", "gradients")
+    trainer = fit(new_trainer(**options), histograms)
+    np.testing.assert_array_equal(flat(trainer), flat(fit(new_trainer(**options))))
+    cpu = fit(new_trainer("cpu"), epochs=1)
+    cpu.network.parameters = trainer.network.parameters
+    cpu.steps = trainer.steps  # which decides what is dropped out
+    expected = cpu.histograms(20, kinds)
+    assert expected.keys() == histograms.epochs[EPOCHS].keys() - trainer.network.parameters.keys()
+    for name, (counts, edges) in expected.items():
+        got_counts, got_edges = histograms.epochs[EPOCHS][name]
+        np.testing.assert_allclose(got_edges, edges, rtol=0.0, atol=STEP_ERROR * abs(edges).max())
+        assert got_counts.sum() == counts.sum()
+        # A value beside an edge may have been rounded to its other side.
+        assert abs(np.cumsum(got_counts) - np.cumsum(counts)).max() <= 1 + counts.sum() // 100
+
+
 def test_orders_made_on_the_card_are_the_host_s(
     reduction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ class _Lowering(Share):
             isinstance(following, ops.Loss)
             and following.delta is not None
             and self.plan.reduction == "ordered"
+            and not self.plan.ends_with_gradient  # the head's kernel does not store y
             and op.activation == "identity"
             and op.x not in self.fetched
             and n <= kernels.HEAD_MOST_N
@@ -453,7 +454,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
     clipped = any(isinstance(op, ops.Norm) for op in plan.training)
 
     # The update adds the shares up itself, unless a parameter is used twice or the norm comes between.
-    if len(plan.partials) > len(plan.parameters) or (clipped and plan.shares > 1):
+    if plan.ends_with_gradient or len(plan.partials) > len(plan.parameters) or (clipped and plan.shares > 1):
         lowered.bytes["gradient"] = 4 * count
         for parameter in plan.parameters:
             uses = [partial for partial in plan.partials if partial.parameter == parameter.name]
@@ -463,6 +464,8 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[La
             }  # fmt: skip
             launches.append(Launch(kernels.reduce(), wide, values, _title_of(plan.training, ops.Reduce)))
         gradient = {"partials": At("gradient"), "pitch": 0, "shares": 1}
+    if plan.ends_with_gradient:
+        return [*launches, advance]
 
     factor = None
     if clipped:

@@ -12,9 +12,9 @@ from ...datasets import Dataset
 from ...errors import BackendError
 from ...initializers import INITIALIZERS, initial_values
 from ...optimizers import Optimizer
-from ...plan import Parameter, Plan, Segment
+from ...plan import Parameter, Plan
 from ...random import WORDS_PER_BLOCK, Purpose
-from ..base import MOST_BINS, Histogram, Program, Sampling, State, bin_edges
+from ..base import MOST_BINS, Histogram, Program, Sampling, State, bin_edges, scaled
 from ..evaluation import zero_sums
 from . import compiler, kernels
 from .driver import (
@@ -81,13 +81,15 @@ class _Kernels:
 
 
 class CudaProgram(Program):
-    """A plan, its arrays in one arena, and its launches.
+    """A plan, its arrays in one arena, and its launches; ``shared`` are addresses of arrays that another one owns.
 
     Attributes:
         residency: the kernel inside which the plan trains, or why it trains launch by launch.
     """
 
-    def __init__(self, plan: Plan, device: Device, memory_share: float) -> None:
+    def __init__(
+        self, plan: Plan, device: Device, memory_share: float, shared: Mapping[str, int] | None = None
+    ) -> None:
         self._plan, self._device, self._memory_share = plan, device, memory_share
         self.residency = self._choose()
         self._training: tuple[Feed, Sampling] | None = None
@@ -101,6 +103,7 @@ class CudaProgram(Program):
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
+        self._sampler: _Sampler | None = None
         self._others: dict[Entry, Function] = {}  # kernels of no plan, once they were asked for
         self._epoch = -1  # the one whose order is on the card
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
@@ -111,7 +114,7 @@ class CudaProgram(Program):
             self._fork = Event(device)
             self._joins = [Event(device) for _ in self._streams[1:]]
             self._arenas: list[Arena] = []
-            self._addresses: dict[str, int] = {}
+            self._addresses: dict[str, int] = dict(shared or {})
             self._sizes: dict[str, int] = {}
             self._maps: dict[Map, int] = {}
             self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32", arch=device.arch).bytes)
@@ -303,22 +306,32 @@ class CudaProgram(Program):
     def histograms(self, bins: int) -> dict[str, Histogram]:
         """Values are counted where they lie; the host sees the least, the greatest, and the counts."""
         with self._device:
-            self._have([kernels.extremes(), kernels.histogram()])
-            self._take({"extremes": 8 * COUNT_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
-            return {parameter.name: self._count(parameter, bins) for parameter in self._plan.parameters}
+            return {p.name: self._count("parameters", p.offset, p.size, bins) for p in self._plan.parameters}
 
-    def _count(self, parameter: Segment, bins: int) -> Histogram:
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        """By a program beside this one, which keeps what the step's fused kernels do not store."""
+        assert self._training is not None
+        data, sampling = self._training
+        if self._sampler is None:
+            shared = {name: self._addresses[name] for name in ("parameters", "slots", "statistics")}
+            plan = self._plan.to_gradient()
+            self._sampler = _Sampler(plan, self._device, self._memory_share, shared)
+        return self._sampler.histograms_of(data.dataset.first(rows), sampling.seed, step, bins)
+
+    def _count(self, array: str, offset: int, size: int, bins: int) -> Histogram:
+        """Of ``size`` elements of a float32 array."""
+        self._have([kernels.extremes(), kernels.histogram()])
+        self._take({"extremes": 8 * COUNT_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
         place = {name: self._addresses[name] for name in ("extremes", "edges", "bins")}
-        x = self._addresses["parameters"] + 4 * parameter.offset
-        self._launch_over(kernels.extremes(), parameter.size, (x, parameter.size, place["extremes"]))
-        ends = np.empty((min(ceil_div(parameter.size, ROW_THREADS), COUNT_BLOCKS), 2), np.float32)
+        x = self._addresses[array] + 4 * offset
+        self._launch_over(kernels.extremes(), size, (x, size, place["extremes"]))
+        ends = np.empty((min(ceil_div(size, ROW_THREADS), COUNT_BLOCKS), 2), np.float32)
         self._stream.download(ends, place["extremes"])
         self._stream.synchronize()
         edges = bin_edges(float(ends[:, 0].min()), float(ends[:, 1].max()), bins)
         self._stream.upload(place["edges"], edges)
         self._stream.fill(place["bins"], 8 * bins)
-        values = x, parameter.size, place["edges"], bins, place["bins"]
-        self._launch_over(kernels.histogram(), parameter.size, values)
+        self._launch_over(kernels.histogram(), size, (x, size, place["edges"], bins, place["bins"]))
         counts = np.empty(bins, np.int64)
         self._stream.download(counts, place["bins"])
         self._stream.synchronize()
@@ -576,3 +589,24 @@ class CudaProgram(Program):
         packed = pack(launch.entry, [resolve(launch.values[a.name]) for a in launch.entry.arguments])
         grid = launch.grid
         return lambda stream: function.launch(stream, grid, packed)
+
+
+class _Sampler(CudaProgram):
+    """A plan that ends with the gradient, launch by launch, on the parameters of another program."""
+
+    def _choose(self) -> str:
+        return "its arrays are there to be looked at"
+
+    def histograms_of(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:
+        """Of what layers put out for these rows, and of the gradient."""
+        plan, rows = self._plan, len(data)
+        self.attach(data, Sampling(rows, rows, seed=seed, shuffle=False, first_step=step))
+        ((_, weight),) = self.run(step, np.zeros(1))
+        factor = 1.0 / weight if weight > 0.0 else 1.0
+        with self._device:
+            found = {
+                name: self._count(y, 0, rows * plan.buffers[y].shape[-1], bins) for name, y in plan.outputs().items()
+            }
+            for p in plan.parameters:
+                found[f"{p.name}.gradient"] = scaled(self._count("gradient", p.offset, p.size, bins), factor)
+        return found

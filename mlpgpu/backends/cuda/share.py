@@ -38,6 +38,7 @@ def updates_in_place(plan: Plan) -> bool:
         and len(plan.partials) == len(plan.parameters)
         and all(partial.name in made for partial in plan.partials)
         and not any(isinstance(op, ops.Norm) for op in plan.training)
+        and not plan.ends_with_gradient
     )
 
 
