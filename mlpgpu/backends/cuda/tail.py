@@ -56,6 +56,7 @@ def tail_of(share: Share) -> Tail | None:
     once = (ops.Reduce, ops.Norm, ops.Update)
     if (
         not share.is_training
+        or share.plan.ends_with_gradient
         or share.count > 1
         or share.plan.reduction != "ordered"
         or share.rows > MOST_ROWS
