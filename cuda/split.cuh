@@ -16,13 +16,16 @@
 
 namespace mlpgpu {
 
-// Shape of a block's work: 8 warps, WARPS_M x WARPS_N of them, each with its part of the tile in fragments.
-template <int M_, int N_>
+// Shape of a block's work: WARPS_M x WARPS_N warps, each with its part of the tile in fragments.  K is the depth of a
+// slice; the sum over PROMOTED k, or over a slice if that is less, is made at a time.
+template <int M_, int N_, int K_ = 32, int THREADS_ = 256>
 struct SplitTile {
-    static constexpr int M = M_, N = N_, K = 32, PROMOTED = 64, THREADS = 256, PARTS = 3;
-    static constexpr int WARPS_M = M / 16, WARPS_N = 8 / WARPS_M, WARP_N = N / WARPS_N;
+    static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, PARTS = 3;
+    static constexpr int DEPTH = K < PROMOTED ? K : PROMOTED;
+    static constexpr int WARPS_M = M / 16, WARPS_N = THREADS / WARP / WARPS_M, WARP_N = N / WARPS_N;
     static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
-    static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == 8 && FRAGMENTS % 2 == 0, "whole fragments for each warp");
+    static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == THREADS / WARP && FRAGMENTS % 2 == 0,
+                  "whole fragments for each warp");
     // Slices of both operands in three parts, and a flag for each row and column; then C takes the slices' place.
     static constexpr int PITCH = 8;  // padding of a line, in elements
     static constexpr int SLICES = PARTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
@@ -86,21 +89,35 @@ struct SplitSlice {
 #pragma unroll
         for (int i = 0; i < Places::PER_THREAD; ++i) {
             const int v = threadIdx.x + i * T::THREADS;
-            int outer, inner;
-            Places::place(v, outer, inner);
-            float rest[4];
-            load_four(raw + 4 * v, rest);
+            float four[4];
+            load_four(raw + 4 * v, four);
+            put(v, four, slice, flags);
+        }
+    }
+
+    // The same of what a thread holds in registers.
+    static __device__ __forceinline__ void stage(const Places& held, uint16_t* slice, int* flags) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
-            uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
+        for (int i = 0; i < Places::PER_THREAD; ++i) {
+            float four[4] = {held.held[i].x, held.held[i].y, held.held[i].z, held.held[i].w};
+            put(threadIdx.x + i * T::THREADS, four, slice, flags);
+        }
+    }
+
+    // Vector v of the slice; `rest` is what is left of it, part after part.
+    static __device__ __forceinline__ void put(int v, float (&rest)[4], uint16_t* slice, int* flags) {
+        int outer, inner;
+        Places::place(v, outer, inner);
 #pragma unroll
-            for (int part = 0; part < T::PARTS; ++part) {
-                const uint2 bits = make_uint2(bfloat_pair(rest[0], rest[1]), bfloat_pair(rest[2], rest[3]));
-                *reinterpret_cast<uint2*>(at + part * PART) = bits;
-                rest[0] -= __uint_as_float(bits.x << 16), rest[1] -= __uint_as_float(bits.x & 0xffff0000);
-                rest[2] -= __uint_as_float(bits.y << 16), rest[3] -= __uint_as_float(bits.y & 0xffff0000);
-            }
+        for (int e = 0; e < 4; ++e)
+            if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
+        uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
+#pragma unroll
+        for (int part = 0; part < T::PARTS; ++part) {
+            const uint2 bits = make_uint2(bfloat_pair(rest[0], rest[1]), bfloat_pair(rest[2], rest[3]));
+            *reinterpret_cast<uint2*>(at + part * PART) = bits;
+            rest[0] -= __uint_as_float(bits.x << 16), rest[1] -= __uint_as_float(bits.x & 0xffff0000);
+            rest[2] -= __uint_as_float(bits.y << 16), rest[3] -= __uint_as_float(bits.y & 0xffff0000);
         }
     }
 
@@ -110,12 +127,12 @@ struct SplitSlice {
     }
 };
 
-// part += A · B over a staged slice, of the six largest products of parts, the smaller ones first.
+// part += A · B over DEPTH of a staged slice from k0 on, of the six largest products of parts, the smaller ones first.
 template <class T, class SliceA, class SliceB>
 __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const uint16_t* slice_b, int warp_m, int warp_n,
-                                               float (&part)[T::FRAGMENTS][4]) {
+                                               int k0, float (&part)[T::FRAGMENTS][4]) {
 #pragma unroll
-    for (int k = 0; k < T::K; k += 16) {
+    for (int k = k0; k < k0 + T::DEPTH; k += 16) {
         unsigned a[T::PARTS][4];
 #pragma unroll
         for (int p = 0; p < T::PARTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::PART, warp_m, k);
@@ -182,7 +199,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operan
         SliceB::stage(arrived + T::K * T::M, staged_b, column_flags);
         __syncthreads();
         fetch(slice + T::STAGES - 1);
-        multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, part);
+        multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, 0, part);
         if ((k0 - k_begin) % T::PROMOTED == T::PROMOTED - T::K || k0 + T::K >= k_end) {
 #pragma unroll
             for (int j = 0; j < T::FRAGMENTS; ++j)

@@ -195,17 +195,28 @@ def dense_backward_weight(
 
 
 def dense_backward_update(
-    name: str, form: Tile | SplitTile | str, batch: Batch, k: int, n: int, *, plain: bool = False, fetched: bool = False
+    name: str,
+    form: Tile | SplitTile | str,
+    batch: Batch,
+    k: int,
+    n: int,
+    *,
+    plain: bool = False,
+    fetched: bool = False,
+    special: float | None = None,
 ) -> Case:
-    """``form`` is a tile, or ``"narrow"``; ``plain`` is without a bias."""
+    """``form`` is a tile, or a word; ``plain`` is without a bias; ``special`` is what an element of dz is."""
     (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
+    if special is not None:
+        dz[batch.part.start, n - 1] = special
+    grids = {"narrow": kernels.narrow_grid(k, n), "tall": (2, 1, 1)}
     gradients = _weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(name, of_parameters)
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched,
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched + f"-{special}" * (special is not None),
         kernels.dense_backward_update(name, form),
-        kernels.narrow_grid(k, n) if isinstance(form, str) else form.grid(k, n),
+        grids[form] if isinstance(form, str) else form.grid(k, n),
         {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
         constants,
@@ -331,6 +342,12 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:
         yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
+        yield dense_backward_update(optimizer, "tall", whole(33), 131, 37)
+    for rows, k, n in ((1, 1, 1), (128, 700, 90), (100, 516, 96), (128, 260, 3)):  # up to three tiles for a block
+        yield dense_backward_update("Momentum", "tall", whole(rows), k, n, plain=rows == 1)
+        yield dense_backward_update("Momentum", "tall", Batch(rows, 2 * rows + 1, 2), k, n, fetched=True)
+    for special in (1e-35, 1e-40):  # which do not split
+        yield dense_backward_update("Momentum", "tall", whole(5), 300, 9, special=special)
     for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
         yield dense_forward_part(SPLIT, whole(5), 40, 9, part=96, special=special)
     # So small that the last parts would lose bits, and all of it, so that no larger term hides them.

@@ -341,6 +341,9 @@ class _Lowering(Share):
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""
         if self._splits(k, n):
+            tall = kernels.dense_backward_update(optimizer, "tall")
+            if self.rows <= kernels.TALL_ROWS and n <= kernels.TALL_COLUMNS and tall.runs_on(self.arch):
+                return tall, (min(self.multiprocessors, ceil_div(k, kernels.TALL_LINES)), 1, 1)
             return kernels.dense_backward_update(optimizer, kernels.SPLIT), kernels.SPLIT.grid(k, n)
         tile = kernels.tile_for(k, n, self.multiprocessors)
         grid = tile.grid(k, n)

@@ -168,7 +168,8 @@ def dense_backward_weight(tile: Tile) -> Entry:
 def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
     """The gradient of a weight and a bias, and the optimizer's step along it.
 
-    ``form`` is a tile of either kind; or ``"narrow"``, without tiles.
+    ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"tall"``, for at most TALL_ROWS rows and
+    TALL_COLUMNS columns.
     """
     rest = (
         "const float* x, const int* order, const float* dz, const double* totals, float* weight, float* bias, "
@@ -180,9 +181,16 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
         return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
     function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
     entry = f"{name}_{optimizer}_{form}"
+    if form == "tall":  # no older card has the shared memory
+        return Entry(
+            entry, "split_update.cuh", function, signature, *TALL, needs="sm_90a", spill_bytes=256, constants=True
+        )
     return Entry(entry, header, function, signature, *NARROW, blocks=2, constants=True)
 
 
+TALL_LINES, TALL_COLUMNS, TALL_ROWS = 128, 96, 128  # TallTile of split_update.cuh
+# Threads and shared bytes of a block.
+TALL = 512, 6 * TALL_ROWS * (TALL_LINES + 8 + TALL_COLUMNS + 8) + 4 * (TALL_COLUMNS + 2 * (TALL_LINES + 1))
 NARROW_LINES, NARROW_COLUMNS = 8, 16
 NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)  # threads and shared bytes of a block
 
@@ -235,7 +243,7 @@ def dense_entries() -> list[Entry]:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries.append(dense_forward_sum(activation))
-    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow")
+    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "tall")
     entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
     entries += [dense_update_few(optimizer) for optimizer in OPTIMIZERS]
     return [*entries, dense_backward_atomic()]
