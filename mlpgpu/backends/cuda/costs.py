@@ -34,7 +34,7 @@ OF_TENSOR_CORES: dict[str, Axes] = {
 }  # fmt: skip
 TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
 AXES: dict[str, dict[str, Axes]] = {
-    **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh"), OF_DENSE),
+    **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_update.cuh"), OF_DENSE),
     **dict.fromkeys(TENSOR_HEADERS, OF_TENSOR_CORES),
     "planes.cuh": {
         "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "planes": ("planes", "rows", "n"),
