@@ -261,7 +261,7 @@ class Trainer:
                     where = f"after step {self.steps}, in epoch {self.epochs + 1}"
                     print(f"mlpgpu: interrupted {where}; the network is as that step left it", file=sys.stderr)
                     break
-                if listeners:
+                if any(callback.runs_last for callback in listeners):
                     program.prefetch()  # what they save comes while the validation is under way
                 record = self._end_epoch(validation, started)
                 finished = any([callback.epoch_end(self, record) is True for callback in listeners])

@@ -17,8 +17,11 @@ def prefix_sum(dtype: str) -> Entry:
     signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
     shared = size * (ROW_THREADS // WARP + 1)
     blocks = 16 // size  # so that most have memory under way while some wait for each other
+    spill_bytes = 24 if size == 4 else 0  # on sm_120 alone
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
-    return Entry(name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks)
+    return Entry(
+        name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks, spill_bytes=spill_bytes
+    )
 
 
 def scan_tiles(dtype: str, n: int) -> int:
