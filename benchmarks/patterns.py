@@ -28,7 +28,7 @@ from mlpgpu.backends.cuda.sorting import Chain, sort_entries
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import surroundings, take_turns
 
-ROUNDS, QUICK_ROUNDS = 7, 3
+ROUNDS, QUICK_ROUNDS = 5, 3
 EPS32 = 2.0**-24
 SCAN_ROUNDINGS = 48  # of a prefix sum: two trees of a block, its rounds, a lane's nodes and a tree of them
 Contenders = dict[str, Callable[[], object]]
