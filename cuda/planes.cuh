@@ -35,6 +35,10 @@ constexpr int FLAGS = 7;
 
 __device__ __forceinline__ int exponent_in(int line) { return line >> 3; }
 
+// Products of pairs leave lo · lo out, up to 2^-22 of a term.  Where this few terms are summed it may show, so there
+// it is added.
+constexpr int SHORT_DEPTH = 128;
+
 // Of |x'|: its place in the range, and below what it is not held to the last bit.
 constexpr int TOP_EXPONENT = 14;
 constexpr float LEAST_HELD = 1.0f / (1 << 13);

@@ -163,6 +163,10 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         const uint16_t* const stage = shared + slice % T::STAGES * STAGE;
         if constexpr (PROMOTED) {
             for_each(part, [](float& x) { x = 0.0f; });
+            if (depth <= SHORT_DEPTH) {
+                multiply(stage, 1, 1, part);
+                for_each(part, [](float& x) { x *= 1.0f / 2048.0f; });
+            }
             multiply(stage, 1, 0, part);
             multiply(stage, 0, 1, part);
             for_each(part, [](float& x) { x *= 1.0f / 2048.0f; });

@@ -7,7 +7,7 @@
 // compute neighbouring tiles: each brings its part of a slice that they share, to all of them at once.
 // The grid is as large as the card, and a cluster takes one tile after another.
 //
-// With two planes a · b = hi · hi + 2^-11 (hi · lo + lo · hi).  Tensor cores truncate when they accumulate, so
+// With two planes a · b = hi · hi + 2^-11 (hi · lo + lo · hi), and for few k + 2^-22 lo · lo.  Tensor cores truncate when they accumulate, so
 // the first sum restarts with each slice, and is added to C by ordinary float32 additions.
 #pragma once
 
@@ -319,6 +319,13 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
                 wgmma_commit();
                 wgmma_wait<1>();
                 for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
+                if (slices <= SHORT_DEPTH / T::K) {
+                    wgmma_fence();
+                    planes.multiply(high, 1, 1, false);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(high[i], 0x1p-22f, c[i]);
+                }
                 ring.advance();
             }
             wgmma_wait<0>();
