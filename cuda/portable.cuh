@@ -73,16 +73,7 @@ __device__ __forceinline__ void copy_four(float* to, const float* from) {
 #endif
 }
 
-// The same of two floats at multiples of 8, and of one.
-__device__ __forceinline__ void copy_two(float* to, const float* from) {
-#if __CUDA_ARCH__ >= 800
-    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(place), "l"(from) : "memory");
-#else
-    to[0] = from[0], to[1] = from[1];
-#endif
-}
-
+// The same of one float.
 __device__ __forceinline__ void copy_one(float* to, const float* from) {
 #if __CUDA_ARCH__ >= 800
     const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));

@@ -18,18 +18,17 @@ __device__ __forceinline__ void zero(const Step* step, int share, int shares, fl
     for (int64_t i = first_element(); i < size; i += element_stride()) x[first + i] = 0.0f;
 }
 
-// x[row, :] = scale · data[order[row], :], a warp for each row.  Source is float, or unsigned char with its scale.
+// x[row, :] = scale · data[order[row], :].  Source is float, or unsigned char with its scale.
 template <class Source>
 __device__ __forceinline__ void gather(const Step* step, int share, int shares, const int* order, const Source* data,
                                        float scale, float* x, int n) {
     const Rows rows = share_rows(step, share, shares);
-    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    for (int r = blockIdx.x * warps + threadIdx.x / WARP; r < rows.count; r += gridDim.x * warps) {
-        const int64_t row = rows.first + r;
-        const Source* const from = data + order[rows.order + row] * static_cast<int64_t>(n);
-        float* const to = x + row * n;
-#pragma unroll 8
-        for (int j = lane; j < n; j += WARP) to[j] = scale * static_cast<float>(from[j]);
+    const int64_t size = static_cast<int64_t>(rows.count) * n;
+    const bool is_short = size <= 0x7fffffff;  // a division of 64 bits takes a hundred instructions
+    for (int64_t i = first_element(); i < size; i += element_stride()) {
+        const int64_t row = is_short ? static_cast<unsigned>(i) / static_cast<unsigned>(n) : i / n;
+        const int64_t column = i - row * n, from = order[rows.order + rows.first + row];
+        x[(rows.first + row) * n + column] = scale * static_cast<float>(data[from * n + column]);
     }
 }
 

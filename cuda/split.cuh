@@ -30,10 +30,7 @@ struct SplitTile {
     static constexpr int PITCH = 8;  // padding of a line, in elements
     static constexpr int SLICES = PARTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
                                   PARTS * 2 * K * (N + PITCH);
-    static constexpr int STAGED_BYTES = SLICES > 4 * M * N ? SLICES : 4 * M * N, FLAG_BYTES = 4 * (M + N);
-    // Slices in float32 on their way from memory: threads split what they copied themselves.
-    static constexpr int STAGES = 3, STAGE = K * (M + N);
-    static constexpr int SHARED_BYTES = STAGED_BYTES + FLAG_BYTES + STAGES * 4 * STAGE;
+    static constexpr int SHARED_BYTES = (SLICES > 4 * M * N ? SLICES : 4 * M * N) + 4 * (M + N);
 };
 
 // Whether x splits: it is 0, or neither so large that rounding may overflow nor so small that x3, which is 2⁻¹⁶ of
@@ -50,74 +47,28 @@ template <int OUTER, class T, bool INNER_FIRST>
 struct SplitSlice {
     static constexpr int LINES = INNER_FIRST ? OUTER : T::K, LENGTH = INNER_FIRST ? T::K : OUTER;
     static constexpr int PITCH = LENGTH + T::PITCH, PART = LINES * PITCH;
-    using Places = Slice<OUTER, 0, T::K, T::THREADS, INNER_FIRST>;
-    static_assert(Places::VECTORS % T::THREADS == 0, "as many vectors for each thread");
+    using Fetched = Slice<OUTER, 0, T::K, T::THREADS, INNER_FIRST>;
 
-    // Begins to copy a slice to `raw`, a thread's vectors THREADS apart; 0 beyond the borders.
-    static __device__ __forceinline__ void fetch(const Operand<INNER_FIRST>& from, int outer0, int inner0,
-                                                 int inner_end, float* raw) {
-        const bool in_fours = is_vectored(from.data, from.pitch);
-        const bool in_pairs = reinterpret_cast<uintptr_t>(from.data) % 8 == 0 && from.pitch % 2 == 0;
-        const int lines = INNER_FIRST ? from.outer : inner_end, length = INNER_FIRST ? inner_end : from.outer;
+    // Splits what was fetched; `flags` (OUTER,) are set where an element does not split.
+    static __device__ __forceinline__ void stage(const Fetched& fetched, uint16_t* slice, int* flags) {
 #pragma unroll
-        for (int i = 0; i < Places::PER_THREAD; ++i) {
+        for (int i = 0; i < Fetched::PER_THREAD; ++i) {
             const int v = threadIdx.x + i * T::THREADS;
+            if (Fetched::VECTORS % T::THREADS != 0 && v >= Fetched::VECTORS) break;
             int outer, inner;
-            Places::place(v, outer, inner);
-            outer += outer0, inner += inner0;
-            const int line = INNER_FIRST ? outer : inner, start = INNER_FIRST ? inner : outer;
-            const int inside = line < lines ? min(4, length - start) : 0;  // elements
-            const float* const at = inside > 0 ? from.line(line) + start : from.data;
-            float* const to = raw + 4 * v;
-            if (inside == 4 && in_fours) {
-                copy_four(to, at);
-            } else if (inside == 4 && in_pairs) {
-                copy_two(to, at), copy_two(to + 2, at + 2);
-            } else {
+            Fetched::place(v, outer, inner);
+            float rest[4] = {fetched.held[i].x, fetched.held[i].y, fetched.held[i].z, fetched.held[i].w};
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (e < inside)
-                        copy_one(to + e, at + e);
-                    else
-                        to[e] = 0.0f;
+            for (int e = 0; e < 4; ++e)
+                if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
+            uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
+#pragma unroll
+            for (int part = 0; part < T::PARTS; ++part) {
+                const uint2 bits = make_uint2(bfloat_pair(rest[0], rest[1]), bfloat_pair(rest[2], rest[3]));
+                *reinterpret_cast<uint2*>(at + part * PART) = bits;
+                rest[0] -= __uint_as_float(bits.x << 16), rest[1] -= __uint_as_float(bits.x & 0xffff0000);
+                rest[2] -= __uint_as_float(bits.y << 16), rest[3] -= __uint_as_float(bits.y & 0xffff0000);
             }
-        }
-    }
-
-    // Splits what this thread fetched; `flags` (OUTER,) are set where an element does not split.
-    static __device__ __forceinline__ void stage(const float* raw, uint16_t* slice, int* flags) {
-#pragma unroll
-        for (int i = 0; i < Places::PER_THREAD; ++i) {
-            const int v = threadIdx.x + i * T::THREADS;
-            float four[4];
-            load_four(raw + 4 * v, four);
-            put(v, four, slice, flags);
-        }
-    }
-
-    // The same of what a thread holds in registers.
-    static __device__ __forceinline__ void stage(const Places& held, uint16_t* slice, int* flags) {
-#pragma unroll
-        for (int i = 0; i < Places::PER_THREAD; ++i) {
-            float four[4] = {held.held[i].x, held.held[i].y, held.held[i].z, held.held[i].w};
-            put(threadIdx.x + i * T::THREADS, four, slice, flags);
-        }
-    }
-
-    // Vector v of the slice; `rest` is what is left of it, part after part.
-    static __device__ __forceinline__ void put(int v, float (&rest)[4], uint16_t* slice, int* flags) {
-        int outer, inner;
-        Places::place(v, outer, inner);
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
-        uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
-#pragma unroll
-        for (int part = 0; part < T::PARTS; ++part) {
-            const uint2 bits = make_uint2(bfloat_pair(rest[0], rest[1]), bfloat_pair(rest[2], rest[3]));
-            *reinterpret_cast<uint2*>(at + part * PART) = bits;
-            rest[0] -= __uint_as_float(bits.x << 16), rest[1] -= __uint_as_float(bits.x & 0xffff0000);
-            rest[2] -= __uint_as_float(bits.y << 16), rest[3] -= __uint_as_float(bits.y & 0xffff0000);
         }
     }
 
@@ -164,9 +115,8 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operan
     SHARED(float, shared);
     uint16_t* const staged_a = reinterpret_cast<uint16_t*>(shared);
     uint16_t* const staged_b = staged_a + T::PARTS * SliceA::PART;
-    int* const row_flags = reinterpret_cast<int*>(shared) + T::STAGED_BYTES / 4;
+    int* const row_flags = reinterpret_cast<int*>(shared) + T::SHARED_BYTES / 4 - T::M - T::N;
     int* const column_flags = row_flags + T::M;
-    float* const raw = shared + (T::STAGED_BYTES + T::FLAG_BYTES) / 4;
     for (int i = threadIdx.x; i < T::M + T::N; i += T::THREADS) row_flags[i] = 0;
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
     const int own_column = n0 + threadIdx.x;
@@ -177,28 +127,25 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operan
         columns.finish(own_column, sum);
     }
 
-    const auto fetch = [&](int slice) {
-        const int k0 = k_begin + slice * T::K;
-        float* const to = raw + slice % T::STAGES * T::STAGE;
-        if (k0 < k_end) {
-            SliceA::fetch(a, m0, k0, k_end, to);
-            SliceB::fetch(b, n0, k0, k_end, to + T::K * T::M);
-        }
-        close_copies();  // also of nothing: the number of groups tells the stage
+    typename SliceA::Fetched fetched_a;
+    typename SliceB::Fetched fetched_b;
+    const bool a_whole = SliceA::Fetched::is_whole(a, m0), b_whole = SliceB::Fetched::is_whole(b, n0);
+    const auto fetch = [&](int k0) {
+        const bool deep = k0 + T::K <= k_end;
+        fetched_a.fetch(a, m0, k0, k_end, a_whole && deep);
+        fetched_b.fetch(b, n0, k0, k_end, b_whole && deep);
     };
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int warp_m = warp % T::WARPS_M * 16, warp_n = warp / T::WARPS_M * T::WARP_N;
     float c[T::FRAGMENTS][4] = {}, part[T::FRAGMENTS][4] = {};
 
-    for (int slice = 0; slice < T::STAGES - 1; ++slice) fetch(slice);
-    for (int k0 = k_begin, slice = 0; k0 < k_end; k0 += T::K, ++slice) {
-        const float* const arrived = raw + slice % T::STAGES * T::STAGE;
-        await_copies<T::STAGES - 2>();
+    if (k_begin < k_end) fetch(k_begin);
+    for (int k0 = k_begin; k0 < k_end; k0 += T::K) {
         __syncthreads();
-        SliceA::stage(arrived, staged_a, row_flags);
-        SliceB::stage(arrived + T::K * T::M, staged_b, column_flags);
+        SliceA::stage(fetched_a, staged_a, row_flags);
+        SliceB::stage(fetched_b, staged_b, column_flags);
         __syncthreads();
-        fetch(slice + T::STAGES - 1);
+        if (k0 + T::K < k_end) fetch(k0 + T::K);
         multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, 0, part);
         if ((k0 - k_begin) % T::PROMOTED == T::PROMOTED - T::K || k0 + T::K >= k_end) {
 #pragma unroll

@@ -90,16 +90,16 @@ __device__ __forceinline__ void dense_backward_update_tall(const Step* step, int
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * COLUMNS;
 
-    const auto fetch = [&](typename SliceA::Places& fetched, int m0) {
-        fetched.fetch(a, m0, 0, rows.count, rows.count == T::K && SliceA::Places::is_whole(a, m0));
+    const auto fetch = [&](typename SliceA::Fetched& fetched, int m0) {
+        fetched.fetch(a, m0, 0, rows.count, rows.count == T::K && SliceA::Fetched::is_whole(a, m0));
     };
-    typename SliceA::Places fetched;
+    typename SliceA::Fetched fetched;
     const int stride = gridDim.x * T::M;
     if (static_cast<int>(blockIdx.x) * T::M < k) fetch(fetched, blockIdx.x * T::M);
     for (int i = threadIdx.x; i < T::N + 2 * (T::M + 1); i += T::THREADS) column_flags[i] = 0;
     __syncthreads();
     {
-        typename SliceB::Places of_dz;
+        typename SliceB::Fetched of_dz;
         of_dz.fetch(b, 0, 0, rows.count, false);
         SliceB::stage(of_dz, staged_b, column_flags);
     }

@@ -150,7 +150,6 @@ inline uint64_t load_word(const uint64_t* place) { return *place; }
 
 // Copies that a thread goes on beside: here they are done at once.
 inline void copy_four(float* to, const float* from) { *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from); }
-inline void copy_two(float* to, const float* from) { *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from); }
 inline void copy_one(float* to, const float* from) { *to = *from; }
 inline void wait_for_copies() {}
 

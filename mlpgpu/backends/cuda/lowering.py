@@ -71,7 +71,7 @@ class _Lowering(Share):
             return False
         n = self.width(op.x)
         self.add(
-            kernels.gather(self.setting.source), self.over_rows(),
+            kernels.gather(self.setting.source), self.over_elements(n),
             order=At("order"), data=At("data"), scale=At("scale"), x=self.stored(op.x), n=n,
         )  # fmt: skip
         return False

@@ -67,11 +67,10 @@ class SplitTile(BlockTile):
 
     @property
     def shared_bytes(self) -> int:
-        """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns;
-        and three slices as they come from memory."""
-        depth, parts, stages = 32, 3, 3
+        """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns."""
+        depth, parts = 32, 3
         slices = 2 * parts * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
-        return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n) * (1 + stages * depth)
+        return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
 
     def __str__(self) -> str:
         return f"SplitTile<{self.m}, {self.n}>"
