@@ -1,6 +1,6 @@
 // Losses: a row's value and its delta, both times the row's weight, in one pass over the logits.
 //
-// One warp takes a row.  Targets are read through a texture object straight from the data set, by the
+// A warp takes a row, or, where rows are very wide, a block.  Targets are read through a texture object straight from the data set, by the
 // order's row: dense targets as they are, class numbers as floats, exact up to 2^24.  Sets that are more
 // than a texture reaches are read by plain loads.
 #pragma once
@@ -10,11 +10,37 @@
 
 namespace mlpgpu {
 
-// A warp's row: n logits z, targets t(j), and delta(j, d) to put each output's delta away.
-template <class Target, class Delta>
+// Who takes a row: the threads of a warp, or of a block.  All of them get a sum or a maximum.
+struct WarpTeam {
+    static constexpr int SIZE = WARP;
+    static __device__ __forceinline__ int rank() { return threadIdx.x % WARP; }
+    static __device__ __forceinline__ float sum(float value) { return warp_sum(value); }
+    static __device__ __forceinline__ float max(float value) { return warp_max(value); }
+};
+
+struct BlockTeam {
+    static constexpr int SIZE = WARP * WARP;
+    static __device__ __forceinline__ int rank() { return threadIdx.x; }
+    static __device__ __forceinline__ float sum(float value) { return warp_sum(of_warps(warp_sum(value))); }
+    static __device__ __forceinline__ float max(float value) { return warp_max(of_warps(warp_max(value))); }
+
+    // The value of each warp, in the lane of its number.
+    static __device__ __forceinline__ float of_warps(float value) {
+        SHARED(float, scratch);
+        if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
+        __syncthreads();
+        value = scratch[threadIdx.x % WARP];
+        __syncthreads();
+        return value;
+    }
+};
+
+// A team's row: n logits z, targets t(j), and delta(j, d) to put each output's delta away.
+template <class Team_, class Target, class Delta>
 struct RowOf {
+    using Team = Team_;
     const float* z;
-    int n, lane;
+    int n;
     Target target;
     Delta delta;
 };
@@ -27,12 +53,12 @@ struct SumOfTerms {
     template <class R>
     static __device__ __forceinline__ float row(const R& r, float scale = 1.0f) {
         float sum = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
+        for (int j = R::Team::rank(); j < r.n; j += R::Team::SIZE) {
             float delta;
             sum += Loss::term(r.z[j], r.target(j), delta);
             r.delta(j, delta * scale);
         }
-        return warp_sum(sum) * scale;
+        return R::Team::sum(sum) * scale;
     }
 };
 
@@ -85,18 +111,20 @@ struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
 struct SoftmaxCrossEntropy {
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
+        using Team = typename R::Team;
+        const int first = Team::rank();
         float largest = -INFINITY;
-        for (int j = r.lane; j < r.n; j += WARP) largest = fmaxf(largest, r.z[j]);
-        largest = warp_max(largest);
+        for (int j = first; j < r.n; j += Team::SIZE) largest = fmaxf(largest, r.z[j]);
+        largest = Team::max(largest);
         float sum = 0.0f, mass = 0.0f, dot = 0.0f;
-        for (int j = r.lane; j < r.n; j += WARP) {
+        for (int j = first; j < r.n; j += Team::SIZE) {
             const float shifted = r.z[j] - largest, t = r.target(j);
             sum += expf(shifted);
             mass += t;
             dot += r.target.times(t, shifted);
         }
-        sum = warp_sum(sum), mass = warp_sum(mass), dot = warp_sum(dot);
-        for (int j = r.lane; j < r.n; j += WARP)
+        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
+        for (int j = first; j < r.n; j += Team::SIZE)
             r.delta(j, mass * (expf(r.z[j] - largest) / sum) - r.target(j));
         return mass * logf(sum) - dot;
     }
@@ -131,13 +159,13 @@ struct DenseTarget {
     static __device__ __forceinline__ float times(float t, float value) { return t * value; }
 };
 
-// The value of a row of logits z (n,) times its weight, in every lane of the warp that takes it; `store(j, d)`
+// The value of a row of logits z (n,) times its weight, in every thread of the team that takes it; `store(j, d)`
 // gets its deltas, times the weight too.
-template <class Loss, class Target, class Store>
+template <class Loss, class Team = WarpTeam, class Target, class Store>
 __device__ __forceinline__ float weighted_row(const float* z, int n, const Target& target, float weight,
                                               const Store& store) {
     const auto delta = [=](int j, float d) { store(j, d * weight); };
-    const RowOf<Target, decltype(delta)> row = {z, n, static_cast<int>(threadIdx.x % WARP), target, delta};
+    const RowOf<Team, Target, decltype(delta)> row = {z, n, target, delta};
     return Loss::row(row) * weight;
 }
 
@@ -209,64 +237,67 @@ struct Total {
 };
 
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is
-// null in an evaluation.  Grid: one block for every THREADS / 32 rows of the capacity.
-template <class Loss, class Target, class Source>
+// null in an evaluation.  Grid: as many teams as the capacity has rows.
+template <class Loss, class Target, class Team, class Source>
 __device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
                                      Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
                                      int n) {
     const Rows rows = share_rows(step, share, shares);
-    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
     double value = 0.0, weight = 0.0;
     if (row < rows.count) {
         const int64_t at = rows.first + row, from = order[rows.order + at];
         const float w = weights ? weights[from] : 1.0f;
         float* const out = delta ? delta + at * n : nullptr;
         const Target target = {targets, from, n, mean, scale};
-        const float v = weighted_row<Loss>(logits + at * n, n, target, w, [=](int j, float d) {
+        const float v = weighted_row<Loss, Team>(logits + at * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
         });
-        if (lane == 0) value = v, weight = w;
+        if (Team::rank() == 0) value = v, weight = w;
     }
     Total(step, value, weight, sums, arrived, totals, losses).finish();
 }
 
 // Predictions y (B, n) of logits: the loss's output function, then scaled back where targets were
-// standardized.  A warp takes a row.  Grid: as for loss.
+// standardized.  Grid: as for loss.
 struct IdentityOutput {
-    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
-        for (int j = lane; j < n; j += WARP) y[j] = z[j];
+    template <class Team>
+    static __device__ __forceinline__ void row(const float* z, float* y, int n) {
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = z[j];
     }
 };
 
 struct SigmoidOutput {
-    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
-        for (int j = lane; j < n; j += WARP) y[j] = logistic(z[j]);
+    template <class Team>
+    static __device__ __forceinline__ void row(const float* z, float* y, int n) {
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = logistic(z[j]);
     }
 };
 
 struct SoftmaxOutput {
-    static __device__ __forceinline__ void row(const float* z, float* y, int n, int lane) {
+    template <class Team>
+    static __device__ __forceinline__ void row(const float* z, float* y, int n) {
         float largest = -INFINITY;
-        for (int j = lane; j < n; j += WARP) largest = fmaxf(largest, z[j]);
-        largest = warp_max(largest);
+        for (int j = Team::rank(); j < n; j += Team::SIZE) largest = fmaxf(largest, z[j]);
+        largest = Team::max(largest);
         float sum = 0.0f;
-        for (int j = lane; j < n; j += WARP) sum += expf(z[j] - largest);
-        sum = warp_sum(sum);
-        for (int j = lane; j < n; j += WARP) y[j] = expf(z[j] - largest) / sum;
+        for (int j = Team::rank(); j < n; j += Team::SIZE) sum += expf(z[j] - largest);
+        sum = Team::sum(sum);
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = expf(z[j] - largest) / sum;
     }
 };
 
-template <class Output>
+template <class Output, class Team>
 __device__ __forceinline__ void output(const Step* step, int share, int shares, const float* logits, const float* mean,
                                        const float* scale, float* y, int n) {
     const Rows rows = share_rows(step, share, shares);
-    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
     if (row >= rows.count) return;
     const int64_t at = static_cast<int64_t>(rows.first + row) * n;
-    Output::row(logits + at, y + at, n, lane);
+    Output::template row<Team>(logits + at, y + at, n);
     if (scale)
-        for (int j = lane; j < n; j += WARP) y[at + j] = y[at + j] * scale[j] + mean[j];
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[at + j] = y[at + j] * scale[j] + mean[j];
 }
 
 }  // namespace mlpgpu

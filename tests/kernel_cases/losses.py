@@ -9,7 +9,7 @@ from helpers import EPS, EPS32, LOSS_KINDS
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import ceil_div
+from mlpgpu.backends.cuda.kernels import Team, ceil_div
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
 
@@ -58,6 +58,7 @@ def loss(
     width: int | None = None,
     activation: str | None = None,
     of_x: bool = False,
+    team: Team = kernels.WARP_TEAM,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
@@ -91,19 +92,19 @@ def loss(
     with np.errstate(all="ignore"):
         LOSSES[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
 
-    # A lane adds up every 32nd term and the warp five times; terms are no larger than the value itself, or
+    # A lane adds up every 32nd term or fewer, a team five or ten times; terms are no larger than the value itself, or
     # in a cross entropy than differences of logits.  An error of a target passes on by the delta, and to
     # the delta with a factor of 2 at most.
     w = np.ones(rows) if weights is None else wide(weights[batch.fetched])
-    relative = (n / 32 + 5 + ROUNDINGS) * EPS32
+    relative = (n / 32 + 10 + ROUNDINGS) * EPS32
     is_cross_entropy = LOSSES[name].output != "identity"
     spread = 2 * magnitude(z).max(axis=1) if is_cross_entropy else np.zeros(rows)
     value_bound = w * (relative * (abs(row_values) + spread) + (magnitude(deltas) * target_error).sum(axis=1))
     delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + is_cross_entropy) + 2 * target_error)
 
-    blocks = ceil_div(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    blocks = ceil_div(batch.most_rows, team.block_rows)
     sums, sums_bound = np.zeros((blocks, 2)), np.zeros((blocks, 2))
-    block = np.arange(rows) // kernels.WARPS_PER_BLOCK
+    block = np.arange(rows) // team.block_rows
     np.add.at(sums, block, np.stack([w * row_values, w], axis=1))
     np.add.at(sums_bound, block, np.stack([value_bound, w * EPS * rows], axis=1))
     outputs = {"sums": expect(sums, sums_bound)}
@@ -126,7 +127,8 @@ def loss(
     variant += "-total" * total
     args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
     if width is None:
-        return Case(f"{batch}-{n}{variant}", kernels.loss(name, kind, textured=textured), (blocks,), args, outputs)
+        entry = kernels.loss(name, kind, textured=textured, team=team)
+        return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
@@ -208,7 +210,15 @@ def step_errors(capacity: int, epoch_rows: int, steps: int) -> Case:
     return Case(f"{steps}x{capacity}of{epoch_rows}", kernels.step_errors(), (steps,), args, outputs)
 
 
-def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, special: float | None = None) -> Case:
+def output(
+    function: OutputName,
+    batch: Batch,
+    n: int,
+    *,
+    scaled: bool = False,
+    special: float | None = None,
+    team: Team = kernels.WARP_TEAM,
+) -> Case:
     """``scaled`` and ``special`` as for a loss."""
     logits = batch.rows_of(5 * normal(batch.capacity, n))
     if special is not None:
@@ -217,15 +227,15 @@ def output(function: OutputName, batch: Batch, n: int, *, scaled: bool = False, 
     with np.errstate(all="ignore"):
         apply_output(function, y)
     # As in a loss; a probability's error is that of exp(z), whose exponent is off by a rounding of z.
-    bound = (n / 32 + 5 + ROUNDINGS + 2 * magnitude(logits).max()) * EPS32 * abs(y)
+    bound = (n / 32 + 10 + ROUNDINGS + 2 * magnitude(logits).max()) * EPS32 * abs(y)
     mean, scale = (normal(n), abs(normal(n)) + np.float32(0.5)) if scaled else (None, None)
     if mean is not None and scale is not None:
         y, bound = y * scale + mean, bound * scale + 2 * EPS32 * (abs(y * scale) + abs(mean))
-    blocks = ceil_div(batch.most_rows, kernels.WARPS_PER_BLOCK)
+    blocks = ceil_div(batch.most_rows, team.block_rows)
     args = {**batch.args, "logits": logits, "mean": mean, "scale": scale, "y": blank(*logits.shape), "n": n}
     outputs = {"y": expect(y, bound, batch.written(*logits.shape))}
     variant = "-scaled" * scaled + f"-{special}" * (special is not None)
-    return Case(f"{batch}-{n}{variant}", kernels.output(function), (blocks,), args, outputs)
+    return Case(f"{batch}-{n}{variant}", kernels.output(function, team=team), (blocks,), args, outputs)
 
 
 def loss_cases() -> Iterator[Case]:
@@ -235,6 +245,9 @@ def loss_cases() -> Iterator[Case]:
         for weighted, delta in ((False, True), (True, False)):
             yield loss(name, kind, whole(17), 5, weighted=weighted, delta=delta)
         yield loss(name, kind, whole(17), 5, textured=False)
+        for n, textured in ((2100, True), (70, False)):
+            yield loss(name, kind, batches(7)[-1], n, textured=textured, team=kernels.WIDE_TEAM)
+        yield loss(name, kind, whole(3), 40, total=True, team=kernels.WIDE_TEAM)
         if kind == "dense" and LOSSES[name].output == "identity":
             yield loss(name, kind, whole(17), 33, scaled=True)
             yield loss(name, kind, whole(17), 31, scaled=True, width=9, activation="identity")
@@ -260,6 +273,8 @@ def loss_cases() -> Iterator[Case]:
         for batch, n in [*((batch, 7) for batch in batches(31)), (whole(1), 1), (whole(9), 33), (whole(3), 257)]:
             yield output(function, batch, n)
         yield output(function, whole(17), 33, scaled=True)
+        yield output(function, batches(7)[-1], 2100, team=kernels.WIDE_TEAM)
+        yield output(function, whole(3), 40, scaled=True, team=kernels.WIDE_TEAM)
         for special in (np.nan, np.inf, -np.inf):
             yield output(function, whole(1), 5, special=special)
     for count in (1, 33, 257, 1000):

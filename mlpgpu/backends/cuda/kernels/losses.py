@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, Entry, arguments, camel
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
 
 # Head of head.cuh.
 HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 512, 8, 32
@@ -26,12 +27,32 @@ _WEIGHED = (
 )
 
 
-def loss(name: str, kind: str, *, textured: bool = True) -> Entry:
+@dataclass(frozen=True)
+class Team:
+    """The threads that take a row of a loss or an output."""
+
+    struct: str
+    block_threads: int
+    block_rows: int
+    suffix: str
+
+    @staticmethod
+    def of(n: int) -> Team:
+        """For rows so wide: the order of their sums must follow from that alone."""
+        return WIDE_TEAM if n >= WIDE_LEAST_N else WARP_TEAM
+
+
+WARP_TEAM = Team("WarpTeam", ROW_THREADS, ROW_THREADS // WARP, "")
+WIDE_TEAM = Team("BlockTeam", 1024, 1, "_wide")
+WIDE_LEAST_N = 16384
+
+
+def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:
     """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
     source, target, suffix = target_reader(kind, textured)
     signature = f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, int n"
-    function = f"loss<{camel(name)}, {target}>"
-    return Entry(f"loss_{name}_{kind}{suffix}", "loss.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+    function, full = f"loss<{camel(name)}, {target}, {team.struct}>", f"loss_{name}_{kind}{suffix}{team.suffix}"
+    return Entry(full, "loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def total_error() -> Entry:
@@ -45,10 +66,10 @@ def step_errors() -> Entry:
     return Entry("step_errors", "loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
-def output(function: str) -> Entry:
+def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
     signature = f"{ROWS}, const float* logits, const float* mean, const float* scale, float* y, int n"
-    name = f"output_{function}"
-    return Entry(name, "loss.cuh", f"output<{camel(function)}Output>", arguments(signature), ROW_THREADS)
+    name, instance = f"output_{function}{team.suffix}", f"output<{camel(function)}Output, {team.struct}>"
+    return Entry(name, "loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def head(name: str, kind: str, *, textured: bool = True) -> Entry:
@@ -100,4 +121,6 @@ def loss_entries() -> list[Entry]:
     for name, row in LOSSES.items():
         for kind, textured in product(row.targets, (True, False)):
             entries += [make(name, kind, textured=textured) for make in (loss, head, tail)]
-    return [*entries, total_error(), step_errors(), *(output(function) for function in OUTPUTS)]
+            entries.append(loss(name, kind, textured=textured, team=WIDE_TEAM))
+    outputs = (output(function, team=team) for function in OUTPUTS for team in (WARP_TEAM, WIDE_TEAM))
+    return [*entries, total_error(), step_errors(), *outputs]
