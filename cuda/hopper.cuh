@@ -1,5 +1,6 @@
 // The instructions of sm_90a that C++ has no words for, one thin function each: barriers in shared memory,
-// the tensor copy engine (TMA), clusters, and matrix products by a warpgroup (wgmma).
+// the tensor copy engine (TMA), clusters, and matrix products by a warpgroup (wgmma); and the ring of stages that
+// a copy engine fills.
 //
 // On the host the functions of the same names in tests/shim/hopper.h stand in for them.  Names and rules:
 // NVIDIA's PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions".
@@ -121,6 +122,14 @@ __device__ __forceinline__ void tensor_copy_to_all(uint32_t destination, const T
         : "memory");
 }
 
+// Bytes of global memory to shared memory, which count at `barrier`; all three are multiples of 16.
+__device__ __forceinline__ void bulk_copy(uint32_t destination, const void* source, uint32_t barrier, int bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
+                     destination),
+                 "l"(source), "r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
 // --- registers: a warpgroup gives some back, others take them ---
 
 template <int COUNT>
@@ -190,5 +199,34 @@ struct Wgmma {
 #undef R128
 
 #endif
+
+// A ring of T::STAGES stages of T::STAGE_BYTES each: of a stage, one barrier that is passed when it is full and one
+// when T::CONSUMERS of each of T::CLUSTER blocks have given it back.
+template <class T>
+struct Ring {
+    uint32_t stages, full, empty;  // addresses
+    int stage = 0, parity = 0;
+
+    __device__ __forceinline__ explicit Ring(const void* shared)
+        : stages((shared_address(shared) + T::ALIGNMENT - 1) & ~(T::ALIGNMENT - 1u)),
+          full(stages + T::STAGES * T::STAGE_BYTES),
+          empty(full + 8 * T::STAGES) {}
+
+    __device__ __forceinline__ void make() const {
+        for (int i = 0; i < T::STAGES; ++i) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, T::CONSUMERS * T::CLUSTER);
+        }
+        barrier_publish();
+    }
+
+    __device__ __forceinline__ uint32_t address() const { return stages + stage * T::STAGE_BYTES; }
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * stage, parity); }
+    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * stage, parity ^ 1); }
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == T::STAGES) stage = 0, parity ^= 1;
+    }
+};
 
 }  // namespace mlpgpu

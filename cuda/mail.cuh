@@ -36,8 +36,8 @@ __device__ __forceinline__ void send(uint64_t* word, float value, uint32_t tag) 
 
 constexpr int MAIL_BATCH = 8;  // words that a thread has on their way at once
 
-// At most MOST words that the block waits for: `place(i)` tells where number i < count is, and `take(i, value)`
-// gets it.  Each of the block's THREADS threads waits for every THREADS-th.
+// At most MOST words that THREADS threads wait for, a block or a warp of it: `place(i)` tells where number i < count
+// is, and `take(i, value)` gets it.  Each of the threads waits for every THREADS-th.
 template <int THREADS, int MOST, class Place, class Take>
 struct Letters {
     static constexpr int ALL = ceil_div(MOST, THREADS), COUNT = ALL < MAIL_BATCH ? ALL : MAIL_BATCH;
@@ -49,7 +49,7 @@ struct Letters {
     uint64_t word[COUNT];
 
     __device__ __forceinline__ static int number(int batch, int i) {
-        return threadIdx.x + (batch * COUNT + i) * THREADS;
+        return threadIdx.x % THREADS + (batch * COUNT + i) * THREADS;
     }
     __device__ __forceinline__ bool has(int batch) const { return batch * COUNT * THREADS < count; }
     __device__ __forceinline__ void load(int batch) {

@@ -24,7 +24,7 @@ struct WgmmaTile {
     static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
     static constexpr int CONSUMERS = M / 64, COUNT = N / 2;  // a thread's elements of C
     static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one plane
-    static constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
+    static constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // A warp's patch of C on its way to the epilogue, 16 rows; two rows of pairs lie in different banks.
     static constexpr int PATCH_WIDTH = 32, PATCH_PITCH = PATCH_WIDTH + 8, PATCH = 16 * PATCH_PITCH;
 };
@@ -52,35 +52,6 @@ struct Scheduler {
         const int height = min(GROUP, tiles_m - group * GROUP);
         m0 = ((group * GROUP + within % height) * T::CLUSTER + rank) * T::M;
         n0 = within / height * T::N;
-    }
-};
-
-// The ring of stages: of each, one barrier that is passed when it is full and one when it is empty.
-template <class T>
-struct Ring {
-    uint32_t stages, full, empty;  // addresses
-    int stage = 0, parity = 0;
-
-    __device__ __forceinline__ explicit Ring(const void* shared)
-        : stages((shared_address(shared) + 1023) & ~1023u),  // the swizzle follows the address
-          full(stages + T::STAGES * T::STAGE_BYTES),
-          empty(full + 8 * T::STAGES) {}
-
-    // A block brings its part of B to all of the cluster: all consumers there have to give the stage back.
-    __device__ __forceinline__ void make() const {
-        for (int i = 0; i < T::STAGES; ++i) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, T::CONSUMERS * T::CLUSTER);
-        }
-        barrier_publish();
-    }
-
-    __device__ __forceinline__ uint32_t address() const { return stages + stage * T::STAGE_BYTES; }
-    __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * stage, parity); }
-    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * stage, parity ^ 1); }
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == T::STAGES) stage = 0, parity ^= 1;
     }
 };
 

@@ -42,9 +42,9 @@ INNER_LEVELS = {
     "datasets": ("dataset", "idx", "named", "__init__"),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cuda": (
-        *("kernels", "compiler", "driver", "launches", "costs", "share", "tensor_cores", "tail", "lowering"),
-        *("resident", "sorting", "metrics", "feed", "orders", "program", "timing", "probe", "explain", "workbench"),
-        "__init__",
+        *("kernels", "compiler", "driver", "launches", "costs", "share", "local_stack", "tensor_cores", "tail"),
+        *("lowering", "resident", "sorting", "metrics", "feed", "orders", "program", "timing", "probe", "explain"),
+        *("workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "tensor", "local", "rows", "losses", "patterns", "metrics", "updates", "rates"),

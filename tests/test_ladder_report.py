@@ -32,9 +32,20 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     assert "| staged | 1.5e+09 (2.00 ms, 50% of limit) |" in layers and "| staged | 1.5e+09 (2.00 ms) |" in layers
     filled = report["fill"](report["fill"](page, "gemm_ladder", "one"), "gemm_ladder", tables)
     assert filled.count("![gemm_ladder](gemm_ladder.png)") == 1 and tables in filled
-    assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 2
+    assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 3
     with pytest.raises(SystemExit, match="expected the lines"):
         report["fill"]("nothing", "gemm_ladder", tables)
+
+
+def test_the_report_s_table_has_a_column_of_ours() -> None:
+    report = runpy.run_path(str(SCRIPT))
+    line = {"what": "forward", "weights": "reused", "n": 50_000, "k": 1000, "ms": 0.5, "floor_ms": None}
+    step = {**line, "what": "training step", "weights": "distinct", "ms": 26.0, "floor_ms": 24.0}
+    text = report["stack_tables"]({"results": [step, {**line, "pytorch_ms": 6.0}], **ABOUT})
+    assert "| 50,000 | 1,000 | 969 ms | 9.25 ms | 6.00 ms | 0.50 ms |" in text and "100,000" not in text
+    assert "| training step | distinct | 26.00 ms | 24.00 ms | – |" in text
+    page = report["fill"](report["PAGE"].read_text(encoding="utf-8"), "local", text, picture=False)
+    assert text in page and "local.png" not in page
 
 
 def test_sizes_are_spread() -> None:
@@ -50,7 +61,7 @@ def test_without_results_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "<!-- local_ladder: made by benchmarks/ladder_report.py -->\n<!-- local_ladder: end of what it made -->"
     )
     main.__globals__.update(RESULTS=tmp_path, PAGE=page)
-    with pytest.raises(SystemExit, match="got neither"):
+    with pytest.raises(SystemExit, match="got none"):
         main()
     layer = {"rung": "staged", "n": 50, "k": 3, "weights": "reused", "of_limit": None, **ABOUT}
     (tmp_path / "local_ladder.jsonl").write_text(

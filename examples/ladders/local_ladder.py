@@ -315,11 +315,10 @@ def planned(backend: CudaBackend, stack: Stack, *, distinct: bool) -> tuple[floa
         network.parameters[f"{layer}.weight"] = stack.weights("window", layer)[:, : stack.width(layer)]
         network.parameters[f"{layer}.bias"] = BIAS_ARRAY
     plan = network.lower(capacity=1)
-    state = network.state()
     program = backend.compile(plan)
-    program.load(state)
+    network.start(program)
     y = program.predict(mg.Dataset(stack.x[np.newaxis]), logits=True)[0]
-    return replay_seconds(plan, backend.device, state), y
+    return replay_seconds(plan, backend.device, network.start), y
 
 
 class Climb:

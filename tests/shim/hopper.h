@@ -116,6 +116,13 @@ void tensor_copy_to_all(uint32_t destination, const TensorMap* map, uint32_t bar
     copy_box(destination, map, barrier, x, y, z, blockIdx.x / CLUSTER * CLUSTER, CLUSTER);
 }
 
+inline void bulk_copy(uint32_t destination, const void* source, uint32_t barrier, int bytes) {
+    if (destination % 16 || reinterpret_cast<uintptr_t>(source) % 16 || bytes % 16)
+        shim::fail("bulk_copy: %d bytes from %p to %u, not all multiples of 16", bytes, source, destination);
+    memcpy(&shared_at<char>(destination), source, bytes);
+    shared_at<HostBarrier>(barrier).bring(bytes);
+}
+
 template <int COUNT>
 void registers_lower() {}
 template <int COUNT>

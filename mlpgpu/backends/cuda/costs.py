@@ -32,6 +32,11 @@ OF_TENSOR_CORES: dict[str, Axes] = {
     "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
     "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
 }  # fmt: skip
+OF_STACKS: dict[str, Axes] = {
+    "x": ("rows", "m"), "parameters": ("weights",), "slots": ("slot_count", "weights"), "layers": ("count", 10),
+    "kept": ("rows", "outputs"), "kept_z": ("rows", "outputs"), "y": ("rows", "n"), "dy": ("rows", "n"),
+    "totals": (2,), "dx": ("rows", "m"), "bias_sums": (0,), "mail": (0,), "launches": (),
+}  # fmt: skip
 TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
 AXES: dict[str, dict[str, Axes]] = {
     **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_update.cuh"), OF_DENSE),
@@ -45,6 +50,8 @@ AXES: dict[str, dict[str, Axes]] = {
         "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
         "dz": ("rows", "n"), "saved": ("rows", "m"), "dx": ("rows", "m"), "dw": ("window", "pitch"), "db": ("n",),
     },
+    "local_stack.cuh": OF_STACKS,
+    "local_stack_update.cuh": OF_STACKS,
     "rows.cuh": {
         "x": ("rows", "n"), "y": ("rows", "n"), "data": ("rows", "n"), "order": ("rows",), "mean": ("n",),
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
@@ -93,6 +100,13 @@ PRODUCTS = {
     "local_forward": 1,
     "local_backward_input": 1,
     "local_backward_weight": 1,
+    "local_stack_forward": 1,
+    "local_stack_update": 2,
+}
+FACTORS = {  # of a product's multiplications, by header
+    "locally_connected.cuh": ("rows", "window", "n"),
+    "local_stack.cuh": ("rows", "weights"),
+    "local_stack_update.cuh": ("rows", "weights"),
 }
 ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "TensorMap": 2, "double": 8}  # by C type; others have 4
 
@@ -102,9 +116,9 @@ def flops(launch: Launch, rows: int) -> int:
     products = PRODUCTS.get(launch.entry.function.partition("<")[0], 0)
     if not products:
         return 0
-    if "dx" in launch.values and launch.values["dx"] is None:
+    if "dx" in launch.values and launch.values["dx"] is None and launch.entry.header != "local_stack_update.cuh":
         products = 1
-    axes = ("rows", "window", "n") if launch.entry.header == "locally_connected.cuh" else ("rows", "k", "n")
+    axes = FACTORS.get(launch.entry.header, ("rows", "k", "n"))
     return 2 * products * math.prod(_lengths(launch, rows)[axis] for axis in axes)
 
 
@@ -126,7 +140,8 @@ def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
             continue
         item = ITEM_BYTES.get(argument.ctype.removeprefix("const ").removesuffix("*"), 4)
         elements = math.prod(lengths[axis] if isinstance(axis, str) else axis for axis in axes[argument.name])
-        total += item * elements * (2 if argument.name in IN_PLACE else 1)
+        is_changed = argument.name in IN_PLACE and not argument.ctype.startswith("const ")
+        total += item * elements * (2 if is_changed else 1)
     return total
 
 
@@ -142,4 +157,4 @@ def _lengths(launch: Launch, rows: int) -> dict[str, int]:
     # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
     made = launch.grid[2] if "part" in given and launch.entry.header != "dense_update.cuh" else launch.grid[0]
     planes = 2 if "HalfPair" in launch.entry.function else 1
-    return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given}
+    return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given, **launch.lengths}

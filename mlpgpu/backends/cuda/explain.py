@@ -6,14 +6,14 @@ The floor of a launch is how long what it must do at least (:mod:`.costs`) takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...datasets import Dataset
 from ...plan import Plan
-from ..base import Sampling, State
+from ..base import Program, Sampling, State
 from .driver import Device
 from .probe import Line, Probe, ResidentProbe, Span
 from .timing import Arithmetic, Rates, measure_rates
@@ -128,7 +128,7 @@ def profile(plan: Plan, device: Device, state: State, *, scale: float | None = N
         BackendError: the card has too little memory, or kernels cannot be compiled.
     """
     data = random_data(plan, scale)
-    probe = Probe(plan, device, state, data)
+    probe = Probe(plan, device, lambda program: program.load(state), data)
     with device:
         arithmetic = Arithmetic(device)
         rates = measure_rates(device, arithmetic)
@@ -142,7 +142,7 @@ def profile(plan: Plan, device: Device, state: State, *, scale: float | None = N
         timelines["the first steps of a first epoch, whose rows come up piece by piece"] = probe.first_epoch()
     what = "a step" if plan.training else "the evaluation"
     title = f"{what} of {plan.capacity} rows on {device.name}, measured on random data"
-    way = _way(plan, device, state, data) if plan.training else ""
+    way = "\n".join([*([_way(plan, device, state, data)] if plan.training else []), *probe.notes])
     return Profile(title, rates, lines, seconds, probe.arrays, timelines, way)
 
 
@@ -162,9 +162,12 @@ def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
     )
 
 
-def replay_seconds(plan: Plan, device: Device, state: State) -> float:
-    """What a step of a plan takes as a whole, or an evaluation of one batch, on random data."""
-    probe = Probe(plan, device, state, random_data(plan, None))
+def replay_seconds(plan: Plan, device: Device, start: Callable[[Program], None]) -> float:
+    """What a step of a plan takes as a whole, or an evaluation of one batch, on random data.
+
+    ``start`` gives a program the state that it begins with.
+    """
+    probe = Probe(plan, device, start, random_data(plan, None))
     with device:
         return probe.seconds()
 

@@ -43,13 +43,15 @@ class Launch:
     """One kernel launch; ``values`` are those of the entry's arguments, by name.
 
     ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
-    operation asked for, and the first one's for a launch that does the work of two.
+    operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
+    arrays' axes, by name, that no argument tells.
     """
 
     entry: Entry
     grid: tuple[int, int, int]
     values: Mapping[str, Value]
     operation: str = ""
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Lowered:
     Attributes:
         bytes: of each array that a program of this plan owns.
         words: what arrays of whole numbers hold, which no launch changes.
+        notes: how parts of the plan run that may run one way or another, and why.
         columns: lengths of the flags that lie side by side in the array of this name.
         run_begin: what runs before the first of several steps.
         ahead: what each step does for the one that follows it, for a step that follows none.
@@ -70,6 +73,7 @@ class Lowered:
 
     bytes: dict[str, int] = field(default_factory=dict)
     words: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     run_begin: list[Launch] = field(default_factory=list)
     ahead: list[Launch] = field(default_factory=list)

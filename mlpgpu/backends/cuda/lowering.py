@@ -14,9 +14,19 @@ from ... import plan as ops
 from ...plan import Plan
 from ...random import Purpose
 from . import kernels
-from .kernels import Entry, ceil_div
+from .kernels import Entry, Team, ceil_div
 from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Value
-from .share import BLOCKS_PER_MULTIPROCESSOR, Setting, Share, part_length, partials_pitch, title, updates_in_place
+from .local_stack import Stacks, stacked_partials
+from .share import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    MOST_GRID_Y,
+    Setting,
+    Share,
+    part_length,
+    partials_pitch,
+    title,
+    updates_in_place,
+)
 from .tail import tail_of
 from .tensor_cores import TensorCores
 
@@ -34,6 +44,7 @@ class _Lowering(Share):
         super().__post_init__()
         form = kernels.form_of(self.plan.precision, self.arch) if self.plan.reduction == "ordered" else None
         self.tensor_cores = TensorCores(self, form) if form else None
+        self.stacks = Stacks(self)
         self.head: tuple[ops.Dense, str] | None = None  # the last layer, if the loss's kernel does it; its title
         self.made: set[str] = set()  # deltas that were made before their operation's turn
         self.tail = tail_of(self)
@@ -146,7 +157,7 @@ class _Lowering(Share):
 
     def _updates_few(self, k: int, n: int) -> bool:
         """Whether an update is that for few rows."""
-        is_few = self.is_training and updates_in_place(self.plan) and self.rows <= kernels.FEW_ROWS
+        is_few = self.is_training and self.in_place and self.rows <= kernels.FEW_ROWS
         return is_few and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE
 
     def _is_ahead(self, op: ops.Dense | ops.DenseBackward) -> bool:
@@ -166,6 +177,8 @@ class _Lowering(Share):
         return entry, kernels.few_grid(k, n, part), values
 
     def locally_connected(self, op: ops.LocallyConnected, following: ops.Operation | None) -> bool:
+        if self.stacks.forward(op):
+            return False
         (window, pitch), n = self.shapes[op.weight], self.width(op.y)
         z, y = self.stored(op.z) if op.z else None, self.stored(op.y)
         self.add(
@@ -177,6 +190,8 @@ class _Lowering(Share):
 
     def locally_connected_backward(self, op: ops.LocallyConnectedBackward, following: ops.Operation | None) -> bool:
         """Takes in an activation's derivative of dx.  No sum is made by atomics, in either mode."""
+        if self.stacks.backward(op):
+            return False
         (window, pitch), m, n = self.shapes[op.weight], self.width(op.x), self.width(op.dz)
         self.add(
             kernels.local_backward_weight(), self.over_columns(pitch, window),
@@ -217,14 +232,15 @@ class _Lowering(Share):
 
     def loss(self, op: ops.Loss, following: ops.Operation | None) -> bool:
         mean, scale = self.target_statistics
-        blocks = self.over_rows()[0]
+        team = Team.of(self.width(op.logits))
+        grid = self.over_rows(team)
         total: dict[str, Value] = {"arrived": None, "totals": None, "losses": None}
         if self.count == 1:  # the last block to end adds the batch up
             total = {name: At(name) for name in total}
         delta = self.stored(op.delta) if op.delta and not self.tail else None
         values: dict[str, Value] = {
             "order": At("order"), "targets": At("targets"), "weights": At("weights"), "mean": mean, "scale": scale,
-            "delta": delta, "sums": At("sums", 2 * blocks * self.number), **total, "n": self.width(op.logits),
+            "delta": delta, "sums": At("sums", 2 * grid[0] * self.number), **total, "n": self.width(op.logits),
         }  # fmt: skip
         if self.tail:
             self.segments |= self.tail.places(self)
@@ -240,8 +256,8 @@ class _Lowering(Share):
             )  # fmt: skip
             return False
         if self.head is None:
-            entry = kernels.loss(op.loss, op.kind, textured=self.setting.textured)
-            self.add(entry, self.over_rows(), **values, logits=self.at(op.logits))
+            entry = kernels.loss(op.loss, op.kind, textured=self.setting.textured, team=team)
+            self.add(entry, grid, **values, logits=self.at(op.logits))
             return False
         dense, self.operation = self.head
         place, backward = next(
@@ -255,7 +271,7 @@ class _Lowering(Share):
             dx = self.stored(backward.dx)
             self.made.add(backward.dx)
         self.add(
-            kernels.head(op.loss, op.kind, textured=self.setting.textured), self.over_rows(),
+            kernels.head(op.loss, op.kind, textured=self.setting.textured), grid,
             **values, x=self.at(dense.x), w=self.at(dense.weight), b=self.at(dense.bias), saved=saved,
             activation=kernels.activation_number(activation), dx=dx, k=self.shapes[dense.weight][0],
         )  # fmt: skip
@@ -276,14 +292,17 @@ class _Lowering(Share):
         )
 
     def output(self, op: ops.Output, following: ops.Operation | None) -> bool:
+        team = Team.of(self.width(op.y))
         self.add(
-            kernels.output(op.function), self.over_rows(),
+            kernels.output(op.function, team=team), self.over_rows(team),
             logits=self.at(op.logits), mean=self.at(op.mean), scale=self.at(op.scale), y=self.stored(op.y),
             n=self.width(op.logits),
         )  # fmt: skip
         return False
 
     def activation_backward(self, op: ops.ActivationBackward, following: ops.Operation | None) -> bool:
+        if self.stacks.derives(op):
+            return False
         n = self.width(op.dy)
         entry = kernels.activation_backward(op.activation)
         self.add(entry, self.over_elements(n), saved=self.at(op.saved), dy=self.at(op.dy), n=n)
@@ -304,7 +323,7 @@ class _Lowering(Share):
             )  # fmt: skip
             return False
         fused = self._dense_backward_input(op, following) if op.dx else False
-        if updates_in_place(self.plan):
+        if self.in_place:
             self._dense_backward_update(op)
             return fused
         tile = kernels.tile_for(k, n, self.multiprocessors)
@@ -382,10 +401,11 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     what the card is compiled for.
     """
     lowered, setting = Lowered(), Setting(multiprocessors, arch, source, textured)
+    in_place = updates_in_place(plan, stacked_partials(plan, setting))
     for number in range(plan.shares if plan.training else 0):
-        share = _Lowering(plan, plan.training, setting, lowered, number, plan.shares)
+        share = _Lowering(plan, plan.training, setting, lowered, number, plan.shares, in_place)
         cores = share.tensor_cores
-        if number == 0 and cores and not cores.form.scaled and updates_in_place(plan):
+        if number == 0 and cores and not cores.form.scaled and in_place:
             lowered.run_begin = share.split_weights()  # the updates make those of later steps
         elif number == 0:
             lowered.begin = share.split_weights()
@@ -400,18 +420,18 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
             lowered.run_begin.insert(0, forget_all)
             lowered.begin.insert(0, keep_used)
     if plan.training:
-        lowered.finish = _lower_finish(plan, multiprocessors, lowered)
+        lowered.finish = _lower_finish(plan, multiprocessors, lowered, in_place)
 
-    shares = max(1, plan.shares)
-    most_blocks = shares * ceil_div(ceil_div(plan.capacity, shares), kernels.WARPS_PER_BLOCK)
-    most_blocks = max(most_blocks, ceil_div(plan.capacity, kernels.WARPS_PER_BLOCK))
+    shares, team = max(1, plan.shares), Team.of(plan.n_out)
+    most_blocks = shares * ceil_div(ceil_div(plan.capacity, shares), team.block_rows)
+    most_blocks = max(most_blocks, ceil_div(plan.capacity, team.block_rows))
     slots = len(plan.optimizer.slots) if plan.optimizer else 0
     lowered.bytes |= {
         "step": STEP_BYTES,
         "parameters": 4 * plan.parameter_count,
         "statistics": 4 * plan.statistic_count,
         "slots": 4 * slots * plan.parameter_count,
-        "partials": 0 if updates_in_place(plan) else 4 * plan.shares * partials_pitch(plan),
+        "partials": 0 if in_place else 4 * plan.shares * partials_pitch(plan),
         "sums": max(SUMS_BYTES * most_blocks, lowered.bytes.get("sums", 0)),
         "arrived": 4,
         "totals": SUMS_BYTES,
@@ -437,17 +457,17 @@ def _title_of(operations: tuple[ops.Operation, ...], kind: type[ops.Operation]) 
     return title(operations, next(operation for operation in operations if isinstance(operation, kind)))
 
 
-def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered) -> list[Launch]:
+def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: bool) -> list[Launch]:
     """What is left to do once: the total error of several shares, Reduce, Norm, Update, the move to the next step."""
     assert plan.optimizer is not None
     advance = Launch(kernels.advance(), (1, 1, 1), {"step": At("step")})
-    if updates_in_place(plan):
+    if in_place:
         return [advance]
     count, pitch = plan.parameter_count, partials_pitch(plan)
     launches = []
     if plan.shares > 1:
         rows = ceil_div(plan.capacity, plan.shares)
-        blocks = plan.shares * ceil_div(rows, kernels.WARPS_PER_BLOCK)
+        blocks = plan.shares * ceil_div(rows, Team.of(plan.n_out).block_rows)
         values: dict[str, Value] = {
             "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
         }  # fmt: skip

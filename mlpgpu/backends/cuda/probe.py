@@ -17,7 +17,7 @@ import numpy as np
 
 from ...datasets import Dataset
 from ...plan import Plan
-from ..base import Sampling, State
+from ..base import Program, Sampling
 from .costs import flops, moved_bytes, speed_of
 from .driver import Device, Event, Function, Stream
 from .feed import Feed
@@ -143,12 +143,12 @@ class ResidentProbe(CudaProgram):
 class Probe(CudaProgram):
     """A program whose launches can be timed alone, and marked as they run in a step."""
 
-    def __init__(self, plan: Plan, device: Device, state: State, data: Dataset) -> None:
+    def __init__(self, plan: Plan, device: Device, start: Callable[[Program], None], data: Dataset) -> None:
         self._bound: dict[int, _Bound] = {}  # by the identity of the launch
         self._recorder = _Recorder(device)
         self._data, self._sampling = data, Sampling(len(data), plan.capacity, seed=0)
         super().__init__(plan, device, 1.0)
-        self.load(state)
+        start(self)
         if plan.training:
             self.attach(data, self._sampling)
             self._run_steps(self._sampling.steps_per_epoch)  # brings all rows up
@@ -174,6 +174,13 @@ class Probe(CudaProgram):
         data = self._training[0] if self._training else self._evaluation
         assert data is not None
         return {**self._sizes, f"data ({len(self._data):,} rows)": data.nbytes}
+
+    @property
+    def notes(self) -> list[str]:
+        """How parts of the plan run that may run one way or another."""
+        data = self._training[0] if self._training else self._evaluation
+        assert data is not None
+        return self._kernels(data).lowered.notes
 
     def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
         put = super()._bind(launch, data, seed, **others)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ... import plan as ops
 from ...plan import Plan
 from . import kernels
-from .kernels import Entry, ceil_div
+from .kernels import Entry, Team, ceil_div
 from .launches import At, Launch, Lowered, Value
 
 # A product this long along k and this narrow is cut into parts along k, so that it makes up to MOST_PARTS tiles
@@ -25,13 +26,14 @@ def part_length(k: int, n: int) -> int | None:
     return max(PART_K, 16 * ceil_div(k, 16 * (MOST_PARTS // ceil_div(n, PART_COLUMNS))))
 
 
-def updates_in_place(plan: Plan) -> bool:
+def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> bool:
     """Whether the products that make gradients also move the parameters.
 
     Each parameter must have one partial, which is its whole gradient; all of them dense layers' products must
-    make, and nothing may come between.
+    make, or the kernels of stacks, whose partials are ``stacked``; and nothing may come between.
     """
     made = {name for op in plan.training if isinstance(op, ops.DenseBackward) for name in (op.dweight, op.dbias)}
+    made.update(stacked)
     return (
         plan.shares == 1
         and plan.reduction == "ordered"
@@ -68,6 +70,7 @@ class Share:
 
     Attributes:
         number: which of the ``count`` shares it is.
+        in_place: whether the products that make gradients also move the parameters.
         rows: the most that it has.
         lowered: what they go into, with the bytes of the arrays that they ask for.
         operations: the plan's list that is being lowered, and ``is_training`` whether that is a step's.
@@ -83,6 +86,7 @@ class Share:
     lowered: Lowered
     number: int = 0
     count: int = 1
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         self.is_training = self.operations is self.plan.training
@@ -123,8 +127,9 @@ class Share:
         blocks = ceil_div(self.rows * n, kernels.ROW_THREADS * per_thread)
         return max(1, min(blocks, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors)), 1, 1
 
-    def over_rows(self) -> tuple[int, int, int]:
-        return ceil_div(self.rows, kernels.WARPS_PER_BLOCK), 1, 1
+    def over_rows(self, team: Team = kernels.WARP_TEAM) -> tuple[int, int, int]:
+        """Blocks of teams that have a row each."""
+        return ceil_div(self.rows, team.block_rows), 1, 1
 
     def over_columns(self, n: int, lines: int) -> tuple[int, int, int]:
         """Blocks for n columns and so many lines, of which a block may take several in turn."""

@@ -9,7 +9,7 @@ from ... import plan as ops
 from . import kernels
 from .kernels import Entry, Form, MatrixTile, ProductTile, padded_columns, padded_rows
 from .launches import At, Launch, Map, Value
-from .share import Share, part_length, title, updates_in_place
+from .share import Share, part_length, title
 
 # Below, plain cores have made a product before tensor cores have its operands.
 LEAST_WIDTH, LEAST_WEIGHTS, LEAST_ROWS = 128, 1 << 18, 256
@@ -195,7 +195,7 @@ class TensorCores:
         columns = self._words(self._of_share(f"{op.dz}.columns"), padded_columns(n))
         x_lines = self._lines_of(op.x)
         db = share.at(op.dbias)
-        if op.dbias and updates_in_place(share.plan):
+        if op.dbias and share.in_place:
             share.lowered.bytes[op.dbias] = 4 * n
             db = At(op.dbias)
         if op.dz not in self.in_planes:
@@ -215,7 +215,7 @@ class TensorCores:
             "dz_columns": columns, "x": self._held(op.x), "dz": self._held(op.dz), "k": k, "n": n,
         }  # fmt: skip
         grid = tile.grid(k, n, share.multiprocessors)
-        if updates_in_place(share.plan):
+        if share.in_place:
             optimizer = type(share.plan.optimizer).__name__
             w_planes = None if form.scaled else self._weight_planes(op.weight)
             entry = kernels.tensor_backward_update(optimizer, tile)

@@ -1,9 +1,13 @@
-"""Locally connected layers: ``locally_connected.cuh``."""
+"""Locally connected layers: ``locally_connected.cuh``, and stacks of them, ``local_stack.cuh``."""
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass
+
 from ....activations import ACTIVATIONS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, Entry, arguments, camel
+from ....optimizers import OPTIMIZERS
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
 
 LOCAL_ROWS = 4  # of locally_connected.cuh
 
@@ -45,3 +49,145 @@ def local_entries() -> list[Entry]:
     """All of locally connected layers."""
     activated = [entry(activation) for activation in ACTIVATIONS for entry in (local_forward, local_backward_input)]
     return [*activated, local_backward_weight(), local_backward_bias(), local_backward_shared_bias()]
+
+
+# --- stacks of layers in one kernel: local_stack.cuh.  A plan's stack has entries of its own (`..local_stack`). ---
+
+STACK_SHARED_BYTES = 227 << 10  # of a block, on the one architecture that they are for
+STACK_MOST_HALO = 64
+STACK_MOST_STAGES = 64  # of small ones; more gain nothing
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """How columns and rows are dealt out to threads: ``StackShape<warps, rows, columns>``."""
+
+    warps: int
+    rows: int
+    columns: int = 4
+
+    def __str__(self) -> str:
+        return f"StackShape<{self.warps}, {self.rows}, {self.columns}>"
+
+    @property
+    def span(self) -> int:
+        """The columns of a block."""
+        return self.columns * WARP * self.warps
+
+    @property
+    def input_bytes(self) -> int:
+        """Two layers' inputs in shared memory, and a barrier."""
+        return 4 * 2 * self.rows * (self.span + STACK_MOST_HALO + 8) + 16
+
+    @property
+    def delta_bytes(self) -> int:
+        """What the way back has there beside its ring: ``StackDeltas``, and a barrier."""
+        of_warp = 4 * WARP + STACK_MOST_HALO + WARP
+        floats = self.span + 2 * (self.warps + 1) * STACK_MOST_HALO + self.warps * of_warp
+        return 4 * self.rows * floats + 16
+
+
+@dataclass(frozen=True)
+class StreamedWeights:
+    """Weights that come through a ring of stages."""
+
+    shape: StackShape
+
+    @property
+    def stages(self) -> int:
+        return stack_stages(self.shape, 1, self.shape.input_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.input_bytes + self.stages * stack_stage_bytes(self.shape, 1)
+
+    @property
+    def threads(self) -> int:
+        return WARP * (self.shape.warps + 1)
+
+    def __str__(self) -> str:
+        return f"StreamedWeights<{self.shape}, {self.stages}>"
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """Weights that stay in registers, as many lines as fit there, and in shared memory."""
+
+    shape: StackShape
+    window: int
+
+    COLUMNS, MOST_WARPS = 6, 12  # few threads, with many registers each
+    MOST_IN_REGISTERS = 20
+
+    @property
+    def in_registers(self) -> int:
+        return min(self.window, self.MOST_IN_REGISTERS)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.input_bytes + 4 * (self.window - self.in_registers) * self.shape.span
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.shape.warps
+
+    def __str__(self) -> str:
+        return f"HeldWeights<{self.shape}, {self.window}, {self.in_registers}>"
+
+
+def stack_stage_bytes(shape: StackShape, lines: int) -> int:
+    """A stage of the ring, with its two barriers."""
+    return 4 * lines * (shape.span + 4) + 16
+
+
+def stack_stages(shape: StackShape, lines: int, others: int) -> int:
+    """The stages that shared memory holds beside so many other bytes."""
+    return min(STACK_MOST_STAGES, (STACK_SHARED_BYTES - others) // stack_stage_bytes(shape, lines))
+
+
+def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights) -> Entry:
+    rest = (
+        "const float* x, const float* parameters, const StackLayer* layers, int count, int m, int halo, float* kept, "
+        "float* kept_z, float* y, uint64_t* mail, unsigned* launches"
+    )
+    function = f"local_stack_forward<{weights}, {camel(activation)}>"
+    return _stack_entry("local_stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes)
+
+
+def stack_update_stages(optimizer: str, shape: StackShape) -> int:
+    """Of the ring through which weights come with their slots."""
+    return stack_stages(shape, _update_lines(optimizer), shape.delta_bytes)
+
+
+def _update_lines(optimizer: str) -> int:
+    """Of such a stage: four of weights, or with slots fewer, with theirs."""
+    slots = len(OPTIMIZERS[optimizer].slots)
+    return (4 >> slots) * (1 + slots)
+
+
+def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
+    """The way back through a stack, with the optimizer's step."""
+    rest = (
+        "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, "
+        "const float* kept_z, const float* y, const float* dy, int is_derived, const double* totals, "
+        "float* parameters, float* slots, int64_t size, float* dx, double* bias_sums, uint64_t* mail, "
+        "unsigned* launches"
+    )
+    stages = stack_update_stages(optimizer, shape)
+    function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
+    stage_bytes = stack_stage_bytes(shape, _update_lines(optimizer))
+    return _stack_entry(
+        "local_stack_update.cuh", function, f"{optimizer}_{activation}", rest, WARP * (shape.warps + 1),
+        shape.delta_bytes + stages * stage_bytes, constants=True,
+    )  # fmt: skip
+
+
+def _stack_entry(
+    header: str, function: str, what: str, rest: str, threads: int, shared_bytes: int, *, constants: bool = False
+) -> Entry:
+    name = f"{function.partition('<')[0]}_{what}_{zlib.crc32(function.encode()):08x}"
+    # Around the loops, where spans are so wide that a thread has few registers.
+    return Entry(
+        name, header, function, arguments(f"{ROWS}, {rest}"), threads, shared_bytes, cooperative=True,
+        spill_bytes=320, needs="sm_90a", constants=constants,
+    )  # fmt: skip

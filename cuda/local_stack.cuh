@@ -1,0 +1,356 @@
+// A stack of locally connected layers in one kernel (locally_connected.cuh says what a layer computes).
+//
+// Each block has a span of columns through all layers, a thread some of them.  A layer's outputs become the next
+// one's inputs in shared memory.  What a block needs of its right neighbour's outputs, the first window - 1, its halo,
+// comes as mail (mail.cuh).  Mail goes one way, and each layer has words of its own: nobody waits for who gets it, so
+// blocks fall in step behind each other, and a wait costs the stack once, not once a layer.
+//
+// Weights of a layer's own are streamed: a thread has the copy engine bring them, line by line, to a ring of stages
+// ahead of need, past the ends of layers, so that memory is never idle.  Weights that serve all layers are held, some
+// lines in registers and the others in shared memory.
+//
+// Every output is one chain of fused multiply-adds in ascending order, as locally_connected.cuh makes it.
+#pragma once
+
+#include "activations.cuh"
+#include "hopper.cuh"
+#include "mail.cuh"
+#include "step.cuh"
+
+namespace mlpgpu {
+
+// A layer; offsets are in floats.
+struct StackLayer {
+    int64_t weight, bias;  // in the parameters: (window, pitch); numbers `bias_step` apart, negative if there are none
+    int64_t y;             // in what a training step keeps, and z likewise: (rows, n); the last y is elsewhere
+    int32_t n, window, pitch, bias_step;
+};
+
+// How the columns and rows of a pass are dealt out to threads, which move VECTOR words at once.
+template <int WARPS_, int ROWS_, int COLUMNS_ = 4>
+struct StackShape {
+    static constexpr int WARPS = WARPS_, ROWS = ROWS_, COLUMNS = COLUMNS_, VECTOR = COLUMNS % 4 ? 2 : 4;
+    static constexpr int THREADS = WARPS * WARP, SPAN = COLUMNS * THREADS;
+    static constexpr int MOST_HALO = 64;
+    static constexpr int PITCH = SPAN + MOST_HALO + 8;  // of a row of inputs in shared memory
+};
+
+// The ring of streamed weights: a stage holds the block's span of up to DEPTH lines of ARRAYS arrays, the weights and
+// their slots, each from a multiple of four on.
+template <class Shape, int STAGES_, int DEPTH_, int ARRAYS_>
+struct StackRing {
+    static constexpr int STAGES = STAGES_, DEPTH = DEPTH_, ARRAYS = ARRAYS_;
+    static constexpr int CONSUMERS = Shape::WARPS, CLUSTER = 1, ALIGNMENT = 16;
+    static constexpr int LINE = Shape::SPAN + 4, STAGE = DEPTH * ARRAYS * LINE, STAGE_BYTES = 4 * STAGE;
+};
+
+// --- neighbouring words ---
+
+__device__ __forceinline__ void load_two(const float* from, float* to) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    to[0] = two.x, to[1] = two.y;
+}
+
+__device__ __forceinline__ void store_two(float* to, const float* from) {
+    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+}
+
+// COUNT of them, an even number, from and to an address that is a multiple of the vectors' size.
+template <int COUNT>
+__device__ __forceinline__ void load_words(const float* from, float* to) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += COUNT % 4 ? 2 : 4)
+        if constexpr (COUNT % 4)
+            load_two(from + i, to + i);
+        else
+            load_four(from + i, to + i);
+}
+
+template <int COUNT>
+__device__ __forceinline__ void store_words(float* to, const float* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += COUNT % 4 ? 2 : 4)
+        if constexpr (COUNT % 4)
+            store_two(to + i, from + i);
+        else
+            store_four(to + i, from + i);
+}
+
+// The first `count` of them, at once where the address allows.
+template <int COUNT>
+__device__ __forceinline__ bool is_whole(const float* at, int count) {
+    return count >= COUNT && reinterpret_cast<uintptr_t>(at) % (COUNT % 4 ? 8 : 16) == 0;
+}
+
+template <int COUNT>
+__device__ __forceinline__ void load_some(const float* from, int count, float* to) {
+    if (is_whole<COUNT>(from, count)) {
+        load_words<COUNT>(from, to);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) to[i] = i < count ? from[i] : 0.0f;
+    }
+}
+
+template <int COUNT>
+__device__ __forceinline__ void store_some(float* to, int count, const float* from) {
+    if (is_whole<COUNT>(to, count)) {
+        store_words<COUNT>(to, from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (i < count) to[i] = from[i];
+    }
+}
+
+// The four from place `by` on, 0 to 3, come to the front.
+__device__ __forceinline__ void slide(float (&eight)[8], int by) {
+    if (by & 2)
+#pragma unroll
+        for (int i = 0; i < 6; ++i) eight[i] = eight[i + 2];
+    if (by & 1)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) eight[i] = eight[i + 1];
+}
+
+// From word `from` of a line that begins at a multiple of 16 bytes.
+__device__ __forceinline__ void load_four_from(const float* line, int from, float* to) {
+    const int shift = from & 3;
+    float near[8] = {};
+    load_four(line + from - shift, near);
+    if (shift) load_four(line + from - shift + 4, near + 4);
+    slide(near, shift);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = near[i];
+}
+
+// --- what the warps of a block do together ---
+
+// Where the warps that compute wait for each other; the one that copies takes no part.
+template <class Shape>
+struct Meeting {
+    uint32_t barrier;
+    int parity = 0;
+
+    __device__ __forceinline__ void operator()() {
+        __syncwarp();
+        if (threadIdx.x % WARP == 0) barrier_arrive<1>(barrier, 0);
+        barrier_wait(barrier, parity);
+        parity ^= 1;
+    }
+};
+
+// Brings a layer's weights, stage by stage, and of each slot the same, `size` elements apart.
+template <class T>
+__device__ __forceinline__ void bring_layer(Ring<T>& ring, const float* parameters, const float* slots, int64_t size,
+                                            const StackLayer& layer, int begin, int columns) {
+    for (int first = 0; first < layer.window; first += T::DEPTH) {
+        const int lines = min(T::DEPTH, layer.window - first) * T::ARRAYS;
+        const auto place = [&](int line) {
+            return layer.weight + static_cast<int64_t>(first + line / T::ARRAYS) * layer.pitch + begin +
+                   (line % T::ARRAYS ? (line % T::ARRAYS - 1) * size : 0);
+        };
+        const auto bytes = [&](int line) { return 4 * round_up(static_cast<int>(place(line) & 3) + columns, 4); };
+        const uint32_t full = ring.full + 8 * ring.stage;
+        ring.wait_empty();
+        int all = 0;
+        for (int line = 0; line < lines; ++line) all += bytes(line);
+        barrier_expect(full, all);
+        for (int line = 0; line < lines; ++line)
+            bulk_copy(ring.address() + 4 * line * T::LINE,
+                      (line % T::ARRAYS ? slots : parameters) + (place(line) & ~int64_t{3}), full, bytes(line));
+        ring.advance();
+    }
+}
+
+// --- weights: over(…, body) calls body(r, w, window) for VECTOR lines of the layer's weights, a thread's columns of
+// each, from line r on; those from `window` on are none ---
+
+template <class Shape_, int STAGES>
+struct StreamedWeights {
+    using Shape = Shape_;
+    using T = StackRing<Shape, STAGES, 1, 1>;
+    const float* const stages;
+    const float* const parameters;
+    Ring<T> ring;
+
+    __device__ __forceinline__ StreamedWeights(float* room, const float* parameters, const StackLayer*, int)
+        : stages(room), parameters(parameters), ring(room) {}
+
+    __device__ __forceinline__ void make() const { ring.make(); }
+
+    // By one thread.
+    __device__ __forceinline__ void produce(const StackLayer* layers, int count, int begin, int passes) {
+        for (int pass = 0; pass < passes; ++pass)
+            for (int l = 0; l < count && begin < layers[l].n; ++l) {
+                const StackLayer layer = layers[l];
+                bring_layer(ring, parameters, nullptr, 0, layer, begin, min(layer.n - begin, Shape::SPAN));
+            }
+    }
+
+    template <class Body>
+    __device__ __forceinline__ void over(const StackLayer& layer, int begin, const Body& body) {
+        const int window = layer.window, pitch = layer.pitch;
+        int place = static_cast<int>(layer.weight) + begin;  // of a line; its last two bits count
+        for (int r = 0; r < window; r += 4) {
+            float w[4][4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j, place += pitch) {
+                if (r + j >= window) break;
+                ring.wait_full();
+                load_four_from(stages + ring.stage * T::STAGE, 4 * threadIdx.x + (place & 3), w[j]);
+                __syncwarp();
+                if (threadIdx.x % WARP == 0) barrier_arrive<1>(ring.empty + 8 * ring.stage, 0);
+                ring.advance();
+            }
+            body(r, w, window);
+        }
+    }
+};
+
+// Of WINDOW lines the first IN_REGISTERS in registers, the others in shared memory.
+template <class Shape_, int WINDOW, int IN_REGISTERS>
+struct HeldWeights {
+    using Shape = Shape_;
+    static constexpr int COLUMNS = Shape::COLUMNS;
+    float* const lines;
+    float held[IN_REGISTERS][COLUMNS];
+
+    __device__ __forceinline__ HeldWeights(float* room, const float* parameters, const StackLayer* layers, int begin)
+        : lines(room + COLUMNS * threadIdx.x) {
+        const StackLayer layer = layers[0];
+        const int column = begin + COLUMNS * static_cast<int>(threadIdx.x);
+#pragma unroll
+        for (int r = 0; r < WINDOW; ++r) {
+            float words[COLUMNS];
+            load_some<COLUMNS>(parameters + layer.weight + static_cast<int64_t>(r) * layer.pitch + column,
+                               layer.n - column, r < IN_REGISTERS ? held[r] : words);
+            if (r >= IN_REGISTERS) store_words<COLUMNS>(lines + (r - IN_REGISTERS) * Shape::SPAN, words);
+        }
+    }
+
+    __device__ __forceinline__ void make() const {}
+    __device__ __forceinline__ void produce(const StackLayer*, int, int, int) const {}
+
+    template <class Body>
+    __device__ __forceinline__ void over(const StackLayer&, int, const Body& body) const {
+#pragma unroll
+        for (int r = 0; r < WINDOW; r += Shape::VECTOR) {
+            float w[Shape::VECTOR][COLUMNS];
+#pragma unroll
+            for (int j = 0; j < Shape::VECTOR; ++j) {
+                if (r + j >= WINDOW) continue;
+                if (r + j >= IN_REGISTERS) load_words<COLUMNS>(lines + (r + j - IN_REGISTERS) * Shape::SPAN, w[j]);
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
+                    if (r + j < IN_REGISTERS) w[j][c] = held[r + j < IN_REGISTERS ? r + j : 0][c];
+            }
+            body(r, w, WINDOW);
+        }
+    }
+};
+
+// --- forward ---
+
+// y of the last layer, for all rows of the share, in passes of ROWS rows; what a step keeps of each layer goes to
+// `kept` and `kept_z`, unless they are null.  `halo` is the largest window less 1.  Mail, (passes, count,
+// blocks, ROWS, halo), holds words of earlier launches, which launches[1] counts.
+// Grid: a block for every SPAN columns of x, all at once.
+template <class Weights, class Activation>
+__device__ __forceinline__ void local_stack_forward(const Step* step, int share, int shares, const float* x,
+                                                    const float* parameters, const StackLayer* layers, int count,
+                                                    int m, int halo, float* kept, float* kept_z, float* y,
+                                                    uint64_t* mail, unsigned* launches) {
+    using Shape = typename Weights::Shape;
+    constexpr int ROWS = Shape::ROWS, COLUMNS = Shape::COLUMNS, VECTOR = Shape::VECTOR;
+    constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN;
+    SHARED(float, inputs);  // two times (ROWS, PITCH), which take turns
+    const Rows rows = share_rows(step, share, shares);
+    const int begin = blockIdx.x * SPAN, own = COLUMNS * threadIdx.x, column = begin + own;
+    const uint32_t tag = launches[1] + 1;
+    Meeting<Shape> meet = {shared_address(inputs + 2 * ROWS * PITCH)};
+    Weights weights(inputs + 2 * ROWS * PITCH + 4, parameters, layers, begin);
+    if (threadIdx.x == 0) {
+        barrier_init(meet.barrier, Shape::WARPS);
+        weights.make();
+        barrier_publish();
+    }
+    __syncthreads();
+
+    const auto pass = [&](int first) {
+        const int64_t row0 = rows.first + first;
+        const int here = min(ROWS, rows.count - first);
+        int n = layers[0].n, window = layers[0].window;
+        for (int q = 0; q < here; ++q)
+            for (int i = threadIdx.x; i < SPAN + window - 1 && begin + i < m; i += Shape::THREADS)
+                inputs[q * PITCH + i] = x[(row0 + q) * m + begin + i];
+        meet();
+        uint64_t* words = mail + (static_cast<int64_t>(first) * count * gridDim.x + blockIdx.x * ROWS) * halo;
+        for (int l = 0; l < count && begin < n; ++l, words += static_cast<int64_t>(gridDim.x) * ROWS * halo) {
+            const StackLayer& layer = layers[l];
+            const bool is_last = l + 1 == count;
+            const int next_n = is_last ? 0 : layers[l + 1].n, next_window = is_last ? 1 : layers[l + 1].window;
+            const float* const from = inputs + l % 2 * ROWS * PITCH;
+            float* const to = inputs + (l + 1) % 2 * ROWS * PITCH;
+            // Of the outputs from `start` on, how many are the halo of a block that ends there.
+            const auto halo_at = [&](int start) { return max(0, min(next_window - 1, n - start)); };
+
+            const auto compute = [&] {
+                float sum[ROWS][COLUMNS] = {}, seen[ROWS][COLUMNS + VECTOR];
+#pragma unroll
+                for (int q = 0; q < ROWS; ++q) load_words<COLUMNS>(from + q * PITCH + own, seen[q]);
+                weights.over(layer, begin, [&](int r, const float(&w)[VECTOR][COLUMNS], int lines) {
+#pragma unroll
+                    for (int q = 0; q < ROWS; ++q) {
+                        load_words<VECTOR>(from + q * PITCH + own + r + COLUMNS, seen[q] + COLUMNS);
+#pragma unroll
+                        for (int j = 0; j < VECTOR; ++j)
+#pragma unroll
+                            for (int c = 0; c < COLUMNS && r + j < lines; ++c)
+                                sum[q][c] = fmaf(w[j][c], seen[q][j + c], sum[q][c]);
+#pragma unroll
+                        for (int c = 0; c < COLUMNS; ++c) seen[q][c] = seen[q][c + VECTOR];
+                    }
+                });
+                float bias[COLUMNS] = {};
+                if (layer.bias >= 0)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c)
+                        if (column + c < n)
+                            bias[c] = parameters[layer.bias + static_cast<int64_t>(column + c) * layer.bias_step];
+                float* const out = is_last ? y : kept ? kept + layer.y : nullptr;
+                const int sent = blockIdx.x > 0 ? halo_at(begin) : 0;
+#pragma unroll
+                for (int q = 0; q < ROWS; ++q) {
+                    const int64_t at = (row0 + q) * n + column;
+                    float value[COLUMNS];
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c) sum[q][c] += bias[c], value[c] = Activation::forward(sum[q][c]);
+                    store_words<COLUMNS>(to + q * PITCH + own, value);
+                    if (q >= here) continue;
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; ++c)
+                        if (own + c < sent) send(words + q * halo + own + c, value[c], tag);
+                    if (kept_z) store_some<COLUMNS>(kept_z + layer.y + at, n - column, sum[q]);
+                    if (out) store_some<COLUMNS>(out + at, n - column, value);
+                }
+            };
+            // The last warp asks for the halo of the next layer when this one begins, and looks when it is done.
+            const int due = threadIdx.x / WARP == Shape::WARPS - 1 ? halo_at(begin + SPAN) : 0;
+            receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
+                                        here * due, tag,
+                                        [&](int i) { return words + (ROWS + i / due) * halo + i % due; },
+                                        [&](int i, float value) { to[i / due * PITCH + SPAN + i % due] = value; }));
+            meet();
+            n = next_n, window = next_window;
+        }
+    };
+    if (threadIdx.x < Shape::THREADS)
+        for (int first = 0; first < rows.count; first += ROWS) pass(first);
+    else if (threadIdx.x == Shape::THREADS)
+        weights.produce(layers, count, begin, ceil_div(rows.count, ROWS));
+    const Arrival arrival = arrive(launches);
+    if (was_last(arrival, inputs) && threadIdx.x == 0) launches[1] = tag;
+}
+
+}  // namespace mlpgpu
