@@ -3,6 +3,7 @@
 R=benchmarks/results
 python examples/ladders/gemm_ladder.py --json $R/gemm_ladder.jsonl --picture docs/gemm_ladder.png
 python examples/ladders/local_ladder.py --json $R/local_ladder.jsonl --picture docs/local_ladder.png
+python benchmarks/local.py --json $R/local.json
 python benchmarks/ladder_report.py
 """
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "ladder.md"
 MOST_SIZES = 6  # columns of a table
+# Milliseconds of the course report, N and K to OpenMP's on its CPU and CUDA's on an RTX 2080.
+REPORT = {(50_000, 1000): (969, 9.25), (100_000, 1000): (2321, 25.7), (300_000, 1000): (7252, 70.8)}
 
 Line = dict[str, Any]
 
@@ -80,14 +83,35 @@ def local_tables(lines: Sequence[Line]) -> str:
     return "\n\n".join(parts)
 
 
-def fill(page: str, name: str, part: str) -> str:
-    """The page with ``part`` between the marks of ``name``."""
+def stack_tables(found: Line) -> str:
+    """The report's table with a column of ours, then what the largest network takes beside its floor."""
+    lines = found["results"]
+    ours = {line["n"]: line for line in lines if line["what"] == "forward" and line["weights"] == "reused"}
+    rows = [["N", "K", "the report: OpenMP", "the report: CUDA", "PyTorch, compiled", "mlpgpu"], ["---"] * 6]
+    for (n, k), (openmp, cuda) in REPORT.items():
+        line = ours.get(n)
+        if line is not None and line["k"] == k:
+            peer = "–" if line["pytorch_ms"] is None else f"{line['pytorch_ms']:.2f} ms"
+            rows.append([f"{n:,}", f"{k:,}", f"{openmp:,.0f} ms", f"{cuda:.2f} ms", peer, f"{line['ms']:.2f} ms"])
+    largest = [["", "weights", "mlpgpu", "floor", "PyTorch, compiled"], ["---"] * 5]
+    for line in lines:
+        if line["n"] == max(ours):
+            others = ("–" if line.get(key) is None else f"{line[key]:.2f} ms" for key in ("floor_ms", "pytorch_ms"))
+            largest.append([line["what"], line["weights"], f"{line['ms']:.2f} ms", *others])
+    tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, largest)]
+    heading = "N = {:,}, K = {:,}, one row:".format(lines[0]["n"], lines[0]["k"])
+    return "\n\n".join([about([found], "One row forward, one matrix for all layers,"), tables[0], heading, tables[1]])
+
+
+def fill(page: str, name: str, part: str, *, picture: bool = True) -> str:
+    """The page with ``part`` between the marks of ``name``, and its picture."""
     begin, end = f"<!-- {name}: made by benchmarks/ladder_report.py -->", f"<!-- {name}: end of what it made -->"
     before, first, rest = page.partition(begin)
     _, second, after = rest.partition(end)
     if not (first and second):
         raise SystemExit(f"{PAGE}: expected the lines {begin} and {end}")
-    return f"{before}{begin}\n\n{part}\n\n![{name}]({name}.png)\n\n{end}{after}"
+    shown = f"{part}\n\n![{name}]({name}.png)" if picture else part
+    return f"{before}{begin}\n\n{shown}\n\n{end}{after}"
 
 
 def main() -> None:
@@ -97,8 +121,12 @@ def main() -> None:
         if path.exists():
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             page, found = fill(page, name, tables(lines)), True
+    stacks = RESULTS / "local.json"
+    if stacks.exists():
+        part = stack_tables(json.loads(stacks.read_text(encoding="utf-8")))
+        page, found = fill(page, "local", part, picture=False), True
     if not found:
-        raise SystemExit(f"{RESULTS}: expected gemm_ladder.jsonl or local_ladder.jsonl, got neither")
+        raise SystemExit(f"{RESULTS}: expected gemm_ladder.jsonl, local_ladder.jsonl or local.json, got none")
     PAGE.write_text(page, encoding="utf-8")
 
 

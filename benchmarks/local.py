@@ -1,0 +1,234 @@
+"""Stacks of locally connected layers as one kernel each, beside PyTorch: forward, and a training step.
+
+Weights are each layer's own, or one matrix serves all layers.  PyTorch's layer is a shift and a multiplication for
+each weight of a window, compiled to one kernel; all layers are one CUDA graph.  Ours is checked first, on spans of
+columns through all layers, against NumPy in float64 on weights that NumPy draws.  Both take turns, round by round;
+figures are medians, of whole evaluations and steps.
+
+    python benchmarks/local.py [--n N ...] [--k K] [--quick] [--no-peer] [--json benchmarks/results/local.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlpgpu as mg
+from mlpgpu.backends import Sampling, get_backend
+from mlpgpu.backends.cuda import CudaBackend
+from mlpgpu.backends.cuda.probe import Probe
+from mlpgpu.backends.cuda.timing import card_rates
+from mlpgpu.bench import surroundings
+from mlpgpu.initializers import INITIALIZERS
+from mlpgpu.plan import Plan
+from mlpgpu.random import WORDS_PER_BLOCK, Purpose, philox
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+WINDOW, SEED, ACTIVATION = 29, 7, "sigmoid"
+CHECKED = 64  # columns of a span
+STEPS = 8  # that are timed together
+LARGEST_ERROR = 1e-5  # of a sigmoid's value, after all layers
+ROUNDS, QUICK_ROUNDS = 7, 3
+
+
+@dataclass(frozen=True)
+class Stack:
+    """N inputs, K layers, each with WINDOW - 1 outputs fewer."""
+
+    n: int
+    k: int
+    distinct: bool
+
+    def network(self) -> mg.Network:
+        """Without biases, as one number for a layer would put its weights out of line with vectors of four words."""
+        shrink = WINDOW - 1
+        if self.distinct:
+            layers = [mg.LocallyConnected(self.n - shrink * i, WINDOW, ACTIVATION, None) for i in range(self.k)]
+        else:
+            layers = [mg.LocallyConnected(self.n, WINDOW, ACTIVATION, None)] * self.k
+        return mg.Network(layers, seed=SEED)
+
+    @property
+    def name(self) -> str:
+        return "distinct" if self.distinct else "reused"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all layers' weights that are used."""
+        return 4 * WINDOW * sum(self.n - (WINDOW - 1) * (i + 1) for i in range(self.k))
+
+
+# --- right first ---
+
+
+def drawn(plan: Plan, place: int, start: int, count: int) -> np.ndarray:
+    """Elements of a layer's initial weights, as a flat array, by their address: float32 values as float64."""
+    parameter = plan.parameters[place]
+    limit = INITIALIZERS[parameter.initializer].limit(parameter.fans)
+    block, skipped = divmod(start, WORDS_PER_BLOCK)
+    source = philox(seed=SEED, purpose=Purpose.INITIAL_VALUES, layer=parameter.layer, block=block)
+    uniform = np.random.Generator(source).random(skipped + count)[skipped:]
+    return (-limit + (limit - -limit) * uniform).astype(np.float32).astype(np.float64)
+
+
+def span(plan: Plan, stack: Stack, x: np.ndarray, first: int) -> np.ndarray:
+    """CHECKED outputs of the last layer, from all that they depend on, in float64."""
+    y = x[first : first + CHECKED + (WINDOW - 1) * stack.k].astype(np.float64)
+    for layer in range(stack.k):
+        place = layer if stack.distinct else 0
+        n, pitch = len(y) - WINDOW + 1, plan.parameters[place].shape[1]
+        total = np.zeros(n)
+        for r in range(WINDOW):
+            total += drawn(plan, place, r * pitch + first, n) * y[r : r + n]
+        y = 1.0 / (1.0 + np.exp(-total))
+    return y
+
+
+def check(plan: Plan, stack: Stack, x: np.ndarray, y: np.ndarray) -> float:
+    """The largest error of spans at both ends and across blocks' borders; too large a one ends the run."""
+    firsts = {0, min(4608, plan.n_out // 2) - CHECKED // 2, plan.n_out - CHECKED}
+    error = max(abs(span(plan, stack, x, first) - y[first : first + CHECKED]).max() for first in firsts if first >= 0)
+    if not (np.isfinite(y).all() and error <= LARGEST_ERROR):
+        sys.exit(f"weights {stack.name}: off by {error}")
+    return float(error)
+
+
+# --- ours ---
+
+
+def forward(backend: CudaBackend, stack: Stack) -> tuple[float, Callable[[], float]]:
+    """The error of an evaluation of one row, and what measures its seconds."""
+    network = stack.network()
+    plan = network.lower(capacity=1)
+    x = np.random.default_rng(1).normal(size=(1, stack.n)).astype(np.float32)
+    probe = Probe(plan, backend.device, network.start, mg.Dataset(x))
+    first, second = (probe.predict(mg.Dataset(x), logits=True)[0] for _ in range(2))
+    if (first.view(np.uint32) != second.view(np.uint32)).any():
+        sys.exit(f"weights {stack.name}: another evaluation has other bits")
+
+    def seconds() -> float:
+        with backend.device:
+            return probe.seconds()
+
+    return check(plan, stack, x[0], first), seconds
+
+
+def step(backend: CudaBackend, stack: Stack, rounds: int) -> list[float]:
+    """What training steps of one row by plain SGD take, the loss and the update included."""
+    network, optimizer = stack.network(), mg.SGD(1e-3)
+    plan = network.lower(capacity=1, loss="squared_error", optimizer=optimizer)
+    program = backend.compile(plan)
+    network.start(program, optimizer)
+    random = np.random.default_rng(2)
+    x, y = (random.normal(size=(STEPS, n)).astype(np.float32) for n in (plan.n_in, plan.n_out))
+    program.attach(mg.Dataset(x, y), Sampling(STEPS, 1, seed=0))
+    before = program.run(0, np.full(STEPS, 1e-3))[:, 0].mean()
+    found = []
+    for turn in range(1, rounds + 1):
+        started = time.perf_counter()
+        after = program.run(turn * STEPS, np.full(STEPS, 1e-3))[:, 0].mean()
+        found.append((time.perf_counter() - started) / STEPS)
+    if not after < before:
+        sys.exit(f"the loss went from {before} to {after}")
+    return found
+
+
+# --- PyTorch ---
+
+
+def peer(stack: Stack) -> Callable[[], float]:
+    """What measures the seconds of PyTorch's forward."""
+
+    def shifted(x: Any, w: Any) -> Any:
+        total = w[0] * x[: w.shape[1]]
+        for r in range(1, WINDOW):
+            total = total + w[r] * x[r : r + w.shape[1]]
+        return torch.sigmoid(total)
+
+    layer = torch.compile(shifted, dynamic=True)
+    widths = [stack.n - (WINDOW - 1) * (i + 1) for i in range(stack.k)]
+    own = [torch.rand(WINDOW, n, device="cuda").sub_(0.5) for n in (widths if stack.distinct else widths[:1])]
+    weights = own if stack.distinct else [own[0][:, :n] for n in widths]
+    x = torch.randn(stack.n, device="cuda")
+
+    def network() -> None:
+        y = x
+        for w in weights:
+            y = layer(y, w)
+
+    with torch.no_grad():
+        network()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            network()
+
+    def seconds() -> float:
+        graph.replay()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--n", type=int, nargs="+", default=[50_000, 100_000, 300_000])
+    parser.add_argument("--k", type=int, default=1_000)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    backend = get_backend("cuda")
+    assert isinstance(backend, CudaBackend)
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    with backend.device as device:
+        copied = card_rates(device).copied
+    lines: list[dict[str, Any]] = []
+
+    def add(what: str, stack: Stack, ours: list[float], passes: int, **others: Any) -> None:
+        floor = 1000 * passes * stack.weight_bytes / copied if stack.distinct else None
+        line = {"what": what, "weights": stack.name, "n": stack.n, "k": stack.k}
+        lines.append({**line, "ms": 1000 * statistics.median(ours), "floor_ms": floor, **others})
+        print(lines[-1], flush=True)
+
+    largest = Stack(max(options.n), options.k, distinct=True)
+    for stack in (largest, *(Stack(n, options.k, distinct=False) for n in sorted(options.n, reverse=True))):
+        error, ours = forward(backend, stack)
+        others = None if torch is None or options.no_peer else peer(stack)
+        found: tuple[list[float], list[float]] = [], []
+        for _ in range(rounds):
+            found[0].append(ours())
+            if others:
+                found[1].append(others())
+        theirs = 1000 * statistics.median(found[1]) if found[1] else None
+        add("forward", stack, found[0], 1, error=error, pytorch_ms=theirs)
+        del ours, others
+        gc.collect()
+        if torch is not None:
+            torch.cuda.empty_cache()
+    add("training step", largest, step(backend, largest, rounds), 3)
+    if options.json:
+        options.json.write_text(json.dumps({**surroundings(backend, ["torch"]), "results": lines}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
