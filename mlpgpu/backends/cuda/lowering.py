@@ -19,7 +19,6 @@ from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Value
 from .local_stack import Stacks, stacked_partials
 from .share import (
     BLOCKS_PER_MULTIPROCESSOR,
-    MOST_GRID_Y,
     Setting,
     Share,
     part_length,
