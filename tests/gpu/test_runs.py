@@ -155,10 +155,8 @@ def test_activations_and_gradients_are_those_of_the_cpu(options: dict[str, Any])
         assert abs(np.cumsum(got_counts) - np.cumsum(counts)).max() <= 1 + counts.sum() // 100
 
 
-def test_orders_made_on_the_card_are_the_host_s(
-    reduction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every epoch's list, and the bits of a training that is broken off inside an epoch."""
+def test_orders_made_on_the_card_are_the_host_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch's list, and the bits of a training, also of one that is broken off inside an epoch."""
     seen: list[np.ndarray] = []
     begin_listed = feed.Feed.begin_listed
 
