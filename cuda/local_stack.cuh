@@ -126,17 +126,31 @@ __device__ __forceinline__ void load_four_from(const float* line, int from, floa
 
 // --- what the warps of a block do together ---
 
-// Where the warps that compute wait for each other; the one that copies takes no part.
+// Warps go through phases.  In each one a warp waits for both of its neighbours' one before, so that they are never
+// more than a phase apart; but there is no barrier at which all would wait.  Of each warp two barriers take turns.
 template <class Shape>
-struct Meeting {
-    uint32_t barrier;
-    int parity = 0;
+struct Phases {
+    static constexpr int WORDS = 4 * Shape::WARPS;
+    uint32_t barriers;
 
-    __device__ __forceinline__ void operator()() {
+    // By one thread.
+    __device__ __forceinline__ void make() const {
+        for (int i = 0; i < 2 * Shape::WARPS; ++i) barrier_init(barriers + 8 * i, 1);
+    }
+
+    __device__ __forceinline__ uint32_t of(int warp, int phase) const {
+        return barriers + 8 * (2 * warp + (phase & 1));
+    }
+
+    // This warp is done with a phase.
+    __device__ __forceinline__ void end(int phase) const {
         __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive<1>(barrier, 0);
-        barrier_wait(barrier, parity);
-        parity ^= 1;
+        if (threadIdx.x % WARP == 0) barrier_arrive<1>(of(threadIdx.x / WARP, phase), 0);
+    }
+
+    // Waits until a neighbour, if there is one, is done with a phase, if there was one.
+    __device__ __forceinline__ void wait(int warp, int phase) const {
+        if (phase >= 0 && warp >= 0 && warp < Shape::WARPS) barrier_wait(of(warp, phase), phase >> 1 & 1);
     }
 };
 
@@ -263,40 +277,46 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int share,
                                                     uint64_t* mail, unsigned* launches) {
     using Shape = typename Weights::Shape;
     constexpr int ROWS = Shape::ROWS, COLUMNS = Shape::COLUMNS, VECTOR = Shape::VECTOR;
-    constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN;
+    constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN, OF_WARP = COLUMNS * WARP;
     SHARED(float, inputs);  // two times (ROWS, PITCH), which take turns
     const Rows rows = share_rows(step, share, shares);
     const int begin = blockIdx.x * SPAN, own = COLUMNS * threadIdx.x, column = begin + own;
     const uint32_t tag = launches[1] + 1;
-    Meeting<Shape> meet = {shared_address(inputs + 2 * ROWS * PITCH)};
-    Weights weights(inputs + 2 * ROWS * PITCH + 4, parameters, layers, begin);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const Phases<Shape> phases = {shared_address(inputs + 2 * ROWS * PITCH)};
+    Weights weights(inputs + 2 * ROWS * PITCH + Phases<Shape>::WORDS, parameters, layers, begin);
     if (threadIdx.x == 0) {
-        barrier_init(meet.barrier, Shape::WARPS);
+        phases.make();
         weights.make();
         barrier_publish();
     }
     __syncthreads();
 
+    int phase = 0;  // each gives a layer its inputs
     const auto pass = [&](int first) {
         const int64_t row0 = rows.first + first;
         const int here = min(ROWS, rows.count - first);
         int n = layers[0].n, window = layers[0].window;
+        phases.wait(warp - 1, phase - 1);
+        phases.wait(warp + 1, phase - 1);
+        const int end = (warp + 1) * OF_WARP + (warp + 1 == Shape::WARPS ? window - 1 : 0);
         for (int q = 0; q < here; ++q)
-            for (int i = threadIdx.x; i < SPAN + window - 1 && begin + i < m; i += Shape::THREADS)
-                inputs[q * PITCH + i] = x[(row0 + q) * m + begin + i];
-        meet();
+            for (int i = warp * OF_WARP + lane; i < end && begin + i < m; i += WARP)
+                inputs[(phase % 2 * ROWS + q) * PITCH + i] = x[(row0 + q) * m + begin + i];
+        phases.end(phase);
         uint64_t* words = mail + (static_cast<int64_t>(first) * count * gridDim.x + blockIdx.x * ROWS) * halo;
         for (int l = 0; l < count && begin < n; ++l, words += static_cast<int64_t>(gridDim.x) * ROWS * halo) {
             const StackLayer& layer = layers[l];
             const bool is_last = l + 1 == count;
             const int next_n = is_last ? 0 : layers[l + 1].n, next_window = is_last ? 1 : layers[l + 1].window;
-            const float* const from = inputs + l % 2 * ROWS * PITCH;
-            float* const to = inputs + (l + 1) % 2 * ROWS * PITCH;
+            const float* const from = inputs + phase % 2 * ROWS * PITCH;
+            float* const to = inputs + (phase + 1) % 2 * ROWS * PITCH;
             // Of the outputs from `start` on, how many are the halo of a block that ends there.
             const auto halo_at = [&](int start) { return max(0, min(next_window - 1, n - start)); };
 
             const auto compute = [&] {
                 float sum[ROWS][COLUMNS] = {}, seen[ROWS][COLUMNS + VECTOR];
+                phases.wait(warp + 1, phase);
 #pragma unroll
                 for (int q = 0; q < ROWS; ++q) load_words<COLUMNS>(from + q * PITCH + own, seen[q]);
                 weights.over(layer, begin, [&](int r, const float(&w)[VECTOR][COLUMNS], int lines) {
@@ -320,6 +340,7 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int share,
                             bias[c] = parameters[layer.bias + static_cast<int64_t>(column + c) * layer.bias_step];
                 float* const out = is_last ? y : kept ? kept + layer.y : nullptr;
                 const int sent = blockIdx.x > 0 ? halo_at(begin) : 0;
+                phases.wait(warp - 1, phase);
 #pragma unroll
                 for (int q = 0; q < ROWS; ++q) {
                     const int64_t at = (row0 + q) * n + column;
@@ -336,14 +357,15 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int share,
                 }
             };
             // The last warp asks for the halo of the next layer when this one begins, and looks when it is done.
-            const int due = threadIdx.x / WARP == Shape::WARPS - 1 ? halo_at(begin + SPAN) : 0;
+            const int due = warp == Shape::WARPS - 1 ? halo_at(begin + SPAN) : 0;
             receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
                                         here * due, tag,
                                         [&](int i) { return words + (ROWS + i / due) * halo + i % due; },
                                         [&](int i, float value) { to[i / due * PITCH + SPAN + i % due] = value; }));
-            meet();
+            phases.end(++phase);
             n = next_n, window = next_window;
         }
+        ++phase;
     };
     if (threadIdx.x < Shape::THREADS)
         for (int first = 0; first < rows.count; first += ROWS) pass(first);

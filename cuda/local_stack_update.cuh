@@ -102,8 +102,9 @@ struct StackUpdate {
     const int begin, column, warp, lane;
     const Deltas deltas;
     const float* const stages;
-    Meeting<Shape> meet;
+    const Phases<Shape> phases;
     Ring<T> ring;
+    int phase = 0;  // layers that are done
     int above = 0;  // the halo of the layer above
 
     __device__ __forceinline__ StackUpdate(const StackArguments& given, const Rows& rows, float scale,
@@ -118,8 +119,8 @@ struct StackUpdate {
           warp(threadIdx.x / WARP),
           lane(threadIdx.x % WARP),
           deltas(shared),
-          stages(shared + Deltas::FLOATS + 4),
-          meet{shared_address(shared + Deltas::FLOATS)},
+          stages(shared + Deltas::FLOATS + Phases<Shape>::WORDS),
+          phases{shared_address(shared + Deltas::FLOATS)},
           ring(stages) {}
 
     __device__ __forceinline__ float* seen_by_warp(int q) const { return deltas.inputs + (warp * ROWS + q) * PITCH; }
@@ -316,6 +317,7 @@ struct StackUpdate {
         const auto compute = [&] {
             Held held;
             look_ahead(l, width);
+            phases.wait(warp - 1, phase - 1);
             load(l, layer, width, held);
             move_bias(l, layer, held);
             if (begin >= layer.n) {
@@ -327,6 +329,7 @@ struct StackUpdate {
             } else {
                 walk<false>(layer, held);
             }
+            phases.wait(warp + 1, phase - 1);
             leave(l, window, width, is_wanted, held);
         };
         // The first warp asks for what comes from the left when the layer begins, and looks when it is done.
@@ -335,13 +338,14 @@ struct StackUpdate {
                                     rows.count * due, tag,
                                     [&](int i) { return words(l, blockIdx.x) + i / due * given.halo + i % due; },
                                     [&](int i, float value) { deltas.over_of(l, 0, i / due)[i % due] = value; }));
-        meet();
+        phases.end(phase++);
         above = window - 1;
     }
 
     __device__ __forceinline__ void run() {
         for (int l = given.count - 1; l >= 0; --l)
             if (begin < given.layers[l].n + given.layers[l].window - 1) back(l);
+        phases.wait(warp - 1, phase - 1);
         for (int q = 0; given.dx && q < rows.count; ++q)
             for (int c = 0; c < 4; ++c)
                 if (column + c < given.m)
@@ -393,7 +397,7 @@ __device__ __forceinline__ void local_stack_update(const Step* step, int share, 
         share_rows(step, share, shares), static_cast<float>(inverse_weight(totals)), schedule + step->run * COLUMNS,
         tag, shared);
     if (threadIdx.x == 0) {
-        barrier_init(update.meet.barrier, Shape::WARPS);
+        update.phases.make();
         update.ring.make();
         barrier_publish();
     }

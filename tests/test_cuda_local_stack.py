@@ -214,8 +214,10 @@ FORWARD, UPDATE = "local_stack.cuh", "local_stack_update.cuh"
 ROW, ALIGNMENTS = "one row", "two rows, every alignment"
 FAULTS = {  # the header, what is right there, what is planted, and the case that finds it
     "a halo one column short": (FORWARD, "min(next_window - 1, n - start)", "min(next_window - 2, n - start)", ROW),
-    "a layer begun before its inputs are whole": (FORWARD, "meet();\n            n = next_n", "n = next_n", ROW),
+    "a layer begun before its inputs are whole": (FORWARD, "phases.wait(warp + 1, phase);", "", ROW),
     "another stage read": (FORWARD, "ring.stage * T::STAGE", "(ring.stage ^ 1) * T::STAGE", ALIGNMENTS),
+    "outputs put in place of inputs that are read yet": (FORWARD, "phase + 1) % 2", "phase % 2)", ROW),
+    "parts added up too early": (UPDATE, "phases.wait(warp - 1, phase - 1);\n            load", "load", ROW),
     "a line taken for aligned": (FORWARD, "slide(near, shift);", "", ALIGNMENTS),
     "the wrong line held": (FORWARD, "(r + j - IN_REGISTERS)", "(r + j + 1 - IN_REGISTERS)", "held"),
     "rows of the pass before": (FORWARD, "row0 = rows.first + first", "row0 = rows.first", "more rows than a pass"),

@@ -76,15 +76,15 @@ class StackShape:
 
     @property
     def input_bytes(self) -> int:
-        """Two layers' inputs in shared memory, and a barrier."""
-        return 4 * 2 * self.rows * (self.span + STACK_MOST_HALO + 8) + 16
+        """Two layers' inputs in shared memory, and the warps' barriers."""
+        return 4 * 2 * self.rows * (self.span + STACK_MOST_HALO + 8) + 16 * self.warps
 
     @property
     def delta_bytes(self) -> int:
-        """What the way back has there beside its ring: ``StackDeltas``, and a barrier."""
+        """What the way back has there beside its ring: ``StackDeltas``, and the warps' barriers."""
         of_warp = 4 * WARP + STACK_MOST_HALO + WARP
         floats = self.span + 2 * (self.warps + 1) * STACK_MOST_HALO + self.warps * of_warp
-        return 4 * self.rows * floats + 16
+        return 4 * self.rows * floats + 16 * self.warps
 
 
 @dataclass(frozen=True)
