@@ -115,6 +115,18 @@ __device__ __forceinline__ float4 row_vector(const float* row, int n, int column
     return four;
 }
 
+// Their way back; only where all four lie in the row is it sure to be a vector.
+__device__ __forceinline__ void put_row_vector(float* row, int n, int column, const float4& four) {
+    if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && column + 4 <= n) {
+        *reinterpret_cast<float4*>(row + column) = four;
+        return;
+    }
+    if (column < n) row[column] = four.x;
+    if (column + 1 < n) row[column + 1] = four.y;
+    if (column + 2 < n) row[column + 2] = four.z;
+    if (column + 3 < n) row[column + 3] = four.w;
+}
+
 // Words j to j + 3 of an array that reaches as far as the padding; 0 where there is none.  They may be
 // changing, so they are read where others write them, past the first-level cache.
 __device__ __forceinline__ int4 vector_of(const int* words, int j) {
@@ -124,9 +136,11 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
 // What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
 template <class Form>
 struct RowPlanes {
+    float* copy;
     uint16_t* planes;
     int64_t plane;
     int* columns;
+    int n;
     int shift, flags;
 
     // Four elements from column j on; the weights that they meet; and what is known of their columns.
@@ -134,6 +148,7 @@ struct RowPlanes {
         const Held held[4] = {
             Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
             Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
+        if (copy) put_row_vector(copy, n, j, x);
         if (planes) {
             *reinterpret_cast<ushort4*>(planes + j) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
             if (Form::PLANES == 2)
@@ -172,12 +187,14 @@ struct RowTeam {
 // The planes of one row by each team of a block, and its line.  `row` is null for a row of padding.
 // Where an argument may be null:
 //   weight_lines  of the weights that the row's columns will meet
+//   copy          (n,), what is split, for who reads it as it is
 //   planes        what is asked for is the line alone
 //   columns       flags are added to those of the columns, where they are not yet there
 // Arrays over columns reach as far as the padding.
 template <class Form>
 __device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_lines,
-                                          uint16_t* planes, int64_t plane, int* line, int* columns, int n) {
+                                          float* copy, uint16_t* planes, int64_t plane, int* line, int* columns,
+                                          int n) {
     SHARED(int, scratch);  // a word for each warp, twice
     constexpr int KEPT = RowTeam::KEPT;
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, first_warp = team.row * team.warps();
@@ -198,7 +215,7 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         weight[i] = weight_of(first + i * stride), known[i] = known_of(first + i * stride);
     }
 
-    RowPlanes<Form> out = {planes, plane, columns, 0, 0};
+    RowPlanes<Form> out = {copy, planes, plane, columns, n, 0, 0};
     if (Form::SCALED) {
         int top = NO_EXPONENT;
 #pragma unroll
@@ -228,10 +245,10 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
 }
 
 // Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
-// order the rows are those of a data set.  Grid: rows padded to 128, over the block's teams.
+// order the rows are those of a data set, and `copy` (B, n) takes them.  Grid: rows padded to 128, over the block's teams.
 template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
-                                           const int* order, const int* weight_lines, uint16_t* planes,
+                                           const int* order, const int* weight_lines, float* copy, uint16_t* planes,
                                            int64_t plane, int* lines, int* columns, int n) {
     const Rows rows = share_rows(step, share, shares);
     const RowTeam team(n);
@@ -240,6 +257,7 @@ __device__ __forceinline__ void split_rows(const Step* step, int share, int shar
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
     split_row<Form>(team, r < rows.count ? x + from * n : nullptr, weight_lines,
+                    copy && r < rows.count ? copy + row * n : nullptr,
                     planes ? planes + r * static_cast<int64_t>(padded_columns(n)) : nullptr, plane, lines + r,
                     columns, n);
 }
@@ -250,7 +268,7 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, 
                                               int n) {
     const RowTeam team(n);
     const int64_t r = blockIdx.x * static_cast<int64_t>(team.rows()) + team.row, pitch = padded_columns(n);
-    split_row<Form>(team, r < k ? w + r * n : nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
+    split_row<Form>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
                     columns, n);
 }
 

@@ -299,7 +299,12 @@ def test_planes_with_scales_are_split_before_each_product() -> None:
     masks = [launches[0].values["mask"] for launches in (low.run_begin, low.evaluation_begin, low.begin)]
     assert masks == [0, 0, kernels.USED]
     layers = [f"split_rows_{pair}", f"tensor_forward_relu_{pair}", f"split_rows_{pair}", f"tensor_forward_gelu_{pair}"]
-    assert families(low.evaluation)[:5] == ["gather_float32", *layers]
+    assert families(low.evaluation)[:4] == layers
+    fetching, reading = (low.evaluation[place].values for place in (0, 1))  # there is no gather
+    assert (fetching["x"], fetching["order"], fetching["copy"]) == (At("data"), At("order"), At("x"))
+    assert reading["x"] == At("x")
+    of_bytes = lowered(tensor_plan(precision="float32"), source="uint8", arch="sm_80")
+    assert names(of_bytes.evaluation)[0] == "gather_uint8"
     weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
     backward = [name for name in families(low.shares[0]) if "backward" in name or "split" in name][2:]
     assert [name for name in backward if not name.startswith("dense")] == [

@@ -200,11 +200,11 @@ def split_rows(
 ) -> Case:
     """``plain`` is without weights, planes and columns; ``fetched`` from a data set by the order."""
     x = special(batch.capacity, n) if x is None else x
-    given: dict[str, object] = {"x": batch.rows_of(x), "order": None}
+    given: dict[str, object] = {"x": batch.rows_of(x), "order": None, "copy": None}
     if fetched:
         data = np.full((2 * batch.epoch_rows, n), np.nan, np.float32)
         data[batch.fetched] = x[batch.part]
-        given = {"x": data, "order": batch.order}
+        given = {"x": data, "order": batch.order, "copy": blank(*x.shape)}
     weight_lines = (
         None if plain else (8 * np.random.default_rng(6).integers(-30, 10, padded_columns(n))).astype(np.int32)
     )
@@ -212,6 +212,8 @@ def split_rows(
     words, lines = blank_planes(form, batch.most_rows, n), np.full(padded_rows(batch.most_rows), -77, np.int32)
     known = np.zeros(padded_columns(n), np.int32)
     outputs = {} if plain else {"planes": _exact_planes(form, _in_blank(planes.bits, words))}
+    if fetched:
+        outputs["copy"] = exact(x, batch.written(*x.shape))
     if form.scaled:
         outputs["lines"] = _in_blank(planes.lines, lines)
         if not plain:

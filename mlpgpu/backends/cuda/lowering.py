@@ -68,14 +68,13 @@ class _Lowering(Share):
     def gather(self, op: ops.Gather, following: ops.Operation | None) -> bool:
         readers = [other for other in self.operations if op.x in other.reads]
         products = ops.Dense if self.plan.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
-        # What makes planes of bfloat16 fetches too; scaled planes are made beside floats, which products may read.
-        takes_scaled = (
-            self.tensor_cores and self.tensor_cores.form.scaled and any(map(self.tensor_cores.makes, readers))
-        )
+        # Scaled planes are made beside floats, which products may read: who makes the planes leaves those too.
+        cores = self.tensor_cores
+        needs_floats = cores and cores.form.scaled and any(map(cores.makes, readers)) and not cores.makes(readers[0])
         if (
             self.setting.source == "float32"
             and all(isinstance(reader, products) for reader in readers)
-            and not takes_scaled
+            and not needs_floats
         ):
             self.fetched.add(op.x)
             return False

@@ -156,10 +156,13 @@ class TensorCores:
         x_lines = self._lines_of(op.x)
         if op.x not in self.in_planes:
             self.in_planes.add(op.x)
+            rows, copy = share.rows_of(op.x), None
+            if self.form.scaled and op.x in share.fetched:
+                share.fetched.remove(op.x)  # from here on it is there: products may read it beside its planes
+                copy = share.stored(op.x)
             share.add(
                 kernels.split_rows(self.form), kernels.row_blocks(share.rows, k),
-                **share.rows_of(op.x), weight_lines=weight["lines"], planes=x_planes, plane=self._plane(k),
-                lines=x_lines,
+                **rows, weight_lines=weight["lines"], copy=copy, planes=x_planes, plane=self._plane(k), lines=x_lines,
                 columns=self._columns(self._of_share(f"{op.x}.columns"), k) if share.is_training else None, n=k,
             )  # fmt: skip
         z = share.stored(op.z) if op.z else None
@@ -187,7 +190,7 @@ class TensorCores:
             rows = self._planes_of(op.dz) if op.dx else None
             share.add(
                 kernels.split_rows(form), kernels.row_blocks(share.rows, n),
-                x=share.at(op.dz), order=None, weight_lines=None, planes=rows, plane=plane, lines=lines,
+                x=share.at(op.dz), order=None, weight_lines=None, copy=None, planes=rows, plane=plane, lines=lines,
                 columns=None, n=n,
             )  # fmt: skip
         name = f"{op.dz}.planes for {op.dweight}" if form.scaled else f"{op.dz}.planes"

@@ -71,8 +71,8 @@ def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
 
 def split_rows(form: Form) -> Entry:
     rest = (
-        f"{ROWS}, const float* x, const int* order, const int* weight_lines, uint16_t* planes, int64_t plane, "
-        "int* lines, int* columns, int n"
+        f"{ROWS}, const float* x, const int* order, const int* weight_lines, float* copy, uint16_t* planes, "
+        "int64_t plane, int* lines, int* columns, int n"
     )
     return _planes(f"split_rows_{form.name}", f"split_rows<{form.struct}>", rest, SPLIT_BYTES)
 
