@@ -43,7 +43,8 @@ AXES: dict[str, dict[str, Axes]] = {
     **dict.fromkeys(TENSOR_HEADERS, OF_TENSOR_CORES),
     "planes.cuh": {
         "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "copy": ("rows", "n"),
-        "planes": ("planes", "rows", "n"), "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"), "x_lines": ("rows",), "db": ("n",),
+        "planes": ("planes", "rows", "n"), "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"),
+        "x_lines": ("rows",), "db": ("n",),
         "parts": (0,), "part_flags": (0,), "arrived": (), "words": ("size",),
     },
     "locally_connected.cuh": {
