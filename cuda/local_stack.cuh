@@ -266,6 +266,158 @@ struct HeldWeights {
 
 // --- forward ---
 
+// A block's way through the layers, for some rows at a time.
+template <class Weights, class Activation>
+struct StackForward {
+    using Shape = typename Weights::Shape;
+    static constexpr int ROWS = Shape::ROWS, COLUMNS = Shape::COLUMNS, VECTOR = Shape::VECTOR, WARPS = Shape::WARPS;
+    static constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN, OF_WARP = COLUMNS * WARP;
+
+    // As local_stack_forward is given them.
+    struct Arguments {
+        const float* x;
+        const float* parameters;
+        const StackLayer* layers;
+        int count, m, halo;
+        float* kept;
+        float* kept_z;
+        float* y;
+        uint64_t* mail;
+    };
+
+    // What a layer of a pass is about: its number, its columns and window and the next one's; the first of its rows
+    // in the batch, and how many; and the words between it and the block before.
+    struct Place {
+        int l, n, window, next_n, next_window;
+        int64_t row0;
+        int here;
+        uint64_t* words;
+    };
+
+    const Arguments given;
+    const Rows rows;
+    const uint32_t tag;
+    const int begin, own, column, warp, lane;
+    float* const inputs;  // two times (ROWS, PITCH), which take turns
+    const Phases<Shape> phases;
+    Weights weights;
+    int phase = 0;  // each gives a layer its inputs
+
+    __device__ __forceinline__ StackForward(const Arguments& given, const Rows& rows, uint32_t tag, float* shared)
+        : given(given),
+          rows(rows),
+          tag(tag),
+          begin(blockIdx.x * SPAN),
+          own(COLUMNS * threadIdx.x),
+          column(begin + own),
+          warp(threadIdx.x / WARP),
+          lane(threadIdx.x % WARP),
+          inputs(shared),
+          phases{shared_address(shared + 2 * ROWS * PITCH)},
+          weights(shared + 2 * ROWS * PITCH + Phases<Shape>::WORDS, given.parameters, given.layers, begin) {}
+
+    __device__ __forceinline__ float* inputs_of(int which) const { return inputs + (which & 1) * ROWS * PITCH; }
+
+    // A warp's columns of x, and the last one's what is beyond.
+    __device__ __forceinline__ void stage(const Place& at) const {
+        phases.wait(warp - 1, phase - 1);
+        phases.wait(warp + 1, phase - 1);
+        const int end = min((warp + 1) * OF_WARP + (warp + 1 == WARPS ? at.window - 1 : 0), given.m - begin);
+        for (int q = 0; q < at.here; ++q)
+            for (int i = warp * OF_WARP + lane; i < end; i += WARP)
+                inputs_of(phase)[q * PITCH + i] = given.x[(at.row0 + q) * given.m + begin + i];
+        phases.end(phase);
+    }
+
+    // Σ_r w[r, i] x_{i + r} for the thread's columns.
+    __device__ __forceinline__ void multiply(const StackLayer& layer, float (&sum)[ROWS][COLUMNS]) {
+        const float* const from = inputs_of(phase) + own;
+        float seen[ROWS][COLUMNS + VECTOR];
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) load_words<COLUMNS>(from + q * PITCH, seen[q]);
+        weights.over(layer, begin, [&](int r, const float(&w)[VECTOR][COLUMNS], int window) {
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q) {
+                load_words<VECTOR>(from + q * PITCH + r + COLUMNS, seen[q] + COLUMNS);
+#pragma unroll
+                for (int j = 0; j < VECTOR; ++j)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS && r + j < window; ++c)
+                        sum[q][c] = fmaf(w[j][c], seen[q][j + c], sum[q][c]);
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) seen[q][c] = seen[q][c + VECTOR];
+            }
+        });
+    }
+
+    // Of the outputs from `start` on, how many are the halo of a block that ends there.
+    __device__ __forceinline__ int halo_at(const Place& at, int start) const {
+        return max(0, min(at.next_window - 1, at.n - start));
+    }
+
+    // Biases and activations; outputs go to the next layer, to the block before, and to memory.
+    __device__ __forceinline__ void finish(const StackLayer& layer, const Place& at,
+                                           float (&sum)[ROWS][COLUMNS]) const {
+        float bias[COLUMNS] = {};
+        if (layer.bias >= 0)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+                if (column + c < at.n)
+                    bias[c] = given.parameters[layer.bias + static_cast<int64_t>(column + c) * layer.bias_step];
+        float* const out = at.l + 1 == given.count ? given.y : given.kept ? given.kept + layer.y : nullptr;
+        const int sent = blockIdx.x > 0 ? halo_at(at, begin) : 0;
+        phases.wait(warp - 1, phase);
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) {
+            const int64_t place = (at.row0 + q) * at.n + column;
+            float value[COLUMNS];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) sum[q][c] += bias[c], value[c] = Activation::forward(sum[q][c]);
+            store_words<COLUMNS>(inputs_of(phase + 1) + q * PITCH + own, value);
+            if (q >= at.here) continue;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c)
+                if (own + c < sent) send(at.words + q * given.halo + own + c, value[c], tag);
+            if (given.kept_z) store_some<COLUMNS>(given.kept_z + layer.y + place, at.n - column, sum[q]);
+            if (out) store_some<COLUMNS>(out + place, at.n - column, value);
+        }
+    }
+
+    __device__ __forceinline__ void layer(const Place& at) {
+        const auto compute = [&] {
+            float sum[ROWS][COLUMNS] = {};
+            phases.wait(warp + 1, phase);
+            multiply(given.layers[at.l], sum);
+            finish(given.layers[at.l], at, sum);
+        };
+        // The last warp asks for the halo of the next layer when this one begins, and looks when it is done.
+        const int due = warp + 1 == WARPS ? halo_at(at, begin + SPAN) : 0;
+        float* const to = inputs_of(phase + 1) + SPAN;
+        receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
+                                    at.here * due, tag,
+                                    [&](int i) { return at.words + (ROWS + i / due) * given.halo + i % due; },
+                                    [&](int i, float value) { to[i / due * PITCH + i % due] = value; }));
+        phases.end(++phase);
+    }
+
+    // Rows from number `first` of the share on.
+    __device__ __forceinline__ void pass(int first) {
+        const int64_t of_block = ROWS * given.halo, of_layer = gridDim.x * of_block;
+        uint64_t* const words = given.mail + first / ROWS * given.count * of_layer + blockIdx.x * of_block;
+        Place at = {0, 0, 0, given.layers[0].n, given.layers[0].window, rows.first + first,
+                    min(ROWS, rows.count - first), words};
+        for (; at.l < given.count && begin < at.next_n; ++at.l, at.words += of_layer) {
+            at.n = at.next_n, at.window = at.next_window;
+            const bool is_last = at.l + 1 == given.count;
+            at.next_n = is_last ? 0 : given.layers[at.l + 1].n;
+            at.next_window = is_last ? 1 : given.layers[at.l + 1].window;
+            if (at.l == 0) stage(at);
+            layer(at);
+        }
+        ++phase;
+    }
+};
+
 // y of the last layer, for all rows of the share, in passes of ROWS rows; what a step keeps of each layer goes to
 // `kept` and `kept_z`, unless they are null.  `halo` is the largest window less 1.  Mail, (passes, count,
 // blocks, ROWS, halo), holds words of earlier launches, which launches[1] counts.
@@ -275,104 +427,24 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int share,
                                                     const float* parameters, const StackLayer* layers, int count,
                                                     int m, int halo, float* kept, float* kept_z, float* y,
                                                     uint64_t* mail, unsigned* launches) {
-    using Shape = typename Weights::Shape;
-    constexpr int ROWS = Shape::ROWS, COLUMNS = Shape::COLUMNS, VECTOR = Shape::VECTOR;
-    constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN, OF_WARP = COLUMNS * WARP;
-    SHARED(float, inputs);  // two times (ROWS, PITCH), which take turns
-    const Rows rows = share_rows(step, share, shares);
-    const int begin = blockIdx.x * SPAN, own = COLUMNS * threadIdx.x, column = begin + own;
+    using Forward = StackForward<Weights, Activation>;
+    SHARED(float, shared);
     const uint32_t tag = launches[1] + 1;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const Phases<Shape> phases = {shared_address(inputs + 2 * ROWS * PITCH)};
-    Weights weights(inputs + 2 * ROWS * PITCH + Phases<Shape>::WORDS, parameters, layers, begin);
+    Forward forward({x, parameters, layers, count, m, halo, kept, kept_z, y, mail}, share_rows(step, share, shares),
+                    tag, shared);
     if (threadIdx.x == 0) {
-        phases.make();
-        weights.make();
+        forward.phases.make();
+        forward.weights.make();
         barrier_publish();
     }
     __syncthreads();
-
-    int phase = 0;  // each gives a layer its inputs
-    const auto pass = [&](int first) {
-        const int64_t row0 = rows.first + first;
-        const int here = min(ROWS, rows.count - first);
-        int n = layers[0].n, window = layers[0].window;
-        phases.wait(warp - 1, phase - 1);
-        phases.wait(warp + 1, phase - 1);
-        const int end = (warp + 1) * OF_WARP + (warp + 1 == Shape::WARPS ? window - 1 : 0);
-        for (int q = 0; q < here; ++q)
-            for (int i = warp * OF_WARP + lane; i < end && begin + i < m; i += WARP)
-                inputs[(phase % 2 * ROWS + q) * PITCH + i] = x[(row0 + q) * m + begin + i];
-        phases.end(phase);
-        uint64_t* words = mail + (static_cast<int64_t>(first) * count * gridDim.x + blockIdx.x * ROWS) * halo;
-        for (int l = 0; l < count && begin < n; ++l, words += static_cast<int64_t>(gridDim.x) * ROWS * halo) {
-            const StackLayer& layer = layers[l];
-            const bool is_last = l + 1 == count;
-            const int next_n = is_last ? 0 : layers[l + 1].n, next_window = is_last ? 1 : layers[l + 1].window;
-            const float* const from = inputs + phase % 2 * ROWS * PITCH;
-            float* const to = inputs + (phase + 1) % 2 * ROWS * PITCH;
-            // Of the outputs from `start` on, how many are the halo of a block that ends there.
-            const auto halo_at = [&](int start) { return max(0, min(next_window - 1, n - start)); };
-
-            const auto compute = [&] {
-                float sum[ROWS][COLUMNS] = {}, seen[ROWS][COLUMNS + VECTOR];
-                phases.wait(warp + 1, phase);
-#pragma unroll
-                for (int q = 0; q < ROWS; ++q) load_words<COLUMNS>(from + q * PITCH + own, seen[q]);
-                weights.over(layer, begin, [&](int r, const float(&w)[VECTOR][COLUMNS], int lines) {
-#pragma unroll
-                    for (int q = 0; q < ROWS; ++q) {
-                        load_words<VECTOR>(from + q * PITCH + own + r + COLUMNS, seen[q] + COLUMNS);
-#pragma unroll
-                        for (int j = 0; j < VECTOR; ++j)
-#pragma unroll
-                            for (int c = 0; c < COLUMNS && r + j < lines; ++c)
-                                sum[q][c] = fmaf(w[j][c], seen[q][j + c], sum[q][c]);
-#pragma unroll
-                        for (int c = 0; c < COLUMNS; ++c) seen[q][c] = seen[q][c + VECTOR];
-                    }
-                });
-                float bias[COLUMNS] = {};
-                if (layer.bias >= 0)
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c)
-                        if (column + c < n)
-                            bias[c] = parameters[layer.bias + static_cast<int64_t>(column + c) * layer.bias_step];
-                float* const out = is_last ? y : kept ? kept + layer.y : nullptr;
-                const int sent = blockIdx.x > 0 ? halo_at(begin) : 0;
-                phases.wait(warp - 1, phase);
-#pragma unroll
-                for (int q = 0; q < ROWS; ++q) {
-                    const int64_t at = (row0 + q) * n + column;
-                    float value[COLUMNS];
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c) sum[q][c] += bias[c], value[c] = Activation::forward(sum[q][c]);
-                    store_words<COLUMNS>(to + q * PITCH + own, value);
-                    if (q >= here) continue;
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; ++c)
-                        if (own + c < sent) send(words + q * halo + own + c, value[c], tag);
-                    if (kept_z) store_some<COLUMNS>(kept_z + layer.y + at, n - column, sum[q]);
-                    if (out) store_some<COLUMNS>(out + at, n - column, value);
-                }
-            };
-            // The last warp asks for the halo of the next layer when this one begins, and looks when it is done.
-            const int due = warp == Shape::WARPS - 1 ? halo_at(begin + SPAN) : 0;
-            receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
-                                        here * due, tag,
-                                        [&](int i) { return words + (ROWS + i / due) * halo + i % due; },
-                                        [&](int i, float value) { to[i / due * PITCH + SPAN + i % due] = value; }));
-            phases.end(++phase);
-            n = next_n, window = next_window;
-        }
-        ++phase;
-    };
-    if (threadIdx.x < Shape::THREADS)
-        for (int first = 0; first < rows.count; first += ROWS) pass(first);
-    else if (threadIdx.x == Shape::THREADS)
-        weights.produce(layers, count, begin, ceil_div(rows.count, ROWS));
+    const int rows = forward.rows.count;
+    if (threadIdx.x < Forward::Shape::THREADS)
+        for (int first = 0; first < rows; first += Forward::ROWS) forward.pass(first);
+    else if (threadIdx.x == Forward::Shape::THREADS)
+        forward.weights.produce(layers, count, forward.begin, ceil_div(rows, Forward::ROWS));
     const Arrival arrival = arrive(launches);
-    if (was_last(arrival, inputs) && threadIdx.x == 0) launches[1] = tag;
+    if (was_last(arrival, shared) && threadIdx.x == 0) launches[1] = tag;
 }
 
 }  // namespace mlpgpu

@@ -213,14 +213,14 @@ def test_kernels_compile_without_many_spills(
 FORWARD, UPDATE = "local_stack.cuh", "local_stack_update.cuh"
 ROW, ALIGNMENTS = "one row", "two rows, every alignment"
 FAULTS = {  # the header, what is right there, what is planted, and the case that finds it
-    "a halo one column short": (FORWARD, "min(next_window - 1, n - start)", "min(next_window - 2, n - start)", ROW),
+    "a halo one column short": (FORWARD, "at.next_window - 1, at.n", "at.next_window - 2, at.n", ROW),
     "a layer begun before its inputs are whole": (FORWARD, "phases.wait(warp + 1, phase);", "", ROW),
     "another stage read": (FORWARD, "ring.stage * T::STAGE", "(ring.stage ^ 1) * T::STAGE", ALIGNMENTS),
-    "outputs put in place of inputs that are read yet": (FORWARD, "phase + 1) % 2", "phase % 2)", ROW),
+    "outputs put over inputs": (FORWARD, "inputs_of(phase + 1) + q", "inputs_of(phase) + q", ROW),
     "parts added up too early": (UPDATE, "phases.wait(warp - 1, phase - 1);\n            load", "load", ROW),
     "a line taken for aligned": (FORWARD, "slide(near, shift);", "", ALIGNMENTS),
     "the wrong line held": (FORWARD, "(r + j - IN_REGISTERS)", "(r + j + 1 - IN_REGISTERS)", "held"),
-    "rows of the pass before": (FORWARD, "row0 = rows.first + first", "row0 = rows.first", "more rows than a pass"),
+    "rows of the pass before": (FORWARD, "rows.first + first,", "rows.first,", "more rows than a pass"),
     "the part of the warp before left out": (UPDATE, "blockIdx.x + warp > 0 ?", "blockIdx.x + warp > 1 ?", ROW),
     "sums that stay where they are": (UPDATE, "lane + 1 < WARP ? next : 0.0f", "next", ROW),
     "a derivative taken twice": (
