@@ -1,8 +1,14 @@
 // Values from block to block while both run.
 //
-// A value travels in a word of 64 bits with a *tag*, a number that tells it from what lay there before.  Words are
-// stored and loaded whole, so who waits for one polls the word itself: it arrives in the time of one store and one
-// load, with no flag, no fence and nothing to reset.  Blocks that wait for each other must run at once.
+// A value travels in a word of 64 bits, beside a *tag*, a number that tells it from what lay there before.  Tags may be
+// the numbers of steps:
+//
+//     sender                       a word in the cache that all blocks share        receiver
+//                                  [ tag 6 | a value of step 6 ]  <-- load          not of step 8: load again
+//     store [ tag 8 | value ] -->  [ tag 8 | a value of step 8 ]  <-- load          of step 8: there it is
+//
+// Words are stored and loaded whole, so who waits for one polls the word itself: it arrives in the time of one store and
+// one load, with no flag, no fence and nothing to reset.  Blocks that wait for each other must run at once.
 #pragma once
 
 #include "portable.cuh"

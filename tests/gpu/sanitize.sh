@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the four tools of compute-sanitizer over the kernels' parity tests, all of whose sizes are small,
-# and prints one line for each.  Fails if a tool reports anything, or if the tests fail without any.
+# Runs the four tools of compute-sanitizer over the kernels' parity tests, all of whose sizes are small, and over small
+# plans inside the resident kernel, and prints one line for each.  Fails if a tool reports anything, or if the tests fail
+# without any.
 #
 #     tests/gpu/sanitize.sh             # PYTHON and COMPUTE_SANITIZER name other programs than those on the PATH
 #     KEEP=folder tests/gpu/sanitize.sh # leaves the tools' reports in a folder
@@ -16,7 +17,8 @@ reports=${KEEP:-$(mktemp -d)}
 mkdir -p "$reports"
 # Nothing but the tests and what they need: plugins may import PyTorch, whose CUDA calls would be watched too.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 MLPGPU_REQUIRE_GPU=1 PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
-tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu tests/gpu/test_parity.py)
+tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu
+    tests/gpu/test_parity.py tests/gpu/test_resident.py::test_small_plans)
 
 # Compiles the kernels, which the tools then find in the cache.
 if ! "${tests[@]}" >"$reports/plain" 2>&1; then

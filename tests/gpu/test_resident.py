@@ -32,10 +32,10 @@ def cycled(options: Any, seed: int, offset: int = 0) -> Any:
     return list(options)[(seed + offset) % len(options)]
 
 
-def random_case(seed: int) -> Case:
-    """One to five layers of 1 to 300 units, 1 to 200 rows a batch, and a shorter last batch."""
+def random_case(seed: int, *, widest: int = 300, most_rows: int = 200) -> Case:
+    """One to five layers, of so many units at most, rows a batch at most, and a shorter last batch."""
     random = np.random.default_rng(seed)
-    widths = [int(n) for n in random.integers(1, 301, size=2 + seed % 5)]
+    widths = [int(n) for n in random.integers(1, widest + 1, size=2 + seed % 5)]
     layers: list[Layer] = []
     for place, (n_in, n_out) in enumerate(itertools.pairwise(widths)):
         layers.append(Dense(n_in, n_out, cycled(ACTIVATIONS, seed, place), bias=bool(random.integers(4))))
@@ -49,7 +49,7 @@ def random_case(seed: int) -> Case:
     loss, kind = cycled(LOSS_KINDS, seed)
     if LOSSES[loss].output == "identity" and seed % 2:
         layers.append(Standardize(widths[-1]))
-    batch_size = int(random.integers(1, 201))
+    batch_size = int(random.integers(1, most_rows + 1))
     return Case(
         tuple(layers),
         loss,
@@ -68,7 +68,7 @@ def is_resident(case: Case) -> bool:
     plan = mg.Network(case.layers, seed=5).lower(
         capacity=case.batch_size, loss=case.loss, target_kind=case.kind, optimizer=case.optimizer
     )
-    return isinstance(resident.design(plan, multiprocessors=132, shared_bytes=227 << 10), Design)
+    return isinstance(resident.design(plan, multiprocessors=132, shared_bytes=227 << 10, arch="sm_90a"), Design)
 
 
 SEEDS = list(itertools.islice((seed for seed in itertools.count() if is_resident(random_case(seed))), PLANS))
@@ -82,6 +82,15 @@ def test_random_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaProgram, "_choose", lambda self: designs.append(choose(self)) or designs[-1])
     check_both(random_case(seed))
     assert any(isinstance(made, Design) for made in designs)
+
+
+@pytest.mark.parametrize(("seed", "most_copied"), [(3, resident.MOST_COPIED), (4, 0), (7, 0)])
+def test_small_plans(seed: int, most_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that sanitize.sh watches: with copies of inner layers, and with all layers in tiles."""
+    monkeypatch.setattr(resident, "MOST_COPIED", most_copied)
+    case = random_case(seed, widest=20, most_rows=12)
+    assert is_resident(case)
+    check_both(case)
 
 
 @pytest.mark.parametrize("seed", SEEDS[::6])
