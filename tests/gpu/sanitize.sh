@@ -4,6 +4,7 @@
 # without any.
 #
 #     tests/gpu/sanitize.sh             # PYTHON and COMPUTE_SANITIZER name other programs than those on the PATH
+#     tests/gpu/sanitize.sh -k tall     # arguments of pytest; files among them take the place of those above
 #     KEEP=folder tests/gpu/sanitize.sh # leaves the tools' reports in a folder
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,8 +18,9 @@ reports=${KEEP:-$(mktemp -d)}
 mkdir -p "$reports"
 # Nothing but the tests and what they need: plugins may import PyTorch, whose CUDA calls would be watched too.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 MLPGPU_REQUIRE_GPU=1 PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
-tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu
-    tests/gpu/test_parity.py tests/gpu/test_resident.py::test_small_plans)
+files=(tests/gpu/test_parity.py tests/gpu/test_resident.py::test_small_plans)
+for argument in "$@"; do [[ -e ${argument%%::*} ]] && files=(); done
+tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu "${files[@]}" "$@")
 
 # Compiles the kernels, which the tools then find in the cache.
 if ! "${tests[@]}" >"$reports/plain" 2>&1; then
