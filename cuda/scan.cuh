@@ -1,10 +1,11 @@
 // Prefix sums of any length in one pass over memory, in an order that does not depend on timing.
 //
 // A block takes the next tile that nobody has taken, adds it up, and learns what all tiles before it come to from
-// words that their blocks left in `nodes`.  Those are the nodes of a tree whose inner ones have 32 children: each tile
-// leaves its own sum, the last of 32 tiles also theirs, the last of 32 · 32 theirs again, and so on.  Tiles
-// 0 … t - 1 are then up to 31 nodes of each level, one for each lane of a warp; and no word waits for more than one
-// other of each level below.  Every sum has its fixed tree: a float's bits are the same in every run.
+// words that their blocks left in `nodes`.  Those are the nodes of a tree whose inner ones have 1,024 children: each
+// tile leaves its own sum, the last of 1,024 tiles also theirs, and so on.  Tiles 0 … t - 1 are then up to 1,023 nodes
+// of each level, which the block's threads fetch side by side; as many as run at once have one parent or two, so most
+// blocks wait for words alone that wait for nothing.  Every sum has its fixed tree: a float's bits are the same in
+// every run.
 // Source of the waiting between tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled
 // look-back", 2016, where a tile takes whatever sums it finds.
 #pragma once
@@ -65,43 +66,66 @@ __device__ __forceinline__ void value_of(uint64_t node, double& value) {
     value = __longlong_as_double(static_cast<long long>(~node));
 }
 
-constexpr int LEVELS = 5, LEVEL_BITS = 5;  // of the tree, and of a node's number among its parent's children
+// Sum over the block in a fixed order, in every thread.  `scratch` holds one T for each of WARPS warps.
+template <int WARPS, class T>
+__device__ __forceinline__ T block_total(T value, T* scratch) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    value = warp_sum(value);
+    if (lane == 0) scratch[warp] = value;
+    __syncthreads();
+    return warp_sum(lane < WARPS ? scratch[lane] : T(0));
+}
 
-// What tiles 0 … tile - 1 of `tiles` come to, in every lane of the warp that calls it with the sum of its own tile.
-// nodes (LEVELS, tiles); the first levels alone are full.
-template <class T>
-__device__ __forceinline__ T sum_before(uint64_t* nodes, int tile, int tiles, T own) {
-    const int lane = threadIdx.x % WARP;
-    if (lane == 0) store_word(nodes + tile, node_of(own));
-    const auto elders = [&](int level) { return tile >> level * LEVEL_BITS & (WARP - 1); };
-    const auto elder = [&](int level) {
-        return load_word(nodes + static_cast<int64_t>(level) * tiles + (tile >> level * LEVEL_BITS) - elders(level) + lane);
-    };
-    uint64_t words[LEVELS];  // of an elder on each level, asked for at once: most are there already
+constexpr int LEVELS = 3, LEVEL_BITS = 10;  // of the tree, and of a node's number among its parent's children
+
+// What the thread's share of a node's elder brothers comes to, once all of them are there.
+template <int THREADS, class T>
+__device__ __forceinline__ T sum_of_elders(const uint64_t* first, int elders) {
+    constexpr int WORDS = ((1 << LEVEL_BITS) + THREADS - 1) / THREADS;
+    uint64_t words[WORDS];  // asked for at once: most are there already
 #pragma unroll
-    for (int level = 0; level < LEVELS; ++level) words[level] = lane < elders(level) ? elder(level) : 0;
+    for (int i = 0; i < WORDS; ++i) {
+        const int elder = i * THREADS + threadIdx.x;
+        words[i] = elder < elders ? load_word(first + elder) : 0;
+    }
     T sum = T(0);
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+        const int elder = i * THREADS + threadIdx.x;
+        if (elder >= elders) break;
+        while (!words[i]) {
+            pause_spinning();
+            words[i] = load_word(first + elder);
+        }
+        T value;
+        value_of(words[i], value);
+        sum = sum + value;
+    }
+    return sum;
+}
+
+// What tiles 0 … tile - 1 of `tiles` come to, in every thread of a block that calls it with the sum of its own tile.
+// nodes (LEVELS, tiles), of which the first ones of each level are taken; scratch (LEVELS, WARPS).
+template <int WARPS, class T>
+__device__ __forceinline__ T sum_before(uint64_t* nodes, int tile, int tiles, T own, T* scratch) {
+    if (threadIdx.x == 0) store_word(nodes + tile, node_of(own));
+    const auto elders = [&](int level) { return tile >> level * LEVEL_BITS & ((1 << LEVEL_BITS) - 1); };
+    const auto node = [&](int level) { return nodes + static_cast<int64_t>(level) * tiles + (tile >> level * LEVEL_BITS); };
+    T parts[LEVELS], sum = T(0);
+#pragma unroll
+    for (int level = LEVELS - 1; level >= 0; --level) {  // the oldest first
+        parts[level] = sum_of_elders<WARPS * WARP, T>(node(level) - elders(level), elders(level));
+        sum = sum + parts[level];
+    }
     bool is_last = true;  // of its parent's children, on each level so far
 #pragma unroll
-    for (int level = 0; level < LEVELS; ++level) {
-        T part = T(0);
-        if (lane < elders(level)) {
-            while (!words[level]) {
-                pause_spinning();
-                words[level] = elder(level);
-            }
-            value_of(words[level], part);
-        }
-        __syncwarp();
-        is_last = is_last && elders(level) == WARP - 1;
-        if (is_last && level + 1 < LEVELS) {
-            own = warp_sum(part) + own;
-            const int parent = tile >> (level + 1) * LEVEL_BITS;
-            if (lane == 0) store_word(nodes + static_cast<int64_t>(level + 1) * tiles + parent, node_of(own));
-        }
-        sum = sum + part;
+    for (int level = 0; level + 1 < LEVELS; ++level) {
+        is_last = is_last && elders(level) == (1 << LEVEL_BITS) - 1;
+        if (!is_last) continue;
+        own = block_total<WARPS>(parts[level], scratch + level * WARPS) + own;
+        if (threadIdx.x == 0) store_word(node(level + 1), node_of(own));
     }
-    return warp_sum(sum);
+    return block_total<WARPS>(sum, scratch + (LEVELS - 1) * WARPS);
 }
 
 // The next tile that no block has taken: those before it are done or under way, so waiting for them ends.
@@ -126,7 +150,7 @@ template <class T>
 __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, unsigned* ticket,
                                            uint64_t* nodes) {
     using Tile = ScanTile<T>;
-    SHARED(T, scratch);  // (WARPS + 1,)
+    SHARED(T, scratch);  // (1 + LEVELS, WARPS)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int tile = next_tile(ticket, reinterpret_cast<int*>(scratch));
     const int64_t first = static_cast<int64_t>(tile) * Tile::SIZE + warp * Tile::OF_WARP + lane * Tile::VECTOR;
@@ -161,12 +185,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     }
     T of_tile;
     const T before_warp = block_sums_before<Tile::WARPS>(of_warp, of_tile, scratch);
-    if (warp == 0) {
-        const T sum = sum_before(nodes, tile, gridDim.x, of_tile);
-        if (lane == 0) scratch[Tile::WARPS] = sum;
-    }
-    __syncthreads();
-    const T start = scratch[Tile::WARPS] + before_warp;
+    const T start = sum_before<Tile::WARPS>(nodes, tile, gridDim.x, of_tile, scratch + Tile::WARPS) + before_warp;
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int64_t at = first + round * WARP * Tile::VECTOR;

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
+from shim_runner import plant, run
 from test_metric_kernels import HostArrays
 
+from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.launches import At, Launch, Value
 from mlpgpu.backends.cuda.orders import KEYS, SORTED, order_launches
 from mlpgpu.backends.cuda.sorting import Chain
@@ -48,6 +51,27 @@ def test_an_epoch_s_order_is_the_specification_s(rows: int) -> None:
                 arrays[KEYS], words(rows, seed=2**64 - 2, purpose=Purpose.EPOCH_ORDER, step=3)
             )
     np.testing.assert_array_equal(arrays[SORTED], places[epoch_order(rows, seed=2**64 - 2, epoch=3)])
+
+
+@pytest.mark.parametrize("dtype", kernels.SCANNED)
+def test_blocks_of_a_prefix_sum_wait_for_each_other(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side, as a cooperative launch runs here; and on a tree of four children a node, which 70 tiles fill."""
+    levels, wait = 5, dataclasses.replace(kernels.prefix_sum(dtype), cooperative=True)
+    plant("scan.cuh", "LEVELS = 3, LEVEL_BITS = 10;", f"LEVELS = {levels}, LEVEL_BITS = 2;", tmp_path, monkeypatch)
+    itemsize = np.dtype(dtype).itemsize
+    n = 70 * kernels.SCAN_TILE_BYTES // itemsize - 5
+    tiles = kernels.scan_tiles(dtype, n)
+    x = np.random.default_rng(3).integers(-9, 10, n).astype(dtype)  # whose sums are exact
+    args = {
+        "x": x, "y": np.full(n, 7, dtype), "n": n, "exclusive": 0, "ticket": np.zeros(1, np.uint32),
+        "nodes": np.zeros(levels * tiles, np.uint64),
+    }  # fmt: skip
+    shared = itemsize * (1 + levels) * kernels.WARPS_PER_BLOCK
+    np.testing.assert_array_equal(
+        run(wait, tiles, wait.threads, args, shared_bytes=shared)["y"], np.cumsum(x, dtype=dtype)
+    )
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [("uint32", 9000), ("uint64", 5000)])

@@ -23,7 +23,7 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
     with np.errstate(invalid="ignore"):
         sums = np.cumsum(wide(x).astype(np.longdouble))
     value = (sums - x if exclusive else sums).astype(np.float64)
-    # Two levels of trees of 32 lanes, four rounds of four elements, and a lane's nodes and a tree of them.
+    # Two levels of trees of 32 lanes, eight rounds of four elements, a thread's nodes and a tree of them.
     eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
     bound = (2 * 10 + 8 + 20) * eps * np.cumsum(magnitude(wide(x)))
     tiles = kernels.scan_tiles(dtype, n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base import MOST_BINS
 from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_LEVELS = 5  # of scan.cuh
+SCAN_LEVELS, SCAN_TILE_BYTES = 3, 32768  # of scan.cuh
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
 SORT_DIGITS = 256
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
@@ -15,9 +15,9 @@ def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
     ctype, size = SCANNED[dtype]
     signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
-    shared = size * (ROW_THREADS // WARP + 1)
+    shared = size * (1 + SCAN_LEVELS) * WARPS_PER_BLOCK
     blocks = 16 // size  # so that most have memory under way while some wait for each other
-    spill_bytes = 24 if size == 4 else 0  # on sm_120 alone
+    spill_bytes = 48 if size == 4 else 0  # on sm_120 alone
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
     return Entry(
         name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks, spill_bytes=spill_bytes
@@ -26,7 +26,7 @@ def prefix_sum(dtype: str) -> Entry:
 
 def scan_tiles(dtype: str, n: int) -> int:
     """Blocks for n elements: tiles of ScanTile of scan.cuh."""
-    return ceil_div(n, 32768 // SCANNED[dtype][1])
+    return ceil_div(n, SCAN_TILE_BYTES // SCANNED[dtype][1])
 
 
 def scan_words(dtype: str, n: int) -> int:
