@@ -173,7 +173,7 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
                                            float* slots, int64_t size, float scale, const float* rates, float* parts,
                                            int k, int n, int part, int capacity) {
     using T = FewUpdate;
-    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 8 / HELD;
+    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / HELD;
     SHARED(float, shared);
     float* const staged = shared;                   // (part, ROWS) of x
     float* const staged_next = shared + ROWS * part;
@@ -184,19 +184,51 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     weight += static_cast<int64_t>(k0) * n + column;
     slots += static_cast<int64_t>(k0) * n + column;
 
-    float w[BATCH][WIDTH], slot[BATCH][HELD][WIDTH];
-    const auto fetch = [&](int first) {
+    // Two batches of lines: one is on its way while the other one is moved.
+    float w[2][BATCH][WIDTH], slot[2][BATCH][HELD][WIDTH];
+    const int apart = BATCH * teams;
+    const auto fetch = [&](int held, int first) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const int line = first + b * teams;
             if (line >= mine) break;
-            load_run<WIDTH>(weight + line * n, w[b], false);
+            load_run<WIDTH>(weight + line * n, w[held][b], false);
 #pragma unroll
-            for (int s = 0; dz && s < SLOTS; ++s) load_run<WIDTH>(slots + s * size + line * n, slot[b][s], true);
+            for (int s = 0; dz && s < SLOTS; ++s)
+                load_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
         }
     };
-    fetch(team);
     float delta[ROWS][WIDTH] = {}, z[ROWS][WIDTH] = {};
+    const auto move = [&](int held, int first) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int line = first + b * teams;
+            if (line >= mine) break;
+#pragma unroll
+            for (int q = 0; q < WIDTH; ++q) {
+                float& element = w[held][b][q];
+                if (dz) {
+                    float sum = 0.0f, of_element[HELD];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[line * ROWS + r], delta[r][q], sum);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[held][b][s][q];
+                    step_parameter<Rule>(element, of_element, sum, scale, rates);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) slot[held][b][s][q] = of_element[s];
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[line * ROWS + r], element, z[r][q]);
+            }
+            if (!dz) continue;
+            store_run<WIDTH>(weight + line * n, w[held][b], false);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
+        }
+    };
+
+    fetch(0, team);
+    fetch(1, team + apart);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -205,32 +237,11 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     rows.stage<ROWS>(k, k0, depth, staged);
     next.stage<ROWS>(k, k0, depth, staged_next);
     __syncthreads();
-
-    for (int first = team; first < mine; first += BATCH * teams) {
-        if (first != team) fetch(first);
+    for (int first = team; first < mine; first += 2 * apart) {
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            const int line = first + b * teams;
-            if (line >= mine) break;
-#pragma unroll
-            for (int q = 0; q < WIDTH; ++q) {
-                if (dz) {
-                    float sum = 0.0f, of_element[HELD];
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[line * ROWS + r], delta[r][q], sum);
-#pragma unroll
-                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[b][s][q];
-                    step_parameter<Rule>(w[b][q], of_element, sum, scale, rates);
-#pragma unroll
-                    for (int s = 0; s < SLOTS; ++s) slot[b][s][q] = of_element[s];
-                }
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[line * ROWS + r], w[b][q], z[r][q]);
-            }
-            if (!dz) continue;
-            store_run<WIDTH>(weight + line * n, w[b], false);
-#pragma unroll
-            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + line * n, slot[b][s], true);
+        for (int held = 0; held < 2; ++held) {
+            move(held, first + held * apart);
+            fetch(held, first + (held + 2) * apart);
         }
     }
 

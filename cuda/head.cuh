@@ -89,15 +89,16 @@ __device__ __forceinline__ void head_logits(const float* x, int rows, const floa
     __syncthreads();
 }
 
-// z = x W + b, the loss of the rows (see loss.cuh) and delta (B, n); and unless dx is null, dx = (delta Wᵀ) ∘
-// f'(saved), f being the activation that made x, by its number; `saved` is null where there was none.
-// Grid: one block for every ROWS rows of the capacity.
+// z = x W + b, the loss of the rows (see loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
+// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as a plane of
+// bfloat16 (planes.cuh), or not at all: what is null is not wanted.
+// Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int share, int shares, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float* dx, int k, int n) {
+                                     int activation, float* dx, uint16_t* dx_planes, int k, int n) {
     SHARED(float, partial);
     float* const staged = partial + Head::PARTIAL;  // (DEPTH, ROWS)
     float* const z = staged + Head::STAGED;         // (ROWS, n)
@@ -124,7 +125,8 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
         }
     }
     const Total total(step, value, weight, sums, arrived, totals, losses);  // with barriers behind all deltas
-    if (dx && rows > 0) {
+    const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(share_of.count);
+    if (((dx || dx_planes) && rows > 0) || is_padding) {
         const bool is_staged = saved == x && k <= Head::DEPTH;  // where the activation saved what it gave
         for (int i = threadIdx.x; i < k; i += Head::THREADS) {
             constexpr int BATCH = 16;
@@ -137,7 +139,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                 for (int r = 0; r < Head::ROWS; ++r)
                     if (r < rows) slope[r] = saved[(first + r) * k + i];
             }
-            for (int j0 = 0; j0 < n; j0 += BATCH) {
+            for (int j0 = 0; j0 < n && !is_padding; j0 += BATCH) {
                 float of_w[BATCH];
 #pragma unroll
                 for (int b = 0; b < BATCH; ++b) of_w[b] = j0 + b < n ? w[static_cast<int64_t>(i) * n + j0 + b] : 0.0f;
@@ -147,8 +149,13 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
             }
             if (saved) Activations::derivatives(activation, slope);
 #pragma unroll
-            for (int r = 0; r < Head::ROWS; ++r)
-                if (r < rows) dx[(first + r) * k + i] = saved ? sum[r] * slope[r] : sum[r];
+            for (int r = 0; r < Head::ROWS; ++r) {
+                const float value = r >= rows ? 0.0f : saved ? sum[r] * slope[r] : sum[r];
+                if (dx && r < rows) dx[(first + r) * k + i] = value;
+                if (dx_planes)
+                    dx_planes[(row0 + r) * static_cast<int64_t>(padded_columns(k)) + i] =
+                        static_cast<uint16_t>(bfloat_pair(value, 0.0f));
+            }
         }
     }
     total.finish();

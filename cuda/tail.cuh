@@ -21,15 +21,17 @@ struct TailLayer {
 struct Tail {
     static constexpr int THREADS = 1024, MOST_WEIGHTS = 10240;
     static constexpr int MOST_UNITS = 1024;  // of all layers together
+    static constexpr int MOST_LAYERS = 32;
     static constexpr int BATCH = 8;          // terms of a sum that a thread loads at once
-    static constexpr int SHARED_FLOATS = THREADS + MOST_WEIGHTS + 3 * MOST_UNITS;
+    static constexpr int LAYER_WORDS = sizeof(TailLayer) / 4;
+    static constexpr int SHARED_FLOATS = THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS;
 };
 
 // From one line of staged weights to the next: odd, so that lines as well as columns lie in different banks.
 __device__ __forceinline__ int tail_pitch(int n) { return n | 1; }
 
-// finish(j, Σ over i < count of a·b) for each j < n, `term(i, j)` being (a, b).  The block's threads share columns and
-// terms out, and sums are added up in order.
+// finish(j, Σ over i < count of a·b) by thread j for each j < n, `term(i, j)` being (a, b).  The block's threads share
+// columns and terms out, and sums are added up in order.
 template <class Term, class Finish>
 __device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
     const int slices = min(Tail::THREADS / n, WARP), slice = threadIdx.x / n, j = threadIdx.x % n;
@@ -61,7 +63,8 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void tail(const Step* step, int share, int shares, const int* order, const float* parts,
-                                     const float* parameters, const TailLayer* layers, int layer_count, Source targets,
+                                     const float* parameters, const TailLayer* described, int layer_count,
+                                     Source targets,
                                      const float* weights, const float* mean, const float* scale, float* y, float* dz,
                                      double* sums, unsigned* arrived, double* totals, double* losses, int count,
                                      int capacity, int n) {
@@ -70,16 +73,22 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
     float* const outputs = staged + Tail::MOST_WEIGHTS;   // y of all layers
     float* const slopes = outputs + Tail::MOST_UNITS;     // f' of all layers
     float* const deltas = slopes + Tail::MOST_UNITS;      // dz of all layers
+    TailLayer* const layers = reinterpret_cast<TailLayer*>(deltas + Tail::MOST_UNITS);
     const Rows rows = share_rows(step, share, shares);
     const int row = blockIdx.x;
     double value = 0.0, weight = 0.0;
     if (row < rows.count) {
         const int64_t at = rows.first + row, from = order[rows.order + at];
+        for (int i = threadIdx.x; i < layer_count * Tail::LAYER_WORDS; i += Tail::THREADS)
+            reinterpret_cast<int*>(layers)[i] = reinterpret_cast<const int*>(described)[i];
+        const float row_weight = weights ? weights[from] : 1.0f;
+        __syncthreads();
         for (int l = 1, to = 0; l < layer_count; ++l) {
-            const int inputs = layers[l - 1].n, n = layers[l].n;
-            for (int i = threadIdx.x; i < inputs * n; i += Tail::THREADS)
-                copy_one(staged + to + i / n * tail_pitch(n) + i % n, parameters + layers[l].weight + i);
-            to += inputs * tail_pitch(n);
+            const int inputs = layers[l - 1].n, columns = layers[l].n;
+            for (int i = threadIdx.x / WARP; i < inputs; i += Tail::THREADS / WARP)
+                for (int j = threadIdx.x % WARP; j < columns; j += WARP)
+                    copy_one(staged + to + i * tail_pitch(columns) + j, parameters + layers[l].weight + i * columns + j);
+            to += inputs * tail_pitch(columns);
         }
 
         // Forward.  `unit` is a layer's first one among those of all layers.
@@ -87,8 +96,11 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
         for (int l = 0, unit = 0; l < layer_count; unit += layers[l++].n) {
             const TailLayer layer = layers[l];
             const int columns = layer.n, inputs = l > 0 ? layers[l - 1].n : 0;
+            // The thread that finishes a column reads its bias before it waits for the sum.
+            const bool is_biased = layer.bias >= 0 && static_cast<int>(threadIdx.x) < columns;
+            const float bias = is_biased ? parameters[layer.bias + threadIdx.x] : 0.0f;
             const auto finish = [&](int j, float sum) {
-                const float z = sum + (layer.bias < 0 ? 0.0f : parameters[layer.bias + j]);
+                const float z = sum + bias;
                 float result[1] = {z};
                 Activations::forwards(layer.activation, result);
                 float slope[1] = {layer.saves_z ? z : result[0]};
@@ -117,7 +129,6 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
         for (int l = 0; l + 1 < layer_count; ++l) unit += layers[l].n;
         if (threadIdx.x < WARP) {
             const Target target = {targets, from, last, mean, scale};
-            const float row_weight = weights ? weights[from] : 1.0f;
             const float v = weighted_row<Loss>(outputs + unit, last, target, row_weight,
                                                [=](int j, float d) { deltas[unit + j] = d * slopes[unit + j]; });
             if (threadIdx.x == 0) value = v, weight = row_weight;

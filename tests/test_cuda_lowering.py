@@ -325,7 +325,9 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
     split = next(launch for launch in low.shares[0] if launch.entry.name == "split_rows_bfloat16")
     assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
-    assert not {"x", "y0"} & set(low.bytes) and "sum_columns" in names(low.shares[0])
+    assert not {"x", "y0", "dy1"} & set(low.bytes) and "sum_columns" in names(low.shares[0])
+    (head,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("head"))
+    assert (head.values["dx"], head.values["dx_planes"]) == (None, At("dy1.planes"))
     # Updates write the weights' planes, so they are split before the first of many steps only.
     assert names(low.run_begin) == ["split_weights_bfloat16"] * 2 and not low.begin
     updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]

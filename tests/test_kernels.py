@@ -190,8 +190,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "order read from its start": (
         "rows.cuh",
-        "order[rows.order + row]",
-        "order[row]",
+        "order[rows.order + rows.first + row]",
+        "order[rows.first + row]",
         kernels.gather("uint8"),
     ),
     "barrier removed between two sums of a block": (
@@ -208,8 +208,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "another block than the last one adds up": (
         "portable.cuh",
-        "arrival.before == gridDim.x - 1",
-        "arrival.before + 2 == gridDim.x",
+        "arrival.before == blocks - 1",
+        "arrival.before + 2 == blocks",
         kernels.head("huber", "dense"),
     ),
     "first slice of the head left out": (
@@ -274,7 +274,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.dense_forward_part_few(),
     ),
     "rounds of the ring not told apart": (
-        "wgmma.cuh",
+        "hopper.cuh",
         "stage = 0, parity ^= 1;",
         "stage = 0;",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
@@ -287,8 +287,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "patch read before it is whole": (
         "wgmma.cuh",
-        "        __syncwarp();\n#pragma unroll 1\n        for (int first",
-        "#pragma unroll 1\n        for (int first",
+        "            lay_out(c + each * (WIDTH / 2), patch);\n            __syncwarp();\n",
+        "            lay_out(c + each * (WIDTH / 2), patch);\n",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
     ),
     "lo multiplied by lo": (

@@ -174,6 +174,10 @@ def batches(rows: int) -> list[Batch]:
     return [whole(rows), *thirds, *last]
 
 
+def bfloat16_values(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
 def generator() -> np.random.Generator:
     return np.random.default_rng(7)
 

@@ -9,7 +9,7 @@ from helpers import EPS, EPS32, LOSS_KINDS
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import Team, ceil_div
+from mlpgpu.backends.cuda.kernels import Team, ceil_div, padded_columns, padded_rows
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
 
@@ -18,8 +18,10 @@ from .case import (
     STEP_NUMBER,
     Batch,
     Case,
+    Output,
     activation_bound,
     batches,
+    bfloat16_values,
     blank,
     chained,
     derivative,
@@ -59,11 +61,13 @@ def loss(
     activation: str | None = None,
     of_x: bool = False,
     team: Team = kernels.WARP_TEAM,
+    planes: bool = False,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
-    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself.
+    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``planes`` as a
+    plane of bfloat16 as well.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -127,12 +131,16 @@ def loss(
     variant += "-total" * total
     args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
     if width is None:
+        args["planes"] = None
+        if planes:
+            args |= _planes_of(batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "planes")
+            blocks, variant = len(args["sums"]), variant + "-planes"
         entry = kernels.loss(name, kind, textured=textured, team=team)
         return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
-    args |= {"saved": None, "activation": 0, "dx": None}
+    args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
@@ -145,8 +153,26 @@ def loss(
         args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
         variant += f"-{activation}"
         variant += "-of-x" * of_x
+        if planes:
+            args |= _planes_of(batch, width, dx[part], dx_bound[part], outputs, "dx_planes")
+            blocks = len(args["sums"])
+            variant += "-planes"
     entry = kernels.head(name, kind, textured=textured)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
+
+
+def _planes_of(
+    batch: Batch, n: int, value: np.ndarray, bound: np.ndarray, outputs: dict[str, Output], name: str
+) -> dict[str, np.ndarray]:
+    """A plane of bfloat16 that a kernel leaves as well, in ``outputs`` under its name; its blocks take padding too."""
+    padded, rows = (padded_rows(batch.most_rows), padded_columns(n)), len(value)
+    full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
+    full[:rows, :n], full_bound[:rows, :n] = value, bound + 2.0**-8 * abs(value)
+    is_written[: padded_rows(rows), :n] = True
+    outputs[name] = Output(full, full_bound, is_written, bfloat16_values)
+    del outputs["sums"]  # of other blocks
+    sums = blank(padded[0] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)
+    return {name: np.full(padded, 0x5A5A, np.uint16), "sums": sums}
 
 
 def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True) -> Case:
@@ -172,11 +198,11 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
         "y": expect(np.where(of_rows, flat(wide(x), logits), 0.0), 0.0, of_rows),
         "dz": expect(flat(dx.value, delta.value), flat(dx.bound, delta.bound), of_rows),
     }
-    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
+    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "dx_planes", "delta"):
         del args[key]
     args |= {
         "parts": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
-        "layers": np.array(layers, np.int32), "layer_count": 2, "y": blank(rows * (width + n)),
+        "described": np.array(layers, np.int32), "layer_count": 2, "y": blank(rows * (width + n)),
         "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": 3, "capacity": rows,
         "n": width,
     }  # fmt: skip
@@ -267,6 +293,9 @@ def loss_cases() -> Iterator[Case]:
         yield tail(name, kind, whole(2), 5, 9, textured=False)
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
+    for batch in batches(130):
+        yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", planes=True)
+        yield loss("huber", "dense", batch, 70, planes=True)
     for width in (33, 1100):
         yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
     for function in OUTPUTS:

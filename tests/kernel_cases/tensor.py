@@ -37,6 +37,7 @@ from .case import (
     Output,
     activation_bound,
     batches,
+    bfloat16_values,
     blank,
     derivative,
     expect,
@@ -89,10 +90,6 @@ def bfloat16_bits(x: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
-
-
-def bfloat16_values(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def exponents(x: np.ndarray) -> np.ndarray:

@@ -58,12 +58,12 @@ AXES: dict[str, dict[str, Axes]] = {
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
     },
     "loss.cuh": {
-        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"),
+        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"), "planes": ("rows", "n"),
     },
-    "head.cuh": {**OF_DENSE, **OF_LOSS},
+    "head.cuh": {**OF_DENSE, **OF_LOSS, "dx_planes": ("rows", "k")},
     # Of the layers behind the first, which are small, nothing is counted.
     "tail.cuh": {
-        **OF_LOSS, "parts": ("count", "rows", "n"), "parameters": (0,), "layers": (0,), "y": ("rows", "n"),
+        **OF_LOSS, "parts": ("count", "rows", "n"), "parameters": (0,), "described": (0,), "y": ("rows", "n"),
         "dz": ("rows", "n"), "targets": ("rows",),
     },
     "update.cuh": {

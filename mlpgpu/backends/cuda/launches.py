@@ -44,7 +44,8 @@ class Launch:
 
     ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
     operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
-    arrays' axes, by name, that no argument tells.
+    arrays' axes, by name, that no argument tells.  What is done ``aside`` may run beside all that follows in
+    its step.
     """
 
     entry: Entry
@@ -52,6 +53,7 @@ class Launch:
     values: Mapping[str, Value]
     operation: str = ""
     lengths: Mapping[str, int] = field(default_factory=dict)
+    aside: bool = False
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ... import plan as ops
 from ...plan import Plan
@@ -26,7 +27,7 @@ from .share import (
     title,
     updates_in_place,
 )
-from .tail import tail_of
+from .tail import Tail, tail_of
 from .tensor_cores import TensorCores
 
 FEW_LEAST_SIZE, FEW_MOST_SIZE = 1 << 18, 1 << 31  # of a weight that a few rows are not worth a product for
@@ -229,51 +230,73 @@ class _Lowering(Share):
         )  # fmt: skip
 
     def loss(self, op: ops.Loss, following: ops.Operation | None) -> bool:
+        if self.tail:
+            self._loss_of_tail(op, self.tail)
+        elif self.head:
+            self._loss_of_head(op, *self.head)
+        else:
+            delta, planes = None, None
+            if op.delta and isinstance(following, ops.ActivationBackward):  # which changes the delta as floats
+                delta = self.stored(op.delta)
+            elif op.delta:
+                delta, planes = self._written(op.delta)
+            team, rows = Team.of(self.width(op.logits)), kernels.padded_rows(self.rows) if planes else self.rows
+            grid = ceil_div(rows, team.block_rows), 1, 1
+            self.add(
+                kernels.loss(op.loss, op.kind, textured=self.setting.textured, team=team), grid,
+                **self._weighed(grid), delta=delta, planes=planes, logits=self.at(op.logits), n=self.width(op.logits),
+            )  # fmt: skip
+        return False
+
+    def _written(self, delta: str) -> tuple[Value, Value]:
+        """The arrays that a loss or a head leaves deltas in: of floats, and of planes."""
+        return self.tensor_cores.written(delta) if self.tensor_cores else (self.stored(delta), None)
+
+    def _weighed(self, grid: tuple[int, int, int]) -> dict[str, Value]:
+        """What a loss is given beside its rows; each block leaves a sum."""
         mean, scale = self.target_statistics
-        team = Team.of(self.width(op.logits))
-        grid = self.over_rows(team)
+        if self.is_training:
+            self.lowered.bytes["sums"] = SUMS_BYTES * self.count * grid[0]
         total: dict[str, Value] = {"arrived": None, "totals": None, "losses": None}
         if self.count == 1:  # the last block to end adds the batch up
             total = {name: At(name) for name in total}
-        delta = self.stored(op.delta) if op.delta and not self.tail else None
-        values: dict[str, Value] = {
+        return {
             "order": At("order"), "targets": At("targets"), "weights": At("weights"), "mean": mean, "scale": scale,
-            "delta": delta, "sums": At("sums", 2 * grid[0] * self.number), **total, "n": self.width(op.logits),
+            "sums": At("sums", 2 * grid[0] * self.number), **total,
         }  # fmt: skip
-        if self.tail:
-            self.segments |= self.tail.places(self)
-            self.lowered.words["tail.layers"] = self.tail.words(self)
-            self.made |= {backward.dx for backward in self.tail.backwards if backward.dx}
-            del values["delta"]
-            self.lowered.bytes["sums"] = SUMS_BYTES * self.rows  # of a block for each row
-            values["n"] = self.width(self.tail.layers[0].y)
-            self.add(
-                kernels.tail(op.loss, op.kind, textured=self.setting.textured), (self.rows, 1, 1),
-                **values, **self.parts, parameters=At("parameters"), layers=At("tail.layers"),
-                layer_count=len(self.tail.layers), y=At("tail.y"), dz=At("tail.dz"),
-            )  # fmt: skip
-            return False
-        if self.head is None:
-            entry = kernels.loss(op.loss, op.kind, textured=self.setting.textured, team=team)
-            self.add(entry, grid, **values, logits=self.at(op.logits))
-            return False
-        dense, self.operation = self.head
+
+    def _loss_of_tail(self, op: ops.Loss, tail: Tail) -> None:
+        self.segments |= tail.places(self)
+        self.lowered.words["tail.layers"] = tail.words(self)
+        self.made |= {backward.dx for backward in tail.backwards if backward.dx}
+        grid = self.rows, 1, 1
+        self.add(
+            kernels.tail(op.loss, op.kind, textured=self.setting.textured), grid,
+            **self._weighed(grid), **self.parts, parameters=At("parameters"), described=At("tail.layers"),
+            layer_count=len(tail.layers), y=At("tail.y"), dz=At("tail.dz"), n=self.width(tail.layers[0].y),
+        )  # fmt: skip
+
+    def _loss_of_head(self, op: ops.Loss, dense: ops.Dense, its_title: str) -> None:
         place, backward = next(
             (place, other)
             for place, other in enumerate(self.operations)
             if isinstance(other, ops.DenseBackward) and other.dz == op.delta
         )
-        activation, saved, dx = "identity", None, None
+        self.operation = its_title
+        delta = self.stored(backward.dz)
+        activation, saved, dx, planes = "identity", None, None, None
         if backward.dx:
             activation, saved = self.taken_in(backward.dx, self.operations[place + 1])
-            dx = self.stored(backward.dx)
+            dx, planes = self._written(backward.dx)
             self.made.add(backward.dx)
+        rows = kernels.padded_rows(self.rows) if planes else self.rows
+        grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
         self.add(
             kernels.head(op.loss, op.kind, textured=self.setting.textured), grid,
-            **values, x=self.at(dense.x), w=self.at(dense.weight), b=self.at(dense.bias), saved=saved,
-            activation=kernels.activation_number(activation), dx=dx, k=self.shapes[dense.weight][0],
+            **self._weighed(grid), x=self.at(dense.x), w=self.at(dense.weight), b=self.at(dense.bias), delta=delta,
+            saved=saved, activation=kernels.activation_number(activation), dx=dx, dx_planes=planes,
+            k=self.shapes[dense.weight][0], n=self.width(op.logits),
         )  # fmt: skip
-        return False
 
     def _is_head(self, op: ops.Dense, following: ops.Operation | None) -> bool:
         """Whether the last layer and its loss are one kernel's work."""
@@ -354,6 +377,8 @@ class _Lowering(Share):
             return
         entry, grid = self._updating(type(self.plan.optimizer).__name__, k, n)
         self.add(entry, grid, **self.rows_of(op.x), dz=self.at(op.dz), **self.updated(op), k=k, n=n)
+        if self.tail and op.dx:  # beside the first layer's update, for which these blocks leave room
+            self.launches[-1] = replace(self.launches[-1], aside=True)
 
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""
@@ -420,9 +445,7 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered, in_place)
 
-    shares, team = max(1, plan.shares), Team.of(plan.n_out)
-    most_blocks = shares * ceil_div(ceil_div(plan.capacity, shares), team.block_rows)
-    most_blocks = max(most_blocks, ceil_div(plan.capacity, team.block_rows))
+    of_evaluation = SUMS_BYTES * ceil_div(plan.capacity, Team.of(plan.n_out).block_rows)
     slots = len(plan.optimizer.slots) if plan.optimizer else 0
     lowered.bytes |= {
         "step": STEP_BYTES,
@@ -430,7 +453,7 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
         "statistics": 4 * plan.statistic_count,
         "slots": 4 * slots * plan.parameter_count,
         "partials": 0 if in_place else 4 * plan.shares * partials_pitch(plan),
-        "sums": max(SUMS_BYTES * most_blocks, lowered.bytes.get("sums", 0)),
+        "sums": max(of_evaluation, lowered.bytes.get("sums", 0)),
         "arrived": 4,
         "totals": SUMS_BYTES,
         "losses": SUMS_BYTES * MOST_RUN_STEPS,
@@ -464,8 +487,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: 
     count, pitch = plan.parameter_count, partials_pitch(plan)
     launches = []
     if plan.shares > 1:
-        rows = ceil_div(plan.capacity, plan.shares)
-        blocks = plan.shares * ceil_div(rows, Team.of(plan.n_out).block_rows)
+        blocks = lowered.bytes["sums"] // SUMS_BYTES
         values: dict[str, Value] = {
             "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
         }  # fmt: skip

@@ -189,7 +189,7 @@ class Probe(CudaProgram):
         def put_recorded(stream: Stream) -> None:
             start = self._recorder.reached(stream)
             put(stream)
-            place = str(self._streams.index(stream))
+            place = str(self._streams.index(stream)) if stream in self._streams else "aside"
             self._recorder.add(place, launch.entry.name, start, self._recorder.reached(stream))
 
         return lambda stream: put_recorded(stream) if self._recorder.is_on else put(stream)
@@ -258,7 +258,7 @@ class Probe(CudaProgram):
         assert self._training is not None
         steps = math.ceil(PIECES * self._training[0].piece_rows / self._plan.capacity)
         with self._device:
-            for count in (GRAPH_STEPS, 1):
+            for count in GRAPH_STEPS:
                 self._replay(count)  # captured before the clock runs
             with self._recorder.spans(self._stream) as spans:
                 self._run_steps(min(steps, self._sampling.steps_per_epoch))

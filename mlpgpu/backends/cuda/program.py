@@ -43,7 +43,7 @@ from .resident import Design, design
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
 COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's values
 LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
-GRAPH_STEPS = 32  # steps of the graph that most of a run replays
+GRAPH_STEPS = (32, 8, 1)  # steps of the graphs that a run replays: between two of them the card waits
 DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 
@@ -98,7 +98,7 @@ class CudaProgram(Program):
         self._run_begin: list[Callable[[Stream], None]] = []
         self._ahead: list[Callable[[Stream], None]] = []
         self._begin: list[Callable[[Stream], None]] = []
-        self._shares: list[list[Callable[[Stream], None]]] = []
+        self._shares: list[list[tuple[Callable[[Stream], None], bool]]] = []  # and whether it is done aside
         self._finish: list[Callable[[Stream], None]] = []
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
@@ -113,6 +113,7 @@ class CudaProgram(Program):
             self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
             self._fork = Event(device)
             self._joins = [Event(device) for _ in self._streams[1:]]
+            self._aside, self._rejoin = Stream(device), Event(device)
             self._arenas: list[Arena] = []
             self._addresses: dict[str, int] = dict(shared or {})
             self._sizes: dict[str, int] = {}
@@ -363,7 +364,10 @@ class CudaProgram(Program):
             self._run_begin = [self._bind(launch, data, sampling.seed) for launch in lowered.run_begin]
             self._ahead = [self._bind(launch, data, sampling.seed) for launch in lowered.ahead]
             self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
-            self._shares = [[self._bind(launch, data, sampling.seed) for launch in share] for share in lowered.shares]
+            self._shares = [
+                [(self._bind(launch, data, sampling.seed), launch.aside) for launch in share]
+                for share in lowered.shares
+            ]
             self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
 
             def bind(launches: Sequence[Launch], epoch: int) -> list[Callable[[Stream], None]]:
@@ -405,8 +409,11 @@ class CudaProgram(Program):
                 else:
                     for launch in self._ahead:  # the step before did it without the rows that have come since
                         launch(self._stream)
-                    for steps in [GRAPH_STEPS] * (count // GRAPH_STEPS) + [1] * (count % GRAPH_STEPS):
-                        self._replay(steps).launch(self._stream)
+                    left = count
+                    for steps in GRAPH_STEPS:
+                        for _ in range(left // steps):
+                            self._replay(steps).launch(self._stream)
+                        left %= steps
                 self._stream.download(self._losses[:count], self._addresses["losses"])
                 data.prepare()
                 if batch + count == sampling.steps_per_epoch:
@@ -447,9 +454,17 @@ class CudaProgram(Program):
         self._stream.record(self._fork)
         for stream in self._streams[1:]:
             stream.wait(self._fork)
+        has_asides = False
         for stream, share in zip(self._streams, self._shares, strict=True):
-            for launch in share:
-                launch(stream)
+            for launch, aside in share:
+                if aside:
+                    stream.record(self._rejoin)
+                    self._aside.wait(self._rejoin)
+                    has_asides = True
+                launch(self._aside if aside else stream)
+        if has_asides:
+            self._aside.record(self._rejoin)
+            self._stream.wait(self._rejoin)
         for stream, join in zip(self._streams[1:], self._joins, strict=True):
             stream.record(join)
             self._stream.wait(join)

@@ -60,7 +60,7 @@ def tail_of(share: Share) -> Tail | None:
         or share.count > 1
         or share.plan.reduction != "ordered"
         or share.rows > MOST_ROWS
-        or len(layers) < 2
+        or not 2 <= len(layers) <= kernels.TAIL_MOST_LAYERS
         or len(layers) != len(backwards)
         or not all(isinstance(op, (*known, *once)) for op in share.operations)
         or layers[-1].activation != "identity"

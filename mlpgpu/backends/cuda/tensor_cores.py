@@ -49,10 +49,7 @@ class TensorCores:
             return True
         for before, op in zip((None, *share.operations), share.operations, strict=False):
             is_taken_in = (
-                isinstance(op, ops.ActivationBackward)
-                and isinstance(before, ops.DenseBackward)
-                and self.makes(before)
-                and before.dx == op.dy
+                isinstance(op, ops.ActivationBackward) and isinstance(before, ops.DenseBackward) and before.dx == op.dy
             )
             if name in op.reads and not self.makes(op) and not is_taken_in:
                 return True
@@ -99,8 +96,8 @@ class TensorCores:
         """Those of a buffer."""
         return self._planes(self._of_share(f"{name}.planes"), self._plane(self.share.width(name)))
 
-    def _written(self, name: str) -> tuple[Value, Value]:
-        """The arrays that a product of planes leaves a buffer in: of floats, and of planes."""
+    def written(self, name: str) -> tuple[Value, Value]:
+        """The arrays that a kernel which can make planes leaves a buffer in: of floats, and of planes."""
         planes = None
         if not self.form.scaled and self._multiplies(name):
             self.in_planes.add(name)
@@ -166,7 +163,7 @@ class TensorCores:
                 columns=self._columns(self._of_share(f"{op.x}.columns"), k) if share.is_training else None, n=k,
             )  # fmt: skip
         z = share.stored(op.z) if op.z else None
-        y, y_planes = self._written(op.y)
+        y, y_planes = self.written(op.y)
         tile = kernels.matrix_tile_for(self.form, share.rows, n, share.multiprocessors, share.arch)
         x_source, w_source = self._sources(
             tile, (x_planes, share.rows, k), (w_planes, k, n), a_inner=True, b_inner=False
@@ -251,7 +248,7 @@ class TensorCores:
         saved: dict[str, Value] = {"saved": array, "saved_planes": None}
         if isinstance(array, At) and array.array not in share.lowered.bytes:
             saved = {"saved": None, "saved_planes": self._planes_of(array.array)}
-        dx, dx_planes = self._written(op.dx)
+        dx, dx_planes = self.written(op.dx)
         tile = kernels.matrix_tile_for(self.form, share.rows, k, share.multiprocessors, share.arch)
         w_planes = self._weight_planes(op.weight)
         dz_source, w_source = self._sources(

@@ -50,7 +50,7 @@ WIDE_LEAST_N = 16384
 def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:
     """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
     source, target, suffix = target_reader(kind, textured)
-    signature = f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, int n"
+    signature = f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, uint16_t* planes, int n"
     function, full = f"loss<{camel(name)}, {target}, {team.struct}>", f"loss_{name}_{kind}{suffix}{team.suffix}"
     return Entry(full, "loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
 
@@ -77,7 +77,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     source, target, suffix = target_reader(kind, textured)
     signature = (
         f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, {_WEIGHED}, "
-        "const float* saved, int activation, float* dx, int k, int n"
+        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int k, int n"
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(
@@ -86,8 +86,8 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
 
 
 # Tail of tail.cuh.
-TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS = 1024, 10240, 1024
-TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS)
+TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS, TAIL_MOST_LAYERS = 1024, 10240, 1024, 32
+TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS + 5 * TAIL_MOST_LAYERS)
 
 
 def tail_pitch(n: int) -> int:
@@ -99,7 +99,7 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`."""
     source, target, suffix = target_reader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order, const float* parts, const float* parameters, const TailLayer* layers, "
+        f"{ROWS}, const int* order, const float* parts, const float* parameters, const TailLayer* described, "
         f"int layer_count, {source} targets, const float* weights, const float* mean, const float* scale, float* y, "
         "float* dz, double* sums, unsigned* arrived, double* totals, double* losses, int count, int capacity, int n"
     )
