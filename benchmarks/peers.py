@@ -138,10 +138,15 @@ class PyTorch:
         with torch.cuda.stream(stream):
             self.run_steps()
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self.run_steps()
-        self.graph = graph
+        self.graph = torch.cuda.CUDAGraph()
+        # What is collected meanwhile may free memory of the card, which ends a capture.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(self.graph, stream=stream):
+                self.run_steps()
+        finally:
+            gc.enable()
         with torch.no_grad():
             for parameter, initial in zip(self.parameters, self.initial, strict=True):
                 parameter.copy_(initial)

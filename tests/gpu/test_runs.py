@@ -136,7 +136,6 @@ def test_histograms_are_numpy_s() -> None:
         np.testing.assert_array_equal(counts, expected)
 
 
-@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
 @pytest.mark.parametrize("options", [{}, {"streams": 1}, {"precision": "bfloat16"}], ids=str)
 def test_activations_and_gradients_are_those_of_the_cpu(options: dict[str, Any]) -> None:
     histograms, kinds = mg.Histograms(bins=20), ("activations", "gradients")

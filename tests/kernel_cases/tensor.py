@@ -168,13 +168,19 @@ def _in_blank(array: np.ndarray, whole_of: np.ndarray) -> Output:
     return exact(value, written)
 
 
-def _one_nan(form: Form, words: np.ndarray) -> np.ndarray:
-    """Halves with the same bits for each NaN, of which a host and a card make different ones."""
-    return np.where((words & 0x7FFF) > 0x7C00, 0x7FFF, words).astype(np.uint16) if form.scaled else words
+def _alike(form: Form, words: np.ndarray) -> np.ndarray:
+    """Halves with the same bits for each NaN and each zero: a host and a card make different ones.
+
+    A card may multiply and subtract in one, so that of what is too small for float32 the sign is left.
+    """
+    if not form.scaled:
+        return words
+    sizes = words & 0x7FFF
+    return np.where(sizes > 0x7C00, 0x7FFF, np.where(sizes == 0, 0, words)).astype(np.uint16)
 
 
 def _exact_planes(form: Form, output: Output) -> Output:
-    return replace(output, value=_one_nan(form, output.value), decode=partial(_one_nan, form))
+    return replace(output, value=_alike(form, output.value), decode=partial(_alike, form))
 
 
 # --- making planes ---
