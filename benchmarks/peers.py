@@ -143,7 +143,8 @@ class PyTorch:
         gc.collect()
         gc.disable()
         try:
-            with torch.cuda.graph(self.graph, stream=stream):
+            # Of other threads, such as JAX has, a capture minds nothing.
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.run_steps()
         finally:
             gc.enable()

@@ -224,6 +224,11 @@ def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
     assert "mlpgpu 0.1:" in report["report"]([{**lines[0], "commit": None}])
 
 
+def test_the_readme_tells_what_was_measured(report: dict[str, Any]) -> None:
+    text = report["README"].read_text(encoding="utf-8")
+    assert report["insert"](text, report["report"](report["read"](report["RESULTS"]))) == text
+
+
 def test_the_report_replaces_its_part_of_the_readme_and_draws(report: dict[str, Any], tmp_path: Path) -> None:
     text = f"before\n{report['BEGIN']}\nold\n{report['END']}\nafter\n"
     replaced = report["insert"](text, "new")
