@@ -29,6 +29,7 @@ from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.probe import Probe
 from mlpgpu.backends.cuda.timing import card_rates
 from mlpgpu.bench import surroundings
+from mlpgpu.errors import MlpgpuError
 from mlpgpu.initializers import INITIALIZERS
 from mlpgpu.plan import Plan
 from mlpgpu.random import WORDS_PER_BLOCK, Purpose, philox
@@ -197,7 +198,10 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    backend = get_backend("cuda")
+    try:
+        backend = get_backend("cuda")
+    except MlpgpuError as refused:
+        sys.exit(str(refused))
     assert isinstance(backend, CudaBackend)
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     with backend.device as device:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import cupy as cp
 import numpy as np
 
 from mlpgpu.backends.base import bin_edges
@@ -27,6 +27,12 @@ from mlpgpu.backends.cuda.program import COUNT_BLOCKS
 from mlpgpu.backends.cuda.sorting import Chain, sort_entries
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import surroundings, take_turns
+from mlpgpu.errors import MlpgpuError
+
+try:
+    import cupy as cp
+except ImportError:
+    cp = None
 
 ROUNDS, QUICK_ROUNDS = 5, 3
 EPS32 = 2.0**-24
@@ -214,7 +220,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     options = parser.parse_args()
-    backend, results = CudaBackend(), list[Result]()
+    if cp is None:
+        sys.exit("CuPy, which the kernels are measured beside, is not installed: pip install cupy-cuda13x")
+    try:
+        backend, results = CudaBackend(), list[Result]()
+    except MlpgpuError as error:
+        sys.exit(str(error))
     rounds, shift = (QUICK_ROUNDS, 6) if options.quick else (ROUNDS, 0)
     with backend.device as device:
         entries = [kernels.prefix_sum("float32"), *sort_entries("uint32"), kernels.extremes(), kernels.histogram()]

@@ -18,7 +18,7 @@ def program_of(layers: list[mg.layers.Layer], rows: int, free: int) -> tuple[Cud
     plan = network.lower(capacity=rows, loss="squared_error", optimizer=mg.Adam(0.1))
     program = CudaProgram.__new__(CudaProgram)
     program._plan = plan
-    program._device = SimpleNamespace(free_bytes=free, index=0)  # type: ignore[assignment]
+    program._device = SimpleNamespace(free_bytes=free, index=0)  # type: ignore[assignment]  # all that is asked of a card
     assert network.is_new
     return program, lower(plan, multiprocessors=132, source="float32").bytes
 

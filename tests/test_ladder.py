@@ -189,8 +189,7 @@ class HostBench:
                 dtype = STEP if "Step" in argument.ctype else np.float32
                 args[argument.name] = self.memory[address : self.ends[begin]].view(dtype)
         for name, result in launch(entry, grid, args).items():
-            # Results are of pointers, whose values are addresses.
-            self.upload(int(values[name]), result)  # type: ignore[call-overload]
+            self.upload(int(values[name]), result)  # type: ignore[call-overload]  # a pointer's value: an address
 
     def seconds(self, put: Callable[[], object]) -> float:
         put()
