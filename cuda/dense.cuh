@@ -19,16 +19,16 @@ __device__ __forceinline__ const int* row_lines(const Rows& rows, const int* ord
     return order ? order + rows.order + rows.first : nullptr;
 }
 
-// An epilogue: elements of C are put away, (m, n).
+// An epilogue: elements of C are put away, from row `first` of an array of n columns on.
 struct PutAway {
     float* to;
-    int n;
+    int first, n;
     struct Held {};
     __device__ __forceinline__ void prefetch(int, int) const {}
     __device__ __forceinline__ Held hold(int, int) const { return {}; }
     __device__ __forceinline__ void put(int row, int column, float value, Held) const { (*this)(row, column, value); }
     __device__ __forceinline__ void operator()(int row, int column, float value) const {
-        to[static_cast<int64_t>(row) * n + column] = value;
+        to[static_cast<int64_t>(first + row) * n + column] = value;
     }
 };
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ void dense_forward_part(const Step* step, int share, 
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    float* const out = parts + (static_cast<int64_t>(blockIdx.z) * capacity + rows.first) * n;
-    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), PutAway{out, n});
+    float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
+    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), PutAway{out, rows.first, n});
 }
 
 // The same for at most Few::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:

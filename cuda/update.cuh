@@ -76,7 +76,7 @@ struct AdamWRule {
 // `row` is the step's row of the schedule.
 template <class Rule>
 __device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
-    const float slope = w != 0.0f ? copysignf(hyper.l1, w) : 0.0f;
+    const float slope = w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f;
     const float g = sum * scale + hyper.l2 * w + slope;
     Rule::update(w, g, slot, row);
 }

@@ -128,7 +128,7 @@ _PART = "const float* x, const int* order, const float* w, float* parts, int k, 
 
 def dense_forward_part(tile: Tile | SplitTile) -> Entry:
     """Sums over parts of k."""
-    return _tiled("dense.cuh", "dense_forward_part", "", tile, _PART, spill_bytes=40 if tile == TILES[1] else 0)
+    return _tiled("dense.cuh", "dense_forward_part", "", tile, _PART)
 
 
 FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
@@ -155,7 +155,7 @@ def dense_backward_input(activation: str, tile: Tile) -> Entry:
 
 
 # A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
-_WEIGHT_SPILL_BYTES = 208
+_WEIGHT_SPILL_BYTES = 144
 
 
 def dense_backward_weight(tile: Tile) -> Entry:
@@ -182,7 +182,7 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     entry = f"{name}_{optimizer}_{form}"
     if form == "tall":  # no older card has the shared memory
         return Entry(
-            entry, "split_update.cuh", function, signature, *TALL, needs="sm_90a", spill_bytes=264, constants=True
+            entry, "split_update.cuh", function, signature, *TALL, needs="sm_90a", spill_bytes=256, constants=True
         )
     return Entry(entry, header, function, signature, *NARROW, blocks=2, constants=True)
 
