@@ -184,7 +184,10 @@ class Probe(CudaProgram):
 
     def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
         put = super()._bind(launch, data, seed, **others)
-        self._bound[id(launch)] = _Bound(launch, self._kernels(data).functions[launch.entry], put)
+        function = self._kernels(data).functions.get(launch.entry)
+        if function is None:  # it makes the order of an epoch to come: no part of a step
+            return put
+        self._bound[id(launch)] = _Bound(launch, function, put)
 
         def put_recorded(stream: Stream) -> None:
             start = self._recorder.reached(stream)
