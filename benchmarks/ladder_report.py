@@ -83,6 +83,16 @@ def local_tables(lines: Sequence[Line]) -> str:
     return "\n\n".join(parts)
 
 
+def of_peer(line: Line) -> str:
+    """What PyTorch took; where it had room for some of the layers only, as many times as long as all are."""
+    if line["pytorch_ms"] is None:
+        return "–"
+    layers = line.get("pytorch_layers", line["k"])
+    if layers == line["k"]:
+        return f"{line['pytorch_ms']:.2f} ms"
+    return f"{line['pytorch_ms'] * line['k'] / layers:.2f} ms, by {layers:,} layers, which fit"
+
+
 def stack_tables(found: Line) -> str:
     """The report's table with a column of ours, then what the largest network takes beside its floor."""
     lines = found["results"]
@@ -91,13 +101,14 @@ def stack_tables(found: Line) -> str:
     for (n, k), (openmp, cuda) in REPORT.items():
         line = ours.get(n)
         if line is not None and line["k"] == k:
-            peer = "–" if line["pytorch_ms"] is None else f"{line['pytorch_ms']:.2f} ms"
-            rows.append([f"{n:,}", f"{k:,}", f"{openmp:,.0f} ms", f"{cuda:.2f} ms", peer, f"{line['ms']:.2f} ms"])
+            rows.append(
+                [f"{n:,}", f"{k:,}", f"{openmp:,.0f} ms", f"{cuda:.2f} ms", of_peer(line), f"{line['ms']:.2f} ms"]
+            )  # fmt: skip
     largest = [["", "weights", "mlpgpu", "floor", "PyTorch, compiled"], ["---"] * 5]
     for line in lines:
         if line["n"] == max(ours):
-            others = ("–" if line.get(key) is None else f"{line[key]:.2f} ms" for key in ("floor_ms", "pytorch_ms"))
-            largest.append([line["what"], line["weights"], f"{line['ms']:.2f} ms", *others])
+            floor = "–" if line["floor_ms"] is None else f"{line['floor_ms']:.2f} ms"
+            largest.append([line["what"], line["weights"], f"{line['ms']:.2f} ms", floor, of_peer(line)])
     tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, largest)]
     heading = "N = {:,}, K = {:,}, one row:".format(lines[0]["n"], lines[0]["k"])
     return "\n\n".join([about([found], "One row forward, one matrix for all layers,"), tables[0], heading, tables[1]])

@@ -1,9 +1,11 @@
 """Stacks of locally connected layers as one kernel each, beside PyTorch: forward, and a training step.
 
 Weights are each layer's own, or one matrix serves all layers.  PyTorch's layer is a shift and a multiplication for
-each weight of a window, compiled to one kernel; all layers are one CUDA graph.  Ours is checked first, on spans of
-columns through all layers, against NumPy in float64 on weights that NumPy draws.  Both take turns, round by round;
-figures are medians, of whole evaluations and steps.
+each weight of a window, compiled to one kernel; all layers are one CUDA graph, and so is a whole training step, its
+gradients by autograd.  Ours is checked first, on spans of columns through all layers, against NumPy in float64 on
+weights that NumPy draws; a step's loss must fall.  Forward, both take turns, round by round; steps are measured one
+after the other, for both would not fit.  Figures are medians: of evaluations by the card's clock, of steps by the
+host's.  Of a network whose weights do not fit twice PyTorch trains as many layers as do, and the line says how many.
 
     python benchmarks/local.py [--n N ...] [--k K] [--quick] [--no-peer] [--json benchmarks/results/local.json]
 """
@@ -129,7 +131,7 @@ def forward(backend: CudaBackend, stack: Stack) -> tuple[float, Callable[[], flo
 
 
 def step(backend: CudaBackend, stack: Stack, rounds: int) -> list[float]:
-    """What training steps of one row by plain SGD take, the loss and the update included."""
+    """What training steps of one row by plain SGD take by the host's clock, the loss and the update included."""
     network, optimizer = stack.network(), mg.SGD(1e-3)
     plan = network.lower(capacity=1, loss="squared_error", optimizer=optimizer)
     program = backend.compile(plan)
@@ -151,32 +153,49 @@ def step(backend: CudaBackend, stack: Stack, rounds: int) -> list[float]:
 # --- PyTorch ---
 
 
-def peer(stack: Stack) -> Callable[[], float]:
-    """What measures the seconds of PyTorch's forward."""
+def shifted(x: Any, w: Any) -> Any:
+    """A layer, which PyTorch compiles."""
+    total = w[0] * x[: w.shape[1]]
+    for r in range(1, WINDOW):
+        total = total + w[r] * x[r : r + w.shape[1]]
+    return torch.sigmoid(total)
 
-    def shifted(x: Any, w: Any) -> Any:
-        total = w[0] * x[: w.shape[1]]
-        for r in range(1, WINDOW):
-            total = total + w[r] * x[r : r + w.shape[1]]
-        return torch.sigmoid(total)
 
-    layer = torch.compile(shifted, dynamic=True)
-    widths = [stack.n - (WINDOW - 1) * (i + 1) for i in range(stack.k)]
-    own = [torch.rand(WINDOW, n, device="cuda").sub_(0.5) for n in (widths if stack.distinct else widths[:1])]
-    weights = own if stack.distinct else [own[0][:, :n] for n in widths]
-    x = torch.randn(stack.n, device="cuda")
+class Peer:
+    """The network in PyTorch, on random weights; of ``layers`` of the stack's."""
 
-    def network() -> None:
-        y = x
-        for w in weights:
-            y = layer(y, w)
+    def __init__(self, stack: Stack, layers: int) -> None:
+        self._layer = torch.compile(shifted, dynamic=True)
+        self._widths = [stack.n - (WINDOW - 1) * (i + 1) for i in range(layers)]
+        own = self._widths if stack.distinct else self._widths[:1]
+        self._own = [torch.rand(WINDOW, n, device="cuda").sub_(0.5).requires_grad_() for n in own]
+        self._x = torch.randn(stack.n, device="cuda")
+        self._target = torch.randn(self._widths[-1], device="cuda")
 
-    with torch.no_grad():
-        network()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            network()
+    def forward(self) -> Any:
+        y, is_one = self._x, len(self._own) == 1
+        for layer, n in enumerate(self._widths):
+            y = self._layer(y, self._own[0][:, :n] if is_one else self._own[layer])
+        return y
+
+    def step(self) -> None:
+        """Half the squared error, its gradients, and a step of plain SGD."""
+        loss = (self.forward() - self._target).square().sum() / 2
+        gradients = torch.autograd.grad(loss, self._own)
+        with torch.no_grad():
+            torch._foreach_add_(self._own, gradients, alpha=-1e-3)
+
+
+def captured(put: Callable[[], object]) -> Callable[[], float]:
+    """What measures the seconds of a CUDA graph of what ``put`` launches."""
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):  # autograd remembers streams: none of the capture's may be the default one
+        put()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        put()
 
     def seconds() -> float:
         graph.replay()
@@ -188,6 +207,26 @@ def peer(stack: Stack) -> Callable[[], float]:
         return float(start.elapsed_time(end)) / 1000
 
     return seconds
+
+
+def peer_forward(stack: Stack) -> Callable[[], float]:
+    """What measures the seconds of PyTorch's forward."""
+    network = Peer(stack, stack.k)
+    with torch.no_grad():
+        return captured(network.forward)
+
+
+def peer_step(stack: Stack, rounds: int) -> tuple[list[float], int]:
+    """What PyTorch's training steps take, and of how many layers: half as many, until they fit."""
+    layers = stack.k
+    while True:
+        try:
+            seconds = captured(Peer(stack, layers).step)
+            return [seconds() for _ in range(rounds)], layers
+        except torch.cuda.OutOfMemoryError:
+            layers //= 2
+        gc.collect()  # not while the error is handled: it holds what did not fit
+        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -203,35 +242,47 @@ def main() -> None:
     except MlpgpuError as refused:
         sys.exit(str(refused))
     assert isinstance(backend, CudaBackend)
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    rounds, begun = QUICK_ROUNDS if options.quick else ROUNDS, time.perf_counter()
     with backend.device as device:
         copied = card_rates(device).copied
     lines: list[dict[str, Any]] = []
+    has_peer = torch is not None and not options.no_peer
 
-    def add(what: str, stack: Stack, ours: list[float], passes: int, **others: Any) -> None:
+    def add(what: str, stack: Stack, ours: list[float], passes: int, theirs: list[float], **others: Any) -> None:
         floor = 1000 * passes * stack.weight_bytes / copied if stack.distinct else None
         line = {"what": what, "weights": stack.name, "n": stack.n, "k": stack.k}
-        lines.append({**line, "ms": 1000 * statistics.median(ours), "floor_ms": floor, **others})
-        print(lines[-1], flush=True)
+        pytorch = 1000 * statistics.median(theirs) if theirs else None
+        lines.append(
+            {**line, "ms": 1000 * statistics.median(ours), "floor_ms": floor, "pytorch_ms": pytorch, **others}
+        )  # fmt: skip
+        print(f"{time.perf_counter() - begun:.1f} s:", lines[-1], flush=True)
+        if options.json:
+            about = surroundings(backend, ["torch"])
+            options.json.write_text(json.dumps({**about, "results": lines}, indent=1) + "\n", encoding="utf-8")
+
+    def clear() -> None:
+        gc.collect()
+        if torch is not None:
+            torch.cuda.empty_cache()
 
     largest = Stack(max(options.n), options.k, distinct=True)
     for stack in (largest, *(Stack(n, options.k, distinct=False) for n in sorted(options.n, reverse=True))):
         error, ours = forward(backend, stack)
-        others = None if torch is None or options.no_peer else peer(stack)
+        others = peer_forward(stack) if has_peer else None
         found: tuple[list[float], list[float]] = [], []
         for _ in range(rounds):
             found[0].append(ours())
             if others:
                 found[1].append(others())
-        theirs = 1000 * statistics.median(found[1]) if found[1] else None
-        add("forward", stack, found[0], 1, error=error, pytorch_ms=theirs)
+        add("forward", stack, found[0], 1, found[1], error=error)
         del ours, others
-        gc.collect()
-        if torch is not None:
-            torch.cuda.empty_cache()
-    add("training step", largest, step(backend, largest, rounds), 3)
-    if options.json:
-        options.json.write_text(json.dumps({**surroundings(backend, ["torch"]), "results": lines}, indent=1) + "\n")
+        clear()
+    for stack in (largest, Stack(largest.n, largest.k, distinct=False)):
+        took = step(backend, stack, rounds)
+        clear()
+        theirs, layers = peer_step(stack, rounds) if has_peer else ([], 0)
+        clear()
+        add("training step", stack, took, 3, theirs, pytorch_layers=layers)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +19,14 @@ import pytest
 from helpers import EPS32
 from shim_runner import Unwritten, run
 
-from mlpgpu.backends import get_backend
+from mlpgpu import Dataset
+from mlpgpu.backends import Backend, get_backend
 from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.backends.cuda.costs import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
 from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.timing import Rates
+from mlpgpu.plan import Plan
 
 LADDERS = Path(gemm.__file__).parent
 
@@ -61,7 +66,7 @@ def products(request: pytest.FixtureRequest) -> tuple[object, dict[str, np.ndarr
 def test_products_are_right(products: tuple[gemm.Problem, dict[str, np.ndarray]]) -> None:
     problem, found = products
     for name, c in found.items():
-        assert problem.error(name, c) <= len(problem.b) * EPS32 / 2
+        assert problem.error_of(name, c) <= len(problem.b) * EPS32 / 2
 
 
 def test_products_have_the_same_bits(products: tuple[gemm.Problem, dict[str, np.ndarray]]) -> None:
@@ -73,19 +78,19 @@ def test_products_have_the_same_bits(products: tuple[gemm.Problem, dict[str, np.
 def test_the_serial_loop(tmp_path: Path) -> None:
     problem = gemm.Problem.random(9, 6, 7)
     serial = gemm.Serial(tmp_path)
-    assert problem.error("serial", serial.multiply(problem.a, problem.b)) <= 7 * EPS32
+    assert problem.error_of("serial", serial.multiply(problem.a, problem.b)) <= 7 * EPS32
     assert serial.seconds(problem) > 0.0
 
 
 def test_a_wrong_product_is_told() -> None:
     problem = gemm.Problem.random(9, 6, 70)
     right = (problem.a.astype(np.float64) @ problem.b).astype(np.float32)
-    assert problem.error("right", right) < EPS32
+    assert problem.error_of("right", right) < EPS32
     for wrong in (np.nan, right[8, 5] + 1e-3):
         changed = right.copy()
         changed[8, 5] = wrong
         with pytest.raises(SystemExit, match="wrong by up to"):
-            problem.error("wrong", changed)
+            problem.error_of("wrong", changed)
 
 
 # --- locally connected layers ---
@@ -175,6 +180,9 @@ class HostBench:
         size = 4 * int(np.prod(shape))
         return self.memory[address : address + size].view(np.float32).reshape(shape).copy()
 
+    def is_finite(self, address: int, count: int) -> bool:
+        return bool(np.isfinite(self.read(address, (count,))).all())
+
     def clear(self) -> None:
         self.ends.clear()
 
@@ -196,15 +204,52 @@ class HostBench:
         return 1e-3
 
 
+class HostProbe:
+    """What the scripts ask of a probe, by the CPU backend; what is put at the parameters' address lies on a bench."""
+
+    timed: Sequence[SimpleNamespace] = ()
+
+    def __init__(
+        self, bench: HostBench, plan: Plan, _: None, start: Callable[[HostProbe], None], data: Dataset
+    ) -> None:
+        self.program = get_backend("cpu").compile(plan)
+        self.load, self.draw = self.program.load, self.program.draw
+        self._parameters = bench.empty(4 * plan.parameter_count)
+        start(self)
+        if not bench.ends:  # cleared after weights were put there
+            values = bench.read(self._parameters, (1, plan.parameter_count))
+            self.load(replace(self.program.read(), parameters=values))
+        self.predicted = self.program.predict(data)
+
+    def address(self, array: str) -> int:
+        assert array == "parameters"
+        return self._parameters
+
+    def lines(self, _: Rates) -> Sequence[SimpleNamespace]:
+        return self.timed
+
+    def seconds(self) -> float:
+        return 2e-3
+
+
+RATES = Rates(copied=1e9, cached=1e9, computed=1e9, cache_bytes=1)
+
+
+def host_backend() -> Backend:
+    backend = get_backend("cpu")
+    backend.device = nullcontext()  # type: ignore[attr-defined]  # a card's attribute, which the host's lacks
+    return backend
+
+
 def test_a_climb_of_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = SimpleNamespace(name="its_kernel", header="wgmma.cuh", function="tensor_forward<HalfPair>")
     line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
-    monkeypatch.setattr(gemm, "profile", lambda *_: SimpleNamespace(lines=[line, SimpleNamespace(flops=0)]))
-    backend = get_backend("cpu")
-    backend.device = None  # type: ignore[attr-defined]  # a card's attribute, which the host's backend lacks
-    climb = gemm.Climb(backend, HostBench(), gemm.Serial(tmp_path), 1e9, 1e-2)
+    bench = HostBench()
+    monkeypatch.setattr(HostProbe, "timed", [line, SimpleNamespace(flops=0)])
+    monkeypatch.setattr(gemm, "Probe", partial(HostProbe, bench))
+    climb = gemm.Climb(host_backend(), bench, gemm.Serial(tmp_path), RATES, 1e-2)
     climb.check((35, 33, 9))
     climb.at((20, 33, 9))
     timed = {result.rung: result for result in climb.results if result.seconds}
@@ -228,14 +273,13 @@ def test_a_rung_that_writes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.
     put = bench.put
     monkeypatch.setattr(bench, "put", lambda entry, *rest: entry.name == "gemm_panels_rung" or put(entry, *rest))
     with pytest.raises(SystemExit, match=r"panels, .*: wrong by up to"):
-        gemm.Climb(get_backend("cpu"), bench, gemm.Serial(tmp_path), 1e9).check((5, 6, 7))
+        gemm.Climb(get_backend("cpu"), bench, gemm.Serial(tmp_path), RATES).check((5, 6, 7))
 
 
 def test_a_climb_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(local, "replay_seconds", lambda *_: 2e-3)
-    backend, bench = get_backend("cpu"), HostBench()
-    backend.device = None  # type: ignore[attr-defined]  # a card's attribute, which the host's backend lacks
-    climb = local.Climb(backend, bench, local.Serial(tmp_path), 1e9)
+    bench = HostBench()
+    monkeypatch.setattr(local, "Probe", partial(HostProbe, bench))
+    climb = local.Climb(host_backend(), bench, local.Serial(tmp_path), 1e9)
     for distinct in (True, False):
         climb.at(160, 6, distinct=distinct)
     names = {"serial loop", *(rung.name for rung in local.rungs(29)), "mlpgpu, a layer", "mlpgpu, a plan"}

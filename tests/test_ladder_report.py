@@ -40,10 +40,12 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
 def test_the_report_s_table_has_a_column_of_ours() -> None:
     report = runpy.run_path(str(SCRIPT))
     line = {"what": "forward", "weights": "reused", "n": 50_000, "k": 1000, "ms": 0.5, "floor_ms": None}
-    step = {**line, "what": "training step", "weights": "distinct", "ms": 26.0, "floor_ms": 24.0}
-    text = report["stack_tables"]({"results": [step, {**line, "pytorch_ms": 6.0}], **ABOUT})
+    step = {**line, "what": "training step", "weights": "distinct", "ms": 26.0, "floor_ms": 24.0, "pytorch_ms": None}
+    half = {**step, "weights": "reused", "pytorch_ms": 40.0, "pytorch_layers": 500}
+    text = report["stack_tables"]({"results": [step, half, {**line, "pytorch_ms": 6.0}], **ABOUT})
     assert "| 50,000 | 1,000 | 969 ms | 9.25 ms | 6.00 ms | 0.50 ms |" in text and "100,000" not in text
     assert "| training step | distinct | 26.00 ms | 24.00 ms | – |" in text
+    assert "| training step | reused | 26.00 ms | 24.00 ms | 80.00 ms, by 500 layers, which fit |" in text
     page = report["fill"](report["PAGE"].read_text(encoding="utf-8"), "local", text, picture=False)
     assert text in page and "local.png" not in page
 

@@ -26,13 +26,13 @@ from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, save
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
+from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
 from mlpgpu.backends.cuda.costs import speed_of
-from mlpgpu.backends.cuda.explain import profile
 from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
-from mlpgpu.backends.cuda.probe import Line
+from mlpgpu.backends.cuda.probe import Line, Probe
 from mlpgpu.backends.cuda.program import STEP
-from mlpgpu.backends.cuda.timing import card_rates
+from mlpgpu.backends.cuda.timing import Rates, card_rates
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import PRECISIONS, json_lines, surroundings
 from mlpgpu.errors import MlpgpuError
@@ -167,18 +167,22 @@ class Problem:
         m, n, k = self.size
         return 2 * m * n * k
 
-    def error(self, what: str, c: np.ndarray, precision: str = "float32") -> float:
-        """The relative error of a product (m, n).
+    def error(self, what: str, rows: np.ndarray, is_finite: bool, precision: str = "float32") -> float:
+        """The relative error of those rows of a product, all of which ``is_finite`` or not.
 
         Raises:
             SystemExit: an element is not finite, or further off than k roundings of the sum, and those of the
                 operands, explain.
         """
-        difference = abs(c[self.rows] - self.product)
+        difference = abs(rows - self.product)
         bound = (len(self.b) * EPS32 + 2 * OPERAND_EPS[precision]) * self.magnitude
-        if not (difference <= bound).all() or not np.isfinite(c).all():
+        if not (difference <= bound).all() or not is_finite:
             sys.exit(f"{what}, {self.size}: wrong by up to {difference.max()}, where {bound.max()} is explained")
         return float(np.linalg.norm(difference) / np.linalg.norm(self.product))
+
+    def error_of(self, what: str, c: np.ndarray, precision: str = "float32") -> float:
+        """The relative error of a product (m, n) that the host has."""
+        return self.error(what, c[self.rows], bool(np.isfinite(c).all()), precision)
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,7 @@ class Serial:
             started = time.perf_counter()
             c = self.multiply(problem.a, problem.b)
             self._rate = problem.flops / (time.perf_counter() - started)
-            problem.error("the serial loop", c)
+            problem.error_of("the serial loop", c)
         return problem.flops / self._rate
 
 
@@ -252,25 +256,24 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     )
 
 
-def planned(backend: CudaBackend, problem: Problem, precision: str) -> tuple[Line, float, np.ndarray]:
-    """The product as a plan of that precision makes it: its line of `explain`, its seconds, and C."""
+def planned(backend: CudaBackend, rates: Rates, problem: Problem, precision: str) -> tuple[Line, float, float]:
+    """The product as a plan of that precision makes it: its line of `explain`, its seconds, and its error."""
     m, n, k = problem.size
-    network = mg.Network([mg.Dense(k, n, bias=False, init="zeros")], seed=0)
-    network.parameters["0.weight"] = problem.b
+    network = mg.Network([mg.Dense(k, n, bias=False)], seed=0)
+    state = State(problem.b.reshape(1, -1), np.empty((0, 1, k * n), np.float32), np.empty((1, 0), np.float32))
     plan = network.lower(capacity=m, precision=precision)
-    state = network.state()
-    program = backend.compile(plan)
-    program.load(state)
-    c = program.predict(mg.Dataset(problem.a), logits=True)
-    products = [line for line in profile(plan, backend.device, state).lines if line.flops]
-    return products[0], sum(line.seconds for line in products), c
+    probe = Probe(plan, backend.device, lambda program: program.load(state), mg.Dataset(problem.a))
+    error = problem.error_of(f"mlpgpu, {precision}", probe.predicted, precision)
+    with backend.device:
+        products = [line for line in probe.lines(rates) if line.flops]
+    return products[0], sum(line.seconds for line in products), error
 
 
-def cublas(problem: Problem, precision: str) -> tuple[float, np.ndarray]:
-    """PyTorch's product: its seconds, and C."""
+def cublas(problem: Problem, a: Any, b: Any, precision: str) -> tuple[float, float]:
+    """PyTorch's product of matrices that are on its device: its seconds, and its error."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    a, b = (torch.from_numpy(array).cuda().to(dtype) for array in (problem.a, problem.b))
+    a, b = a.to(dtype), b.to(dtype)
     out = torch.empty(len(a), b.shape[1], device="cuda", dtype=dtype)
 
     def seconds(repeats: int) -> float:
@@ -285,17 +288,17 @@ def cublas(problem: Problem, precision: str) -> tuple[float, np.ndarray]:
     seconds(2)
     repeats = max(1, int(CUBLAS_SECONDS / seconds(1)))
     found = sorted(seconds(repeats) for _ in range(3))[1]
-    c: np.ndarray = out.float().cpu().numpy()
-    return found, c
+    rows = out[torch.from_numpy(problem.rows).cuda()].float().cpu().numpy()
+    return found, problem.error(f"cuBLAS, {precision}", rows, bool(out.isfinite().all()), precision)
 
 
 class Climb:
     """One size after another: each rung at each of them, unless it would take too long."""
 
     def __init__(
-        self, backend: CudaBackend, bench: Workbench, serial: Serial, limit: float, most_seconds: float = MOST_SECONDS
+        self, backend: CudaBackend, bench: Workbench, serial: Serial, rates: Rates, most_seconds: float = MOST_SECONDS
     ) -> None:
-        self._backend, self._bench, self._serial, self._limit = backend, bench, serial, limit
+        self._backend, self._bench, self._serial, self._rates_of_card = backend, bench, serial, rates
         self._most_seconds = most_seconds
         self._rates: dict[str, float] = {}  # by rung, of the size before
         self.results: list[Result] = []
@@ -305,7 +308,7 @@ class Climb:
         problem = Problem.random(*size)
         for name, _, run, c in own_rungs(self._bench, problem):
             run()
-            problem.error(name, self._bench.read(c, size[:2]))
+            self._error(name, problem, c)
         self._bench.clear()
 
     def at(self, size: tuple[int, int, int]) -> None:
@@ -315,10 +318,13 @@ class Climb:
         print("\nm, n, k = {:,}, {:,}, {:,}".format(*size))
         print(f"{'':26}{'GFLOP/s':>12}{'speed-up':>12}{'error':>10}{'of cuBLAS':>11}{'of limit':>10}")
         theirs: dict[str, float] = {}
-        for precision in PRECISIONS if torch else ():
-            theirs[precision], product = cublas(problem, precision)
-            error = problem.error(f"cuBLAS, {precision}", product, precision)
-            self._add(problem, f"cuBLAS, {precision}", "", theirs[precision], error, theirs[precision])
+        if torch:
+            a, b = (torch.from_numpy(array).cuda() for array in (problem.a, problem.b))
+            for precision in PRECISIONS:
+                theirs[precision], error = cublas(problem, a, b, precision)
+                self._add(problem, f"cuBLAS, {precision}", "", theirs[precision], error, theirs[precision])
+            del a, b
+            torch.cuda.empty_cache()
         self._add(problem, "serial loop", "", self._serial_seconds, None, None)
         for name, kernel, run, c in own_rungs(self._bench, problem):
             expected = problem.flops / self._rates[name] if name in self._rates else 0.0
@@ -326,7 +332,7 @@ class Climb:
                 self._leave_out(problem, name, f"would take about {expected:.0f} s")
                 continue
             seconds = run()
-            error = problem.error(name, self._bench.read(c, size[:2]))
+            error = self._error(name, problem, c)
             self._rates[name] = problem.flops / seconds
             self._add(problem, name, kernel, seconds, error, theirs.get("float32"))
         self._bench.clear()
@@ -334,13 +340,18 @@ class Climb:
             gc.collect()  # programs hold themselves, and the memory of the one before is the next one's
             name = f"mlpgpu, {precision}"
             try:
-                line, seconds, product = planned(self._backend, problem, precision)
+                line, seconds, error = planned(self._backend, self._rates_of_card, problem, precision)
             except MlpgpuError as refused:
                 self._leave_out(problem, name, str(refused))
             else:
-                error = problem.error(name, product, precision)
                 kernel, speed = line.launch.entry.name, speed_of(line.launch)
                 self._add(problem, name, kernel, seconds, error, theirs.get(precision), speed)
+
+    def _error(self, name: str, problem: Problem, c: int) -> float:
+        """Of a product on the card, of which the host sees the rows that are checked."""
+        m, n, _ = problem.size
+        rows = np.stack([self._bench.read(c + 4 * n * int(row), (n,)) for row in problem.rows])
+        return problem.error(name, rows, self._bench.is_finite(c, m * n))
 
     def _add(
         self,
@@ -356,7 +367,7 @@ class Climb:
         gflops = 1e-9 * problem.flops / seconds
         speedup = self._serial_seconds / seconds
         of_cublas = theirs / seconds if theirs else None
-        of_limit = 1e9 * gflops / (self._limit * speed)
+        of_limit = 1e9 * gflops / (self._rates_of_card.computed * speed)
         self.results.append(
             Result(name, *problem.size, kernel, seconds, gflops, speedup, error, of_cublas, of_limit)
         )  # fmt: skip
@@ -390,13 +401,13 @@ def main() -> None:
     parser.add_argument("--most-seconds", type=float, default=MOST_SECONDS, help="of a run (default: %(default)s)")
     options, backend = parser.parse_args(), cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
-        limit = card_rates(device).computed
-        print(f"{device.name}: {limit / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")
+        rates = card_rates(device)
+        print(f"{device.name}: {rates.computed / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")
         print(f"PyTorch {torch.__version__}" if torch else "left out, PyTorch is not installed")
         bench = Workbench(device, [*(rung.entry for rung in RUNGS), *map(of_table, kernels.TILES)], FOLDER)
-        climb = Climb(backend, bench, Serial(Path(folder)), limit, options.most_seconds)
+        climb = Climb(backend, bench, Serial(Path(folder)), rates, options.most_seconds)
         climb.check(ODD)
-        about = {**surroundings(backend, ("torch",)), "limit_gflops": limit / 1e9, "quick": options.quick}
+        about = {**surroundings(backend, ("torch",)), "limit_gflops": rates.computed / 1e9, "quick": options.quick}
         for size in QUICK if options.quick else SQUARES + RECTANGLES:
             climb.at(size)
             if options.json:

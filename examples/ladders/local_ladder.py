@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.explain import replay_seconds
 from mlpgpu.backends.cuda.kernels import Entry, arguments, ceil_div
+from mlpgpu.backends.cuda.probe import Probe
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.backends.cuda.timing import card_rates
 from mlpgpu.backends.cuda.workbench import Workbench
@@ -41,7 +41,6 @@ SIZES = [(n, 1000) for n in (50_000, 100_000, 200_000, 300_000)] + [(300_000, k)
 QUICK = [(50_000, 30), (50_000, 100), (100_000, 30)]
 POOL = 4  # layers' weights that are drawn; further layers hold copies of them
 SERIAL_LAYERS = 10  # that the loop is timed on
-PLAN_BYTES = 2 << 30  # of weights that a plan is given; drawing more on the host takes minutes
 DEPTH_TOLERANCE = 1e-5  # of a plan's outputs, in (0, 1), against the rungs': layers contract, so errors do not grow
 EPS32 = float(np.finfo(np.float32).eps)
 
@@ -302,23 +301,36 @@ class OnCard:
         return source
 
 
-def planned(backend: CudaBackend, stack: Stack, *, distinct: bool) -> tuple[float, np.ndarray]:
-    """The network as a plan runs it: seconds of an evaluation, and the outputs."""
-    n, window = len(stack.x), stack.window
+def planned(backend: CudaBackend, bench: Workbench, stack: Stack, *, distinct: bool) -> tuple[float, np.ndarray]:
+    """The network as a plan runs it: seconds of an evaluation, and the outputs.
+
+    Weights are copied within the card: those of all layers may be more than the host would hold.
+    """
+    window = stack.window
     if distinct:
-        widths = [n, *map(stack.width, range(stack.layers))]
+        widths = [len(stack.x), *map(stack.width, range(stack.layers))]
         layers = [mg.LocallyConnected(n_in, window, "sigmoid", "layer", "zeros") for n_in, _ in pairwise(widths)]
     else:
-        layers = [mg.LocallyConnected(n, window, "sigmoid", "layer", "zeros")] * stack.layers
+        layers = [mg.LocallyConnected(len(stack.x), window, "sigmoid", "layer", "zeros")] * stack.layers
     network = mg.Network(layers, seed=0)
-    for layer in range(stack.layers if distinct else 1):
-        network.parameters[f"{layer}.weight"] = stack.weights("window", layer)[:, : stack.width(layer)]
-        network.parameters[f"{layer}.bias"] = BIAS_ARRAY
     plan = network.lower(capacity=1)
-    program = backend.compile(plan)
-    network.start(program)
-    y = program.predict(mg.Dataset(stack.x[np.newaxis]), logits=True)[0]
-    return replay_seconds(plan, backend.device, network.start), y
+
+    def start(program: Probe) -> None:
+        network.start(program)
+        pool, bias = [bench.array(w) for w in stack.w], bench.array(BIAS_ARRAY)
+        for p in plan.parameters:
+            place = program.address("parameters") + 4 * p.offset
+            if p.name.endswith("bias"):
+                bench.copy(place, bias, 4)
+                continue
+            (_, n), source = p.shape, pool[int(p.name.partition(".")[0]) % len(pool)]
+            for r in range(window):
+                bench.copy(place + 4 * r * n, source + 4 * r * stack.pitch, 4 * n)
+        bench.clear()
+
+    probe = Probe(plan, backend.device, start, mg.Dataset(stack.x[np.newaxis]))
+    with backend.device:
+        return probe.seconds(), probe.predicted[0]
 
 
 class Climb:
@@ -353,12 +365,9 @@ class Climb:
                 last = y if last is None else last
                 if not np.isfinite(y).all() or not np.array_equal(y.view(np.uint32), last.view(np.uint32)):
                     sys.exit(f"{rung.name}: the network's outputs are not finite, or not those of the other rungs")
-        if distinct and 4 * WINDOW * outputs(n, k, WINDOW) > PLAN_BYTES:
-            self._leave_out("mlpgpu, a plan", f"its weights are more than the {PLAN_BYTES:,} bytes drawn on the host")
-            return
         gc.collect()  # programs hold themselves, and the memory of the one before is this one's
         try:
-            seconds, y = planned(self._backend, stack, distinct=distinct)
+            seconds, y = planned(self._backend, self._bench, stack, distinct=distinct)
         except MlpgpuError as refused:
             self._leave_out("mlpgpu, a plan", str(refused))
             return

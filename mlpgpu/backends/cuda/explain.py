@@ -6,14 +6,14 @@ The floor of a launch is how long what it must do at least (:mod:`.costs`) takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...datasets import Dataset
 from ...plan import Plan
-from ..base import Program, Sampling, State
+from ..base import Sampling, State
 from .driver import Device
 from .probe import Line, Probe, ResidentProbe, Span
 from .timing import Arithmetic, Rates, measure_rates
@@ -160,16 +160,6 @@ def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
         f"{entry.shared_bytes:,} bytes of shared memory; a step takes {seconds * 1e6:,.2f} µs.  Launch by launch it "
         "would be:"
     )
-
-
-def replay_seconds(plan: Plan, device: Device, start: Callable[[Program], None]) -> float:
-    """What a step of a plan takes as a whole, or an evaluation of one batch, on random data.
-
-    ``start`` gives a program the state that it begins with.
-    """
-    probe = Probe(plan, device, start, random_data(plan, None))
-    with device:
-        return probe.seconds()
 
 
 def random_data(plan: Plan, scale: float | None) -> Dataset:

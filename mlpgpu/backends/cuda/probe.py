@@ -17,7 +17,7 @@ import numpy as np
 
 from ...datasets import Dataset
 from ...plan import Plan
-from ..base import Program, Sampling
+from ..base import Sampling
 from .costs import flops, moved_bytes, speed_of
 from .driver import Device, Event, Function, Stream
 from .feed import Feed
@@ -141,9 +141,15 @@ class ResidentProbe(CudaProgram):
 
 
 class Probe(CudaProgram):
-    """A program whose launches can be timed alone, and marked as they run in a step."""
+    """A program whose launches can be timed alone, and marked as they run in a step.
 
-    def __init__(self, plan: Plan, device: Device, start: Callable[[Program], None], data: Dataset) -> None:
+    Attributes:
+        predicted: what a plan without training makes of the data.
+    """
+
+    predicted: np.ndarray
+
+    def __init__(self, plan: Plan, device: Device, start: Callable[[Probe], None], data: Dataset) -> None:
         self._bound: dict[int, _Bound] = {}  # by the identity of the launch
         self._recorder = _Recorder(device)
         self._data, self._sampling = data, Sampling(len(data), plan.capacity, seed=0)
@@ -153,7 +159,7 @@ class Probe(CudaProgram):
             self.attach(data, self._sampling)
             self._run_steps(self._sampling.steps_per_epoch)  # brings all rows up
         else:
-            self.predict(data)
+            self.predicted = self.predict(data)
 
     def _choose(self) -> str:
         return "launches are measured one by one"
@@ -167,6 +173,10 @@ class Probe(CudaProgram):
         feed = _RecordedFeed(self._device, self._stream, self._plan, dataset, batch_rows=batch_rows, room=room)
         feed.recorder = self._recorder
         return feed
+
+    def address(self, array: str) -> int:
+        """Where an array of the program lies on the card."""
+        return self._addresses[array]
 
     @property
     def arrays(self) -> dict[str, int]:

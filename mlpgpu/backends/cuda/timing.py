@@ -58,7 +58,8 @@ def seconds_of(
     ``reset`` is done before each replay, and not measured.
     """
     first = _replayed(stream, put, 1, reset)
-    return _replayed(stream, put, max(1, min(most, int(REPLAY_SECONDS / first))), reset)
+    repeats = min(most, int(REPLAY_SECONDS / first))
+    return _replayed(stream, put, repeats, reset) if repeats > 1 else first
 
 
 def _replayed(stream: Stream, put: Callable[[], object], repeats: int, reset: Callable[[], None]) -> float:

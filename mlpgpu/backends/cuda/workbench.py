@@ -9,7 +9,8 @@ import numpy as np
 
 from . import compiler, kernels
 from .driver import Arena, Device, Event, Module, Stream, pack
-from .kernels import Entry
+from .kernels import Entry, ceil_div
+from .share import BLOCKS_PER_MULTIPROCESSOR
 from .timing import seconds_of
 
 LONG_SECONDS = 0.1  # what takes longer is measured once
@@ -30,7 +31,8 @@ class Workbench:
         self._stream = Stream(device)
         self._arenas: list[Arena] = []
         self.device = device
-        units = kernels.units(entry for entry in entries if entry.runs_on(device.arch))
+        self._find = kernels.find_nonfinite()
+        units = kernels.units(entry for entry in (*entries, self._find) if entry.runs_on(device.arch))
         cubins = compiler.compile_units(units, device.arch, sources=sources)
         self._modules = {header: Module(device, cubin.image) for header, cubin in cubins.items()}
         self._functions = {e: self._modules[header].function(e) for header, unit in units.items() for e in unit}
@@ -71,6 +73,14 @@ class Workbench:
         self._stream.download(values, address)
         self._stream.synchronize()
         return values
+
+    def is_finite(self, address: int, count: int) -> bool:
+        """Whether so many float32 numbers are, looked at on the card."""
+        found = self.empty(4)
+        self.zero(found, 4)
+        grid = (min(ceil_div(count, self._find.threads), BLOCKS_PER_MULTIPROCESSOR * self.device.multiprocessors), 1, 1)
+        self.put(self._find, grid, {"x": address, "n": count, "found": found})
+        return not self.read(found, (1,)).view(np.uint32).any()
 
     def clear(self) -> None:
         """Free all arrays."""
