@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dense.cuh"
+#include "planes.cuh"
 #include "update.cuh"
 
 namespace mlpgpu {
@@ -28,15 +29,16 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
 }
 
 // The same where tiles would be too few, or would compute little but padding: a block takes LINES rows of W, the
-// bias counting as one more whose x is 1, and COLUMNS of its columns.  Its threads divide the share's rows among
-// themselves, and their sums are added up in order.
+// bias counting as one more whose x is 1, and COLUMNS of its columns.  Half a warp has PER_LANE of the lines, and each
+// of its lanes every so manieth row of the share; lanes add their sums up, and then warps, in order.
 // Grid: (blocks of k + 1, blocks of n).
 struct Narrow {
-    static constexpr int LINES = 8, COLUMNS = 16, SLICES = 64, THREADS = LINES * SLICES;
-    static constexpr int ROWS = 512;                // whose dz is staged at once
-    static constexpr int PITCH = COLUMNS + 4;       // rows of it that a warp reads at once lie in different banks
-    static constexpr int SHARED_FLOATS = ROWS * PITCH;
-    static_assert(THREADS / WARP * LINES * COLUMNS <= SHARED_FLOATS, "the sums of all warps take the place of dz");
+    static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
+    static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
+    static constexpr int BATCH = 8;                                                // rows of x that a thread holds
+    static constexpr int SHARED_FLOATS = 1024 * 10;                                // of dz at once
+    static_assert(WARPS * LINES * COLUMNS <= SHARED_FLOATS, "the sums of all warps take the place of dz");
+    static_assert(LANES == COLUMNS && COLUMNS % PER_LANE == 0, "a lane ends with one of PER_LANE x PER_LANE sums");
 };
 
 template <class Rule>
@@ -45,72 +47,77 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
                                                              float* weight, float* bias, float* weight_slots,
                                                              float* bias_slots, int64_t size, int k, int n) {
     using T = Narrow;
-    constexpr int PER_THREAD = T::ROWS / T::SLICES;
     SHARED(float, shared);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
+    const int first_line = blockIdx.x * T::LINES + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
+
+    // What the first threads move in the end, on its way from the beginning.
+    const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
+    const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const float* const rates = schedule + step->run * COLUMNS;
+    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, rates};
+    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
+    const InPlace<Rule> place = row < k ? of_weight : of_bias;
+    typename InPlace<Rule>::Held held = {};
+    if (moves) held = place.hold(row < k ? row : 0, column);
+
     const Rows rows = share_rows(step, share, shares);
     const float* const from = first_row(rows, x, order, k);
     const int* const lines = row_lines(rows, order);
-    const int slice = threadIdx.x / T::LINES, line = blockIdx.x * T::LINES + threadIdx.x % T::LINES;
-    const int n0 = blockIdx.y * T::COLUMNS;
-    const float* const of_share = dz + static_cast<int64_t>(rows.first) * n;
-
-    float sums[T::COLUMNS] = {};
-    for (int row0 = 0; row0 < rows.count; row0 += T::ROWS) {
-        const int staged = min(T::ROWS, rows.count - row0);
-        float values[PER_THREAD];  // of x, on their way while dz is staged
+    const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
+    const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
+    const int most = min(T::BATCH * T::SLICES, T::SHARED_FLOATS / pitch / T::SLICES * T::SLICES);
+    const float* const of_share = dz + static_cast<int64_t>(rows.first) * n + n0;
+    float sums[T::COLUMNS / T::PER_LANE][T::PER_LANE * T::PER_LANE] = {};
+    for (int row0 = 0; row0 < rows.count; row0 += most) {
+        const int staged = min(most, rows.count - row0);
+        if (row0 > 0) __syncthreads();
+        deal_elements(staged, columns, T::THREADS, [&](int r, int column) {
+            copy_one(shared + r * pitch + column, of_share + static_cast<int64_t>(row0 + r) * n + column);
+        });
+        float values[T::BATCH][T::PER_LANE];
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) {
-            const int row = row0 + slice + i * T::SLICES;
-            const int64_t stored = lines && row < rows.count ? lines[row] : row;
-            values[i] = line == k ? 1.0f : line < k && row < rows.count ? from[stored * k + line] : 0.0f;
-        }
-        // A column for each thread, and so manieth rows of it: all loads are on their way before the first is stored.
-        constexpr int APART = T::THREADS / T::COLUMNS, STAGED_PER_THREAD = T::ROWS / APART;
-        const int column = threadIdx.x % T::COLUMNS, first = threadIdx.x / T::COLUMNS;
-        float deltas[STAGED_PER_THREAD];
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = slice + i * T::SLICES;
+            if (r >= staged) break;
+            const int64_t stored = lines ? lines[row0 + r] : row0 + r;
+            const float4 four = row_vector(from + stored * k, k, first_line, vectored);
+            values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
 #pragma unroll
-        for (int i = 0; i < STAGED_PER_THREAD; ++i) {
-            const int row = first + i * APART;
-            const bool inside = row < staged && n0 + column < n;
-            deltas[i] = inside ? of_share[static_cast<int64_t>(row0 + row) * n + n0 + column] : 0.0f;
+            for (int q = 0; q < T::PER_LANE; ++q)
+                if (first_line + q == k) values[i][q] = 1.0f;
         }
+        wait_for_copies();
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < STAGED_PER_THREAD; ++i) shared[(first + i * APART) * T::PITCH + column] = deltas[i];
-        __syncthreads();
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = slice + i * T::SLICES;
+            if (r >= staged) break;
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) {
-            if (slice + i * T::SLICES >= staged) break;
-            const float* const of_row = shared + (slice + i * T::SLICES) * T::PITCH;
+            for (int j = 0; j < T::COLUMNS; ++j) {
+                if (j >= columns) break;
+                const float delta = shared[r * pitch + j];
+                float* const its = sums[j / T::PER_LANE] + j % T::PER_LANE * T::PER_LANE;
 #pragma unroll
-            for (int j = 0; j < T::COLUMNS; j += 4) {
-                const float4 four = *reinterpret_cast<const float4*>(of_row + j);
-                sums[j] = fmaf(values[i], four.x, sums[j]), sums[j + 1] = fmaf(values[i], four.y, sums[j + 1]);
-                sums[j + 2] = fmaf(values[i], four.z, sums[j + 2]), sums[j + 3] = fmaf(values[i], four.w, sums[j + 3]);
+                for (int q = 0; q < T::PER_LANE; ++q) its[q] = fmaf(values[i][q], delta, its[q]);
             }
         }
     }
-    // First over the slices of a warp, then over the warps.
     __syncthreads();
-    const int lane = threadIdx.x % WARP;
+    const int mine = lane % T::LANES, my_line = lane / T::LANES * T::PER_LANE + mine % T::PER_LANE;
 #pragma unroll
-    for (int j = 0; j < T::COLUMNS; ++j) {
-        for (int offset = T::LINES; offset < WARP; offset *= 2) sums[j] += __shfl_xor_sync(WARP_ALL, sums[j], offset);
-        if (lane < T::LINES) shared[(threadIdx.x / WARP * T::LINES + lane) * T::COLUMNS + j] = sums[j];
+    for (int group = 0; group < T::COLUMNS / T::PER_LANE; ++group) {
+        if (group * T::PER_LANE >= columns) break;
+        const float sum = sum_to_lanes(sums[group]);
+        shared[(warp * T::LINES + my_line) * T::COLUMNS + group * T::PER_LANE + mine / T::PER_LANE] = sum;
     }
     __syncthreads();
-    if (threadIdx.x >= T::LINES * T::COLUMNS) return;
-    const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
-    if (column >= n || row > k || (row == k && !bias)) return;
+    if (!moves) return;
     float sum = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < T::THREADS / WARP; ++warp) sum += shared[warp * T::LINES * T::COLUMNS + threadIdx.x];
-    const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const rates = schedule + step->run * COLUMNS;
-    if (row < k)
-        InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum);
-    else
-        InPlace<Rule>{bias, bias_slots, size, n, scale, rates}(0, column, sum);
+    for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::LINES * T::COLUMNS + threadIdx.x];
+    place.put(row < k ? row : 0, column, sum, held);
 }
 
 // WIDTH neighbours in memory, aligned to as many; what is read or written once is asked to leave the cache soon.

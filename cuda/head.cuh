@@ -1,7 +1,8 @@
 // The end of a network in one kernel: its last dense layer, of few columns, the loss, and dx.
 //
-// A block takes Head::ROWS rows from the layer's input x (B, k) to its delta, and keeps what belongs to them in
-// shared memory, with the rows as the innermost axis: so a thread reads the values of all rows as two vectors.
+// A block takes Head::ROWS rows from the layer's input x (B, k) to its delta.  A thread has four of them and PER_LANE
+// of the k, whose x it keeps in registers for dx, which needs the slope there; W's columns lie in shared memory one
+// after another, for both products.  One warp more adds the loss up meanwhile.
 #pragma once
 
 #include "loss.cuh"
@@ -9,84 +10,131 @@
 namespace mlpgpu {
 
 struct Head {
-    static constexpr int THREADS = 512, ROWS = 8, MOST_COLUMNS = 32;
-    static constexpr int DEPTH = 1024;  // of x that is staged at once
-    static constexpr int MOST_SLICES = 64;
-    static constexpr int BATCH = 24;  // elements of W that a thread has on their way at once
-    static constexpr int PARTIAL = THREADS * ROWS, STAGED = DEPTH * ROWS, LOGITS = ROWS * MOST_COLUMNS;
-    static constexpr int SHARED_FLOATS = PARTIAL + STAGED + 2 * LOGITS;
+    static constexpr int ROWS = 8, MOST_COLUMNS = 32;
+    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // a warp for each row's loss, and the one that adds up
+    static constexpr int ROWS_PER_LANE = 4, LANES = WARP * ROWS_PER_LANE / ROWS, PER_LANE = 8;
+    static constexpr int OF_WARP = LANES * PER_LANE, DEPTH = WARPS * OF_WARP;  // of k at once
+    static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and what lies between two of them
+    static constexpr int PARTIAL = WARPS * ROWS * MOST_COLUMNS, LOGITS = ROWS * MOST_COLUMNS;
+    static constexpr int SHARED_FLOATS = GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS;
 };
 
-// sums[r] += values[r] · factor, of all rows.
-__device__ __forceinline__ void add_rows(float (&sums)[Head::ROWS], const float* values, float factor) {
-#pragma unroll
-    for (int r = 0; r < Head::ROWS; r += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(values + r);
-        sums[r] = fmaf(four.x, factor, sums[r]), sums[r + 1] = fmaf(four.y, factor, sums[r + 1]);
-        sums[r + 2] = fmaf(four.z, factor, sums[r + 2]), sums[r + 3] = fmaf(four.w, factor, sums[r + 3]);
-    }
+// A target that was read before it is wanted: the lane's own, as a row has no more columns than a warp has lanes.
+template <class Target>
+struct ReadTarget {
+    float t;
+    __device__ __forceinline__ float operator()(int) const { return t; }
+    static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
+};
+
+// staged (GROUP, PITCH) = columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n), those that there are, and 0
+// behind the last line for the warp that has it.  They are there after a wait for copies and a barrier.
+__device__ __forceinline__ void stage_columns(const float* w, int k, int n, int k0, int j0, float* staged) {
+    const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
+    const int end = (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP;
+    w += static_cast<int64_t>(k0) * n + j0;
+    deal_elements(end, columns, Head::THREADS, [=](int line, int column) {  // as W lies in memory
+        float* const to = staged + column * Head::PITCH + line;
+        line < lines ? copy_one(to, w + line * n + column) : static_cast<void>(*to = 0.0f);
+    });
 }
 
-// staged (depth, ROWS) = the block's rows of x (rows, k) from column k0 on, 0 for rows that there are not.  All
-// loads of a thread are on their way before it stores the first.
-__device__ __forceinline__ void stage_rows(const float* x, int rows, int k, int k0, int depth, float* staged) {
-    constexpr int PER_THREAD = Head::DEPTH / Head::THREADS;
-    float values[PER_THREAD][Head::ROWS];
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        const int column = threadIdx.x + i * Head::THREADS;
-#pragma unroll
-        for (int r = 0; r < Head::ROWS; ++r)
-            values[i][r] = column < depth && r < rows ? x[static_cast<int64_t>(r) * k + k0 + column] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-        float* const line = staged + (threadIdx.x + i * Head::THREADS) * Head::ROWS;
-#pragma unroll
-        for (int r = 0; r < Head::ROWS; r += 4)
-            *reinterpret_cast<float4*>(line + r) =
-                make_float4(values[i][r], values[i][r + 1], values[i][r + 2], values[i][r + 3]);
-    }
-}
+// What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
+struct HeadThread {
+    static constexpr int VECTORS = Head::PER_LANE / 4, COUNT = Head::ROWS_PER_LANE * Head::PER_LANE;
+    int warp, lane, row0;  // the first of its rows in the block
 
-// z (ROWS, n) = x W + b.  Threads divide W (k, n) among themselves as it lies in memory: each has a column, and
-// every so manieth k.  Their sums are added up in order.
-__device__ __forceinline__ void head_logits(const float* x, int rows, const float* w, const float* b, int k, int n,
-                                            float* staged, float* partial, float* z) {
-    const int slices = min(Head::THREADS / n, Head::MOST_SLICES), slice = threadIdx.x / n, column = threadIdx.x % n;
-    const int apart = Head::BATCH * slices;
-    float sums[Head::ROWS] = {}, of_w[Head::BATCH];
-    for (int k0 = 0; k0 < k; k0 += Head::DEPTH) {
-        const int depth = slice < slices ? min(Head::DEPTH, k - k0) : 0;
-        const auto fetch = [&](int from) {
+    __device__ __forceinline__ HeadThread()
+        : warp(threadIdx.x / WARP), lane(threadIdx.x % WARP), row0(lane / Head::LANES * Head::ROWS_PER_LANE) {}
+
+    __device__ __forceinline__ bool has_row() const { return warp < Head::ROWS; }
+    // Whether there is something for it in so much of k.
+    __device__ __forceinline__ bool computes(int depth) const { return warp < Head::WARPS && warp * Head::OF_WARP < depth; }
+    // The first element of a vector, of DEPTH.
+    __device__ __forceinline__ int place(int vector) const {
+        return ((warp * VECTORS + vector) * Head::LANES + lane % Head::LANES) * 4;
+    }
+
+    // values (ROWS_PER_LANE, PER_LANE) of x, whose first row is the block's, from column k0 on; 0 where there are none.
+    __device__ __forceinline__ void load(const float* x, int rows, int k, int k0, float (&values)[COUNT]) const {
+        const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
 #pragma unroll
-            for (int b = 0; b < Head::BATCH; ++b) {
-                const int i = from + b * slices;
-                of_w[b] = i < depth ? w[static_cast<int64_t>(k0 + i) * n + column] : 0.0f;
+        for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
+            const float* const line = x + static_cast<int64_t>(row0 + r) * k;
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (row0 + r < rows) four = row_vector(line, k, k0 + place(v), vectored);
+                store_four_at(values + r * Head::PER_LANE + 4 * v, four);
             }
-        };
-        fetch(slice);  // on its way while x is staged
-        stage_rows(x, rows, k, k0, min(Head::DEPTH, k - k0), staged);
-        __syncthreads();
-        for (int from = slice; from < depth; from += apart) {
-            if (from != slice) fetch(from);
-#pragma unroll
-            for (int b = 0; b < Head::BATCH; ++b)
-                if (from + b * slices < depth) add_rows(sums, staged + (from + b * slices) * Head::ROWS, of_w[b]);
         }
-        __syncthreads();
     }
-    if (slice < slices)
-        for (int r = 0; r < Head::ROWS; ++r) partial[(slice * Head::ROWS + r) * n + column] = sums[r];
-    __syncthreads();
-    const int at = threadIdx.x, size = Head::ROWS * n;
-    if (at < size) {
-        float sum = partial[at];
-#pragma unroll 8
-        for (int s = 1; s < slices; ++s) sum += partial[s * size + at];
-        z[at] = sum + (b ? b[column] : 0.0f);
+
+    // This thread's k's of a staged column of W.
+    __device__ __forceinline__ void weights(const float* column, float (&w)[Head::PER_LANE]) const {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) load_four(column + place(v), w + 4 * v);
     }
-    __syncthreads();
+
+    static __device__ __forceinline__ void store_four_at(float* to, const float4& four) {
+        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    }
+};
+
+// Adds to partial (WARPS, ROWS, MOST_COLUMNS) the products of x's values with the staged columns from j0 on.
+__device__ __forceinline__ void add_products(const HeadThread& own, const float (&x)[HeadThread::COUNT],
+                                             const float* staged, int j0, int n, bool is_first, float* partial) {
+    constexpr int ROWS = Head::ROWS_PER_LANE, COLUMNS = Head::LANES / ROWS;
+#pragma unroll
+    for (int j = 0; j < Head::GROUP; j += COLUMNS) {
+        if (j0 + j >= n) break;
+        float sums[COLUMNS * ROWS] = {};
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            if (j0 + j + c >= n) break;
+            float w[Head::PER_LANE];
+            own.weights(staged + (j + c) * Head::PITCH, w);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int i = 0; i < Head::PER_LANE; ++i)
+                    sums[c * ROWS + r] = fmaf(x[r * Head::PER_LANE + i], w[i], sums[c * ROWS + r]);
+        }
+        const float sum = sum_to_lanes(sums);
+        const int mine = own.lane % Head::LANES, row = own.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
+        if (column >= n) continue;
+        float& place = partial[(own.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
+        place = is_first ? sum : place + sum;
+    }
+}
+
+// By one warp: the block's errors (ROWS, 2) to sums (blocks, 2), and unless `totals` is null, the sums of all blocks, by
+// the last one that comes here, to totals (2,) and the run's losses (steps, 2).
+__device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
+                                              double* totals, double* losses) {
+    const int lane = threadIdx.x % WARP;
+    unsigned before = 0;
+    if (lane == 0) {
+        double value = 0.0, weight = 0.0;
+#pragma unroll
+        for (int r = 0; r < Head::ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
+        sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
+        if (totals) {
+            __threadfence();
+            before = atomicAdd(arrived, 1u);
+        }
+    }
+    if (!totals || __shfl_sync(WARP_ALL, before, 0) != gridDim.x - 1) return;
+    __threadfence();
+    double value = 0.0, weight = 0.0;
+#pragma unroll 4
+    for (int i = lane; i < static_cast<int>(gridDim.x); i += WARP)
+        value += __ldcg(sums + 2 * i), weight += __ldcg(sums + 2 * i + 1);
+    value = warp_sum(value), weight = warp_sum(weight);
+    if (lane > 0) return;
+    *arrived = 0;
+    totals[0] = losses[2 * step->run] = value;
+    totals[1] = losses[2 * step->run + 1] = weight;
 }
 
 // z = x W + b, the loss of the rows (see loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
@@ -99,66 +147,106 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
                                      int activation, float* dx, uint16_t* dx_planes, int k, int n) {
-    SHARED(float, partial);
-    float* const staged = partial + Head::PARTIAL;  // (DEPTH, ROWS)
-    float* const z = staged + Head::STAGED;         // (ROWS, n)
-    float* const deltas = z + Head::LOGITS;         // (n, ROWS)
+    using T = Head;
+    SHARED(float, staged);
+    float* const partial = staged + T::GROUP * T::PITCH;  // (WARPS, ROWS, MOST_COLUMNS)
+    float* const z = partial + T::PARTIAL;                // (ROWS, MOST_COLUMNS)
+    float* const deltas = z + T::LOGITS;                  // (n, ROWS)
+    float* const errors = deltas + T::LOGITS;             // (ROWS, 2)
+    const HeadThread own;
+    stage_columns(w, k, n, 0, 0, staged);  // on its way while the step is read
     const Rows share_of = share_rows(step, share, shares);
-    const int row0 = blockIdx.x * Head::ROWS, rows = min(Head::ROWS, share_of.count - row0);
-    const int64_t first = share_of.first + row0;    // of the block's rows, in the batch
+    const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, share_of.count - row0);
+    const int64_t first = share_of.first + row0;  // of the block's rows, in the batch
+    const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // what is staged once serves both products
 
-    double value = 0.0, weight = 0.0;
-    if (rows > 0) {
-        const int row = threadIdx.x / WARP, lane = threadIdx.x % WARP;  // of the first ROWS warps
-        const int64_t from = row < rows ? order[share_of.order + first + row] : 0;
-        const float row_weight = weights && row < rows ? weights[from] : 1.0f;
-        head_logits(x + first * k, rows, w, b, k, n, staged, partial, z);
-        if (row < rows) {
-            const Target target = {targets, from, n, mean, scale};
-            const float v = weighted_row<Loss>(z + row * n, n, target, row_weight, [=](int j, float d) {
-                deltas[j * Head::ROWS + row] = d;
-                delta[(first + row) * n + j] = d;
-            });
-            if (lane == 0) value = v, weight = row_weight;
-        } else if (row < Head::ROWS) {
-            for (int j = lane; j < n; j += WARP) deltas[j * Head::ROWS + row] = 0.0f;
+    // A warp's row, of the loss.
+    const bool is_there = own.has_row() && own.warp < rows;
+    const int64_t from = is_there ? order[share_of.order + first + own.warp] : 0;
+    float values[HeadThread::COUNT];  // of x, and later of dx's slope
+    for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
+        if (own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
+        for (int j0 = 0; j0 < n; j0 += T::GROUP) {
+            if (k0 + j0 > 0) stage_columns(w, k, n, k0, j0, staged);
+            wait_for_copies();
+            __syncthreads();
+            if (own.computes(k - k0)) add_products(own, values, staged, j0, n, k0 == 0, partial);
+            __syncthreads();
         }
     }
-    const Total total(step, value, weight, sums, arrived, totals, losses);  // with barriers behind all deltas
+    if (is_there) {
+        const Target target = {targets, from, n, mean, scale};
+        const bool has_column = own.lane < n;
+        const ReadTarget<Target> read = {has_column ? target(own.lane) : 0.0f};
+        const float row_weight = weights ? weights[from] : 1.0f;
+        float* const logits = z + own.warp * T::MOST_COLUMNS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < T::WARPS; ++i)
+            if (i * T::OF_WARP < k) sum += partial[(i * T::ROWS + own.warp) * T::MOST_COLUMNS + own.lane];
+        if (has_column) logits[own.lane] = sum + (b ? b[own.lane] : 0.0f);
+        __syncwarp();
+        const float value = weighted_row<Loss>(logits, n, read, row_weight, [=](int j, float d) {
+            deltas[j * T::ROWS + own.warp] = d;
+            delta[(first + own.warp) * n + j] = d;
+        });
+        if (own.lane == 0) errors[2 * own.warp] = value, errors[2 * own.warp + 1] = row_weight;
+    } else if (own.has_row()) {
+        deltas[own.lane * T::ROWS + own.warp] = 0.0f;
+        if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
+    }
+    __syncthreads();
+    if (!own.has_row()) add_errors_up(step, errors, sums, arrived, totals, losses);
+
     const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(share_of.count);
-    if (((dx || dx_planes) && rows > 0) || is_padding) {
-        const bool is_staged = saved == x && k <= Head::DEPTH;  // where the activation saved what it gave
-        for (int i = threadIdx.x; i < k; i += Head::THREADS) {
-            constexpr int BATCH = 16;
-            float sum[Head::ROWS] = {}, slope[Head::ROWS] = {};
-            if (is_staged) {
-#pragma unroll
-                for (int r = 0; r < Head::ROWS; r += 4) load_four(staged + i * Head::ROWS + r, slope + r);
-            } else if (saved) {
-#pragma unroll
-                for (int r = 0; r < Head::ROWS; ++r)
-                    if (r < rows) slope[r] = saved[(first + r) * k + i];
+    if (!((dx || dx_planes) && rows > 0) && !is_padding) return;
+    for (int k0 = 0; k0 < k; k0 += T::DEPTH) {
+        float sum[HeadThread::COUNT] = {};
+        for (int j0 = 0; j0 < n && !is_padding; j0 += T::GROUP) {
+            if (!is_whole) {
+                __syncthreads();
+                stage_columns(w, k, n, k0, j0, staged);
+                wait_for_copies();
+                __syncthreads();
             }
-            for (int j0 = 0; j0 < n && !is_padding; j0 += BATCH) {
-                float of_w[BATCH];
+            if (!own.computes(k - k0)) continue;
+#pragma unroll 2
+            for (int j = 0; j < min(T::GROUP, n - j0); ++j) {
+                float of_w[T::PER_LANE], of_delta[T::ROWS_PER_LANE];
+                own.weights(staged + j * T::PITCH, of_w);
+                load_four(deltas + (j0 + j) * T::ROWS + own.row0, of_delta);
 #pragma unroll
-                for (int b = 0; b < BATCH; ++b) of_w[b] = j0 + b < n ? w[static_cast<int64_t>(i) * n + j0 + b] : 0.0f;
+                for (int r = 0; r < T::ROWS_PER_LANE; ++r)
 #pragma unroll
-                for (int b = 0; b < BATCH; ++b)
-                    if (j0 + b < n) add_rows(sum, deltas + (j0 + b) * Head::ROWS, of_w[b]);
+                    for (int i = 0; i < T::PER_LANE; ++i)
+                        sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
             }
-            if (saved) Activations::derivatives(activation, slope);
+        }
+        if (!own.computes(k - k0)) continue;
+        if (saved && !(is_whole && saved == x)) own.load(saved + first * k, rows, k, k0, values);
+        if (saved) Activations::derivatives(activation, values);
 #pragma unroll
-            for (int r = 0; r < Head::ROWS; ++r) {
-                const float value = r >= rows ? 0.0f : saved ? sum[r] * slope[r] : sum[r];
-                if (dx && r < rows) dx[(first + r) * k + i] = value;
-                if (dx_planes)
-                    dx_planes[(row0 + r) * static_cast<int64_t>(padded_columns(k)) + i] =
-                        static_cast<uint16_t>(bfloat_pair(value, 0.0f));
+        for (int r = 0; r < T::ROWS_PER_LANE; ++r) {
+            const int row = own.row0 + r;
+#pragma unroll
+            for (int i = 0; i < T::PER_LANE; ++i) {
+                float& its = sum[r * T::PER_LANE + i];
+                its = row >= rows ? 0.0f : saved ? its * values[r * T::PER_LANE + i] : its;
+            }
+#pragma unroll
+            for (int v = 0; v < HeadThread::VECTORS; ++v) {
+                const int column = k0 + own.place(v);
+                const float* const four = sum + r * T::PER_LANE + 4 * v;
+                if (dx && row < rows && column < k)
+                    put_row_vector(dx + (first + row) * k, k, column, make_float4(four[0], four[1], four[2], four[3]));
+                if (dx_planes && column < k) {  // where a vector is whole, and 0 beyond k, as W is
+                    uint16_t* const line = dx_planes + (row0 + row) * static_cast<int64_t>(padded_columns(k));
+                    *reinterpret_cast<uint2*>(line + column) =
+                        make_uint2(bfloat_pair(four[0], four[1]), bfloat_pair(four[2], four[3]));
+                }
             }
         }
     }
-    total.finish();
 }
 
 }  // namespace mlpgpu

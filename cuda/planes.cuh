@@ -245,12 +245,13 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
 }
 
 // Planes of a share's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
-// order the rows are those of a data set, and `copy` (B, n) takes them.  Grid: rows padded to 128, over the block's teams.
+// order the rows are those of a data set, and `copy` (B, n) takes them.  Planes without scales may be those of several
+// steps, one behind another.  Grid: (rows padded to 128, over the block's teams; steps).
 template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
                                            const int* order, const int* weight_lines, float* copy, uint16_t* planes,
                                            int64_t plane, int* lines, int* columns, int n) {
-    const Rows rows = share_rows(step, share, shares);
+    const Rows rows = share_rows(step + blockIdx.y, share, shares);
     const RowTeam team(n);
     const int r = blockIdx.x * team.rows() + team.row;
     if (r >= padded_rows(rows.count)) return;  // so do all of the block
@@ -258,8 +259,9 @@ __device__ __forceinline__ void split_rows(const Step* step, int share, int shar
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
     split_row<Form>(team, r < rows.count ? x + from * n : nullptr, weight_lines,
                     copy && r < rows.count ? copy + row * n : nullptr,
-                    planes ? planes + r * static_cast<int64_t>(padded_columns(n)) : nullptr, plane, lines + r,
-                    columns, n);
+                    planes ? planes + blockIdx.y * Form::PLANES * plane + r * static_cast<int64_t>(padded_columns(n))
+                           : nullptr,
+                    plane, lines + r, columns, n);
 }
 
 // The same of weights w (k, n).  Grid: k padded to 128, over the block's teams.

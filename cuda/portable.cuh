@@ -164,6 +164,37 @@ __device__ __forceinline__ int warp_or(int value) {
     return value;
 }
 
+// values[i] summed over the 16 lanes of half a warp, in the lane i of them.  Lanes halve what they still have to add:
+// each half sends away what the other one keeps.
+__device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
+#pragma unroll
+    for (int halving = 0; halving < 4; ++halving) {
+        const int width = 8 >> halving;
+        const bool is_upper = threadIdx.x & width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {  // not up to `width`, which the compiler would keep the values in memory for
+            if (i >= width) break;
+            const float low = values[i], high = values[i + width];
+            values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);
+        }
+    }
+    return values[0];
+}
+
+// Deals the elements of (lines, columns) out to the first so many threads, neighbours to neighbours: this thread does
+// f(line, column) for its own.
+template <class F>
+__device__ __forceinline__ void deal_elements(int lines, int columns, int threads, const F& f) {
+    const int apart = threads / columns, rest = threads % columns;
+    int line = threadIdx.x / columns, column = threadIdx.x % columns;
+#pragma unroll 4
+    while (line < lines) {
+        f(line, column);
+        line += apart, column += rest;
+        if (column >= columns) column -= columns, ++line;
+    }
+}
+
 // Sum over the block, in every thread of its first warp.  `scratch` holds one T for each warp; the
 // caller puts a barrier before it uses `scratch` again.
 template <class T>

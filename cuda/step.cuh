@@ -1,5 +1,5 @@
 // Which rows a launch works on.  Captured graphs replay unchanged: the step's number and its rows are
-// not arguments but lie in device memory, where the last kernel of a step moves them on.
+// not arguments but lie in device memory, from where a graph's first kernel deals them out to its steps.
 #pragma once
 
 #include "portable.cuh"
@@ -32,6 +32,18 @@ __device__ __forceinline__ Rows share_rows(const Step* step, int share, int shar
     const int first = static_cast<int>(rows * share / shares);
     const int end = static_cast<int>(rows * (share + 1) / shares);
     return {first, end - first, static_cast<int64_t>(step->batch) * step->batch_rows};
+}
+
+// steps (count,) = the next steps, one for the launches of each in a graph; `next` goes on behind them.
+// Grid: one block.
+__device__ __forceinline__ void deal_steps(Step* next, Step* steps, int count) {
+    const Step first = *next;
+    __syncthreads();
+    for (int i = threadIdx.x; i <= count; i += blockDim.x) {
+        Step its = first;
+        its.number += i, its.run += i, its.batch += i;
+        (i < count ? steps[i] : *next) = its;
+    }
 }
 
 }  // namespace mlpgpu

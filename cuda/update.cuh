@@ -182,11 +182,4 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
     }
 }
 
-// The step is over.  Grid: one thread.
-__device__ __forceinline__ void advance(Step* step) {
-    step->number += 1;
-    step->run += 1;
-    step->batch += 1;
-}
-
 }  // namespace mlpgpu

@@ -38,8 +38,8 @@ from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import REDUCTIONS, Plan
 
 # What belongs to a data set or a run, not to the plan: the program puts it in.
-OWNED = {"order", "data", "scale", "seed", "targets", "weights"}
-NUMBERS = {"scale", "seed"}  # of these the ones that are no arrays
+OWNED = {"order", "data", "scale", "seed", "targets", "weights", "graph_steps"}
+NUMBERS = {"scale", "seed", "graph_steps"}
 ELEMENT_BYTES = {"double": 8, "uint64_t": 8, "Step": 24, "StackLayer": 40, "uint16_t": 2}
 # What arrays hold that the host keeps as float32.
 WORDS = {
@@ -136,7 +136,7 @@ def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str) -> None:
     low = on_tensor_cores(plan, arch=arch)
     state = {"step", "parameters", "slots", "statistics", "sums", *low.words, *OWNED}
     for part in (
-        *([*low.run_begin, *low.ahead, *low.begin, *share] for share in low.shares),
+        *([*low.run_begin, *low.ahead, *low.deal, *low.staged, *low.begin, *share] for share in low.shares),
         [*low.evaluation_begin, *low.evaluation],
     ):
         written = set(state)
@@ -169,7 +169,7 @@ def test_a_small_plan_in_full() -> None:
         "activation_backward_relu",  # the dropout stands between
         "dense_backward_weight_32x32",
     ]
-    assert names(low.finish) == ["total_error", *["reduce"] * 6, "squares", "clip", "update_Adam", "advance"]
+    assert names(low.finish) == ["total_error", *["reduce"] * 6, "squares", "clip", "update_Adam"]
     assert names(low.evaluation) == [
         "gather_uint8",
         "dense_forward_relu_32x32",
@@ -188,7 +188,6 @@ def test_a_plan_that_updates_in_place() -> None:
         "head_softmax_cross_entropy_index",  # the last layer, the loss, the total error, and dx
         "dense_backward_update_Momentum_narrow",
         "dense_backward_update_Momentum_narrow",
-        "advance",
     ]
     assert low.bytes["partials"] == 0 and "x" not in low.bytes
 
@@ -261,7 +260,7 @@ def test_what_comes_between_keeps_updates_apart() -> None:
     ):
         plan = make_plan(layers, **options)
         assert not updates_in_place(plan)
-        assert names(lowered(plan).finish)[-2].startswith("update_")
+        assert names(lowered(plan).finish)[-1].startswith("update_")
 
 
 def test_an_input_that_others_read_is_gathered() -> None:
@@ -323,8 +322,11 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     (dx,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_input"))
     assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
-    split = next(launch for launch in low.shares[0] if launch.entry.name == "split_rows_bfloat16")
+    (split,) = low.staged
     assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
+    assert "split_rows_bfloat16" not in names(low.shares[0])
+    # Planes (1024, 512) of as many steps as 16 MiB hold.
+    assert (low.stages, low.staged_bytes, low.bytes["x.planes"]) == (16, {"x.planes": 1 << 20}, 16 << 20)
     assert not {"x", "y0", "dy1"} & set(low.bytes) and "sum_columns" in names(low.shares[0])
     (head,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("head"))
     assert (head.values["dx"], head.values["dx_planes"]) == (None, At("dy1.planes"))
@@ -334,6 +336,10 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert [launch.values["w_planes"] for launch in updates] == [At("1.weight.planes"), At("0.weight.planes")]
     apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
     assert names(apart.begin) == ["split_weights_bfloat16"] * 2 and not apart.run_begin
+    assert [launch.values["planes"] for launch in apart.staged] == [At("x.planes"), At("x.planes@1")]
+    assert apart.stages == 16 and apart.bytes["x.planes@1"] == 8 << 20
+    of_bytes = lowered(tensor_plan(precision="bfloat16"), source="uint8", arch="sm_90a")
+    assert not of_bytes.staged and of_bytes.stages == 32
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -342,7 +348,9 @@ def test_on_compute_capability_9_products_take_maps_of_planes(precision: str) ->
     assert len(low.maps()) == len(set(low.maps()))
     for map in low.maps():
         element_bytes = 2 * map.planes * kernels.padded_columns(map.columns)
-        assert low.bytes[map.array] == element_bytes * map.rows and map.rows % 128 == 0 < map.box_rows <= 256
+        places = low.stages if map.array in low.staged_bytes else 1
+        assert low.bytes[map.array] == element_bytes * map.rows * places and map.place < places
+        assert map.rows % 128 == 0 < map.box_rows <= 256
     products = [launch for launch in low.launches() if launch.entry.name.startswith("tensor")]
     for launch in products:
         sources = [value for value in launch.values.values() if isinstance(value, Map)]
@@ -507,8 +515,10 @@ class HostProgram:
         for launch in (*self.low.run_begin, *self.low.ahead):
             self._launch(launch, constants if launch.entry.constants else {})
         for _ in rates:
-            for launch in itertools.chain(self.low.begin, *self.low.shares, self.low.finish):
+            for launch in itertools.chain(self.low.staged, self.low.begin, *self.low.shares, self.low.finish):
                 self._launch(launch, constants if launch.entry.constants else {})
+            for name in ("number", "run", "batch"):
+                self.arrays["step"][name] += 1
         return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
 
     def evaluate(self) -> np.ndarray:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
+from kernel_cases.rows import check_dealt, dealt_steps
 from kernel_cases.tensor import is_sampled
 from shim_offsets import SUFFIX, with_offsets
 from shim_runner import plant, prepare, run
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
-from mlpgpu.backends.cuda.program import STEP
 
 ALL_CASES = all_cases()
 CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
@@ -57,14 +57,12 @@ def test_kernel_against_numpy(case: Case, folder: Path) -> None:
     case.check(run_case(case, folder))
 
 
-def test_advance(folder: Path) -> None:
-    step = np.array([(2**33, 2, 3, 4, 5)], STEP)
-    after = run(kernels.advance(), 1, 1, {"step": step})["step"]
-    assert after[0].tolist() == (2**33 + 1, 3, 4, 4, 5)
+def test_deal_steps(folder: Path) -> None:
+    check_dealt(run(kernels.deal_steps(), 1, kernels.WARP, dealt_steps(40)), 40)
 
 
 def test_every_entry_has_a_case() -> None:
-    assert {case.entry for case in ALL_CASES} | {kernels.advance()} == set(all_entries())
+    assert {case.entry for case in ALL_CASES} | {kernels.deal_steps()} == set(all_entries())
 
 
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)

@@ -13,6 +13,7 @@ import pytest
 from kernel_cases import all_cases, dense
 from kernel_cases.case import Case, Mapped, Shifted, normal, whole
 from kernel_cases.dense import split_product
+from kernel_cases.rows import check_dealt, dealt_steps
 from kernel_cases.tensor import (
     CHECKS,
     DISTRIBUTIONS,
@@ -38,7 +39,6 @@ from mlpgpu.backends.cuda.kernels import (
     matrix_tiles,
     wgmma_tiles,
 )
-from mlpgpu.backends.cuda.program import STEP
 
 pytestmark = pytest.mark.gpu
 
@@ -127,10 +127,8 @@ def test_kernel_against_numpy(case: Case, bench: Bench) -> None:
         assert all((bits(second[name]) == bits(first[name])).all() for name in case.outputs)
 
 
-def test_advance(bench: Bench) -> None:
-    step = np.array([(2**33, 2, 3, 4, 5)], STEP)
-    after = bench.run(kernels.advance(), (1,), {"step": step}, {})["step"]
-    assert after[0].tolist() == (2**33 + 1, 3, 4, 4, 5)
+def test_deal_steps(bench: Bench) -> None:
+    check_dealt(bench.run(kernels.deal_steps(), (1,), dealt_steps(40), {}), 40)
 
 
 # --- products: their order of summation, and what float32 means ---

@@ -154,7 +154,8 @@ def loss(
         variant += f"-{activation}"
         variant += "-of-x" * of_x
         if planes:
-            args |= _planes_of(batch, width, dx[part], dx_bound[part], outputs, "dx_planes")
+            vectors = 4 * ceil_div(width, 4)
+            args |= _planes_of(batch, width, dx[part], dx_bound[part], outputs, "dx_planes", written=vectors)
             blocks = len(args["sums"])
             variant += "-planes"
     entry = kernels.head(name, kind, textured=textured)
@@ -162,13 +163,23 @@ def loss(
 
 
 def _planes_of(
-    batch: Batch, n: int, value: np.ndarray, bound: np.ndarray, outputs: dict[str, Output], name: str
+    batch: Batch,
+    n: int,
+    value: np.ndarray,
+    bound: np.ndarray,
+    outputs: dict[str, Output],
+    name: str,
+    *,
+    written: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """A plane of bfloat16 that a kernel leaves as well, in ``outputs`` under its name; its blocks take padding too."""
+    """A plane of bfloat16 that a kernel leaves as well, in ``outputs`` under its name; its blocks take padding too.
+
+    ``written`` is how many columns are, with 0 beyond those that there are.
+    """
     padded, rows = (padded_rows(batch.most_rows), padded_columns(n)), len(value)
     full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
     full[:rows, :n], full_bound[:rows, :n] = value, bound + 2.0**-8 * abs(value)
-    is_written[: padded_rows(rows), :n] = True
+    is_written[: padded_rows(rows), : written or n] = True
     outputs[name] = Output(full, full_bound, is_written, bfloat16_values)
     del outputs["sums"]  # of other blocks
     sums = blank(padded[0] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)

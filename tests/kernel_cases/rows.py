@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.random import Purpose, uniforms
 
 from .case import (
@@ -30,6 +31,21 @@ from .case import (
     whole,
     wide,
 )
+
+
+def dealt_steps(count: int) -> dict[str, object]:
+    """What `deal_steps` is given for so many steps, with room for another one."""
+    return {
+        "next": np.array([(2**33, 2, 3, 4, 5)], STEP), "steps": np.full(count + 1, -7, np.int64).astype(STEP),
+        "count": count,
+    }  # fmt: skip
+
+
+def check_dealt(after: Mapping[str, np.ndarray], count: int) -> None:
+    """That they follow one another, the next one behind them, and nothing else was written."""
+    expected = [(2**33 + i, 2 + i, 3 + i, 4, 5) for i in range(count + 1)]
+    assert after["steps"][:count].tolist() == expected[:count] and after["next"].tolist() == expected[count:]
+    assert after["steps"][count:].tolist() == [(-7,) * len(STEP)]
 
 
 def zero(batch: Batch, n: int) -> Case:

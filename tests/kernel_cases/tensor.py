@@ -233,6 +233,25 @@ def split_rows(
     )  # fmt: skip
 
 
+def split_rows_of_steps(form: Form, n: int) -> Case:
+    """Planes of the last two steps of an epoch at once, the second of which has two rows."""
+    steps = [Batch(150, 302, place) for place in (1, 2)]
+    data = np.full((2 * 302, n), np.nan, np.float32)
+    for batch in steps:
+        data[batch.fetched] = special(150, n)[batch.part]
+    words = np.stack([blank_planes(form, 150, n) for _ in steps])
+    planes = [_in_blank(split(form, data[batch.fetched]).bits, blank_planes(form, 150, n)) for batch in steps]
+    expected = Output(*(np.stack([getattr(each, name) for each in planes]) for name in ("value", "bound", "written")))
+    args = {
+        **steps[0].args, "step": np.concatenate([batch.args["step"] for batch in steps]), "x": data,  # type: ignore[arg-type]
+        "order": steps[0].order, "weight_lines": None, "copy": None, "planes": words, "plane": words[0, 0].size,
+        "lines": None, "columns": None, "n": n,
+    }  # fmt: skip
+    blocks, _, _ = kernels.row_blocks(150, n)
+    outputs = {"planes": _exact_planes(form, expected)}
+    return Case(f"{n}-of_steps", kernels.split_rows(form), (blocks, len(steps), 1), args, outputs)
+
+
 def split_weights(form: Form, k: int, n: int) -> Case:
     w = special(k, n)
     planes = split(form, w)
@@ -561,6 +580,8 @@ def plane_cases() -> Iterator[Case]:
             yield split_rows(form, whole(rows), n)
             yield split_weights(form, rows, n)
             yield split_columns(form, whole(rows), n)
+        if not form.scaled:
+            yield split_rows_of_steps(form, 36)
         yield split_rows(form, whole(9), 36, plain=True)
         yield split_rows(form, whole(9), 36, x=np.zeros((9, 36), np.float32))
         yield split_columns(form, whole(65), 35, plain=True)

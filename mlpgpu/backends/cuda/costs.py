@@ -41,6 +41,7 @@ TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
 AXES: dict[str, dict[str, Axes]] = {
     **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_update.cuh"), OF_DENSE),
     **dict.fromkeys(TENSOR_HEADERS, OF_TENSOR_CORES),
+    "step.cuh": {},
     "planes.cuh": {
         "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "copy": ("rows", "n"),
         "planes": ("planes", "rows", "n"), "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"),
@@ -126,7 +127,7 @@ def flops(launch: Launch, rows: int) -> int:
 def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
     """The fewest bytes that a launch for ``rows`` rows moves: each array once, or twice if changed in place.
 
-    The counter of steps and what lies in constant memory are left out.
+    The numbers of steps and what lies in constant memory are left out.
     """
     lengths = {**_lengths(launch, rows), "slot_count": slot_count}
     axes = AXES[launch.entry.header]
@@ -137,7 +138,7 @@ def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
     total = 0
     for argument in launch.entry.arguments:
         is_array = argument.is_pointer or argument.ctype == "Texture"
-        if not is_array or argument.name == "step" or launch.values[argument.name] is None:
+        if not is_array or "Step" in argument.ctype or launch.values[argument.name] is None:
             continue
         item = ITEM_BYTES.get(argument.ctype.removeprefix("const ").removesuffix("*"), 4)
         elements = math.prod(lengths[axis] if isinstance(axis, str) else axis for axis in axes[argument.name])

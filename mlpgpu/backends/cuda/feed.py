@@ -127,13 +127,21 @@ class Feed:
             else:
                 self._first_room = self._sent % SLOTS
                 places = (places + self._first_room * self.piece_rows) % self._places
+        self._send_list(self._stream, places, "order")
+
+    def list_ahead(self, order: np.ndarray, stream: Stream, array: str) -> None:
+        """Put the list of an epoch to come into an array on the card, of a set that stays and has its places."""
+        assert self.place_of is not None
+        self._send_list(stream, self.place_of[order], array)
+
+    def _send_list(self, stream: Stream, places: np.ndarray, array: str) -> None:
         self._listed.synchronize()  # the list before this one is on the card
         self._list[:] = places
-        self._stream.upload(self.addresses["order"], self._list)
-        self._stream.record(self._listed)
+        stream.upload(self.addresses[array], self._list)
+        stream.record(self._listed)
 
     def begin_listed(self, places: str, ready: Event) -> None:
-        """Begin an epoch of a set that stays, whose list of places the card has made by ``ready``; names its array."""
+        """Begin an epoch whose list is on the card by ``ready``, in the array of this name."""
         self._leave()
         self._send_all()
         self._stream.wait(ready)

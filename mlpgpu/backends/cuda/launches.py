@@ -6,11 +6,12 @@ Arrays are named; the program that owns the memory puts addresses in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .kernels import Entry
+from .kernels import Entry, padded_columns, padded_rows
 
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
+GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class At:
 class Map:
     """The copy engine's map of planes, (planes, rows, columns), as the value of a pointer argument.
 
-    ``box_rows`` is how many rows the kernel copies at once.
+    ``box_rows`` is how many rows the kernel copies at once; ``place`` which of several steps' planes, one behind
+    another, these are.
     """
 
     array: str
@@ -33,6 +35,12 @@ class Map:
     rows: int
     columns: int
     box_rows: int
+    place: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the planes."""
+        return 2 * self.planes * padded_rows(self.rows) * padded_columns(self.columns)
 
 
 Value = At | Map | int | float | None
@@ -65,6 +73,9 @@ class Lowered:
         words: what arrays of whole numbers hold, which no launch changes.
         notes: how parts of the plan run that may run one way or another, and why.
         columns: lengths of the flags that lie side by side in the array of this name.
+        stages: how many steps of a graph are made ready together; ``staged`` is what does it, with one after another of
+            them along the grid's second axis, and ``staged_bytes`` what it leaves for each, by array.
+        deal: what a graph begins with.
         run_begin: what runs before the first of several steps.
         ahead: what each step does for the one that follows it, for a step that follows none.
         begin: what a step begins with, once.
@@ -77,6 +88,10 @@ class Lowered:
     words: dict[str, tuple[int, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
+    stages: int = 1
+    staged: list[Launch] = field(default_factory=list)
+    staged_bytes: dict[str, int] = field(default_factory=dict)
+    deal: list[Launch] = field(default_factory=list)
     run_begin: list[Launch] = field(default_factory=list)
     ahead: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
@@ -88,13 +103,17 @@ class Lowered:
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shares = [launch for share in self.shares for launch in share]
-        steps = [*self.run_begin, *self.ahead, *self.begin, *shares, *self.finish]
+        steps = [*self.run_begin, *self.ahead, *self.deal, *self.staged, *self.begin, *shares, *self.finish]
         return [*steps, *self.evaluation_begin, *self.evaluation]
 
     def maps(self) -> list[Map]:
-        """All maps that launches take, each once."""
+        """All maps that launches take, each once, those of staged planes for each place."""
         values = (value for launch in self.launches() for value in launch.values.values())
-        return list(dict.fromkeys(value for value in values if isinstance(value, Map)))
+        return [
+            replace(value, place=place)
+            for value in dict.fromkeys(value for value in values if isinstance(value, Map))
+            for place in range(self.stages if value.array in self.staged_bytes else 1)
+        ]
 
     def entries(self) -> list[Entry]:
         """All entries launched, each once."""

@@ -16,7 +16,7 @@ from ...plan import Plan
 from ...random import Purpose
 from . import kernels
 from .kernels import Entry, Team, ceil_div
-from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Value
+from .launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
 from .local_stack import Stacks, stacked_partials
 from .share import (
     BLOCKS_PER_MULTIPROCESSOR,
@@ -35,6 +35,7 @@ MOST_SUM_BLOCKS = 1 << 16
 SQUARE_BLOCKS = 256
 
 STEP_BYTES, SUMS_BYTES = 24, 16
+MOST_STAGED_BYTES = 16 << 20
 
 
 class _Lowering(Share):
@@ -444,6 +445,10 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
             lowered.begin.insert(0, keep_used)
     if plan.training:
         lowered.finish = _lower_finish(plan, multiprocessors, lowered, in_place)
+        dealt: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
+        lowered.deal = [Launch(kernels.deal_steps(), (1, 1, 1), dealt)]
+        lowered.bytes["steps"] = STEP_BYTES * GRAPH_STEPS[0]
+        lowered.stages = _stages(lowered)
 
     of_evaluation = SUMS_BYTES * ceil_div(plan.capacity, Team.of(plan.n_out).block_rows)
     slots = len(plan.optimizer.slots) if plan.optimizer else 0
@@ -460,6 +465,15 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
         **{name: 4 * len(words) for name, words in lowered.words.items()},
     }
     return lowered
+
+
+def _stages(lowered: Lowered) -> int:
+    """How many steps are made ready together: a power of two, for which what that leaves stays in a card's cache."""
+    of_step = sum(lowered.staged_bytes.values())
+    stages = max(steps for steps in GRAPH_STEPS if steps == 1 or steps * of_step <= MOST_STAGED_BYTES)
+    for name, size in lowered.staged_bytes.items():
+        lowered.bytes[name] = stages * size
+    return stages
 
 
 def _mask_columns(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
@@ -479,11 +493,10 @@ def _title_of(operations: tuple[ops.Operation, ...], kind: type[ops.Operation]) 
 
 
 def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: bool) -> list[Launch]:
-    """What is left to do once: the total error of several shares, Reduce, Norm, Update, the move to the next step."""
+    """What is left to do once: the total error of several shares, Reduce, Norm, Update."""
     assert plan.optimizer is not None
-    advance = Launch(kernels.advance(), (1, 1, 1), {"step": At("step")})
     if in_place:
-        return [advance]
+        return []
     count, pitch = plan.parameter_count, partials_pitch(plan)
     launches = []
     if plan.shares > 1:
@@ -508,7 +521,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: 
             launches.append(Launch(kernels.reduce(), wide, values, _title_of(plan.training, ops.Reduce)))
         gradient = {"partials": At("gradient"), "pitch": 0, "shares": 1}
     if plan.ends_with_gradient:
-        return [*launches, advance]
+        return launches
 
     factor = None
     if clipped:
@@ -525,4 +538,4 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: 
     }  # fmt: skip
     entry = kernels.update(type(plan.optimizer).__name__)
     launches.append(Launch(entry, wide, values, _title_of(plan.training, ops.Update)))
-    return [*launches, advance]
+    return launches

@@ -1,7 +1,8 @@
 """The orders of a training set's epochs, made while the card works on the epoch before.
 
-The first epoch's order comes from the host, which sends the rows in it.  The later ones of a large set that stays on
-the card come from the card itself: the same random words, sorted by a stable sort, give the same order.
+The first epoch's order comes from the host, which sends the rows in it.  Of a set that stays on the card the later
+ones are lists of places, and the next list lies there before its epoch begins.  The host makes the lists of small sets;
+those of large ones come from the card itself: the same random words, sorted by a stable sort, give the same order.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ class Orders:
     ) -> None:
         self._device, self._stream, self._data, self._sampling, self._bind = device, stream, data, sampling, bind
         self._epoch = -1  # the one that is under way
-        self._made = -1, np.empty(0, np.int64)  # the next one and its order, if the host has made it
-        self._listed = -1  # the one that the card has made
+        self._made = -1, np.empty(0, np.int64)  # the next one and its order, of a set that does not stay
+        self._listed = -1  # the one whose list is on the card, or on its way
         rows = sampling.rows
         self._sizes, self._launches = order_launches(rows)
         has_room = min(data.left_bytes, device.free_bytes) >= sum(self._sizes.values())
         self._on_card = sampling.shuffle and data.stays and has_room and rows >= LEAST_ROWS
-        self._sorter: Stream | None = None
-        self._ready, self._taken = Event(device), Event(device)  # the card's list is made; the stream has a copy
+        if not self._on_card:
+            self._sizes = {SORTED: self._sizes[SORTED]}
+        self._lister: Stream | None = None  # beside the one that computes
+        self._ready, self._taken = Event(device), Event(device)  # the list is made; the stream has a copy
 
     def begin(self, epoch: int) -> None:
         """Let the stream go through the set in the order of ``epoch``, if it does not yet."""
@@ -83,18 +86,22 @@ class Orders:
 
     def prepare(self, epoch: int) -> None:
         """Make an order to come, beside what the stream was given so far."""
-        if not self._on_card:
+        if not self._data.stays:
             self._made = epoch, self._sampling.order(epoch)
             return
-        if self._sorter is None:
-            self._sorter = Stream(self._device)
+        if self._lister is None:
+            self._lister = Stream(self._device)
             self._data.reserve(self._sizes)
-            assert self._data.place_of is not None
-            self._sorter.upload(self._data.addresses["places"], self._data.place_of.astype(np.int32))
-            self._sorter.synchronize()  # before the array goes
-        self._sorter.wait(self._taken)
-        self._sorter.fill(self._data.addresses["nodes"], self._sizes["nodes"])
-        for launch in self._bind(self._launches, epoch):
-            launch(self._sorter)
-        self._sorter.record(self._ready)
+            if self._on_card:
+                assert self._data.place_of is not None
+                self._lister.upload(self._data.addresses["places"], self._data.place_of.astype(np.int32))
+                self._lister.synchronize()  # before the array goes
+        self._lister.wait(self._taken)
+        if self._on_card:
+            self._lister.fill(self._data.addresses["nodes"], self._sizes["nodes"])
+            for launch in self._bind(self._launches, epoch):
+                launch(self._lister)
+        else:
+            self._data.list_ahead(self._sampling.order(epoch), self._lister, SORTED)
+        self._lister.record(self._ready)
         self._listed = epoch

@@ -11,7 +11,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from ..base import Sampling
 from .costs import flops, moved_bytes, speed_of
 from .driver import Device, Event, Function, Stream
 from .feed import Feed
-from .launches import Launch, Value
-from .program import GRAPH_STEPS, CudaProgram
+from .launches import GRAPH_STEPS, Launch, Value
+from .program import CudaProgram, Put
 from .resident import Design
 from .timing import MOST_REPEATS, TRIALS, Rates, seconds_of
 
@@ -31,10 +32,13 @@ PIECES = 4  # of the data, in a timeline of their copies
 
 @dataclass(frozen=True)
 class Line:
-    """A launch, and the same of the other shares: what one takes, at the least and as measured, in seconds."""
+    """A launch, and the same of the other shares: what one takes, at the least and as measured, in seconds.
+
+    ``count`` is how many a step has, less than 1 of what is done for several steps together.
+    """
 
     launch: Launch
-    count: int
+    count: Fraction
     registers: int
     shared_bytes: int
     flops: int
@@ -59,7 +63,8 @@ class _Bound:
 
     launch: Launch
     function: Function
-    put: Callable[[Stream], None]
+    put: Put
+    steps: int  # that it is done for at once
 
 
 class _Recorder:
@@ -150,7 +155,6 @@ class Probe(CudaProgram):
     predicted: np.ndarray
 
     def __init__(self, plan: Plan, device: Device, start: Callable[[Probe], None], data: Dataset) -> None:
-        self._bound: dict[int, _Bound] = {}  # by the identity of the launch
         self._recorder = _Recorder(device)
         self._data, self._sampling = data, Sampling(len(data), plan.capacity, seed=0)
         super().__init__(plan, device, 1.0)
@@ -192,12 +196,10 @@ class Probe(CudaProgram):
         assert data is not None
         return self._kernels(data).lowered.notes
 
-    def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
-        put = super()._bind(launch, data, seed, **others)
-        function = self._kernels(data).functions.get(launch.entry)
-        if function is None:  # it makes the order of an epoch to come: no part of a step
+    def _bind(self, launch: Launch, data: Feed, seed: int, stage: int = 0, **others: Value) -> Put:
+        put = super()._bind(launch, data, seed, stage, **others)
+        if launch.entry not in self._kernels(data).functions:  # it makes the order of an epoch to come
             return put
-        self._bound[id(launch)] = _Bound(launch, function, put)
 
         def put_recorded(stream: Stream) -> None:
             start = self._recorder.reached(stream)
@@ -209,20 +211,34 @@ class Probe(CudaProgram):
 
     def lines(self, rates: Rates) -> list[Line]:
         """Each launch of the first share, and of what the shares have in common, timed."""
-        data = self._training[0] if self._training else self._evaluation
-        assert data is not None
-        lowered = self._kernels(data).lowered
-        apart = {id(launch) for launch in (*lowered.run_begin, *lowered.ahead)}  # once for many steps
-        bounds = [
-            bound
-            for place, bound in self._bound.items()
-            if bound.launch.values.get("share", 0) == 0 and place not in apart
-        ]
+        bounds = self._bounds()
         alone = [self._seconds_of(bound) for bound in bounds]
         after = [
             self._seconds_of(bounds[place - 1], bound) - alone[place - 1] for place, bound in enumerate(bounds)
         ]  # the first one after the last
         return [self._line(*each, rates) for each in zip(bounds, map(max, alone, after), strict=True)]
+
+    def _bounds(self) -> list[_Bound]:
+        """The launches of a step, or of an evaluation, each ready to be put on a stream by itself."""
+        data = self._training[0] if self._training else self._evaluation
+        assert data is not None
+        lowered = self._kernels(data).lowered
+
+        def bound(launch: Launch, steps: int = 1, **others: int) -> _Bound:
+            put = self._bind(launch, data, self._sampling.seed, **others)
+            return _Bound(launch, self._kernels(data).functions[launch.entry], put, steps)
+
+        if not self._plan.training:
+            return [bound(launch) for launch in (*lowered.evaluation_begin, *lowered.evaluation)]
+        # Where none are dealt out, those of the last run stand; it takes as long.
+        dealt = [bound(launch, GRAPH_STEPS[0], graph_steps=0) for launch in lowered.deal]
+        staged = [
+            bound(replace(launch, grid=(launch.grid[0], lowered.stages, 1)), lowered.stages, step=self._step_at(0))
+            for launch in lowered.staged
+            if launch.values["share"] == 0
+        ]
+        of_step = [*lowered.begin, *lowered.shares[0], *lowered.finish]
+        return [*dealt, *staged, *map(bound, of_step)]
 
     def _seconds_of(self, *bounds: _Bound) -> float:
         def put() -> None:
@@ -235,11 +251,12 @@ class Probe(CudaProgram):
         plan, launch = self._plan, bound.launch
         is_shared = plan.training and "share" in launch.values
         rows = plan.share_rows(plan.capacity)[0].stop if is_shared else plan.capacity
+        rows *= bound.steps
         operations = flops(launch, rows)
         nbytes = moved_bytes(launch, rows, len(plan.optimizer.slots) if plan.optimizer else 0)
         return Line(
             launch=launch,
-            count=plan.shares if is_shared else 1,
+            count=Fraction(plan.shares if is_shared else 1, bound.steps),
             registers=bound.function.registers,
             shared_bytes=bound.function.static_shared_bytes + launch.entry.shared_bytes,
             flops=operations,
@@ -250,7 +267,9 @@ class Probe(CudaProgram):
 
     def seconds(self) -> float:
         """Of a whole step, or evaluation."""
-        return seconds_of(self._stream, self._put_all, reset=self._reset, most=self._most_repeats)
+        steps = min(GRAPH_STEPS[0], self._most_repeats) if self._plan.training else 1
+        most = self._most_repeats // steps
+        return seconds_of(self._stream, lambda: self._put_all(steps), reset=self._reset, most=most) / steps
 
     @property
     def _most_repeats(self) -> int:
@@ -262,7 +281,7 @@ class Probe(CudaProgram):
         self._reset()
         delay(self._stream)
         with self._recorder.spans(self._stream) as spans:
-            self._put_all()
+            self._put_all(1)
         return spans
 
     def first_epoch(self) -> list[Span]:
@@ -277,11 +296,12 @@ class Probe(CudaProgram):
                 self._run_steps(min(steps, self._sampling.steps_per_epoch))
         return spans
 
-    def _put_all(self) -> None:
+    def _put_all(self, steps: int) -> None:
+        """So many steps, or one evaluation."""
         if self._plan.training:
-            self._put_step()
+            self._put_steps(steps)
         else:
-            for bound in self._bound.values():
+            for bound in self._bounds():
                 bound.put(self._stream)
 
     def _reset(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -34,7 +34,7 @@ from .driver import (
 )
 from .feed import Feed
 from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_columns
-from .launches import MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
+from .launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
 from .lowering import lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .orders import Orders
@@ -43,7 +43,6 @@ from .resident import Design, design
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
 COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's values
 LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
-GRAPH_STEPS = (32, 8, 1)  # steps of the graphs that a run replays: between two of them the card waits
 DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 
@@ -53,6 +52,9 @@ HYPER = (
     "l1", "l2", "clip_norm", "momentum", "rho", "rho_rest", "beta1", "beta1_rest", "beta2", "beta2_rest",
     "epsilon", "weight_decay",
 )  # fmt: skip
+
+
+Put = Callable[[Stream], None]  # of a launch whose arguments are packed
 
 
 def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
@@ -80,6 +82,15 @@ class _Kernels:
     functions: dict[Entry, Function]
 
 
+@dataclass
+class _Step:
+    """The launches of a step, ready for streams: its begin, each share's with whether they are aside, and its end."""
+
+    begin: list[Put]
+    shares: list[list[tuple[Put, bool]]]
+    finish: list[Put]
+
+
 class CudaProgram(Program):
     """A plan, its arrays in one arena, and its launches; ``shared`` are addresses of arrays that another one owns.
 
@@ -95,11 +106,9 @@ class CudaProgram(Program):
         self._training: tuple[Feed, Sampling] | None = None
         self._orders: Orders  # of what is trained on
         self._evaluation: Feed | None = None
-        self._run_begin: list[Callable[[Stream], None]] = []
-        self._ahead: list[Callable[[Stream], None]] = []
-        self._begin: list[Callable[[Stream], None]] = []
-        self._shares: list[list[tuple[Callable[[Stream], None], bool]]] = []  # and whether it is done aside
-        self._finish: list[Callable[[Stream], None]] = []
+        self._run_begin: list[Put] = []
+        self._ahead: list[Put] = []
+        self._placed: dict[int, _Step] = {}  # steps by their place in a graph
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
@@ -169,7 +178,8 @@ class CudaProgram(Program):
         start = self._arenas[-1].take(TENSOR_MAP_BYTES * len(missing))
         for each, place in zip(missing, count(start, TENSOR_MAP_BYTES), strict=False):
             shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
-            self._stream.upload(place, tensor_map(self._addresses[each.array], shape, pitch, each.box_rows))
+            planes = self._addresses[each.array] + each.place * each.nbytes
+            self._stream.upload(place, tensor_map(planes, shape, pitch, each.box_rows))
             self._maps[each] = place
 
     @property
@@ -354,6 +364,7 @@ class CudaProgram(Program):
         assert self._plan.optimizer is not None
         with self._device:
             self._replays.clear()
+            self._placed.clear()
             if self._training is not None:
                 self._training[0].close()
             self._training = None  # the old set makes room for the new one
@@ -363,14 +374,8 @@ class CudaProgram(Program):
                 lowered = Lowered()  # its kernel is bound for each run
             self._run_begin = [self._bind(launch, data, sampling.seed) for launch in lowered.run_begin]
             self._ahead = [self._bind(launch, data, sampling.seed) for launch in lowered.ahead]
-            self._begin = [self._bind(launch, data, sampling.seed) for launch in lowered.begin]
-            self._shares = [
-                [(self._bind(launch, data, sampling.seed), launch.aside) for launch in share]
-                for share in lowered.shares
-            ]
-            self._finish = [self._bind(launch, data, sampling.seed) for launch in lowered.finish]
 
-            def bind(launches: Sequence[Launch], epoch: int) -> list[Callable[[Stream], None]]:
+            def bind(launches: Sequence[Launch], epoch: int) -> list[Put]:
                 self._have([launch.entry for launch in launches])
                 return [self._bind(launch, data, sampling.seed, epoch=epoch) for launch in launches]
 
@@ -431,8 +436,7 @@ class CudaProgram(Program):
     def _replay(self, steps: int) -> Replay:
         if steps not in self._replays:
             with capture(self._stream, f"a graph of {steps} steps") as graph:
-                for _ in range(steps):
-                    self._put_step()
+                self._put_steps(steps)
             self._replays[steps] = graph.instantiate()
         return self._replays[steps]
 
@@ -447,15 +451,54 @@ class CudaProgram(Program):
         self._bind(add_errors, data, seed)(self._stream)
         self._tag += steps
 
-    def _put_step(self) -> None:
-        """One step on the streams: they fork for the shares, and join for what is done once."""
-        for launch in self._begin:
+    def _put_steps(self, count: int) -> None:
+        """As many steps as a graph may hold; inputs of some are made ready together."""
+        assert self._training is not None
+        data, sampling = self._training
+        lowered = self._kernels(data).lowered
+        for launch in lowered.deal:
+            self._bind(launch, data, sampling.seed, graph_steps=count)(self._stream)
+        for place in range(count):
+            if place % lowered.stages == 0:
+                for launch in lowered.staged:
+                    (blocks, _, _), steps = launch.grid, min(lowered.stages, count - place)
+                    of_steps = replace(launch, grid=(blocks, steps, 1))
+                    self._bind(of_steps, data, sampling.seed, step=self._step_at(place))(self._stream)
+            self._put_step(place)
+
+    def _step_at(self, place: int) -> int:
+        """The address of the struct Step of a graph's step."""
+        return self._addresses["steps"] + STEP.itemsize * place
+
+    def _step(self, place: int) -> _Step:
+        """The launches of the step at this place of a graph."""
+        if place not in self._placed:
+            assert self._training is not None
+            data, sampling = self._training
+            lowered = self._kernels(data).lowered
+            stage = place % lowered.stages
+            its_own = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
+
+            def bind(launch: Launch) -> Put:
+                return self._bind(launch, data, sampling.seed, stage, step=self._step_at(place), **its_own)
+
+            self._placed[place] = _Step(
+                [bind(launch) for launch in lowered.begin],
+                [[(bind(launch), launch.aside) for launch in share] for share in lowered.shares],
+                [bind(launch) for launch in lowered.finish],
+            )
+        return self._placed[place]
+
+    def _put_step(self, place: int) -> None:
+        """A step of a graph on the streams: they fork for the shares, and join for what is done once."""
+        step = self._step(place)
+        for launch in step.begin:
             launch(self._stream)
         self._stream.record(self._fork)
         for stream in self._streams[1:]:
             stream.wait(self._fork)
         has_asides = False
-        for stream, share in zip(self._streams, self._shares, strict=True):
+        for stream, share in zip(self._streams, step.shares, strict=True):
             for launch, aside in share:
                 if aside:
                     stream.record(self._rejoin)
@@ -468,7 +511,7 @@ class CudaProgram(Program):
         for stream, join in zip(self._streams[1:], self._joins, strict=True):
             stream.record(join)
             self._stream.wait(join)
-        for launch in self._finish:
+        for launch in step.finish:
             launch(self._stream)
 
     # --- evaluating ---
@@ -584,15 +627,18 @@ class CudaProgram(Program):
         for header in dict.fromkeys(entry.header for entry in compiled.functions if entry.constants):
             self._stream.upload(compiled.modules[header].constant(name)[0], values)
 
-    def _bind(self, launch: Launch, data: Feed, seed: int, **others: Value) -> Callable[[Stream], None]:
-        """A launch with its arguments packed, once for all steps; ``others`` are named values beside the data's."""
+    def _bind(self, launch: Launch, data: Feed, seed: int, stage: int = 0, **others: Value) -> Put:
+        """A launch with its arguments packed; ``others`` are named values beside the data's.
+
+        ``stage`` is the place of its step among those that are made ready together.
+        """
         numbers: dict[str, Value] = {"scale": data.scale, "seed": seed, "weights": data.addresses.get("weights")}
         numbers |= others
         numbers["targets"] = data.addresses.get("targets") if data.texture is None else int(data.texture)
 
         def resolve(value: Value) -> int | float | None:
             if isinstance(value, Map):
-                return self._maps[value]
+                return self._maps[replace(value, place=stage) if value.array in others else value]
             if not isinstance(value, At):
                 return value
             if value.array in numbers:

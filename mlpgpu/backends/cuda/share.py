@@ -117,8 +117,12 @@ class Share:
         self.lowered.bytes[name] = 4 * math.prod(self.plan.buffers[name].shape)
         return At(name)
 
+    def launch(self, entry: Entry, grid: tuple[int, int, int], **values: Value) -> Launch:
+        """One of the operation that is being lowered."""
+        return Launch(entry, grid, {**self.common, **values}, self.operation)
+
     def add(self, entry: Entry, grid: tuple[int, int, int], **values: Value) -> None:
-        self.launches.append(Launch(entry, grid, {**self.common, **values}, self.operation))
+        self.launches.append(self.launch(entry, grid, **values))
 
     def width(self, name: str) -> int:
         return self.plan.buffers[name].shape[-1]

@@ -157,11 +157,16 @@ class TensorCores:
             if self.form.scaled and op.x in share.fetched:
                 share.fetched.remove(op.x)  # from here on it is there: products may read it beside its planes
                 copy = share.stored(op.x)
-            share.add(
+            splitting = share.launch(
                 kernels.split_rows(self.form), kernels.row_blocks(share.rows, k),
                 **rows, weight_lines=weight["lines"], copy=copy, planes=x_planes, plane=self._plane(k), lines=x_lines,
                 columns=self._columns(self._of_share(f"{op.x}.columns"), k) if share.is_training else None, n=k,
             )  # fmt: skip
+            if op.x in share.fetched and share.is_training:  # the order tells its rows before their step begins
+                share.lowered.staged.append(splitting)
+                share.lowered.staged_bytes[x_planes.array] = 2 * self.form.planes * self._plane(k)
+            else:
+                share.launches.append(splitting)
         z = share.stored(op.z) if op.z else None
         y, y_planes = self.written(op.y)
         tile = kernels.matrix_tile_for(self.form, share.rows, n, share.multiprocessors, share.arch)

@@ -184,14 +184,14 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
         return Entry(
             entry, "split_update.cuh", function, signature, *TALL, needs="sm_90a", spill_bytes=256, constants=True
         )
-    return Entry(entry, header, function, signature, *NARROW, blocks=2, constants=True)
+    return Entry(entry, header, function, signature, *NARROW, constants=True)
 
 
 TALL_LINES, TALL_COLUMNS, TALL_ROWS = 128, 96, 128  # TallTile of split_update.cuh
 # Threads and shared bytes of a block.
 TALL = 512, 6 * TALL_ROWS * (TALL_LINES + 8 + TALL_COLUMNS + 8) + 4 * (TALL_COLUMNS + 2 * (TALL_LINES + 1))
 NARROW_LINES, NARROW_COLUMNS = 8, 16
-NARROW = 512, 4 * 512 * (NARROW_COLUMNS + 4)  # threads and shared bytes of a block
+NARROW = 256, 4 * 1024 * 10  # threads and shared bytes of a block
 
 
 def narrow_grid(k: int, n: int) -> tuple[int, int, int]:

@@ -10,8 +10,8 @@ from ....losses import LOSSES, OUTPUTS
 from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
 
 # Head of head.cuh.
-HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 512, 8, 32
-HEAD_SHARED_BYTES = 4 * HEAD_ROWS * (HEAD_THREADS + 1024 + 2 * HEAD_MOST_N)
+HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
+HEAD_SHARED_BYTES = 4 * (12 * 1028 + HEAD_ROWS * (8 + 2) * HEAD_MOST_N + 4 * HEAD_ROWS)
 
 
 def target_reader(kind: str, textured: bool) -> tuple[str, str, str]:

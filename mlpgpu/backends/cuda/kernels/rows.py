@@ -1,11 +1,15 @@
-"""What is done to each row by itself: ``rows.cuh``."""
+"""Which rows a step has (``step.cuh``), and what is done to each by itself (``rows.cuh``)."""
 
 from __future__ import annotations
 
 from ....activations import ACTIVATIONS
-from .entry import ROW_THREADS, ROWS, Entry, arguments, camel
+from .entry import ROW_THREADS, ROWS, WARP, Entry, arguments, camel
 
 SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
+
+
+def deal_steps() -> Entry:
+    return Entry("deal_steps", "step.cuh", "deal_steps", arguments("Step* next, Step* steps, int count"), WARP)
 
 
 def _over_rows(name: str, function: str, rest: str) -> Entry:
@@ -45,4 +49,4 @@ def activation_backward(activation: str) -> Entry:
 def row_entries() -> list[Entry]:
     """All that work row by row, but for the loss."""
     backward = [activation_backward(activation) for activation in ACTIVATIONS]
-    return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout()]
+    return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout(), deal_steps()]

@@ -1,4 +1,4 @@
-"""From partial gradients to the next step: ``update.cuh``."""
+"""From partial gradients to the next step's parameters: ``update.cuh``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def update(optimizer: str) -> Entry:
     return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
 
 
-def advance() -> Entry:
-    return Entry("advance", "update.cuh", "advance", arguments("Step* step"), 1)
-
-
 def update_entries() -> list[Entry]:
     """All that end a step."""
-    return [reduce(), squares(), clip(), *(update(optimizer) for optimizer in OPTIMIZERS), advance()]
+    return [reduce(), squares(), clip(), *(update(optimizer) for optimizer in OPTIMIZERS)]
