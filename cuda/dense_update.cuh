@@ -36,9 +36,9 @@ struct Narrow {
     static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
     static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
-    static constexpr int SHARED_FLOATS = 1024 * 10;                                // of dz at once
+    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_FLOATS = DZ_FLOATS + PER_LANE;  // of dz at once, and behind it
     static_assert(WARPS * LINES * COLUMNS <= SHARED_FLOATS, "the sums of all warps take the place of dz");
-    static_assert(LANES == COLUMNS && COLUMNS % PER_LANE == 0, "a lane ends with one of PER_LANE x PER_LANE sums");
+    static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
 };
 
 template <class Rule>
@@ -47,6 +47,7 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
                                                              float* weight, float* bias, float* weight_slots,
                                                              float* bias_slots, int64_t size, int k, int n) {
     using T = Narrow;
+    constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
     const int first_line = blockIdx.x * T::LINES + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
@@ -54,11 +55,11 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     // What the first threads move in the end, on its way from the beginning.
     const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
-    const float scale = static_cast<float>(inverse_weight(totals));
+    const double read_totals[] = {totals[0], totals[1]};  // the division comes later, with nothing to wait for
     const float* const rates = schedule + step->run * COLUMNS;
-    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, rates};
-    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
-    const InPlace<Rule> place = row < k ? of_weight : of_bias;
+    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
+    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
+    InPlace<Rule> place = row < k ? of_weight : of_bias;
     typename InPlace<Rule>::Held held = {};
     if (moves) held = place.hold(row < k ? row : 0, column);
 
@@ -67,9 +68,9 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     const int* const lines = row_lines(rows, order);
     const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
     const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
-    const int most = min(T::BATCH * T::SLICES, T::SHARED_FLOATS / pitch / T::SLICES * T::SLICES);
+    const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
     const float* const of_share = dz + static_cast<int64_t>(rows.first) * n + n0;
-    float sums[T::COLUMNS / T::PER_LANE][T::PER_LANE * T::PER_LANE] = {};
+    float sums[GROUPS][T::PER_LANE * T::PER_LANE] = {};
     for (int row0 = 0; row0 < rows.count; row0 += most) {
         const int staged = min(most, rows.count - row0);
         if (row0 > 0) __syncthreads();
@@ -95,19 +96,22 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
             const int r = slice + i * T::SLICES;
             if (r >= staged) break;
 #pragma unroll
-            for (int j = 0; j < T::COLUMNS; ++j) {
-                if (j >= columns) break;
-                const float delta = shared[r * pitch + j];
-                float* const its = sums[j / T::PER_LANE] + j % T::PER_LANE * T::PER_LANE;
+            for (int group = 0; group < GROUPS; ++group) {
+                if (group * T::PER_LANE >= columns) break;
 #pragma unroll
-                for (int q = 0; q < T::PER_LANE; ++q) its[q] = fmaf(values[i][q], delta, its[q]);
+                for (int j = 0; j < T::PER_LANE; ++j) {  // also of columns that there are not: no one asks for their sums
+                    const float delta = shared[r * pitch + group * T::PER_LANE + j];
+                    float* const its = sums[group] + j * T::PER_LANE;
+#pragma unroll
+                    for (int q = 0; q < T::PER_LANE; ++q) its[q] = fmaf(values[i][q], delta, its[q]);
+                }
             }
         }
     }
     __syncthreads();
     const int mine = lane % T::LANES, my_line = lane / T::LANES * T::PER_LANE + mine % T::PER_LANE;
 #pragma unroll
-    for (int group = 0; group < T::COLUMNS / T::PER_LANE; ++group) {
+    for (int group = 0; group < GROUPS; ++group) {
         if (group * T::PER_LANE >= columns) break;
         const float sum = sum_to_lanes(sums[group]);
         shared[(warp * T::LINES + my_line) * T::COLUMNS + group * T::PER_LANE + mine / T::PER_LANE] = sum;
@@ -117,6 +121,7 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::LINES * T::COLUMNS + threadIdx.x];
+    place.scale = static_cast<float>(inverse_weight(read_totals));
     place.put(row < k ? row : 0, column, sum, held);
 }
 

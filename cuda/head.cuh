@@ -154,20 +154,26 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
     float* const deltas = z + T::LOGITS;                  // (n, ROWS)
     float* const errors = deltas + T::LOGITS;             // (ROWS, 2)
     const HeadThread own;
-    stage_columns(w, k, n, 0, 0, staged);  // on its way while the step is read
     const Rows share_of = share_rows(step, share, shares);
     const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, share_of.count - row0);
     const int64_t first = share_of.first + row0;  // of the block's rows, in the batch
     const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // what is staged once serves both products
 
-    // A warp's row, of the loss.
-    const bool is_there = own.has_row() && own.warp < rows;
+    // A warp's row and a lane's column, of the loss.
+    const bool is_there = own.has_row() && own.warp < rows, has_column = own.lane < n;
     const int64_t from = is_there ? order[share_of.order + first + own.warp] : 0;
+    const float bias = b && has_column ? b[own.lane] : 0.0f;
+    ReadTarget<Target> target = {0.0f};
+    float row_weight = 1.0f;
     float values[HeadThread::COUNT];  // of x, and later of dx's slope
     for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
         if (own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
         for (int j0 = 0; j0 < n; j0 += T::GROUP) {
-            if (k0 + j0 > 0) stage_columns(w, k, n, k0, j0, staged);
+            stage_columns(w, k, n, k0, j0, staged);
+            if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
+                if (has_column) target.t = Target{targets, from, n, mean, scale}(own.lane);
+                if (weights) row_weight = weights[from];
+            }
             wait_for_copies();
             __syncthreads();
             if (own.computes(k - k0)) add_products(own, values, staged, j0, n, k0 == 0, partial);
@@ -175,18 +181,14 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
         }
     }
     if (is_there) {
-        const Target target = {targets, from, n, mean, scale};
-        const bool has_column = own.lane < n;
-        const ReadTarget<Target> read = {has_column ? target(own.lane) : 0.0f};
-        const float row_weight = weights ? weights[from] : 1.0f;
         float* const logits = z + own.warp * T::MOST_COLUMNS;
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < T::WARPS; ++i)
             if (i * T::OF_WARP < k) sum += partial[(i * T::ROWS + own.warp) * T::MOST_COLUMNS + own.lane];
-        if (has_column) logits[own.lane] = sum + (b ? b[own.lane] : 0.0f);
+        if (has_column) logits[own.lane] = sum + bias;
         __syncwarp();
-        const float value = weighted_row<Loss>(logits, n, read, row_weight, [=](int j, float d) {
+        const float value = weighted_row<Loss>(logits, n, target, row_weight, [=](int j, float d) {
             deltas[j * T::ROWS + own.warp] = d;
             delta[(first + own.warp) * n + j] = d;
         });

@@ -29,8 +29,11 @@ __device__ __forceinline__ int batch_rows(const Step& step) {
 // The rows of one share: sizes differ by at most one, and may be 0 (Plan.share_rows).
 __device__ __forceinline__ Rows share_rows(const Step* step, int share, int shares) {
     const int64_t rows = batch_rows(*step);
-    const int first = static_cast<int>(rows * share / shares);
-    const int end = static_cast<int>(rows * (share + 1) / shares);
+    int first = 0, end = static_cast<int>(rows);
+    if (shares > 1) {  // two divisions of 64 bits, a hundred instructions each, before a kernel knows what to read
+        first = static_cast<int>(rows * share / shares);
+        end = static_cast<int>(rows * (share + 1) / shares);
+    }
     return {first, end - first, static_cast<int64_t>(step->batch) * step->batch_rows};
 }
 

@@ -191,7 +191,7 @@ TALL_LINES, TALL_COLUMNS, TALL_ROWS = 128, 96, 128  # TallTile of split_update.c
 # Threads and shared bytes of a block.
 TALL = 512, 6 * TALL_ROWS * (TALL_LINES + 8 + TALL_COLUMNS + 8) + 4 * (TALL_COLUMNS + 2 * (TALL_LINES + 1))
 NARROW_LINES, NARROW_COLUMNS = 8, 16
-NARROW = 256, 4 * 1024 * 10  # threads and shared bytes of a block
+NARROW = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
 
 
 def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
