@@ -41,6 +41,28 @@ struct Narrow {
     static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
 };
 
+// shared (rows, pitch) = so many columns of dz (rows, n), by vectors where that is one stretch of memory in both.
+__device__ __forceinline__ void stage_deltas(const float* dz, int rows, int columns, int n, float* shared, int pitch) {
+    using T = Narrow;
+    if (pitch == n && reinterpret_cast<uintptr_t>(dz) % 16 == 0) {
+        constexpr int MOST = T::DZ_FLOATS / (4 * T::THREADS);
+        const int size = rows * n;
+        float4 values[MOST];
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) values[i] = row_vector(dz, size, 4 * (threadIdx.x + i * T::THREADS), true);
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) {
+            const int at = 4 * (threadIdx.x + i * T::THREADS);
+            if (at < size) *reinterpret_cast<float4*>(shared + at) = values[i];
+        }
+        return;
+    }
+    const int apart = T::THREADS / columns, column = threadIdx.x % columns, first = threadIdx.x / columns;
+#pragma unroll 8
+    for (int r = first < apart ? first : rows; r < rows; r += apart)
+        shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
+}
+
 template <class Rule>
 __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, int share, int shares, const float* x,
                                                              const int* order, const float* dz, const double* totals,
@@ -74,9 +96,6 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     for (int row0 = 0; row0 < rows.count; row0 += most) {
         const int staged = min(most, rows.count - row0);
         if (row0 > 0) __syncthreads();
-        deal_elements(staged, columns, T::THREADS, [&](int r, int column) {
-            copy_one(shared + r * pitch + column, of_share + static_cast<int64_t>(row0 + r) * n + column);
-        });
         float values[T::BATCH][T::PER_LANE];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
@@ -89,7 +108,7 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
             for (int q = 0; q < T::PER_LANE; ++q)
                 if (first_line + q == k) values[i][q] = 1.0f;
         }
-        wait_for_copies();
+        stage_deltas(of_share + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {

@@ -28,15 +28,22 @@ struct ReadTarget {
 };
 
 // staged (GROUP, PITCH) = columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n), those that there are, and 0
-// behind the last line for the warp that has it.  They are there after a wait for copies and a barrier.
+// behind the last line for the warp that has it.  Threads go through W as it lies in memory, each in one column; all
+// their loads are on their way before they store the first.
 __device__ __forceinline__ void stage_columns(const float* w, int k, int n, int k0, int j0, float* staged) {
-    const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
-    const int end = (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP;
-    w += static_cast<int64_t>(k0) * n + j0;
-    deal_elements(end, columns, Head::THREADS, [=](int line, int column) {  // as W lies in memory
-        float* const to = staged + column * Head::PITCH + line;
-        line < lines ? copy_one(to, w + line * n + column) : static_cast<void>(*to = 0.0f);
-    });
+    constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
+    const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0), apart = Head::THREADS / columns;
+    const int column = threadIdx.x % columns, first = threadIdx.x / columns;
+    const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
+    const float* const from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
+    float* const to = staged + column * Head::PITCH + first;
+    float values[MOST];
+#pragma unroll
+    for (int i = 0; i < MOST; ++i)
+        values[i] = first + i * apart < min(lines, end) ? from[static_cast<int64_t>(i * apart) * n] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST; ++i)
+        if (first + i * apart < end) to[i * apart] = values[i];
 }
 
 // What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
@@ -174,7 +181,6 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                 if (has_column) target.t = Target{targets, from, n, mean, scale}(own.lane);
                 if (weights) row_weight = weights[from];
             }
-            wait_for_copies();
             __syncthreads();
             if (own.computes(k - k0)) add_products(own, values, staged, j0, n, k0 == 0, partial);
             __syncthreads();
@@ -208,7 +214,6 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
             if (!is_whole) {
                 __syncthreads();
                 stage_columns(w, k, n, k0, j0, staged);
-                wait_for_copies();
                 __syncthreads();
             }
             if (!own.computes(k - k0)) continue;

@@ -181,20 +181,6 @@ __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
     return values[0];
 }
 
-// Deals the elements of (lines, columns) out to the first so many threads, neighbours to neighbours: this thread does
-// f(line, column) for its own.
-template <class F>
-__device__ __forceinline__ void deal_elements(int lines, int columns, int threads, const F& f) {
-    const int apart = threads / columns, rest = threads % columns;
-    int line = threadIdx.x / columns, column = threadIdx.x % columns;
-#pragma unroll 4
-    while (line < lines) {
-        f(line, column);
-        line += apart, column += rest;
-        if (column >= columns) column -= columns, ++line;
-    }
-}
-
 // Sum over the block, in every thread of its first warp.  `scratch` holds one T for each warp; the
 // caller puts a barrier before it uses `scratch` again.
 template <class T>

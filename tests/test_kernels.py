@@ -222,10 +222,10 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int i = 1; i < T::WARPS; ++i)\n            if (i * T::OF_WARP < k)",
         kernels.head("huber", "dense"),
     ),
-    "a line lost where elements are dealt out": (
-        "portable.cuh",
-        "column -= columns, ++line;",
-        "column -= columns;",
+    "what lies behind the last line of W not cleared": (
+        "head.cuh",
+        "if (first + i * apart < end) to",
+        "if (first + i * apart < min(lines, end)) to",
         kernels.head("huber", "dense"),
     ),
     "a lane keeps what it should send away": (
