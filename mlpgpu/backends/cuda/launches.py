@@ -76,7 +76,7 @@ class Lowered:
         stages: how many steps of a graph are made ready together; ``staged`` is what does it, with one after another of
             them along the grid's second axis, and ``staged_bytes`` what it leaves for each, by array.
         deal: what a graph begins with.
-        run_begin: what runs before the first of several steps.
+        run_begin: what runs before the first of several steps, where the parameters may have been set since the last.
         ahead: what each step does for the one that follows it, for a step that follows none.
         begin: what a step begins with, once.
         shares: what each share's stream runs in a step; ``finish`` follows when all have.

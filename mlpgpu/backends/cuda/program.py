@@ -45,6 +45,7 @@ COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's valu
 LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
 DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
+CONSTANTS = "hyper", "schedule"  # the constant variables of update.cuh
 
 # Step of step.cuh, and Hyper of update.cuh.
 STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
@@ -75,11 +76,15 @@ def _source(data: Feed) -> str:
 
 @dataclass
 class _Kernels:
-    """What a plan launches on data of one type, and the compiled kernels."""
+    """What a plan launches on data of one type, and the compiled kernels.
+
+    ``constants`` are the addresses of each constant variable, one in each module that reads it.
+    """
 
     lowered: Lowered
     modules: dict[str, Module]
     functions: dict[Entry, Function]
+    constants: dict[str, list[int]]
 
 
 @dataclass
@@ -114,7 +119,7 @@ class CudaProgram(Program):
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._sampler: _Sampler | None = None
         self._others: dict[Entry, Function] = {}  # kernels of no plan, once they were asked for
-        self._epoch = -1  # the one whose order is on the card
+        self._were_set = True  # whether the parameters may have been, since the last run
         self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
         self._reader: Stream
         self._prefetched: Event | None = None  # when the state that was last asked for is there
@@ -195,6 +200,7 @@ class CudaProgram(Program):
                 self._take(self._snapshot_bytes)
             self._upload("snapshot" if snapshot else "parameters", state.parameters)
             if not snapshot:
+                self._were_set = True
                 self._upload("slots", state.slots)
                 self._upload("statistics", state.statistics)
             self._stream.synchronize()
@@ -212,6 +218,7 @@ class CudaProgram(Program):
                 self._draw(parameter, seed)
             self._stream.fill(self._addresses["slots"], max(1, self._sizes["slots"]))
             self._upload("statistics", statistics)
+            self._were_set = True
             self._stream.synchronize()
 
     def _draw(self, p: Parameter, seed: int) -> None:
@@ -311,6 +318,7 @@ class CudaProgram(Program):
         with self._device:
             if destination == "parameters":
                 self._end_prefetch()
+                self._were_set = True
             self._stream.copy(self._addresses[destination], self._addresses[source], self._sizes["parameters"])
             self._stream.synchronize()
 
@@ -368,6 +376,7 @@ class CudaProgram(Program):
             if self._training is not None:
                 self._training[0].close()
             self._training = None  # the old set makes room for the new one
+            self._were_set = True  # for all that this program knows: they may be another one's
             data = self._feed(dataset, sampling.batch_size)
             lowered = self._kernels(data).lowered
             if isinstance(self.residency, Design):
@@ -398,8 +407,10 @@ class CudaProgram(Program):
         done = 0
         with self._device:
             self._end_prefetch()
-            for launch in self._run_begin:  # whoever changed the parameters since the last run
-                launch(self._stream)
+            if self._were_set:
+                for launch in self._run_begin:
+                    launch(self._stream)
+                self._were_set = False
             while done < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
                 self._orders.begin(epoch)
@@ -606,7 +617,10 @@ class CudaProgram(Program):
                 resident = [self.residency.train(source, textured=textured), self.residency.add_errors(1)]
                 evaluated = [*lowered.evaluation_begin, *lowered.evaluation]
                 entries = Lowered(evaluation=[*evaluated, *resident]).entries()
-            self._compiled[form] = _Kernels(lowered, *self._compile(entries))
+            modules, functions = self._compile(entries)
+            reading = [modules[header] for header in {entry.header: None for entry in entries if entry.constants}]
+            constants = {name: [module.constant(name)[0] for module in reading] for name in CONSTANTS}
+            self._compiled[form] = _Kernels(lowered, modules, functions, constants)
         return self._compiled[form]
 
     def _compile(self, entries: Iterable[Entry]) -> tuple[dict[str, Module], dict[Entry, Function]]:
@@ -621,11 +635,10 @@ class CudaProgram(Program):
         return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
 
     def _set_constant(self, name: str, values: np.ndarray) -> None:
-        """In each module that reads it; they have one each."""
+        """In each module that reads it."""
         assert self._training is not None
-        compiled = self._kernels(self._training[0])
-        for header in dict.fromkeys(entry.header for entry in compiled.functions if entry.constants):
-            self._stream.upload(compiled.modules[header].constant(name)[0], values)
+        for address in self._kernels(self._training[0]).constants[name]:
+            self._stream.upload(address, values)
 
     def _bind(self, launch: Launch, data: Feed, seed: int, stage: int = 0, **others: Value) -> Put:
         """A launch with its arguments packed; ``others`` are named values beside the data's.
