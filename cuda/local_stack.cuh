@@ -222,11 +222,19 @@ struct StreamedWeights {
     }
 };
 
-// Of WINDOW lines the first IN_REGISTERS in registers, the others in shared memory.
-template <class Shape_, int WINDOW, int IN_REGISTERS>
+// The block's columns as the way forward has them, in the order of memory, and as in a mirror, where they come from the
+// right: number v of the grid's is column MIRROR - v.
+template <class Shape, bool IS_MIRRORED>
+__device__ __forceinline__ int column_of(int v) {
+    return IS_MIRRORED ? static_cast<int>(gridDim.x) * Shape::SPAN - 1 - v : v;
+}
+
+// Of WINDOW lines the first IN_REGISTERS in registers, the others in shared memory.  In a mirror a line is
+// w'[r, v] = w[r, column of v - r].
+template <class Shape_, int WINDOW_, int IN_REGISTERS, bool IS_MIRRORED = false>
 struct HeldWeights {
     using Shape = Shape_;
-    static constexpr int COLUMNS = Shape::COLUMNS;
+    static constexpr int COLUMNS = Shape::COLUMNS, WINDOW = WINDOW_;
     float* const lines;
     float held[IN_REGISTERS][COLUMNS];
 
@@ -237,9 +245,18 @@ struct HeldWeights {
 #pragma unroll
         for (int r = 0; r < WINDOW; ++r) {
             float words[COLUMNS];
-            load_some<COLUMNS>(parameters + layer.weight + static_cast<int64_t>(r) * layer.pitch + column,
-                               layer.n - column, r < IN_REGISTERS ? held[r] : words);
-            if (r >= IN_REGISTERS) store_words<COLUMNS>(lines + (r - IN_REGISTERS) * Shape::SPAN, words);
+            float(&to)[COLUMNS] = r < IN_REGISTERS ? held[r < IN_REGISTERS ? r : 0] : words;
+            const float* const line = parameters + layer.weight + static_cast<int64_t>(r) * layer.pitch;
+            if (IS_MIRRORED) {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c) {
+                    const int i = column_of<Shape, true>(column + c) - r;
+                    to[c] = i >= 0 && i < layer.n ? line[i] : 0.0f;
+                }
+            } else {
+                load_some<COLUMNS>(line + column, layer.n - column, to);
+            }
+            if (r >= IN_REGISTERS) store_words<COLUMNS>(lines + (r - IN_REGISTERS) * Shape::SPAN, to);
         }
     }
 
@@ -264,48 +281,26 @@ struct HeldWeights {
     }
 };
 
-// --- forward ---
+// --- a block's way through layers, some rows at a time ---
 
-// A block's way through the layers, for some rows at a time.
-template <class Weights, class Activation>
-struct StackForward {
+template <class Weights_>
+struct StackWalk {
+    using Weights = Weights_;
     using Shape = typename Weights::Shape;
     static constexpr int ROWS = Shape::ROWS, COLUMNS = Shape::COLUMNS, VECTOR = Shape::VECTOR, WARPS = Shape::WARPS;
     static constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN, OF_WARP = COLUMNS * WARP;
 
-    // As local_stack_forward is given them.
-    struct Arguments {
-        const float* x;
-        const float* parameters;
-        const StackLayer* layers;
-        int count, m, halo;
-        float* kept;
-        float* kept_z;
-        float* y;
-        uint64_t* mail;
-    };
-
-    // What a layer of a pass is about: its number, its columns and window and the next one's; the first of its rows
-    // in the batch, and how many; and the words between it and the block before.
-    struct Place {
-        int l, n, window, next_n, next_window;
-        int64_t row0;
-        int here;
-        uint64_t* words;
-    };
-
-    const Arguments given;
     const Rows rows;
     const uint32_t tag;
-    const int begin, own, column, warp, lane;
-    float* const inputs;  // two times (ROWS, PITCH), which take turns
+    const int begin, own, column, warp, lane;  // columns: the block's first one, the thread's in the block and at all
+    float* const inputs;                       // two times (ROWS, PITCH), which take turns
     const Phases<Shape> phases;
     Weights weights;
     int phase = 0;  // each gives a layer its inputs
 
-    __device__ __forceinline__ StackForward(const Arguments& given, const Rows& rows, uint32_t tag, float* shared)
-        : given(given),
-          rows(rows),
+    __device__ __forceinline__ StackWalk(const Rows& rows, uint32_t tag, const float* parameters,
+                                         const StackLayer* layers, float* shared)
+        : rows(rows),
           tag(tag),
           begin(blockIdx.x * SPAN),
           own(COLUMNS * threadIdx.x),
@@ -314,18 +309,19 @@ struct StackForward {
           lane(threadIdx.x % WARP),
           inputs(shared),
           phases{shared_address(shared + 2 * ROWS * PITCH)},
-          weights(shared + 2 * ROWS * PITCH + Phases<Shape>::WORDS, given.parameters, given.layers, begin) {}
+          weights(shared + 2 * ROWS * PITCH + Phases<Shape>::WORDS, parameters, layers, begin) {}
 
     __device__ __forceinline__ float* inputs_of(int which) const { return inputs + (which & 1) * ROWS * PITCH; }
 
-    // A warp's columns of x, and the last one's what is beyond.
-    __device__ __forceinline__ void stage(const Place& at) const {
+    // The first layer's inputs, value(row, column of the block), of which there are `count`: the warp's columns, and
+    // the last warp's `halo` beyond.
+    template <class Value>
+    __device__ __forceinline__ void stage(int here, int halo, int count, const Value& value) const {
         phases.wait(warp - 1, phase - 1);
         phases.wait(warp + 1, phase - 1);
-        const int end = min((warp + 1) * OF_WARP + (warp + 1 == WARPS ? at.window - 1 : 0), given.m - begin);
-        for (int q = 0; q < at.here; ++q)
-            for (int i = warp * OF_WARP + lane; i < end; i += WARP)
-                inputs_of(phase)[q * PITCH + i] = given.x[(at.row0 + q) * given.m + begin + i];
+        const int end = min((warp + 1) * OF_WARP + (warp + 1 == WARPS ? halo : 0), count);
+        for (int q = 0; q < here; ++q)
+            for (int i = warp * OF_WARP + lane; i < end; i += WARP) inputs_of(phase)[q * PITCH + i] = value(q, i);
         phases.end(phase);
     }
 
@@ -350,6 +346,72 @@ struct StackForward {
         });
     }
 
+    // One layer: finish(sums) makes outputs of sums.  Beside it the last warp asks for the halo of the next layer, `due`
+    // words of each row, and looks when it is done; kept(row, column, value) sees them too.  `words`, `halo` for each
+    // row, lie between the block and the one before, and behind them those between it and the next one.
+    template <class Finish, class Kept>
+    __device__ __forceinline__ void layer(const StackLayer& layer, int here, int due, const uint64_t* words, int halo,
+                                          const Finish& finish, const Kept& kept) {
+        const auto compute = [&] {
+            float sum[ROWS][COLUMNS] = {};
+            phases.wait(warp + 1, phase);
+            multiply(layer, sum);
+            finish(sum);
+        };
+        float* const to = inputs_of(phase + 1);
+        receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
+                                    here * due, tag,
+                                    [&](int i) { return words + (ROWS + i / due) * halo + i % due; },
+                                    [&](int i, float value) {
+                                        to[i / due * PITCH + SPAN + i % due] = value;
+                                        kept(i / due, SPAN + i % due, value);
+                                    }));
+        phases.end(++phase);
+    }
+
+    // Outputs of a row become inputs of the next layer; the first `sent` columns of the block go to the block before.
+    __device__ __forceinline__ void pass_on(int q, const float (&value)[COLUMNS], uint64_t* words, int sent) const {
+        store_words<COLUMNS>(inputs_of(phase + 1) + q * PITCH + own, value);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c)
+            if (own + c < sent) send(words + own + c, value[c], tag);
+    }
+};
+
+// --- forward ---
+
+template <class Weights_, class Activation>
+struct StackForward : StackWalk<Weights_> {
+    using Walk = StackWalk<Weights_>;
+    using Walk::ROWS, Walk::COLUMNS, Walk::SPAN, Walk::WARPS;
+    using Walk::begin, Walk::column, Walk::phase, Walk::phases, Walk::rows, Walk::warp;
+
+    // As local_stack_forward is given them.
+    struct Arguments {
+        const float* x;
+        const float* parameters;
+        const StackLayer* layers;
+        int count, m, halo;
+        float* kept;
+        float* kept_z;
+        float* y;
+        uint64_t* mail;
+    };
+
+    // What a layer of a pass is about: its number, its columns and window and the next one's; the first of its rows
+    // in the batch, and how many; and the words between it and the block before.
+    struct Place {
+        int l, n, window, next_n, next_window;
+        int64_t row0;
+        int here;
+        uint64_t* words;
+    };
+
+    const Arguments given;
+
+    __device__ __forceinline__ StackForward(const Arguments& given, const Rows& rows, uint32_t tag, float* shared)
+        : Walk(rows, tag, given.parameters, given.layers, shared), given(given) {}
+
     // Of the outputs from `start` on, how many are the halo of a block that ends there.
     __device__ __forceinline__ int halo_at(const Place& at, int start) const {
         return max(0, min(at.next_window - 1, at.n - start));
@@ -373,31 +435,19 @@ struct StackForward {
             float value[COLUMNS];
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) sum[q][c] += bias[c], value[c] = Activation::forward(sum[q][c]);
-            store_words<COLUMNS>(inputs_of(phase + 1) + q * PITCH + own, value);
+            Walk::pass_on(q, value, at.words + q * given.halo, q < at.here ? sent : 0);
             if (q >= at.here) continue;
-#pragma unroll
-            for (int c = 0; c < COLUMNS; ++c)
-                if (own + c < sent) send(at.words + q * given.halo + own + c, value[c], tag);
             if (given.kept_z) store_some<COLUMNS>(given.kept_z + layer.y + place, at.n - column, sum[q]);
             if (out) store_some<COLUMNS>(out + place, at.n - column, value);
         }
     }
 
     __device__ __forceinline__ void layer(const Place& at) {
-        const auto compute = [&] {
-            float sum[ROWS][COLUMNS] = {};
-            phases.wait(warp + 1, phase);
-            multiply(given.layers[at.l], sum);
-            finish(given.layers[at.l], at, sum);
-        };
-        // The last warp asks for the halo of the next layer when this one begins, and looks when it is done.
+        const StackLayer& layer = given.layers[at.l];
         const int due = warp + 1 == WARPS ? halo_at(at, begin + SPAN) : 0;
-        float* const to = inputs_of(phase + 1) + SPAN;
-        receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
-                                    at.here * due, tag,
-                                    [&](int i) { return at.words + (ROWS + i / due) * given.halo + i % due; },
-                                    [&](int i, float value) { to[i / due * PITCH + i % due] = value; }));
-        phases.end(++phase);
+        Walk::layer(
+            layer, at.here, due, at.words, given.halo,
+            [&](float(&sum)[ROWS][COLUMNS]) { finish(layer, at, sum); }, [](int, int, float) {});
     }
 
     // Rows from number `first` of the share on.
@@ -411,7 +461,9 @@ struct StackForward {
             const bool is_last = at.l + 1 == given.count;
             at.next_n = is_last ? 0 : given.layers[at.l + 1].n;
             at.next_window = is_last ? 1 : given.layers[at.l + 1].window;
-            if (at.l == 0) stage(at);
+            if (at.l == 0)
+                Walk::stage(at.here, at.window - 1, given.m - begin,
+                            [&](int q, int i) { return given.x[(at.row0 + q) * given.m + begin + i]; });
             layer(at);
         }
         ++phase;

@@ -83,7 +83,22 @@ __device__ __forceinline__ void copy_one(float* to, const float* from) {
 #endif
 }
 
-// Waits until what this thread copied is there.
+// Ends a group of such copies.
+__device__ __forceinline__ void end_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until what this thread copied is there, but for the last groups.
+template <int GROUPS>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Waits until all that this thread copied is there.
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");

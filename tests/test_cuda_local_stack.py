@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,20 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
         [*[Local(500 - 9 * i, 10, "tanh") for i in range(3)], Dense(473, 3)], (11, 7), {},
     ),
     "held": ([*[TIED] * 4, Dense(612, 3)], (1, 1), {}),
-    "held no more": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"shares": 1}),
+    "held, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1)}),
+    "held, and dx": (
+        [Dense(9, 500, "tanh"), *[Local(500, 33, "gelu", "output")] * 3, Dense(404, 3)], (2, 1),
+        {"optimizer": Adam(0.01)},
+    ),
+    "held twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 3)], (1, 1), {}),
+    "columns that nobody uses": (
+        [Local(400, 5, "tanh"), Local(500, 5, "tanh"), Dense(392, 3)], (1, 1),
+        {"optimizer": AdamW(0.01, weight_decay=0.1)},
+    ),
+    "held, columns that nobody uses": (
+        [Dense(9, 400, "relu"), *[Local(500, 5, "tanh")] * 2, Dense(392, 3)], (1, 1),
+        {"optimizer": AdamW(0.01, weight_decay=0.1)},
+    ),
 }  # fmt: skip
 
 
@@ -76,11 +90,11 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path, monkeypatch: pytest.M
     host = check(case, tmp_path, monkeypatch)
     names = [launch.entry.name for launch in host.low.launches()]
     assert any(name.startswith("local_stack_forward") for name in names)
-    assert any("Held" in launch.entry.function for launch in host.low.launches()) == (case == "held")
+    assert any("Held" in launch.entry.function for launch in host.low.launches()) == case.startswith("held")
     # Whether the way back is one kernel too: there are neither gradients nor partials then.
     in_place = host.low.bytes["partials"] == 0
-    assert in_place == any(name.startswith("local_stack_update") for name in names)
-    assert in_place == (case not in ("more rows than a pass", "held", "held no more"))
+    assert in_place == any(re.match("local_stack_(tied_)?update", name) for name in names)
+    assert in_place == (case not in ("more rows than a pass", "held twice") and "nobody uses" not in case)
     assert not any(name.startswith("local_forward") for name in names)
 
 
@@ -148,11 +162,12 @@ def test_a_stack_ends_where_something_comes_between_or_the_activation_changes() 
 def test_the_network_of_the_report() -> None:
     """N = 300,000, R = 29: a block has 2,304 columns; of one matrix 20 lines are in registers and 9 beside."""
     reused = designed([Local(300_000, 29, "sigmoid", "layer")] * 5)
-    assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.updates
+    assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and reused.updates
     distinct = designed([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
     assert distinct.weights == StreamedWeights(StackShape(18, 1)) and distinct.weights.stages == 23
     assert distinct.updates and distinct.mail_words == 5 * 131 * 28
-    for entry in (reused.forward, distinct.forward, distinct.update("SGD"), distinct.update("Adam")):
+    updates = [stack.update(optimizer) for stack in (distinct, reused) for optimizer in ("SGD", "Adam")]
+    for entry in (reused.forward, distinct.forward, *updates):
         assert entry.cooperative and entry.shared_bytes <= kernels.STACK_SHARED_BYTES
 
 
@@ -166,7 +181,7 @@ def test_stacks_fit(n: int, window: int, capacity: int, multiprocessors: int, ti
         return
     shape = made.weights.shape
     assert (made.blocks - 1) * shape.span < n <= made.blocks * shape.span and made.blocks <= multiprocessors
-    assert made.updates <= (capacity <= shape.rows)
+    assert made.updates == (isinstance(made.weights, HeldWeights) or (not tied and capacity <= shape.rows))
     entries = [made.forward, *([made.update("Adam")] if made.updates else [])]
     assert all(entry.shared_bytes <= kernels.STACK_SHARED_BYTES and entry.threads <= 1024 for entry in entries)
     if isinstance(made.weights, StreamedWeights):
@@ -197,10 +212,13 @@ def test_kernels_compile_without_many_spills(
     if CACHE_VARIABLE not in os.environ:
         monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     entries = [kernels.local_stack_forward("gelu", StreamedWeights(shape))]
-    entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in ("SGD", "AdamW")]
+    optimizers = ("SGD", "AdamW")
+    entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in optimizers]
     if shape.rows == 1:
         widest = StackShape(HeldWeights.MOST_WARPS, 1, HeldWeights.COLUMNS)
-        entries += [kernels.local_stack_forward("gelu", HeldWeights(widest, window)) for window in (4, 29)]
+        for held in (HeldWeights(widest, window) for window in (4, 29)):
+            entries.append(kernels.local_stack_forward("gelu", held))
+            entries += [kernels.local_stack_tied_update("gelu", optimizer, held) for optimizer in optimizers]
     cubins = compile_units(units(entries), "sm_90a")
     for entry in entries:
         kernel = cubins[entry.header].resources[entry.name]
@@ -210,7 +228,7 @@ def test_kernels_compile_without_many_spills(
 
 # --- planted faults ---
 
-FORWARD, UPDATE = "local_stack.cuh", "local_stack_update.cuh"
+FORWARD, UPDATE, TIED_UPDATE = "local_stack.cuh", "local_stack_update.cuh", "local_stack_tied.cuh"
 ROW, ALIGNMENTS = "one row", "two rows, every alignment"
 FAULTS = {  # the header, what is right there, what is planted, and the case that finds it
     "a halo one column short": (FORWARD, "at.next_window - 1, at.n", "at.next_window - 2, at.n", ROW),
@@ -226,6 +244,14 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
     "a derivative taken twice": (
         UPDATE, "is_top && given.is_derived;", "is_top && given.is_derived < 0;", "four rows, and dx",
     ),
+    "a mirror one column off": (FORWARD, "Shape::SPAN - 1 - v", "Shape::SPAN - 2 - v", "held"),
+    "a halo that the gradient does not see": (TIED_UPDATE, "[i] = value;", "[i] = 0 * value;", "held"),
+    "a term left out of the sums": (TIED_UPDATE, "i < given.count * rows.count", "i + 1 < given.count", "held"),
+    "the other stage added": (TIED_UPDATE, "ring + i % STAGES", "ring + (i + 1) % STAGES", "held"),
+    "rows that share their dz": (TIED_UPDATE, "given.deltas + ((static_cast<int64_t>(q)", "given.deltas + ((0 * q",
+                                    "held, three rows"),
+    "a stack's dx left out": (TIED_UPDATE, "given.dx ? 0 : 1", "1", "held, and dx"),
+    "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step(", "if (lane < 0) step(", "held"),
     "a bias's step left out": (UPDATE, "layer.bias < 0 || layer.bias_step) continue", "true) continue", ROW),
 }  # fmt: skip
 

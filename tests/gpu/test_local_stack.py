@@ -49,6 +49,8 @@ CASES: dict[str, tuple[list[Layer], int, mg.Optimizer]] = {
     "more rows than a pass": (shrinking(2000, (29,) * 4, "tanh", "output"), 20, mg.Momentum(0.05)),
     "reused": ([Local(3000, 29, "tanh", "layer")] * 30, 1, mg.SGD(0.01)),
     "reused, two rows": ([Local(3000, 13, "tanh", "output")] * 9, 2, mg.SGD(0.01)),
+    "reused, many blocks": ([*[Local(40000, 29, "tanh", "output")] * 12, Dense(39664, 5)], 1, mg.Momentum(0.01)),
+    "reused, and dx": ([Dense(17, 900, "tanh"), *[Local(900, 33, "gelu", "layer")] * 4], 3, mg.AdamW(0.001)),
 }  # fmt: skip
 
 

@@ -151,6 +151,8 @@ inline uint64_t load_word(const uint64_t* place) { return *place; }
 // Copies that a thread goes on beside: here they are done at once.
 inline void copy_four(float* to, const float* from) { *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from); }
 inline void copy_one(float* to, const float* from) { *to = *from; }
+inline void end_copies() {}
+template <int GROUPS> void wait_for_copies() {}
 inline void wait_for_copies() {}
 
 #define SHIM_ATOMIC(name, T, expression)                  \

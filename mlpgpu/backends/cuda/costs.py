@@ -35,8 +35,10 @@ OF_TENSOR_CORES: dict[str, Axes] = {
 OF_STACKS: dict[str, Axes] = {
     "x": ("rows", "m"), "parameters": ("weights",), "slots": ("slot_count", "weights"), "layers": ("count", 10),
     "kept": ("rows", "outputs"), "kept_z": ("rows", "outputs"), "y": ("rows", "n"), "dy": ("rows", "n"),
-    "totals": (2,), "dx": ("rows", "m"), "bias_sums": (0,), "mail": (0,), "launches": (),
+    "totals": (2,), "dx": ("rows", "m"), "deltas": ("rows", "outputs"), "bias_sums": (0,), "mail": (0,),
+    "launches": (),
 }  # fmt: skip
+STACK_HEADERS = ("local_stack.cuh", "local_stack_update.cuh", "local_stack_tied.cuh")
 TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
 AXES: dict[str, dict[str, Axes]] = {
     **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_update.cuh"), OF_DENSE),
@@ -52,8 +54,7 @@ AXES: dict[str, dict[str, Axes]] = {
         "x": ("rows", "m"), "w": ("window", "n"), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"),
         "dz": ("rows", "n"), "saved": ("rows", "m"), "dx": ("rows", "m"), "dw": ("window", "pitch"), "db": ("n",),
     },
-    "local_stack.cuh": OF_STACKS,
-    "local_stack_update.cuh": OF_STACKS,
+    **dict.fromkeys(STACK_HEADERS, OF_STACKS),
     "rows.cuh": {
         "x": ("rows", "n"), "y": ("rows", "n"), "data": ("rows", "n"), "order": ("rows",), "mean": ("n",),
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
@@ -74,7 +75,7 @@ AXES: dict[str, dict[str, Axes]] = {
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
 # Read, and written.
-IN_PLACE = {"dy", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}
+IN_PLACE = {"dy", "deltas", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
     "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
@@ -104,11 +105,11 @@ PRODUCTS = {
     "local_backward_weight": 1,
     "local_stack_forward": 1,
     "local_stack_update": 2,
+    "local_stack_tied_update": 2,
 }
 FACTORS = {  # of a product's multiplications, by header
     "locally_connected.cuh": ("rows", "window", "n"),
-    "local_stack.cuh": ("rows", "weights"),
-    "local_stack_update.cuh": ("rows", "weights"),
+    **dict.fromkeys(STACK_HEADERS, ("rows", "products")),
 }
 ITEM_BYTES = {"unsigned char": 1, "uint16_t": 2, "TensorMap": 2, "double": 8}  # by C type; others have 4
 
@@ -118,7 +119,7 @@ def flops(launch: Launch, rows: int) -> int:
     products = PRODUCTS.get(launch.entry.function.partition("<")[0], 0)
     if not products:
         return 0
-    if "dx" in launch.values and launch.values["dx"] is None and launch.entry.header != "local_stack_update.cuh":
+    if "dx" in launch.values and launch.values["dx"] is None and launch.entry.header not in STACK_HEADERS:
         products = 1
     axes = FACTORS.get(launch.entry.header, ("rows", "k", "n"))
     return 2 * products * math.prod(_lengths(launch, rows)[axis] for axis in axes)

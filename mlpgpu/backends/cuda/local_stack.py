@@ -64,7 +64,10 @@ class LocalStack:
 
     def update(self, optimizer: str) -> Entry:
         """The kernel of the way back."""
-        return kernels.local_stack_update(self.operations[0].activation, optimizer, self.weights.shape)
+        activation = self.operations[0].activation
+        if isinstance(self.weights, HeldWeights):
+            return kernels.local_stack_tied_update(activation, optimizer, self.weights)
+        return kernels.local_stack_update(activation, optimizer, self.weights.shape)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -83,11 +86,12 @@ class LocalStack:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Weights that are used, each once for each layer that uses it or once in all; outputs of all layers."""
+        """Products of a row; weights that are used, each once for each layer or once in all; outputs of all layers."""
         table = self.table.astype([(name, "<i8") for name in LAYER.names or ()])
         used = table["n"] * table["window"]
         weights = int(used.max() if isinstance(self.weights, HeldWeights) else used.sum())
-        return {"weights": weights, "outputs": int(table["n"].sum()), "n": int(table["n"][-1])}
+        outputs, n = int(table["n"].sum()), int(table["n"][-1])
+        return {"products": int(used.sum()), "weights": weights, "outputs": outputs, "n": n}
 
     @property
     def mail_words(self) -> int:
@@ -99,12 +103,14 @@ class LocalStack:
     @cached_property
     def bytes(self) -> dict[str, int]:
         """Of each array that its kernels take beside the plan's own: the kernels' arguments name them."""
-        has_shared_bias = any(layer["bias"] >= 0 and not layer["bias_step"] for layer in self.table)
-        kept = 4 * self.kept_elements
+        shared_biases = {layer["bias"] for layer in self.table if layer["bias"] >= 0 and not layer["bias_step"]}
+        sums = 1 if isinstance(self.weights, HeldWeights) else len(self.layers)
+        kept, shape = 4 * self.kept_elements, self.weights.shape
         return {
             "layers": self.table.nbytes, "kept": kept, "kept_z": kept if self.operations[0].z else 0,
+            "deltas": 4 * self.rows * len(self.layers) * self.blocks * (shape.span + kernels.STACK_MOST_HALO),
             "mail": 8 * self.mail_words, "launches": 8,
-            "bias_sums": 8 * len(self.layers) * self.blocks * self.weights.shape.warps if has_shared_bias else 0,
+            "bias_sums": 8 * sums * self.blocks * shape.warps if shared_biases else 0,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -155,11 +161,15 @@ def design(
     if not fitting:
         most = 4 * kernels.WARP * multiprocessors * MOST_WARPS[1]
         return f"{m:,} columns are more than {most:,}, which {multiprocessors} multiprocessors hold"
-    weights = _held(plan, run, m, int(table["window"][0]), multiprocessors) or StreamedWeights(
-        StackShape(warps, fitting[0])
-    )
-    # The way back moves each weight once, and so sees all rows at once, and all uses of it.
-    updates = plan.capacity <= fitting[0] and len({op.weight for op in run}) == len(run)
+    weights = _held(run, m, int(table["window"][0]), multiprocessors) or StreamedWeights(StackShape(warps, fitting[0]))
+    # The way back moves each weight once: where they are streamed, it sees all rows at once, and all uses of it.
+    is_whole = isinstance(weights, HeldWeights)
+    if not is_whole:
+        is_whole = plan.capacity <= fitting[0] and len({op.weight for op in run}) == len(run)
+    # Columns that no layer uses are no block's; yet an optimizer may move them.
+    columns = {weight: int(table["pitch"][table["weight"] == weight][0]) for weight in set(table["weight"])}
+    used = {weight: int(table["n"][table["weight"] == weight].max()) for weight in columns}
+    updates = is_whole and used == columns
     return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, updates)
 
 
@@ -176,13 +186,11 @@ def _layers(plan: Plan, run: tuple[ops.LocallyConnected, ...]) -> tuple[tuple[in
     return tuple(layers)
 
 
-def _held(
-    plan: Plan, run: tuple[ops.LocallyConnected, ...], m: int, window: int, multiprocessors: int
-) -> HeldWeights | None:
-    """Where one matrix serves all layers, a row passes alone, and the chip has room for it."""
+def _held(run: tuple[ops.LocallyConnected, ...], m: int, window: int, multiprocessors: int) -> HeldWeights | None:
+    """Where one matrix serves all layers, and the chip has room for it; rows pass one by one."""
     warps = ceil_div(m, HeldWeights.COLUMNS * kernels.WARP * multiprocessors)
     held = HeldWeights(StackShape(warps, 1, HeldWeights.COLUMNS), window)
-    is_one = len({op.weight for op in run}) == 1 and plan.capacity == 1
+    is_one = len({op.weight for op in run}) == 1
     fits = warps <= HeldWeights.MOST_WARPS and held.shared_bytes <= kernels.STACK_SHARED_BYTES
     return held if is_one and fits else None
 
@@ -198,11 +206,21 @@ def find_stacks(
 
 
 def stacked_partials(plan: Plan, setting: Setting) -> set[str]:
-    """The partials that a training step need not have, because kernels of stacks can move the parameters."""
-    found = find_stacks(plan, plan.training, plan.shares, setting).values()
-    weights = {op.weight for stack in found if not isinstance(stack, str) and stack.updates for op in stack.operations}
-    back = (op for op in plan.training if isinstance(op, ops.LocallyConnectedBackward) and op.weight in weights)
-    return {name for op in back for name in (op.dweight, op.dbias) if name is not None}
+    """The partials that a training step need not have, because kernels of stacks can move the parameters.
+
+    Of a parameter that is used more than once one kernel must have all uses.
+    """
+    names: set[str] = set()
+    for stack in find_stacks(plan, plan.training, plan.shares, setting).values():
+        if isinstance(stack, str) or not stack.updates:
+            continue
+        deltas = {f"d{op.y}" for op in stack.operations}
+        back = [op for op in plan.training if isinstance(op, ops.LocallyConnectedBackward) and op.dz in deltas]
+        own = {name for op in back for name in (op.dweight, op.dbias) if name is not None}
+        parameters = {partial.parameter for partial in plan.partials if partial.name in own}
+        if own == {partial.name for partial in plan.partials if partial.parameter in parameters}:
+            names |= own
+    return names
 
 
 class Stacks:
@@ -285,8 +303,9 @@ class Stacks:
             "parameters": At("parameters"), "slots": At("slots") if share.plan.optimizer.slots else None,
             "size": share.plan.parameter_count, "dx": share.stored(dx) if dx else None,
         }  # fmt: skip
-        own = self._take(stack, ("layers", "kept", "kept_z", "bias_sums", "mail", "launches"))
-        self._launch(stack, stack.update(type(share.plan.optimizer).__name__), {**own, **values})
+        entry = stack.update(type(share.plan.optimizer).__name__)
+        own = self._take(stack, [argument.name for argument in entry.arguments if argument.name in stack.bytes])
+        self._launch(stack, entry, {**own, **values})
         return True
 
     def _launch(self, stack: LocalStack, entry: Entry, values: dict[str, Value]) -> None:

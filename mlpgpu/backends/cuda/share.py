@@ -29,16 +29,16 @@ def part_length(k: int, n: int) -> int | None:
 def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> bool:
     """Whether the products that make gradients also move the parameters.
 
-    Each parameter must have one partial, which is its whole gradient; all of them dense layers' products must
-    make, or the kernels of stacks, whose partials are ``stacked``; and nothing may come between.
+    Each parameter must have one partial, which is its whole gradient and a dense layer's product makes; or the kernels
+    of stacks do without its partials, which are ``stacked``; and nothing may come between.
     """
     made = {name for op in plan.training if isinstance(op, ops.DenseBackward) for name in (op.dweight, op.dbias)}
-    made.update(stacked)
+    others = [partial for partial in plan.partials if partial.name not in stacked]
     return (
         plan.shares == 1
         and plan.reduction == "ordered"
-        and len(plan.partials) == len(plan.parameters)
-        and all(partial.name in made for partial in plan.partials)
+        and len(others) == len({partial.parameter for partial in others})
+        and all(partial.name in made for partial in others)
         and not any(isinstance(op, ops.Norm) for op in plan.training)
         and not plan.ends_with_gradient
     )

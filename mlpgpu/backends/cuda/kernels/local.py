@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel, ceil_div
 
 LOCAL_ROWS = 4  # of locally_connected.cuh
 
@@ -131,8 +131,21 @@ class HeldWeights:
     def threads(self) -> int:
         return WARP * self.shape.warps
 
+    @property
+    def gradient_bytes(self) -> int:
+        """What the way back has there for a gradient, in the place of all that: ``GradientShape``."""
+        lines = ceil_div(self.window, ceil_div(self.window, 32))
+        columns = self.COLUMNS // 2 * WARP
+        stage = WARP * ceil_div(columns + lines - 1, WARP) + columns
+        return 4 * self.shape.warps * max(8 * stage, (lines + 1) * columns)
+
     def __str__(self) -> str:
         return f"HeldWeights<{self.shape}, {self.window}, {self.in_registers}>"
+
+    @property
+    def mirrored(self) -> str:
+        """As the way back has them."""
+        return f"{str(self)[:-1]}, true>"
 
 
 def stack_stage_bytes(shape: StackShape, lines: int) -> int:
@@ -179,6 +192,21 @@ def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> En
     return _stack_entry(
         "local_stack_update.cuh", function, f"{optimizer}_{activation}", rest, WARP * (shape.warps + 1),
         shape.delta_bytes + stages * stage_bytes, constants=True,
+    )  # fmt: skip
+
+
+def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeights) -> Entry:
+    """The way back through a stack of one matrix, with the optimizer's step."""
+    rest = (
+        "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, "
+        "const float* kept_z, const float* y, const float* dy, int is_derived, const double* totals, "
+        "float* parameters, float* slots, int64_t size, float* dx, float* deltas, double* bias_sums, uint64_t* mail, "
+        "unsigned* launches"
+    )
+    function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
+    return _stack_entry(
+        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", rest, weights.threads,
+        max(weights.shared_bytes, weights.gradient_bytes), constants=True,
     )  # fmt: skip
 
 
