@@ -12,7 +12,9 @@ from mlpgpu.backends.cuda.program import CudaProgram
 from mlpgpu.errors import BackendError
 
 
-def program_of(layers: list[mg.layers.Layer], rows: int, free: int) -> tuple[CudaProgram, dict[str, int]]:
+def program_of(
+    layers: list[mg.layers.Layer], rows: int, free: int, arch: str = "sm_75"
+) -> tuple[CudaProgram, dict[str, int]]:
     """On a card with so much memory left; nothing is allocated."""
     network = mg.Network(layers, seed=1)
     plan = network.lower(capacity=rows, loss="squared_error", optimizer=mg.Adam(0.1))
@@ -20,7 +22,7 @@ def program_of(layers: list[mg.layers.Layer], rows: int, free: int) -> tuple[Cud
     program._plan = plan
     program._device = SimpleNamespace(free_bytes=free, index=0)  # type: ignore[assignment]  # all that is asked of a card
     assert network.is_new
-    return program, lower(plan, multiprocessors=132, source="float32").bytes
+    return program, lower(plan, multiprocessors=132, source="float32", arch=arch).bytes
 
 
 def test_too_many_rows_say_how_many_fit() -> None:
@@ -39,8 +41,23 @@ def test_too_many_rows_say_how_many_fit() -> None:
                 program._check_room(sizes)
 
 
-def test_too_many_parameters_say_how_many_fit() -> None:
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_too_many_parameters_say_how_many_fit(arch: str) -> None:
+    """Layer by layer, or as a stack, whose weights are too many for the card too."""
     layers = [mg.LocallyConnected(300_000 - 28 * k, 29) for k in range(100)]
-    program, sizes = program_of(list(layers), 1, 10_000_000_000)
+    program, sizes = program_of(list(layers), 1, 10_000_000_000, arch)
     with pytest.raises(BackendError, match=r"parameters \(.*of the 8\d\d,\d{3},\d{3} parameters fit"):
         program._check_room(sizes)
+
+
+def test_too_many_rows_of_a_stack_say_how_many_fit() -> None:
+    """Of one matrix in all layers it is the outputs that are many."""
+    layer = mg.LocallyConnected(300_000, 29)
+    for rows, fits in ((32, False), (16, True)):
+        program, sizes = program_of([layer] * 100, rows, 6_000_000_000, "sm_90a")
+        assert sizes["y0 to y99.kept"] > 100 * rows * 4 * 290_000
+        if fits:
+            program._check_room(sizes)
+        else:
+            with pytest.raises(BackendError, match=r"kept \(.*a batch of at most about (1[6-9]|2\d) rows fits"):
+                program._check_room(sizes)

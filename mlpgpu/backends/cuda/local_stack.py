@@ -22,6 +22,7 @@ from .share import Setting, Share
 
 IS_USED = True  # False: every layer is a launch
 MOST_ROWS = 32  # of a batch; each pass of them has mail of its own
+OF_ROWS = (".kept", ".kept_z", ".deltas", ".mail")  # what names of arrays end in that grow with the rows
 # By the rows of a pass: as many warps of a block as leave a thread the registers that it needs.
 MOST_WARPS = {8: 7, 4: 11, 2: 19, 1: 27}
 

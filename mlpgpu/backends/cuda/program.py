@@ -35,6 +35,7 @@ from .driver import (
 from .feed import Feed
 from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_columns
 from .launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
+from .local_stack import OF_ROWS
 from .lowering import lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .orders import Orders
@@ -163,6 +164,7 @@ class CudaProgram(Program):
         if total <= free:
             return
         of_rows = sum(sizes.get(name, 0) for name, buffer in plan.buffers.items() if buffer.axes[1] == "row")
+        of_rows += sum(size for name, size in sizes.items() if name.endswith(OF_ROWS))
         others = total - of_rows
         if others < free:
             rows = (free - others) * plan.capacity // of_rows
