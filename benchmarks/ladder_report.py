@@ -10,6 +10,7 @@ python benchmarks/ladder_report.py
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,12 @@ def about(lines: Sequence[Line], what: str) -> str:
     return f"{what} on an {one['card']}, driver {one['driver']}, mlpgpu {one['versions']['mlpgpu']}{commit}."
 
 
-def gemm_tables(lines: Sequence[Line]) -> str:
+def gemm_tables(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
+    """``peers`` are lines of benchmarks/peers.py, whose products of the same size stand beside the ladder's."""
     squares = spread(sorted({line["n"] for line in lines if line["m"] == line["n"] == line["k"]}))
     square = [line for line in lines if line["m"] == line["n"] == line["k"] and line["n"] in squares]
-    flat = [line for line in lines if not line["m"] == line["n"] == line["k"]]
+    flat = [line for line in lines if line["k"] < line["m"] == line["n"]]
+    layer = [line for line in lines if line["m"] != line["n"]]
 
     def rate(line: Line) -> str:
         return f"{line['gflops']:,.0f}"
@@ -65,7 +68,24 @@ def gemm_tables(lines: Sequence[Line]) -> str:
         parts += [heading, grid(flat, lambda line: str(line["k"]), rate)]
     largest = [line for line in square if line["n"] == squares[-1]]
     heading = f"Speed-up over the serial loop, of cuBLAS, of the card's limit, and error, at {squares[-1]:,}:"
-    return "\n\n".join([*parts, heading, grid(largest, lambda line: f"{line['n']:,}", shares)])
+    parts += [heading, grid(largest, lambda line: f"{line['n']:,}", shares)]
+    if layer:
+        m, n = layer[0]["m"], layer[0]["n"]
+        heading = (
+            f"TFLOP/s where m = {m:,} and n = k = {n:,}, and of the same product in a step of `benchmarks/peers.py`:"
+        )
+        rows = [["precision", "the ladder", "in a step, with its epilogue"], ["---"] * 3]
+        for line in layer:
+            precision = line["rung"].removeprefix("mlpgpu, ")
+            steps = [
+                each["teraflops"]
+                for each in peers
+                if (each.get("form"), each["workload"], each["precision"]) == ("forward", "large", precision)
+            ]
+            if line["seconds"] is not None and steps:
+                rows.append([precision, f"{line['gflops'] / 1000:.0f}", f"{statistics.median(steps):.0f}"])
+        parts += [heading, "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n\n".join(parts)
 
 
 def local_tables(lines: Sequence[Line]) -> str:
@@ -125,13 +145,18 @@ def fill(page: str, name: str, part: str, *, picture: bool = True) -> str:
     return f"{before}{begin}\n\n{shown}\n\n{end}{after}"
 
 
+def read(name: str) -> list[Line]:
+    """Lines of a file of results; none where there is no such file."""
+    path = RESULTS / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def main() -> None:
     page, found = PAGE.read_text(encoding="utf-8"), False
-    for name, tables in (("gemm_ladder", gemm_tables), ("local_ladder", local_tables)):
-        path = RESULTS / f"{name}.jsonl"
-        if path.exists():
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            page, found = fill(page, name, tables(lines)), True
+    if products := read("gemm_ladder.jsonl"):
+        page, found = fill(page, "gemm_ladder", gemm_tables(products, read("peers.jsonl"))), True
+    if layers := read("local_ladder.jsonl"):
+        page, found = fill(page, "local_ladder", local_tables(layers)), True
     stacks = RESULTS / "local.json"
     if stacks.exists():
         part = stack_tables(json.loads(stacks.read_text(encoding="utf-8")))

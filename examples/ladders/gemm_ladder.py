@@ -42,7 +42,8 @@ try:
 except ImportError:
     torch = None
 
-SQUARES = [(n, n, n) for n in (500, 1000, 2000, 3000, 5000, 7500, 10_000, 12_500, 15_000)]
+SQUARES = [(n, n, n) for n in (500, 1000, 2000, 3000, 5000, 7500, 10_000, 15_000)]
+LAYER = (8192, 4096, 4096)  # a layer of the largest network of benchmarks/peers.py, forward
 RECTANGLES = [(15_000, 15_000, k) for k in (32, 64, 128)]
 QUICK = [(n, n, n) for n in (500, 1000, 2000)] + [(2000, 2000, 32)]
 ODD = (259, 131, 197)  # no multiple of a tile along any axis: checked first, and not timed
@@ -387,7 +388,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     timed = [result for result in results if result.gflops is not None]
     names = dict.fromkeys(result.rung for result in timed)
     squares = [result for result in timed if result.m == result.n == result.k]
-    flat = [result for result in timed if result not in squares]
+    flat = [result for result in timed if result.k < result.m == result.n]
     panels = {"m = n = k": squares, f"k, at m = n = {flat[0].m:,}" if flat else "k": flat}
     figure = Figure(figsize=(11, 6), layout="constrained")
     for axes, (label, own) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
@@ -408,7 +409,7 @@ def main() -> None:
         climb = Climb(backend, bench, Serial(Path(folder)), rates, options.most_seconds)
         climb.check(ODD)
         about = {**surroundings(backend, ("torch",)), "limit_gflops": rates.computed / 1e9, "quick": options.quick}
-        for size in QUICK if options.quick else SQUARES + RECTANGLES:
+        for size in QUICK if options.quick else [*SQUARES, LAYER, *RECTANGLES]:
             climb.at(size)
             if options.json:
                 options.json.write_text(json_lines(climb.results, about), encoding="utf-8")
