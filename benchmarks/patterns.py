@@ -78,9 +78,9 @@ def scan(bench: Workbench, n: int) -> tuple[Contenders, int]:
     x = cp.random.default_rng(1).standard_normal(n, dtype=cp.float32)
     arrays = Arrays(bench, x=x, y=cp.full_like(x, cp.nan), nodes=cp.empty(kernels.scan_words("float32", n), cp.uint64))
     values: dict[str, Value] = {
-        "x": At("x"), "y": At("y"), "n": n, "exclusive": 0, "ticket": At("nodes"), "nodes": At("nodes", 1),
+        "x": At("x"), "y": At("y"), "n": n, "exclusive": 0, "ticket": At("nodes"), "sums": At("nodes", 1),
     }  # fmt: skip
-    launch = Launch(kernels.prefix_sum("float32"), (kernels.scan_tiles("float32", n), 1, 1), values)
+    launch = Launch(kernels.prefix_sum("float32"), kernels.scan_grid("float32", n), values)
     y, copied = arrays._arrays["y"], cp.empty_like(x)
 
     def ours() -> None:

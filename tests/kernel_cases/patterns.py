@@ -26,14 +26,13 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
     # Two levels of trees of 32 lanes, eight rounds of four elements, a thread's nodes and a tree of them.
     eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
     bound = (2 * 10 + 8 + 20) * eps * np.cumsum(magnitude(wide(x)))
-    tiles = kernels.scan_tiles(dtype, n)
     return Case(
         f"{n}" + "-exclusive" * exclusive + "-shifted" * shift + "-infinite" * len(infinity),
         kernels.prefix_sum(dtype),
-        (tiles,),
+        kernels.scan_grid(dtype, n),
         {
             "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
-            "ticket": np.zeros(1, np.uint32), "nodes": np.zeros(kernels.scan_words(dtype, n) - 1, np.uint64),
+            "ticket": np.zeros(1, np.uint32), "sums": np.zeros(kernels.scan_words(dtype, n) - 1, np.uint64),
         },
         {"y": expect(value, bound)},
     )  # fmt: skip

@@ -37,9 +37,9 @@ class Chain:
         self.bytes["nodes"] += 8 * kernels.scan_words(dtype, n)
         values: dict[str, Value] = {
             "x": array, "y": array, "n": n, "exclusive": int(exclusive), "ticket": At("nodes", ticket),
-            "nodes": At("nodes", ticket + 1),
+            "sums": At("nodes", ticket + 1),
         }  # fmt: skip
-        return Launch(kernels.prefix_sum(dtype), (kernels.scan_tiles(dtype, n), 1, 1), values)
+        return Launch(kernels.prefix_sum(dtype), kernels.scan_grid(dtype, n), values)
 
     def sort(
         self, dtype: str, n: int, keys: At, values: At | None, *, sorted_values: At, spare: tuple[At, At]

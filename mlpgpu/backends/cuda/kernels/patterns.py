@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...base import MOST_BINS
 from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_LEVELS, SCAN_TILE_BYTES = 3, 32768  # of scan.cuh
+SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of scan.cuh
+SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
 SORT_DIGITS = 256
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
@@ -14,24 +15,25 @@ KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and byte
 def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
     ctype, size = SCANNED[dtype]
-    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* nodes"
-    shared = size * (1 + SCAN_LEVELS) * WARPS_PER_BLOCK
-    blocks = 16 // size  # so that most have memory under way while some wait for each other
-    spill_bytes = 48 if size == 4 else 0  # on sm_120 alone
+    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* sums"
+    shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + size) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
-    return Entry(
-        name, "scan.cuh", function, arguments(signature), ROW_THREADS, shared, blocks=blocks, spill_bytes=spill_bytes
-    )
+    return Entry(name, "scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
 
 
 def scan_tiles(dtype: str, n: int) -> int:
-    """Blocks for n elements: tiles of ScanTile of scan.cuh."""
+    """Tiles of n elements: those of ScanTile of scan.cuh."""
     return ceil_div(n, SCAN_TILE_BYTES // SCANNED[dtype][1])
 
 
+def scan_grid(dtype: str, n: int) -> tuple[int, int, int]:
+    """Of a prefix sum of n elements: blocks take tile after tile."""
+    return min(scan_tiles(dtype, n), SCAN_BLOCKS), 1, 1
+
+
 def scan_words(dtype: str, n: int) -> int:
-    """Words that a prefix sum of n elements finds at 0: its ticket, and nodes of all levels."""
-    return 1 + SCAN_LEVELS * scan_tiles(dtype, n)
+    """Words that a prefix sum of n elements finds at 0: its ticket, and each tile's sum."""
+    return 1 + scan_tiles(dtype, n)
 
 
 def sort_tile(dtype: str) -> int:
