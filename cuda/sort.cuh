@@ -31,20 +31,25 @@ __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shif
     SHARED(int, count);  // (DIGITS,)
     count[threadIdx.x] = 0;
     __syncthreads();
-    const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE), end = min(n, first + Tile::SIZE);
-    for (int64_t i = first + threadIdx.x; i < end; i += Tile::THREADS) atomicAdd(count + digit_of(keys[i], shift), 1);
+    const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE) + threadIdx.x;
+    Key held[Tile::ROUNDS];  // asked for at once
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int64_t i = first + round * Tile::THREADS;
+        held[round] = i < n ? keys[i] : Key(0);
+    }
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round)
+        if (first + round * Tile::THREADS < n) atomicAdd(count + digit_of(held[round], shift), 1);
     __syncthreads();
     counts[threadIdx.x * static_cast<int64_t>(gridDim.x) + blockIdx.x] = count[threadIdx.x];
 }
 
-// The lanes whose digit is the caller's, among those that hold a key.
-__device__ __forceinline__ unsigned lanes_alike(int digit, bool held) {
-    unsigned alike = __ballot_sync(WARP_ALL, held);
+// The lanes whose digit is the caller's.
+__device__ __forceinline__ unsigned lanes_alike(int digit) {
+    unsigned alike = WARP_ALL;
 #pragma unroll
-    for (int bit = 1; bit < DIGITS; bit *= 2) {
-        const unsigned set = __ballot_sync(WARP_ALL, digit & bit);
-        alike &= digit & bit ? set : ~set;
-    }
+    for (int bit = 1; bit < DIGITS; bit *= 2) alike &= lanes_like(digit & bit);
     return alike;
 }
 
@@ -62,33 +67,40 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE);
     const int count = static_cast<int>(min(static_cast<int64_t>(Tile::SIZE), n - first));
+    const auto place_of = [&](int round) { return warp * Tile::OF_WARP + round * WARP + lane; };  // in the input
+
+    // Asked for at once.  Behind the last key stand others that come last.
+    Key held[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round)
+        held[round] = place_of(round) < count ? keys[first + place_of(round)] : ~Key(0);
+    int held_values[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = place_of(round);
+        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
+    }
+    const int digit = threadIdx.x;  // that the thread looks after
+    const int start_of_digit = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x];
 
     // Each key's rank among those of its digit that its warp holds.
     int* const counted = places + warp * DIGITS;
-    for (int digit = lane; digit < DIGITS; digit += WARP) counted[digit] = 0;
+    for (int i = lane; i < DIGITS; i += WARP) counted[i] = 0;
     __syncwarp();
-    Key held[Tile::ROUNDS];
     int ranks[Tile::ROUNDS];
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int i = warp * Tile::OF_WARP + round * WARP + lane;
-        held[round] = i < count ? keys[first + i] : Key(0);
-    }
-#pragma unroll
-    for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const bool is_held = warp * Tile::OF_WARP + round * WARP + lane < count;
-        const int digit = digit_of(held[round], shift);
-        const unsigned alike = lanes_alike(digit, is_held);
+        int* const of_digit = counted + digit_of(held[round], shift);
+        const unsigned alike = lanes_alike(digit_of(held[round], shift));
         const int before = __popc(alike & ((1u << lane) - 1));
-        ranks[round] = counted[digit] + before;
+        ranks[round] = *of_digit + before;
         __syncwarp();
-        if (is_held && before == 0) counted[digit] += __popc(alike);
+        if (before == 0) *of_digit += __popc(alike);
         __syncwarp();
     }
     __syncthreads();
 
     // Where each warp's keys of a digit begin in the tile, and how far from there its place in the output is.
-    const int digit = threadIdx.x;
     int of_digit = 0;
     for (int w = 0; w < Tile::WARPS; ++w) {
         const int of_warp = places[w * DIGITS + digit];
@@ -99,25 +111,21 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     const int in_warp = warp_scan(of_digit, of_warp);
     const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
     for (int w = 0; w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
-    offsets[digit] = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] - start;
-    int held_values[Tile::ROUNDS];
-#pragma unroll
-    for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int i = warp * Tile::OF_WARP + round * WARP + lane;
-        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
-    }
+    offsets[digit] = start_of_digit - start;
     __syncthreads();
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        if (warp * Tile::OF_WARP + round * WARP + lane >= count) break;
         const int place = counted[digit_of(held[round], shift)] + ranks[round];
         tile_keys[place] = held[round];
         tile_values[place] = held_values[round];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += Tile::THREADS) {
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = round * Tile::THREADS + threadIdx.x;
+        if (i >= count) return;
         const Key key = tile_keys[i];
-        const int64_t to = static_cast<int64_t>(i) + offsets[digit_of(key, shift)];
+        const int64_t to = i + offsets[digit_of(key, shift)];
         keys_out[to] = key;
         values_out[to] = tile_values[i];
     }

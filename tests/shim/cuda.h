@@ -116,6 +116,11 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, SHIM_PLACE) {
     return static_cast<unsigned>(shim::exchange(mask, predicate != 0, shim::VOTE, {"__ballot_sync", file, line}));
 }
 
+inline unsigned lanes_like(int bits, SHIM_PLACE) {
+    const unsigned set = __ballot_sync(0xffffffffu, bits, file, line);
+    return bits ? set : ~set;
+}
+
 inline int __any_sync(unsigned mask, int predicate, SHIM_PLACE) {
     return shim::exchange(mask, predicate != 0, shim::VOTE, {"__any_sync", file, line}) != 0;
 }
