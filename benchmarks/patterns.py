@@ -36,7 +36,7 @@ except ImportError:
 
 ROUNDS, QUICK_ROUNDS = 5, 3
 EPS32 = 2.0**-24
-SCAN_ROUNDINGS = 48  # of a prefix sum: two trees of a block, its rounds, a lane's nodes and a tree of them
+SCAN_ROUNDINGS = 40  # of a prefix sum: trees of a warp, a block and a group of tiles, and what joins them
 Contenders = dict[str, Callable[[], object]]
 
 
@@ -76,15 +76,15 @@ class Arrays:
 def scan(bench: Workbench, n: int) -> tuple[Contenders, int]:
     """Inclusive sums of n normal numbers."""
     x = cp.random.default_rng(1).standard_normal(n, dtype=cp.float32)
-    arrays = Arrays(bench, x=x, y=cp.full_like(x, cp.nan), nodes=cp.empty(kernels.scan_words("float32", n), cp.uint64))
+    words = cp.zeros(kernels.scan_words("float32", n), cp.uint64)
+    arrays = Arrays(bench, **{"x": x, "y": cp.full_like(x, cp.nan), "tile sums": words})
     values: dict[str, Value] = {
-        "x": At("x"), "y": At("y"), "n": n, "exclusive": 0, "ticket": At("nodes"), "sums": At("nodes", 1),
+        "x": At("x"), "y": At("y"), "n": n, "exclusive": 0, "tile_sums": At("tile sums"),
     }  # fmt: skip
     launch = Launch(kernels.prefix_sum("float32"), kernels.scan_grid("float32", n), values)
     y, copied = arrays._arrays["y"], cp.empty_like(x)
 
     def ours() -> None:
-        arrays.clear("nodes")
         arrays.put([launch])
         bench.device.synchronize()
 
@@ -121,14 +121,13 @@ def sort(bench: Workbench, n: int) -> tuple[Contenders, int]:
     own = {name: cp.empty_like(keys) for name in ("keys", "spare keys")}
     own |= {name: cp.empty(n, cp.int32) for name in ("places", "spare places")}
     scratch = {
-        "nodes": cp.empty(chain.bytes["nodes"] // 8, cp.uint64),
+        "tile sums": cp.zeros(chain.bytes["tile sums"] // 8, cp.uint64),
         "digit counts": cp.empty(chain.bytes["digit counts"] // 4, cp.int32),
     }
     arrays = Arrays(bench, **own, **scratch)
 
     def ours() -> None:
         bench.copy(own["keys"].data.ptr, keys.data.ptr, keys.nbytes)  # as CuPy leaves its input alone
-        arrays.clear("nodes")
         arrays.put(launches)
         bench.device.synchronize()
 
@@ -202,15 +201,14 @@ def shares_of_a_pass(bench: Workbench, n: int) -> None:
     launches = list(chain.sort("uint32", n, keys, places, sorted_values=places, spare=(spare[0], spare[1])))
     words = cp.random.default_rng(4).integers(0, 2**32, n, dtype=cp.uint32)
     arrays = Arrays(
-        bench, **{name: words.copy() for name in names}, nodes=cp.zeros(chain.bytes["nodes"] // 8, cp.uint64),
+        bench, **{name: words.copy() for name in names},
+        **{"tile sums": cp.zeros(chain.bytes["tile sums"] // 8, cp.uint64)},
         **{"digit counts": cp.zeros(chain.bytes["digit counts"] // 4, cp.int32)},
     )  # fmt: skip
     bench.device.synchronize()  # CuPy's work is on another stream
     for number, launch in enumerate(launches[:3]):
-        if number == 1:  # once: its ticket and nodes are used up
-            arrays.clear("nodes")
         arrays.put([launch])
-        if number != 1:
+        if number != 1:  # which works in place: its second result is another
             taken = bench.seconds(lambda launch=launch: arrays.put([launch]))  # type: ignore[misc]
             print(f"{launch.entry.name:>24} {n:,}: {1e3 * taken:.3f} ms", flush=True)
 

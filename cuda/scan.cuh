@@ -117,11 +117,11 @@ struct TilesBefore {
     }
 };
 
-// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  ticket and sums (tiles,)
-// are 0 before the launch.  Grid: any; blocks that do not run with the first ones find nothing left to do.
+// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  tile_sums (1 + tiles,)
+// are 0 before the launch, and again after it: in the first word are how many tiles were taken, and how many blocks are
+// done.  Grid: any; blocks that do not run with the first ones find nothing left to do.
 template <class T>
-__device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, unsigned* ticket,
-                                           uint64_t* sums) {
+__device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, uint64_t* tile_sums) {
     using Tile = ScanTile<T>;
     using Vector = typename Tile::Vector;
     SHARED(Vector, slots);  // (AHEAD, ROUNDS, THREADS): each thread alone uses its own vectors
@@ -130,6 +130,8 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     int* const taken = reinterpret_cast<int*>(of_warps + Tile::WARPS);  // a tile's number
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int tiles = static_cast<int>((n + Tile::SIZE - 1) / Tile::SIZE);
+    unsigned* const ticket = reinterpret_cast<unsigned*>(tile_sums);
+    uint64_t* const sums = tile_sums + 1;
 
     // Calls use(round, i, whole) for each of the thread's vectors of a tile, x_i … being its elements.
     const auto for_vectors = [&](int tile, const T* array, auto use) {
@@ -219,8 +221,11 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
             __syncthreads();
         }
         now = next;
-        if (now.number >= tiles) return;
+        if (now.number >= tiles) break;
     }
+    if (!was_last(arrive(ticket + 1), taken)) return;
+    for (int tile = threadIdx.x; tile < tiles; tile += Tile::THREADS) sums[tile] = 0;
+    if (threadIdx.x == 0) *ticket = 0;
 }
 
 }  // namespace mlpgpu

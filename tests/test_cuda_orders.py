@@ -18,11 +18,11 @@ from mlpgpu.random import Purpose, epoch_order, words
 
 
 def arrays_of(sizes: dict[str, int], wide: tuple[str, ...]) -> dict[str, np.ndarray]:
-    types = {name: np.uint64 for name in (*wide, "nodes")}
+    types = {name: np.uint64 for name in (*wide, "tile sums")}
     return {
         name: np.full(
             size // np.dtype(types.get(name, np.int32)).itemsize,
-            0 if name == "nodes" else 77,
+            0 if name == "tile sums" else 77,
             types.get(name, np.int32),
         )
         for name, size in sizes.items()
@@ -53,25 +53,45 @@ def test_an_epoch_s_order_is_the_specification_s(rows: int) -> None:
     np.testing.assert_array_equal(arrays[SORTED], places[epoch_order(rows, seed=2**64 - 2, epoch=3)])
 
 
+def small_tiles(dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[kernels.Entry, int]:
+    """A prefix sum in tiles of 64 threads, two warps, whose blocks run side by side; and its elements of a tile."""
+    plant("scan.cuh", "THREADS = 512, WARPS", "THREADS = 64, WARPS", folder, monkeypatch)
+    entry = kernels.prefix_sum(dtype)
+    scale = entry.threads // 64
+    tile = kernels.SCAN_TILE_BYTES // scale // np.dtype(dtype).itemsize
+    return dataclasses.replace(entry, threads=64, shared_bytes=entry.shared_bytes // scale + 4, cooperative=True), tile
+
+
 @pytest.mark.parametrize("dtype", kernels.SCANNED)
+@pytest.mark.parametrize("blocks", [1, 5, 40])
 def test_blocks_of_a_prefix_sum_wait_for_each_other(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side, as a cooperative launch runs here; and on a tree of four children a node, which 70 tiles fill."""
-    levels, wait = 5, dataclasses.replace(kernels.prefix_sum(dtype), cooperative=True)
-    plant("scan.cuh", "LEVELS = 3, LEVEL_BITS = 10;", f"LEVELS = {levels}, LEVEL_BITS = 2;", tmp_path, monkeypatch)
-    itemsize = np.dtype(dtype).itemsize
-    n = 70 * kernels.SCAN_TILE_BYTES // itemsize - 5
-    tiles = kernels.scan_tiles(dtype, n)
+    """Side by side, as a cooperative launch runs here."""
+    entry, tile = small_tiles(dtype, tmp_path, monkeypatch)
+    tiles = 150
+    n = tiles * tile - 5
     x = np.random.default_rng(3).integers(-9, 10, n).astype(dtype)  # whose sums are exact
     args = {
-        "x": x, "y": np.full(n, 7, dtype), "n": n, "exclusive": 0, "ticket": np.zeros(1, np.uint32),
-        "nodes": np.zeros(levels * tiles, np.uint64),
+        "x": x, "y": np.full(n, 7, dtype), "n": n, "exclusive": 0, "tile_sums": np.zeros(1 + tiles, np.uint64),
     }  # fmt: skip
-    shared = itemsize * (1 + levels) * kernels.WARPS_PER_BLOCK
-    np.testing.assert_array_equal(
-        run(wait, tiles, wait.threads, args, shared_bytes=shared)["y"], np.cumsum(x, dtype=dtype)
-    )
+    np.testing.assert_array_equal(run(entry, blocks, entry.threads, args)["y"], np.cumsum(x, dtype=dtype))
+
+
+def test_a_block_that_comes_late_adds_up_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More groups of tiles than it has warps, in one step."""
+    entry, tile = small_tiles("int32", tmp_path, monkeypatch)
+    tiles, done = 200, 187
+    x = np.random.default_rng(4).integers(-9, 10, tiles * tile).astype(np.int32)
+    of_tile = x.reshape(tiles, tile).sum(axis=1, dtype=np.int32).view(np.uint32)
+    words = np.zeros(1 + tiles, np.uint64)
+    words[0], words[1 : 1 + done] = done, of_tile[:done] | np.uint64(1 << 32)
+    args = {"x": x, "y": np.full(x.size, 7, np.int32), "n": x.size, "exclusive": 0, "tile_sums": words}
+    out = run(entry, 2, entry.threads, args)
+    y = out["y"].reshape(tiles, tile)
+    np.testing.assert_array_equal(y[done:], np.cumsum(x, dtype=np.int32).reshape(tiles, tile)[done:])
+    assert (y[:done] == 7).all()
+    assert not out["tile_sums"].any()
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [("uint32", 9000), ("uint64", 5000)])

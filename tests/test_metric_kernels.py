@@ -53,20 +53,17 @@ class HostArrays:
         for argument in launch.entry.arguments:
             value = launch.values[argument.name]
             args[argument.name] = parts.get(value) if isinstance(value, At) else value
-            if argument.name == "ticket" and isinstance(value, At):
-                args["ticket"] = parts[value][:1].view(np.uint32)
         for name, array in run(launch.entry, launch.grid, launch.entry.threads, args).items():
             value = launch.values[name]
             assert isinstance(value, At)
-            if value.array not in CLEARED:  # which prefix sums have for themselves
-                parts[value][:] = array.ravel()
+            parts[value][:] = array.ravel()
 
 
 def zeros(name: str, size: int) -> np.ndarray:
     """An array of the type that kernels take it for."""
     if name in ("positives", "negatives", "areas") or name.startswith("sums"):
         return np.zeros(size // 8)
-    types = {"nodes": np.uint64, "areas done": np.uint32, "rank keys": np.uint32, "sorted keys": np.uint32}
+    types = {"tile sums": np.uint64, "areas done": np.uint32, "rank keys": np.uint32, "sorted keys": np.uint32}
     dtype = np.dtype(types.get(name, np.float32 if name == "rank weights" else np.int32))
     return np.full(size // dtype.itemsize, 0 if name in CLEARED else 77, dtype)
 

@@ -23,18 +23,19 @@ def prefix_sum(dtype: str, n: int, *, exclusive: bool, shift: bool = False, infi
     with np.errstate(invalid="ignore"):
         sums = np.cumsum(wide(x).astype(np.longdouble))
     value = (sums - x if exclusive else sums).astype(np.float64)
-    # Two levels of trees of 32 lanes, eight rounds of four elements, a thread's nodes and a tree of them.
+    # Trees of a warp, a block and a group of tiles, four elements of a thread, and what joins them.
     eps = {"int32": 0.0, "float32": EPS32, "float64": EPS}[dtype]
-    bound = (2 * 10 + 8 + 20) * eps * np.cumsum(magnitude(wide(x)))
+    words = kernels.scan_words(dtype, n)
+    bound = (2 * 9 + 5 + 4 + 8) * eps * np.cumsum(magnitude(wide(x)))
     return Case(
         f"{n}" + "-exclusive" * exclusive + "-shifted" * shift + "-infinite" * len(infinity),
         kernels.prefix_sum(dtype),
         kernels.scan_grid(dtype, n),
         {
             "x": Shifted(x) if shift else x, "y": np.full(n, -7, dtype), "n": n, "exclusive": int(exclusive),
-            "ticket": np.zeros(1, np.uint32), "sums": np.zeros(kernels.scan_words(dtype, n) - 1, np.uint64),
+            "tile_sums": np.zeros(words, np.uint64),
         },
-        {"y": expect(value, bound)},
+        {"y": expect(value, bound), "tile_sums": expect(np.zeros(words), 0.0)},
     )  # fmt: skip
 
 

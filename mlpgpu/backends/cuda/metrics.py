@@ -20,7 +20,7 @@ from .sorting import Chain
 MOST_BLOCKS = 1024  # of a kernel that goes through a whole set
 AREA_BLOCKS = 256  # whose sums one block adds up
 
-CLEARED = {"nodes", "areas done"}  # of the arrays of ranks, those that are 0 before an evaluation
+CLEARED = {"tile sums", "areas done"}  # of the arrays of ranks, those that are 0 before an evaluation
 
 
 def sums_of(metric: str) -> str:

@@ -94,11 +94,11 @@ class Orders:
             self._data.reserve(self._sizes)
             if self._on_card:
                 assert self._data.place_of is not None
+                self._lister.fill(self._data.addresses["tile sums"], self._sizes["tile sums"])
                 self._lister.upload(self._data.addresses["places"], self._data.place_of.astype(np.int32))
                 self._lister.synchronize()  # before the array goes
         self._lister.wait(self._taken)
         if self._on_card:
-            self._lister.fill(self._data.addresses["nodes"], self._sizes["nodes"])
             for launch in self._bind(self._launches, epoch):
                 launch(self._lister)
         else:

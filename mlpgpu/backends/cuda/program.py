@@ -44,7 +44,7 @@ from .resident import Design, design
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
 COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's values
 LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
-DOUBLES = {"sums", "squares", "totals", "losses", "nodes"}  # arrays of 8 bytes; the others are of four
+DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 CONSTANTS = "hyper", "schedule"  # the constant variables of update.cuh
 

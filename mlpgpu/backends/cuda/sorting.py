@@ -22,23 +22,21 @@ def _digit_counts(dtype: str, n: int) -> int:
 
 
 class Chain:
-    """Launches that follow each other, each prefix sum with nodes of its own, so that one fill clears them all.
+    """Launches that follow each other.
 
     Attributes:
-        bytes: of the arrays ``nodes``, to be 0 before the first launch, and ``digit counts``, for what was put so far.
+        bytes: of the arrays ``tile sums``, which are 0 before the first launch and between any two, and ``digit
+            counts``, for what was put so far.
     """
 
     def __init__(self) -> None:
-        self.bytes = {"nodes": 0, "digit counts": 0}
+        self.bytes = {"tile sums": 0, "digit counts": 0}
 
     def prefix_sum(self, dtype: str, array: At, n: int, *, exclusive: bool) -> Launch:
         """Sums in place."""
-        ticket = self.bytes["nodes"] // 8
-        self.bytes["nodes"] += 8 * kernels.scan_words(dtype, n)
-        values: dict[str, Value] = {
-            "x": array, "y": array, "n": n, "exclusive": int(exclusive), "ticket": At("nodes", ticket),
-            "sums": At("nodes", ticket + 1),
-        }  # fmt: skip
+        sums = At("tile sums")
+        self.bytes[sums.array] = max(self.bytes[sums.array], 8 * kernels.scan_words(dtype, n))
+        values: dict[str, Value] = {"x": array, "y": array, "n": n, "exclusive": int(exclusive), "tile_sums": sums}
         return Launch(kernels.prefix_sum(dtype), kernels.scan_grid(dtype, n), values)
 
     def sort(

@@ -15,7 +15,7 @@ KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and byte
 def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
     ctype, size = SCANNED[dtype]
-    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, unsigned* ticket, uint64_t* sums"
+    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, uint64_t* tile_sums"
     shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + size) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
     return Entry(name, "scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
@@ -32,7 +32,7 @@ def scan_grid(dtype: str, n: int) -> tuple[int, int, int]:
 
 
 def scan_words(dtype: str, n: int) -> int:
-    """Words that a prefix sum of n elements finds at 0: its ticket, and each tile's sum."""
+    """Words that a prefix sum of n elements finds at 0 and leaves at 0: what is done, and each tile's sum."""
     return 1 + scan_tiles(dtype, n)
 
 
