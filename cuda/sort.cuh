@@ -10,12 +10,12 @@
 
 namespace mlpgpu {
 
-constexpr int DIGITS = 256;  // as many as threads of a block: each looks after one
+constexpr int DIGITS = 256;
 
-// 4,096 keys of 32 bits, or 2,048 of 64.
+// 8,192 keys of 32 bits, or 4,096 of 64: the keys of a digit are then some 128 bytes in a row.
 template <class Key>
 struct SortTile {
-    static constexpr int THREADS = DIGITS, WARPS = THREADS / WARP, ROUNDS = 64 / sizeof(Key);
+    static constexpr int THREADS = 512, WARPS = THREADS / WARP, ROUNDS = 64 / sizeof(Key);
     static constexpr int OF_WARP = WARP * ROUNDS, SIZE = WARPS * OF_WARP;
 };
 
@@ -29,7 +29,8 @@ template <class Key>
 __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shift, int* counts) {
     using Tile = SortTile<Key>;
     SHARED(int, count);  // (DIGITS,)
-    count[threadIdx.x] = 0;
+    const int digit = threadIdx.x;  // that the thread looks after
+    if (digit < DIGITS) count[digit] = 0;
     __syncthreads();
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE) + threadIdx.x;
     Key held[Tile::ROUNDS];  // asked for at once
@@ -42,7 +43,7 @@ __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shif
     for (int round = 0; round < Tile::ROUNDS; ++round)
         if (first + round * Tile::THREADS < n) atomicAdd(count + digit_of(held[round], shift), 1);
     __syncthreads();
-    counts[threadIdx.x * static_cast<int64_t>(gridDim.x) + blockIdx.x] = count[threadIdx.x];
+    if (digit < DIGITS) counts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] = count[digit];
 }
 
 // The lanes whose digit is the caller's.
@@ -59,11 +60,10 @@ template <class Key>
 __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values, int64_t n, int shift,
                                              const int* starts, Key* keys_out, int* values_out) {
     using Tile = SortTile<Key>;
-    SHARED(Key, tile_keys);                                                   // (SIZE,) in order
-    int* const tile_values = reinterpret_cast<int*>(tile_keys + Tile::SIZE);  // (SIZE,)
-    int* const places = tile_values + Tile::SIZE;                             // (WARPS, DIGITS)
-    int* const offsets = places + Tile::WARPS * DIGITS;                       // (DIGITS,)
-    int* const scratch = offsets + DIGITS;                                    // (WARPS,)
+    SHARED(Key, in_order);                                // (SIZE,): keys, then values
+    int* const places = reinterpret_cast<int*>(in_order + Tile::SIZE);  // (WARPS, DIGITS)
+    int* const offsets = places + Tile::WARPS * DIGITS;                 // (DIGITS,)
+    int* const scratch = offsets + DIGITS;                              // (WARPS,)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE);
     const int count = static_cast<int>(min(static_cast<int64_t>(Tile::SIZE), n - first));
@@ -74,14 +74,8 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round)
         held[round] = place_of(round) < count ? keys[first + place_of(round)] : ~Key(0);
-    int held_values[Tile::ROUNDS];
-#pragma unroll
-    for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int i = place_of(round);
-        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
-    }
-    const int digit = threadIdx.x;  // that the thread looks after
-    const int start_of_digit = starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x];
+    const int digit = threadIdx.x;  // that the thread looks after, if there is one
+    const int start_of_digit = digit < DIGITS ? starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] : 0;
 
     // Each key's rank among those of its digit that its warp holds.
     int* const counted = places + warp * DIGITS;
@@ -102,7 +96,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
 
     // Where each warp's keys of a digit begin in the tile, and how far from there its place in the output is.
     int of_digit = 0;
-    for (int w = 0; w < Tile::WARPS; ++w) {
+    for (int w = 0; digit < DIGITS && w < Tile::WARPS; ++w) {
         const int of_warp = places[w * DIGITS + digit];
         places[w * DIGITS + digit] = of_digit;
         of_digit += of_warp;
@@ -110,24 +104,40 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     int of_warp, total;
     const int in_warp = warp_scan(of_digit, of_warp);
     const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
-    for (int w = 0; w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
-    offsets[digit] = start_of_digit - start;
+    if (digit < DIGITS) offsets[digit] = start_of_digit - start;
+    for (int w = 0; digit < DIGITS && w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
     __syncthreads();
+
+    // Keys in order, out in runs; then the values, which were asked for meanwhile, the same way.
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int place = counted[digit_of(held[round], shift)] + ranks[round];
-        tile_keys[place] = held[round];
-        tile_values[place] = held_values[round];
+        ranks[round] += counted[digit_of(held[round], shift)];  // now in the tile
+        in_order[ranks[round]] = held[round];
     }
+    int held_values[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = place_of(round);
+        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
+    }
+    __syncthreads();
+    int to[Tile::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) {
+        const int i = round * Tile::THREADS + threadIdx.x;
+        const Key key = in_order[i];
+        to[round] = i + offsets[digit_of(key, shift)];
+        if (i < count) keys_out[to[round]] = key;
+    }
+    __syncthreads();
+    int* const values_in_order = reinterpret_cast<int*>(in_order);
+#pragma unroll
+    for (int round = 0; round < Tile::ROUNDS; ++round) values_in_order[ranks[round]] = held_values[round];
     __syncthreads();
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int i = round * Tile::THREADS + threadIdx.x;
-        if (i >= count) return;
-        const Key key = tile_keys[i];
-        const int64_t to = i + offsets[digit_of(key, shift)];
-        keys_out[to] = key;
-        values_out[to] = tile_values[i];
+        if (i < count) values_out[to[round]] = values_in_order[i];
     }
 }
 

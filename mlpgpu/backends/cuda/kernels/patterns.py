@@ -8,7 +8,7 @@ from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_di
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
-SORT_DIGITS = 256
+SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of sort.cuh
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
 
 
@@ -38,14 +38,14 @@ def scan_words(dtype: str, n: int) -> int:
 
 def sort_tile(dtype: str) -> int:
     """The keys that a block sorts: SortTile of sort.cuh."""
-    return SORT_DIGITS * 64 // KEYS[dtype][1]
+    return SORT_TILE_BYTES // KEYS[dtype][1]
 
 
 def sort_counts(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
     signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
-    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), SORT_DIGITS, shared)
+    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
 
 
 def sort_scatter(dtype: str) -> Entry:
@@ -55,11 +55,10 @@ def sort_scatter(dtype: str) -> Entry:
         f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
         "int* values_out"
     )
-    warps = SORT_DIGITS // WARP
-    shared = sort_tile(dtype) * (key_bytes + 4) + 4 * (SORT_DIGITS * (warps + 1) + warps)
-    name = f"sort_scatter_{dtype}"
-    # On sm_80 and sm_120 alone, around the ranking: a third block hides more than that costs.
-    return Entry(name, "sort.cuh", "sort_scatter", arguments(signature), SORT_DIGITS, shared, blocks=3, spill_bytes=96)
+    warps = SORT_THREADS // WARP
+    shared = SORT_TILE_BYTES + 4 * (SORT_DIGITS * (warps + 1) + warps)
+    name, takes = f"sort_scatter_{dtype}", arguments(signature)
+    return Entry(name, "sort.cuh", "sort_scatter", takes, SORT_THREADS, shared, blocks=2, spill_bytes=96)
 
 
 def extremes() -> Entry:
