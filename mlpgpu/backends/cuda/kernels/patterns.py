@@ -50,7 +50,7 @@ def sort_counts(dtype: str) -> Entry:
 
 def sort_scatter(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
-    key, key_bytes = KEYS[dtype]
+    key = KEYS[dtype][0]
     signature = (
         f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
         "int* values_out"
