@@ -3,7 +3,7 @@
 // Blocks take tiles in turn, each the next one that nobody has taken.  A block has several at once: some are on their
 // way from memory; the next one is there, and the block leaves its sum in `sums` for all to read; and the one whose sum
 // it left a step ago it writes out, knowing from words that the others left meanwhile what all tiles before come to.
-// So neither a tile nor a word is waited for when it is asked for, and memory always has something to bring.
+// So tiles and words are there when they are needed, and memory always has something to bring.
 //
 // What tiles 0 … t - 1 come to is the sum of whole groups of 32 tiles, one after the other, and of the tiles of t's
 // own group before it.  Each group is added up by a tree.  A float's bits are the same in every run and on every card.
@@ -56,7 +56,9 @@ __device__ __forceinline__ uint64_t word_of(double sum) {
     return ~static_cast<uint64_t>(__double_as_longlong(sum == sum ? sum : double(NAN)));
 }
 __device__ __forceinline__ void sum_of(uint64_t word, int& sum) { sum = static_cast<int>(word); }
-__device__ __forceinline__ void sum_of(uint64_t word, float& sum) { sum = __uint_as_float(static_cast<uint32_t>(word)); }
+__device__ __forceinline__ void sum_of(uint64_t word, float& sum) {
+    sum = __uint_as_float(static_cast<uint32_t>(word));
+}
 __device__ __forceinline__ void sum_of(uint64_t word, double& sum) {
     sum = __longlong_as_double(static_cast<long long>(~word));
 }
@@ -86,23 +88,22 @@ struct TilesBefore {
     Sum total = 0;
     int groups = 0;  // that are in it
 
-    // The word of the tile that the thread looks after: each warp has a group, each lane one of its tiles.
-    __device__ __forceinline__ uint64_t look(int tile) const {
-        const int other = (groups + threadIdx.x / WARP) * WARP + threadIdx.x % WARP;
-        return other < tile ? load_word(sums + other) : word_of(T(0));
-    }
-
-    // Sum of tiles 0 … tile - 1, in every thread; `word` is what look(tile) found before.
-    __device__ __forceinline__ T sum(int tile, uint64_t word) {
+    // Sum of tiles 0 … tile - 1, in every thread.
+    __device__ __forceinline__ T sum(int tile) {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, last = tile / WARP;
         for (;;) {
-            while (!word) {
-                pause_spinning();
-                word = look(tile);
+            // Each warp has a group, each lane one of its tiles.
+            const int other = (groups + warp) * WARP + lane;
+            T value = T(0);
+            if (other < tile) {
+                uint64_t word = load_word(sums + other);
+                while (!word) {
+                    pause_spinning();
+                    word = load_word(sums + other);
+                }
+                sum_of(word, value);
             }
             __syncwarp();
-            T value;
-            sum_of(word, value);
             value = warp_sum(value);
             if (lane == 0) scratch[warp] = value;
             __syncthreads();
@@ -112,7 +113,6 @@ struct TilesBefore {
             groups += whole;
             if (whole < WARPS) return static_cast<T>(total + scratch[whole]);
             __syncthreads();
-            word = look(tile);
         }
     }
 };
@@ -125,12 +125,13 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     using Tile = ScanTile<T>;
     using Vector = typename Tile::Vector;
     SHARED(Vector, slots);  // (AHEAD, ROUNDS, THREADS): each thread alone uses its own vectors
-    auto* const of_groups = reinterpret_cast<typename Wide<T>::Type*>(slots + Tile::AHEAD * Tile::ROUNDS * Tile::THREADS);
-    T* const of_warps = reinterpret_cast<T*>(of_groups + Tile::WARPS);  // (WARPS,), as of_groups
-    int* const taken = reinterpret_cast<int*>(of_warps + Tile::WARPS);  // a tile's number
+    constexpr int OF_SLOT = Tile::ROUNDS * Tile::THREADS;
+    auto* const of_groups = reinterpret_cast<typename Wide<T>::Type*>(slots + Tile::AHEAD * OF_SLOT);  // (WARPS,)
+    T* const of_warps = reinterpret_cast<T*>(of_groups + Tile::WARPS);                                 // (WARPS,)
+    int* const taken = reinterpret_cast<int*>(of_warps + Tile::WARPS);                                 // a tile
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int tiles = static_cast<int>((n + Tile::SIZE - 1) / Tile::SIZE);
-    unsigned* const ticket = reinterpret_cast<unsigned*>(tile_sums);
+    unsigned *const ticket = reinterpret_cast<unsigned*>(tile_sums), *const done = ticket + 1;
     uint64_t* const sums = tile_sums + 1;
 
     // Calls use(round, i, whole) for each of the thread's vectors of a tile, x_i … being its elements.
@@ -140,7 +141,9 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
 #pragma unroll
         for (int round = 0; round < Tile::ROUNDS; ++round) use(round, first + round * WARP * Tile::VECTOR, whole);
     };
-    const auto slot = [&](int stage, int round) { return slots + (stage * Tile::ROUNDS + round) * Tile::THREADS + threadIdx.x; };
+    const auto slot = [&](int stage, int round) {
+        return slots + stage * OF_SLOT + round * Tile::THREADS + threadIdx.x;
+    };
     const auto fetch = [&](int stage, int tile) {
         if (tile < tiles) {
             for_vectors(tile, x, [&](int round, int64_t at, bool whole) {
@@ -185,13 +188,14 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
         return of_warp;
     };
 
-    unsigned asked = threadIdx.x == 0 ? atomicAdd(ticket, 1u) : 0;  // thread 0: the tile to take next
+    // Thread 0 asks for a tile a step before it is taken.
+    unsigned asked = threadIdx.x == 0 ? atomicAdd(ticket, 1u) : 0;
     const auto take = [&] {
         if (threadIdx.x != 0) return;
         *taken = static_cast<int>(asked);
         asked = atomicAdd(ticket, 1u);
     };
-    int coming[Tile::AHEAD];
+    int coming[Tile::AHEAD];  // tiles, in the order of their stages
 #pragma unroll
     for (int stage = 0; stage < Tile::AHEAD; ++stage) {
         take();
@@ -200,10 +204,9 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
         __syncthreads();
     }
     TilesBefore<T, Tile::WARPS> tiles_before{sums, of_groups};
-    Tile now, next;
+    Tile now, next;      // what is written out, and what is added up, in a step
     now.number = tiles;  // none
     for (int stage = 0;; stage = (stage + 1) % Tile::AHEAD) {
-        const uint64_t word = now.number < tiles ? tiles_before.look(now.number) : 0;
         next.number = coming[0];
         wait_for_copies<Tile::AHEAD - 1>();
         for (int round = 0; round < Tile::ROUNDS; ++round) next.values[round] = *slot(stage, round);
@@ -215,15 +218,15 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
         for (int i = 1; i < Tile::AHEAD; ++i) coming[i - 1] = coming[i];
         fetch(stage, coming[Tile::AHEAD - 1] = *taken);
         if (now.number < tiles) {
-            const T start = tiles_before.sum(now.number, word);
+            const T start = tiles_before.sum(now.number);
             store(now, start + now.before);
         } else {
-            __syncthreads();
+            __syncthreads();  // as sum() does: everybody has read what was taken
         }
         now = next;
         if (now.number >= tiles) break;
     }
-    if (!was_last(arrive(ticket + 1), taken)) return;
+    if (!was_last(arrive(done), taken)) return;
     for (int tile = threadIdx.x; tile < tiles; tile += Tile::THREADS) sums[tile] = 0;
     if (threadIdx.x == 0) *ticket = 0;
 }

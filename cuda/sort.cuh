@@ -24,6 +24,18 @@ __device__ __forceinline__ int digit_of(Key key, int shift) {
     return static_cast<int>(key >> shift) & (DIGITS - 1);
 }
 
+// So many numbers below 2¹⁶, two in a register, put there in their order.
+template <int COUNT>
+struct Halves {
+    unsigned pairs[COUNT / 2];
+
+    __device__ __forceinline__ int get(int i) const { return i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xffff; }
+    __device__ __forceinline__ void put(int i, int number) {
+        unsigned& pair = pairs[i / 2];
+        pair = i % 2 ? (pair & 0xffff) | static_cast<unsigned>(number) << 16 : static_cast<unsigned>(number);
+    }
+};
+
 // counts (DIGITS, tiles) of the keys (n,).  Grid: one block for each tile.
 template <class Key>
 __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shift, int* counts) {
@@ -60,7 +72,7 @@ template <class Key>
 __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values, int64_t n, int shift,
                                              const int* starts, Key* keys_out, int* values_out) {
     using Tile = SortTile<Key>;
-    SHARED(Key, in_order);                                // (SIZE,): keys, then values
+    SHARED(Key, in_order);                                              // (SIZE,): keys, then values
     int* const places = reinterpret_cast<int*>(in_order + Tile::SIZE);  // (WARPS, DIGITS)
     int* const offsets = places + Tile::WARPS * DIGITS;                 // (DIGITS,)
     int* const scratch = offsets + DIGITS;                              // (WARPS,)
@@ -81,13 +93,13 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     int* const counted = places + warp * DIGITS;
     for (int i = lane; i < DIGITS; i += WARP) counted[i] = 0;
     __syncwarp();
-    int ranks[Tile::ROUNDS];
+    Halves<Tile::ROUNDS> ranks;
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         int* const of_digit = counted + digit_of(held[round], shift);
         const unsigned alike = lanes_alike(digit_of(held[round], shift));
         const int before = __popc(alike & ((1u << lane) - 1));
-        ranks[round] = *of_digit + before;
+        ranks.put(round, *of_digit + before);
         __syncwarp();
         if (before == 0) *of_digit += __popc(alike);
         __syncwarp();
@@ -109,10 +121,12 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     __syncthreads();
 
     // Keys in order, out in runs; then the values, which were asked for meanwhile, the same way.
+    Halves<Tile::ROUNDS> ordered;  // places in the tile
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        ranks[round] += counted[digit_of(held[round], shift)];  // now in the tile
-        in_order[ranks[round]] = held[round];
+        const int place = ranks.get(round) + counted[digit_of(held[round], shift)];
+        in_order[place] = held[round];
+        ordered.put(round, place);
     }
     int held_values[Tile::ROUNDS];
 #pragma unroll
@@ -132,7 +146,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     __syncthreads();
     int* const values_in_order = reinterpret_cast<int*>(in_order);
 #pragma unroll
-    for (int round = 0; round < Tile::ROUNDS; ++round) values_in_order[ranks[round]] = held_values[round];
+    for (int round = 0; round < Tile::ROUNDS; ++round) values_in_order[ordered.get(round)] = held_values[round];
     __syncthreads();
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {

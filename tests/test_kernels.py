@@ -321,8 +321,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a tile left out of the sum of several": (
         "scan.cuh",
-        "return other < tile ? load_word",
-        "return other + 1 < tile ? load_word",
+        "if (other < tile) {",
+        "if (other + 1 < tile) {",
         kernels.prefix_sum("int32"),
     ),
     "equal keys change places": (
