@@ -327,8 +327,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "equal keys change places": (
         "sort.cuh",
-        "*of_digit + before;",
-        "*of_digit + __popc(alike) - 1 - before;",
+        "*of_digit + before);",
+        "*of_digit + __popc(alike) - 1 - before);",
         kernels.sort_scatter("uint32"),
     ),
     "-0 ranked apart from 0": (
