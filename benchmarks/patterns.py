@@ -23,8 +23,8 @@ from mlpgpu.backends.base import bin_edges
 from mlpgpu.backends.cuda import CudaBackend, kernels
 from mlpgpu.backends.cuda.kernels import ROW_THREADS, ceil_div
 from mlpgpu.backends.cuda.launches import At, Launch, Value
-from mlpgpu.backends.cuda.program import COUNT_BLOCKS
 from mlpgpu.backends.cuda.sorting import Chain, sort_entries
+from mlpgpu.backends.cuda.state import COUNT_BLOCKS
 from mlpgpu.backends.cuda.workbench import Workbench
 from mlpgpu.bench import surroundings, take_turns
 from mlpgpu.errors import MlpgpuError

@@ -1,4 +1,4 @@
-"""A plan on a card: memory, kernels, and graphs of steps that replay without Python in the loop."""
+"""A plan on a card: its kernels, and graphs of steps that replay without Python in the loop."""
 
 from __future__ import annotations
 
@@ -9,41 +9,22 @@ from itertools import count
 import numpy as np
 
 from ...datasets import Dataset
-from ...errors import BackendError
-from ...initializers import INITIALIZERS, initial_values
 from ...optimizers import Optimizer
-from ...plan import Parameter, Plan
-from ...random import WORDS_PER_BLOCK, Purpose
-from ..base import MOST_BINS, Histogram, Program, Sampling, State, bin_edges, scaled
+from ...plan import Plan
+from ..base import Histogram, Sampling, scaled
 from ..evaluation import zero_sums
-from . import compiler, kernels
-from .driver import (
-    Arena,
-    CooperativeModule,
-    Device,
-    Event,
-    Function,
-    Module,
-    Replay,
-    Stream,
-    aligned,
-    capture,
-    pack,
-    pinned,
-    tensor_map,
-)
+from . import kernels
+from .driver import Arena, Device, Event, Function, Module, Replay, Stream, capture, pack, pinned, tensor_map
 from .feed import Feed
-from .kernels import ROW_THREADS, TENSOR_MAP_BYTES, Entry, ceil_div, padded_columns
+from .kernels import TENSOR_MAP_BYTES, Entry, padded_columns
 from .launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Map, Value
-from .local_stack import OF_ROWS
 from .lowering import lower
 from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
 from .orders import Orders
 from .resident import Design, design
+from .state import CudaState
 
 MOST_TAG = 2**32 - 1  # of the steps inside a resident kernel, whose mail begins with 0
-COUNT_BLOCKS = 1024  # at most, of a kernel that goes through a parameter's values
-LEAST_BY_KERNEL = 1 << 20  # of a parameter's values: below, the host has gone through them before a kernel is compiled
 DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of 8 bytes; the others are of four
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 CONSTANTS = "hyper", "schedule"  # the constant variables of update.cuh
@@ -97,8 +78,8 @@ class _Step:
     finish: list[Put]
 
 
-class CudaProgram(Program):
-    """A plan, its arrays in one arena, and its launches; ``shared`` are addresses of arrays that another one owns.
+class CudaProgram(CudaState):
+    """A plan, its arrays, and its launches; ``shared`` are addresses of arrays that another one owns.
 
     Attributes:
         residency: the kernel inside which the plan trains, or why it trains launch by launch.
@@ -107,7 +88,8 @@ class CudaProgram(Program):
     def __init__(
         self, plan: Plan, device: Device, memory_share: float, shared: Mapping[str, int] | None = None
     ) -> None:
-        self._plan, self._device, self._memory_share = plan, device, memory_share
+        super().__init__(plan, device, shared)
+        self._memory_share = memory_share
         self.residency = self._choose()
         self._training: tuple[Feed, Sampling] | None = None
         self._orders: Orders  # of what is trained on
@@ -119,20 +101,12 @@ class CudaProgram(Program):
         self._tag = 1  # of the next step inside the resident kernel
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._sampler: _Sampler | None = None
-        self._others: dict[Entry, Function] = {}  # kernels of no plan, once they were asked for
-        self._were_set = True  # whether the parameters may have been, since the last run
-        self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
-        self._reader: Stream
-        self._prefetched: Event | None = None  # when the state that was last asked for is there
+        self._maps: dict[Map, int] = {}
         with device:
-            self._streams = [Stream(device) for _ in range(max(1, plan.shares))]
+            self._streams = [self._stream, *(Stream(device) for _ in range(1, plan.shares))]
             self._fork = Event(device)
             self._joins = [Event(device) for _ in self._streams[1:]]
             self._aside, self._rejoin = Stream(device), Event(device)
-            self._arenas: list[Arena] = []
-            self._addresses: dict[str, int] = dict(shared or {})
-            self._sizes: dict[str, int] = {}
-            self._maps: dict[Map, int] = {}
             self._take(lower(plan, multiprocessors=device.multiprocessors, source="float32", arch=device.arch).bytes)
             if isinstance(self.residency, Design):
                 self._take(self.residency.bytes)
@@ -144,229 +118,6 @@ class CudaProgram(Program):
     def _choose(self) -> Design | str:
         device = self._device
         return design(self._plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes)
-
-    def _take(self, sizes: Mapping[str, int]) -> None:
-        """Arrays of zeros of so many bytes, those of them that are not there yet."""
-        missing = {name: max(1, size) for name, size in sizes.items() if name not in self._addresses}
-        if not missing:
-            return
-        self._check_room(missing)
-        arena = Arena(self._device, sum(map(aligned, missing.values())))
-        self._arenas.append(arena)
-        self._sizes |= {name: sizes[name] for name in missing}
-        for name, size in missing.items():
-            self._addresses[name] = arena.take(size)
-            self._stream.fill(self._addresses[name], size)
-
-    def _check_room(self, sizes: Mapping[str, int]) -> None:
-        """Raises BackendError if the card has no room for arrays of so many bytes; says what it has room for."""
-        total, free, plan = sum(map(aligned, sizes.values())), self._device.free_bytes, self._plan
-        if total <= free:
-            return
-        of_rows = sum(sizes.get(name, 0) for name, buffer in plan.buffers.items() if buffer.axes[1] == "row")
-        of_rows += sum(size for name, size in sizes.items() if name.endswith(OF_ROWS))
-        others = total - of_rows
-        if others < free:
-            rows = (free - others) * plan.capacity // of_rows
-            hint = f"a batch of at most about {rows:,} rows fits"
-        else:
-            hint = f"about {free * plan.parameter_count // others:,} of the {plan.parameter_count:,} parameters fit"
-        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-        got = f"{total:,} for " + ", ".join(f"{name} ({size:,})" for name, size in largest) + ", …"
-        what = f"memory of GPU {self._device.index}"
-        raise BackendError(what, expected=f"at most the {free:,} bytes that are free", got=got, hint=hint)
-
-    def _make_maps(self, maps: Iterable[Map]) -> None:
-        """Maps of planes, those of them that are not there yet."""
-        missing = [each for each in maps if each not in self._maps]
-        if not missing:
-            return
-        self._arenas.append(Arena(self._device, TENSOR_MAP_BYTES * len(missing)))
-        start = self._arenas[-1].take(TENSOR_MAP_BYTES * len(missing))
-        for each, place in zip(missing, count(start, TENSOR_MAP_BYTES), strict=False):
-            shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
-            planes = self._addresses[each.array] + each.place * each.nbytes
-            self._stream.upload(place, tensor_map(planes, shape, pitch, each.box_rows))
-            self._maps[each] = place
-
-    @property
-    def _stream(self) -> Stream:
-        return self._streams[0]
-
-    # --- state ---
-
-    def load(self, state: State, *, snapshot: bool = False) -> None:
-        with self._device:
-            self._end_prefetch()
-            if snapshot:
-                self._take(self._snapshot_bytes)
-            self._upload("snapshot" if snapshot else "parameters", state.parameters)
-            if not snapshot:
-                self._were_set = True
-                self._upload("slots", state.slots)
-                self._upload("statistics", state.statistics)
-            self._stream.synchronize()
-
-    @property
-    def _snapshot_bytes(self) -> dict[str, int]:
-        """Of the array that only those pay for who keep parameters."""
-        return {"snapshot": 4 * self._plan.parameter_count}
-
-    def draw(self, seed: int, statistics: np.ndarray) -> None:
-        """A kernel draws large uniform parameters where they lie; others come from the host."""
-        with self._device:
-            self._end_prefetch()
-            for parameter in self._plan.parameters:
-                self._draw(parameter, seed)
-            self._stream.fill(self._addresses["slots"], max(1, self._sizes["slots"]))
-            self._upload("statistics", statistics)
-            self._were_set = True
-            self._stream.synchronize()
-
-    def _draw(self, p: Parameter, seed: int) -> None:
-        place, scheme = self._addresses["parameters"] + 4 * p.offset, INITIALIZERS[p.initializer]
-        if scheme.distribution == "constant":
-            self._stream.fill(place, 4 * p.size)
-        elif scheme.distribution == "uniform" and p.size >= LEAST_BY_KERNEL:
-            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, place
-            self._launch_over(kernels.initial_uniform(), p.size // WORDS_PER_BLOCK, values)
-        else:
-            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
-            self._stream.upload(place, drawn.astype(np.float32))
-            self._stream.synchronize()  # before the array goes
-
-    def _launch_over(self, entry: Entry, elements: int, values: Sequence[float]) -> None:
-        """Launch a kernel of no plan on a grid for so many elements."""
-        self._have([entry])
-        grid = min(ceil_div(elements, ROW_THREADS), COUNT_BLOCKS), 1, 1
-        self._others[entry].launch(self._stream, grid, pack(entry, values))
-
-    def _have(self, entries: Sequence[Entry]) -> None:
-        """Compile kernels of no plan, unless that was done."""
-        missing = [entry for entry in entries if entry not in self._others]
-        if missing:
-            self._others |= self._compile(missing)[1]
-
-    def is_finite(self) -> bool:
-        """By a kernel where there is much to look at."""
-        count = self._plan.parameter_count
-        if count < LEAST_BY_KERNEL:
-            return bool(np.isfinite(self.read().parameters).all())
-        with self._device:
-            self._take({"found": 4})
-            self._stream.fill(self._addresses["found"], 4)
-            values = self._addresses["parameters"], count, self._addresses["found"]
-            self._launch_over(kernels.find_nonfinite(), count, values)
-            found = self._download("found", (1,))
-            self._stream.synchronize()
-        return not found.any()
-
-    def read(self, *, snapshot: bool = False) -> State:
-        plan = self._plan
-        slots = len(plan.optimizer.slots) if plan.optimizer else 0
-        with self._device:
-            if snapshot:
-                self._take(self._snapshot_bytes)
-            if self._prefetched is not None and not snapshot:
-                self._prefetched.synchronize()
-                return State(*(array.copy() for array in self._host.values()))
-            state = State(
-                self._download("snapshot" if snapshot else "parameters", (1, plan.parameter_count)),
-                self._download("slots", (slots, 1, plan.parameter_count)),
-                self._download("statistics", (1, plan.statistic_count)),
-            )
-            self._stream.synchronize()
-        return state
-
-    def prefetch(self) -> None:
-        """The copy runs on a stream of its own, beside an evaluation; what changes the state waits for it."""
-        plan = self._plan
-        with self._device:
-            if not self._host:
-                slots = len(plan.optimizer.slots) if plan.optimizer else 0
-                shapes = {
-                    "parameters": (1, plan.parameter_count),
-                    "slots": (slots, 1, plan.parameter_count),
-                    "statistics": (1, plan.statistic_count),
-                }
-                self._host = {
-                    name: pinned(self._device, shape, np.float32) if all(shape) else np.empty(shape, np.float32)
-                    for name, shape in shapes.items()
-                }
-                self._reader = Stream(self._device)
-            changed, self._prefetched = Event(self._device), Event(self._device)
-            self._stream.record(changed)
-            self._reader.wait(changed)
-            for name, array in self._host.items():
-                if array.size:
-                    self._reader.download(array, self._addresses[name])
-            self._reader.record(self._prefetched)
-
-    def _end_prefetch(self) -> None:
-        """The state is about to change: that waits for a copy under way, which is of no use any more."""
-        if self._prefetched is not None:
-            self._stream.wait(self._prefetched)
-            self._prefetched = None
-
-    def snapshot(self) -> None:
-        with self._device:
-            self._take(self._snapshot_bytes)
-        self._copy_parameters("parameters", "snapshot")
-
-    def restore(self) -> None:
-        self._copy_parameters("snapshot", "parameters")
-
-    def _copy_parameters(self, source: str, destination: str) -> None:
-        with self._device:
-            if destination == "parameters":
-                self._end_prefetch()
-                self._were_set = True
-            self._stream.copy(self._addresses[destination], self._addresses[source], self._sizes["parameters"])
-            self._stream.synchronize()
-
-    def histograms(self, bins: int) -> dict[str, Histogram]:
-        """Values are counted where they lie; the host sees the least, the greatest, and the counts."""
-        with self._device:
-            return {p.name: self._count("parameters", p.offset, p.size, bins) for p in self._plan.parameters}
-
-    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
-        """By a program beside this one, which keeps what the step's fused kernels do not store."""
-        assert self._training is not None
-        data, sampling = self._training
-        if self._sampler is None:
-            shared = {name: self._addresses[name] for name in ("parameters", "slots", "statistics")}
-            plan = self._plan.to_gradient()
-            self._sampler = _Sampler(plan, self._device, self._memory_share, shared)
-        return self._sampler.histograms_of(data.dataset.first(rows), sampling.seed, step, bins)
-
-    def _count(self, array: str, offset: int, size: int, bins: int) -> Histogram:
-        """Of ``size`` elements of a float32 array."""
-        self._have([kernels.extremes(), kernels.histogram()])
-        self._take({"extremes": 8 * COUNT_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
-        place = {name: self._addresses[name] for name in ("extremes", "edges", "bins")}
-        x = self._addresses[array] + 4 * offset
-        self._launch_over(kernels.extremes(), size, (x, size, place["extremes"]))
-        ends = np.empty((min(ceil_div(size, ROW_THREADS), COUNT_BLOCKS), 2), np.float32)
-        self._stream.download(ends, place["extremes"])
-        self._stream.synchronize()
-        edges = bin_edges(float(ends[:, 0].min()), float(ends[:, 1].max()), bins)
-        self._stream.upload(place["edges"], edges)
-        self._stream.fill(place["bins"], 8 * bins)
-        self._launch_over(kernels.histogram(), size, (x, size, place["edges"], bins, place["bins"]))
-        counts = np.empty(bins, np.int64)
-        self._stream.download(counts, place["bins"])
-        self._stream.synchronize()
-        return counts, edges
-
-    def _upload(self, name: str, array: np.ndarray) -> None:
-        if array.size:
-            self._stream.upload(self._addresses[name], np.ascontiguousarray(array, np.float32))
-
-    def _download(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = np.empty(shape, np.float32)
-        if array.size:
-            self._stream.download(array, self._addresses[name])
-        return array
 
     # --- data ---
 
@@ -527,6 +278,16 @@ class CudaProgram(Program):
         for launch in step.finish:
             launch(self._stream)
 
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        """By a program beside this one, which keeps what the step's fused kernels do not store."""
+        assert self._training is not None
+        data, sampling = self._training
+        if self._sampler is None:
+            shared = {name: self._addresses[name] for name in ("parameters", "slots", "statistics")}
+            plan = self._plan.to_gradient()
+            self._sampler = _Sampler(plan, self._device, self._memory_share, shared)
+        return self._sampler.histograms_of(data.dataset.first(rows), sampling.seed, step, bins)
+
     # --- evaluating ---
 
     def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
@@ -603,6 +364,19 @@ class CudaProgram(Program):
 
     # --- kernels ---
 
+    def _make_maps(self, maps: Iterable[Map]) -> None:
+        """Maps of planes, those of them that are not there yet."""
+        missing = [each for each in maps if each not in self._maps]
+        if not missing:
+            return
+        self._arenas.append(Arena(self._device, TENSOR_MAP_BYTES * len(missing)))
+        start = self._arenas[-1].take(TENSOR_MAP_BYTES * len(missing))
+        for each, place in zip(missing, count(start, TENSOR_MAP_BYTES), strict=False):
+            shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
+            planes = self._addresses[each.array] + each.place * each.nbytes
+            self._stream.upload(place, tensor_map(planes, shape, pitch, each.box_rows))
+            self._maps[each] = place
+
     def _kernels(self, data: Feed) -> _Kernels:
         """The kernels for data of this type, compiled at first need."""
         source, textured = form = _source(data), data.texture is not None
@@ -624,17 +398,6 @@ class CudaProgram(Program):
             constants = {name: [module.constant(name)[0] for module in reading] for name in CONSTANTS}
             self._compiled[form] = _Kernels(lowered, modules, functions, constants)
         return self._compiled[form]
-
-    def _compile(self, entries: Iterable[Entry]) -> tuple[dict[str, Module], dict[Entry, Function]]:
-        units = kernels.units(entries)
-        cubins = compiler.compile_units(units, self._device.arch)
-        modules = {
-            header: (CooperativeModule if any(e.cooperative for e in units[header]) else Module)(
-                self._device, cubin.image
-            )
-            for header, cubin in cubins.items()
-        }
-        return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}
 
     def _set_constant(self, name: str, values: np.ndarray) -> None:
         """In each module that reads it."""
