@@ -8,7 +8,8 @@ algorithms of several tensor-core products.
 "bfloat16" keeps float32 parameters and multiplies in bfloat16: PyTorch by autocast, JAX by casts.
 
 Each contender's error is that of its product of two 4096 by 4096 matrices, against float64.  The products of the
-largest network, launch by launch as its plan has them, stand beside cuBLAS's of the same shape and precision.
+largest network, launch by launch, stand beside cuBLAS's of the very numbers that they multiply, in turns of 5 ms: as a
+step launches them, with what their ends do beside, and by the same kernels where C is only stored.
 
     python benchmarks/peers.py [--only NAME ...] [--precision NAME ...] [--quick] [--json PATH] [--commit NAME]
 
@@ -39,8 +40,9 @@ import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import CudaBackend
-from mlpgpu.backends.cuda.explain import profile
-from mlpgpu.backends.cuda.probe import Line
+from mlpgpu.backends.cuda.costs import flops
+from mlpgpu.backends.cuda.explain import random_data
+from mlpgpu.backends.cuda.products import Operand, Products
 from mlpgpu.bench import Epochs, Product, Result, Workload
 from mlpgpu.errors import MlpgpuError
 
@@ -57,7 +59,7 @@ except ImportError:
 
 LOSS_TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}  # relative, of a first epoch's mean loss
 UNROLL = 4  # steps in the body of JAX's scan: 784-128-10 at batch 128 took 36 µs a step by 1, 29 by 4, 30 by 8
-PRODUCT_SECONDS = 0.03  # about what cuBLAS's turn at one product takes
+PRODUCT_SECONDS = 5e-3  # about what a turn at one product takes
 
 
 def progress(message: str) -> None:
@@ -349,20 +351,30 @@ def steps(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A launch of a step that computes a product, epilogue included, and cuBLAS's product of that form alone."""
+    """A product that a step launches, measured three ways in turns: seconds are medians of rounds.
+
+    Attributes:
+        microseconds: of the launch as a step has it, with all that its end does beside storing C.
+        alone_microseconds: of the same kernel where its end stores C as it is: a gradient of weights in float32, what
+            else is left in planes as bfloat16.
+        cublas_microseconds: of cuBLAS's product of the same numbers, in the order that they are stored in.
+    """
 
     workload: str
     precision: str
     operation: str
     kernel: str
     form: str
+    gigaflop: float
     microseconds: float
-    teraflops: float
-    cublas_teraflops: float
+    alone_microseconds: float
+    cublas_microseconds: float
 
     @property
-    def share(self) -> float:
-        return self.teraflops / self.cublas_teraflops
+    def teraflops(self) -> tuple[float, float, float]:
+        """As launched, alone, and of cuBLAS."""
+        as_launched, alone, cublas = self.microseconds, self.alone_microseconds, self.cublas_microseconds
+        return 1e3 * self.gigaflop / as_launched, 1e3 * self.gigaflop / alone, 1e3 * self.gigaflop / cublas
 
 
 # Whether the first and the second operand are transposed.
@@ -370,46 +382,70 @@ FORMS = {"backward_input": (False, True), "backward_weight": (True, False), "for
 
 
 def kernels(key: str, precision: str, backend: CudaBackend, *, quick: bool) -> list[Kernel]:
-    """Each product that a step launches, the first of those alike, as ``explain`` measures it."""
+    """Each product that a step launches: all of them and cuBLAS's take turns, so that the card is as warm for each."""
     workload = bench.WORKLOADS[key]
     progress(f"{key}: products in {precision}")
     trainer = workload.trainer(backend="cuda", precision=precision)
     state = trainer.network.state(trainer.plan.optimizer)
-    before = cublas_rates(workload, precision, quick=quick)
-    lines: Sequence[Line] = profile(trainer.plan, backend.device, state).lines
-    after = cublas_rates(workload, precision, quick=quick)
+    device, data = backend.device, random_data(trainer.plan, None)
+    products = Products(trainer.plan, device, lambda program: program.load(state), data)
+    running: dict[tuple[int, str], Callable[[], float]] = {}
+    launches = products.launches
+    for place, launch in enumerate(launches):
+        form = bench.product_form(launch.entry.name)
+        assert form is not None
+        running[place, "as launched"] = products.turn(launch, PRODUCT_SECONDS)
+        running[place, "alone"] = products.turn(products.alone(launch), PRODUCT_SECONDS)
+        a, b = (torch_operand(operand) for operand in products.operands(launch))
+        running[place, "cuBLAS"] = cublas_turn(form, a, b, precision)
+    rounds = bench.QUICK_ROUNDS if quick else bench.ROUNDS
+    seconds: dict[tuple[int, str], list[float]] = {turn: [] for turn in running}
+    for count in range(rounds + 1):  # the first one warms the card
+        for turn, run in running.items():
+            took = run()
+            if count:
+                seconds[turn].append(took)
     found = []
-    for line in lines:
-        name = line.launch.entry.name
-        form = bench.product_form(name)
-        if line.flops and form:
-            rate, theirs = 1e-12 * line.flops / line.seconds, max(before[form], after[form])
-            operation = str(line.launch.operation)
-            found.append(Kernel(key, precision, operation, name, form, 1e6 * line.seconds, rate, theirs))
+    for place, launch in enumerate(launches):
+        name = launch.entry.name
+        times = (1e6 * statistics.median(seconds[place, turn]) for turn in ("as launched", "alone", "cuBLAS"))
+        gigaflop = 1e-9 * flops(launch, trainer.plan.capacity)
+        found.append(Kernel(key, precision, launch.operation, name, str(bench.product_form(name)), gigaflop, *times))
     return found
 
 
-def cublas_rates(workload: Workload, precision: str, *, quick: bool) -> dict[str, float]:
-    """TFLOP/s of cuBLAS, through PyTorch, on a product of each form as the first layer has it."""
-    rows, k, n = workload.batch_size, *workload.widths[:2]
-    shapes = {
-        "backward_input": ((rows, n), (k, n)),
-        "backward_weight": ((rows, k), (rows, n)),
-        "forward": ((rows, k), (k, n)),
-    }
-    rates = {}
-    for form, (is_first, is_second) in FORMS.items():
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes[form])
-        left, right = a.T if is_first else a, b.T if is_second else b
-        out = torch.empty(len(left), right.shape[1], device="cuda", dtype=dtype)
-        product = partial(torch.matmul, left, right, out=out)
+class CudaArray:
+    """Memory of the card as PyTorch takes it over."""
+
+    def __init__(self, operand: Operand) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (operand.rows, operand.pitch),
+            "typestr": "<i2" if operand.is_bfloat16 else "<f4",
+            "data": (operand.address, False),
+            "version": 2,
+        }
+
+
+def torch_operand(operand: Operand) -> Any:
+    """A copy of a matrix that our product multiplies."""
+    matrix = torch.as_tensor(CudaArray(operand), device="cuda")[:, : operand.columns].clone()
+    return matrix.view(torch.bfloat16) if operand.is_bfloat16 else matrix
+
+
+def cublas_turn(form: str, a: Any, b: Any, precision: str) -> Callable[[], float]:
+    """Runs cuBLAS's product, through PyTorch, for its turn, and returns the seconds of each time."""
+    is_first, is_second = FORMS[form]
+    left, right = a.T if is_first else a, b.T if is_second else b
+    product = partial(
+        torch.matmul, left, right, out=torch.empty(len(left), right.shape[1], device="cuda", dtype=a.dtype)
+    )
+
+    def run(repeats: int = 0) -> float:
         with torch_precision("tf32" if precision == "tf32" else "float32"):
-            repeats = max(1, round(PRODUCT_SECONDS / cuda_seconds(product, 2)))
-            rounds = bench.QUICK_ROUNDS if quick else bench.ROUNDS
-            seconds = [cuda_seconds(product, repeats) for _ in range(rounds)]
-        rates[form] = 2e-12 * rows * k * n / statistics.median(seconds)
-    return rates
+            return cuda_seconds(product, repeats or count)
+
+    count = max(1, round(PRODUCT_SECONDS / run(2)))
+    return run
 
 
 def cuda_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -428,9 +464,11 @@ def cuda_seconds(run: Callable[[], object], repeats: int) -> float:
 
 def show_kernels(found: Sequence[Kernel]) -> None:
     for kernel in found:
+        as_launched, alone, cublas = kernel.teraflops
         print(
-            f"{kernel.precision:9} {kernel.operation:14} {kernel.kernel:50} {kernel.microseconds:9,.1f} µs "
-            f"{kernel.teraflops:7.1f} TFLOP/s, cuBLAS {kernel.cublas_teraflops:7.1f}: {kernel.share:.2f}"
+            f"{kernel.precision:9} {kernel.operation:14} {kernel.kernel:50} {kernel.microseconds:9,.1f} µs, alone "
+            f"{kernel.alone_microseconds:9,.1f}, cuBLAS {kernel.cublas_microseconds:9,.1f}: TFLOP/s {as_launched:6.1f} "
+            f"{alone:6.1f} {cublas:6.1f}, {as_launched / cublas:.3f} and {alone / cublas:.3f} of cuBLAS"
         )
 
 

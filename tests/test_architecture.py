@@ -44,7 +44,7 @@ INNER_LEVELS = {
     "backends/cuda": (
         *("kernels", "compiler", "driver", "launches", "costs", "share", "local_stack", "tensor_cores", "tail"),
         *("lowering", "resident", "sorting", "metrics", "feed", "orders", "state", "program", "timing", "probe"),
-        *("explain", "workbench", "__init__"),
+        *("explain", "products", "workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "tensor", "local", "rows", "losses", "patterns", "metrics", "updates", "rates"),

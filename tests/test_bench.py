@@ -176,7 +176,7 @@ def line(contender: str, microseconds: float, precision: str = "float32", **othe
 
 KERNEL = {
     "workload": "large", "precision": "tf32", "operation": "1 Dense", "kernel": "dense_forward_x", "form": "forward",
-    "microseconds": 500.0, "teraflops": 300.0, "cublas_teraflops": 320.0,
+    "gigaflop": 275.0, "microseconds": 440.0, "alone_microseconds": 400.0, "cublas_microseconds": 380.0,
 }  # fmt: skip
 
 
@@ -216,8 +216,8 @@ def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
         "| float32 | 2.0e-07 | 4.4e-06 | – |",
         "| tf32 | – | – | 3.0e-04 |",
     ]
-    products = [KERNEL, {**KERNEL, "teraflops": 340.0}, {**KERNEL, "teraflops": 336.0}]
-    assert report["products_table"](products).splitlines()[-1] == "| tf32 | x W | 336.0 | 320.0 | × 1.05 |"
+    products = [KERNEL, {**KERNEL, "microseconds": 500.0}, {**KERNEL, "microseconds": 400.0}]
+    assert report["products_table"](products).splitlines()[-1] == "| tf32 | x W | 625 | 688 | 724 | × 0.95 | × 0.86 |"
     assert "TFLOP/s" not in report["report"](lines)
     text = report["report"]([*lines, KERNEL])
     assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text and "mlpgpu 0.1 at 0123456789:" in text

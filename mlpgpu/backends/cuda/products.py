@@ -1,0 +1,126 @@
+"""The tensor-core products of a step, run one at a time: as a step launches them, and without what it does beside.
+
+That is for comparisons with other libraries' products, of the very numbers that ours multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from . import kernels
+from .costs import TENSOR_HEADERS
+from .driver import Event, capture
+from .kernels import ProductTile, padded_columns
+from .launches import At, Launch, Map
+from .probe import Probe
+from .timing import seconds_of
+
+SCRATCH = "a product alone"
+
+# The arguments that are a form's operands as planes, and as floats, without the ending.
+OPERANDS = {
+    "tensor_forward": ("x", "w"),
+    "tensor_backward_input": ("dz", "w"),
+    "tensor_backward_update": ("x", "dz"),
+    "tensor_backward_weight": ("x", "dz"),
+}
+# Of an argument, the axes of its array.
+AXES = {"x": ("rows", "k"), "w": ("k", "n"), "dz": ("rows", "n")}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a matrix lies that is multiplied: bfloat16 numbers, or float32 ones."""
+
+    address: int
+    rows: int
+    columns: int
+    pitch: int  # elements from one row to the next
+    is_bfloat16: bool
+
+
+class Products(Probe):
+    """A program whose products on tensor cores can be run one at a time, in a training step's caches and arrays."""
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Those of the first share, in the order of a step."""
+        assert self._training is not None
+        share = self._kernels(self._training[0]).lowered.shares[0]
+        return [launch for launch in share if launch.entry.header in TENSOR_HEADERS]
+
+    def alone(self, launch: Launch) -> Launch:
+        """The same product, by the same kernel but for its end, which stores C in an array of its own as it is.
+
+        It is stored in the type that ``launch`` leaves it in; a gradient of weights, in float32.
+        """
+        family, tile = _family(launch), self._tile(launch)
+        rows, k, n = self._plan.capacity, launch.values["k"], launch.values["n"]
+        assert isinstance(k, int) and isinstance(n, int)
+        with self._device:
+            m = kernels.padded_rows(max(rows, k))
+            self._take({SCRATCH: 4 * m * padded_columns(max(k, n))})
+        taken = {"b": None, "z": None, "saved": None, "saved_planes": None, "db": None, "parts": None, "arrived": None}
+        if family == "tensor_forward":
+            entry = kernels.tensor_forward("identity", tile)
+        elif family == "tensor_backward_input":
+            entry = kernels.tensor_backward_input("identity", tile)
+        else:
+            entry = kernels.tensor_backward_weight(tile)
+        stored = {name: At(SCRATCH) for name in ("y", "y_planes", "dx", "dx_planes") if launch.values.get(name)}
+        values = {"dw": At(SCRATCH), **launch.values, **taken, **stored}
+        return replace(
+            launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}
+        )
+
+    def operands(self, launch: Launch) -> tuple[Operand, Operand]:
+        """What it multiplies, before either is transposed: planes of bfloat16, or floats that planes are made of."""
+        first, second = (self._operand(launch, name) for name in OPERANDS[_family(launch)])
+        return first, second
+
+    def turn(self, launch: Launch, seconds: float) -> Callable[[], float]:
+        """A function that runs a launch for about so many seconds, as one graph, and returns what each time took."""
+        assert self._training is not None
+        with self._device:
+            self._have([launch.entry])
+            put = self._bind(launch, self._training[0], self._sampling.seed)
+            once = seconds_of(self._stream, lambda: put(self._stream), reset=self._reset, most=1)
+            repeats = max(1, round(seconds / once))
+            with capture(self._stream, "a graph of one product") as graph:
+                for _ in range(repeats):
+                    put(self._stream)
+            replay = graph.instantiate()
+
+        def run() -> float:
+            with self._device:
+                start, end = Event(self._device, timing=True), Event(self._device, timing=True)
+                self._reset()
+                self._stream.record(start)
+                replay.launch(self._stream)
+                self._stream.record(end)
+                end.synchronize()
+                return end.seconds_since(start) / repeats
+
+        return run
+
+    def _tile(self, launch: Launch) -> ProductTile:
+        form = kernels.FORMS[self._plan.precision]
+        tiles: tuple[ProductTile, ...] = (*kernels.matrix_tiles(form), *kernels.wgmma_tiles(form))
+        return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
+
+    def _operand(self, launch: Launch, name: str) -> Operand:
+        lengths = {**launch.values, "rows": self._plan.capacity}
+        rows, columns = (lengths[axis] for axis in AXES[name])
+        assert isinstance(rows, int) and isinstance(columns, int)
+        if not kernels.FORMS[self._plan.precision].scaled:
+            planes = launch.values[f"{name}_planes"]
+            assert isinstance(planes, At | Map)
+            return Operand(self._addresses[planes.array], rows, columns, padded_columns(columns), True)
+        array = launch.values[name]
+        assert isinstance(array, At)
+        return Operand(self._addresses[array.array] + 4 * array.offset, rows, columns, columns, False)
+
+
+def _family(launch: Launch) -> str:
+    return launch.entry.function.partition("<")[0]
