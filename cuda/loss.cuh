@@ -50,13 +50,28 @@ struct RowOf {
 
 template <class Loss>
 struct SumOfTerms {
+    static constexpr int BATCH = 4;  // outputs whose loads are on their way together
+
     template <class R>
     static __device__ __forceinline__ float row(const R& r, float scale = 1.0f) {
+        constexpr int SIZE = R::Team::SIZE;
         float sum = 0.0f;
-        for (int j = R::Team::rank(); j < r.n; j += R::Team::SIZE) {
-            float delta;
-            sum += Loss::term(r.z[j], r.target(j), delta);
-            r.delta(j, delta * scale);
+        for (int first = R::Team::rank(); first < r.n; first += BATCH * SIZE) {
+            float z[BATCH], t[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int j = first + i * SIZE;
+                z[i] = j < r.n ? r.z[j] : 0.0f;
+                t[i] = j < r.n ? r.target(j) : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int j = first + i * SIZE;
+                if (j >= r.n) break;
+                float delta;
+                sum += Loss::term(z[i], t[i], delta);
+                r.delta(j, delta * scale);
+            }
         }
         return R::Team::sum(sum) * scale;
     }
