@@ -9,6 +9,12 @@
 //     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
 //     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
 //                                              first rows, sometime
+//     column_parts()                           where wgmma.cuh leaves sums of B's columns over parts of its rows, or null
+// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANE; if is_plane_alone(),
+// it can be handed pairs of neighbouring columns instead, whose words of the planes are no concern of its own:
+//     saved(), plane(), filled()               the plane it reads, or null; that it writes; which of its rows are not 0
+//     of_columns(column)                       loads what a pair of columns needs
+//     pair(sum, of_columns, saved)             what becomes of a pair, and of the word of the plane it reads
 // Rows are those of the share.
 #pragma once
 
@@ -68,6 +74,7 @@ __device__ __forceinline__ void store_padded(uint16_t* plane, int row, int rows,
 
 // Planes without scales.
 struct AsIs {
+    static constexpr bool AS_IS = true;
     struct Lines {};
     __device__ __forceinline__ Lines lines(int, int) const { return {}; }
     __device__ __forceinline__ void settle(int, int, float4&, const Lines&) const {}
@@ -83,6 +90,7 @@ struct Original {
 // the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one plane: nothing beside 16 √length
 // where sums are that large, as docs/mathematics.md derives.
 struct Scaled {
+    static constexpr bool AS_IS = false;
     const int* rows;         // lines of C's rows
     const int* row_weights;  // lines whose exponents the rows' are less by, or null
     const int* columns;      // lines of C's columns
@@ -175,19 +183,34 @@ struct Forward {
         if (y_plane) store_padded<ALIGNED>(y_plane, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    static constexpr bool HAS_PLANE = true;
+    __device__ __forceinline__ bool is_plane_alone() const {
+        return y_plane && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
+    }
+    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
+    __device__ __forceinline__ uint16_t* plane() const { return y_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int column) const {
+        return b ? *reinterpret_cast<const float2*>(b + column) : make_float2(0.0f, 0.0f);
+    }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, unsigned) const {
+        return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
+    }
 };
 
 // dx = C ∘ f'(saved), `saved` being an array or a plane of bfloat16, or neither; `dx_plane` as above.
 template <class Activation>
 struct BackwardInput {
-    const float* saved;           // (rows, k)
+    const float* saved_array;     // (rows, k)
     const uint16_t* saved_plane;  // (rows, k)
     float* dx;                    // (rows, k)
     uint16_t* dx_plane;
     int rows, k;
 
     __device__ __forceinline__ bool is_aligned() const {
-        return mlpgpu::is_aligned(saved, k) && mlpgpu::is_aligned(dx, k);
+        return mlpgpu::is_aligned(saved_array, k) && mlpgpu::is_aligned(dx, k);
     }
 
     using Read = float4;  // of a plane, two words that hold two numbers each
@@ -198,17 +221,13 @@ struct BackwardInput {
             const float2 words = *reinterpret_cast<const float2*>(saved_plane + at);
             return make_float4(words.x, words.y, 0.0f, 0.0f);
         }
-        if (saved && row < rows) return load_quad<ALIGNED>(saved + static_cast<int64_t>(row) * k, column, k);
+        if (saved_array && row < rows) return load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, float4 value, Read of) const {
-        if (saved_plane) {
-            const unsigned left = __float_as_uint(of.x), right = __float_as_uint(of.y);
-            of = make_float4(__uint_as_float(left << 16), __uint_as_float(left & 0xffff0000u),
-                             __uint_as_float(right << 16), __uint_as_float(right & 0xffff0000u));
-        }
-        if (saved || saved_plane) {
+        if (saved_plane) of = bfloat_quad(make_uint2(__float_as_uint(of.x), __float_as_uint(of.y)));
+        if (saved_array || saved_plane) {
             value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
             value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
         }
@@ -216,10 +235,34 @@ struct BackwardInput {
         if (dx_plane) store_padded<ALIGNED>(dx_plane, row, rows, column, k, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    static constexpr bool HAS_PLANE = true;
+    __device__ __forceinline__ bool is_plane_alone() const { return dx_plane && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ const uint16_t* saved() const { return saved_plane; }
+    __device__ __forceinline__ uint16_t* plane() const { return dx_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, unsigned of) const {
+        if (!saved_plane) return sum;
+        return make_float2(sum.x * Activation::derivative(__uint_as_float(of << 16)),
+                           sum.y * Activation::derivative(__uint_as_float(of & 0xffff0000u)));
+    }
+};
+
+// What no planes are handed to.
+struct NoPlane {
+    static constexpr bool HAS_PLANE = false;
+    __device__ __forceinline__ bool is_plane_alone() const { return false; }
+    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
+    __device__ __forceinline__ uint16_t* plane() const { return nullptr; }
+    __device__ __forceinline__ int filled() const { return 0; }
+    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, unsigned) const { return sum; }
 };
 
 // C as it is, to (m, n).
-struct Store {
+struct Store : NoPlane {
     float* to;
     int n;
 
@@ -235,6 +278,7 @@ struct Store {
         store_quad<ALIGNED>(to + static_cast<int64_t>(row) * n, column, n, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
 };
 
 // The two together.
@@ -260,6 +304,17 @@ struct Epilogue {
     }
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
         values.columns(first, count, thread, threads);
+    }
+    __device__ __forceinline__ float* column_parts() const { return values.column_parts(); }
+
+    static constexpr bool HAS_PLANE = Sums::AS_IS && Values::HAS_PLANE;
+    __device__ __forceinline__ bool is_plane_alone() const { return HAS_PLANE && values.is_plane_alone(); }
+    __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
+    __device__ __forceinline__ uint16_t* plane() const { return values.plane(); }
+    __device__ __forceinline__ int filled() const { return values.filled(); }
+    __device__ __forceinline__ float2 of_columns(int column) const { return values.of_columns(column); }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, unsigned saved) const {
+        return values.pair(sum, of, saved);
     }
 };
 

@@ -130,6 +130,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
                  : "memory");
 }
 
+// --- what it brought: lines of 128 bytes, whose sixteens change places by the line's place among eight ---
+
+__device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+__device__ __forceinline__ uint2 load_shared(uint32_t address) {
+    uint2 words;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address));
+    return words;
+}
+
 // --- registers: a warpgroup gives some back, others take them ---
 
 template <int COUNT>
@@ -201,7 +211,7 @@ struct Wgmma {
 #endif
 
 // A ring of T::STAGES stages of T::STAGE_BYTES each: of a stage, one barrier that is passed when it is full and one
-// when T::CONSUMERS of each of T::CLUSTER blocks have given it back.
+// when all that read it, in each of T::CLUSTER blocks, have given it back.
 template <class T>
 struct Ring {
     uint32_t stages, full, empty;  // addresses
@@ -212,10 +222,11 @@ struct Ring {
           full(stages + T::STAGES * T::STAGE_BYTES),
           empty(full + 8 * T::STAGES) {}
 
-    __device__ __forceinline__ void make() const {
+    // `readers` of each block give a stage back.
+    __device__ __forceinline__ void make(int readers = T::CONSUMERS) const {
         for (int i = 0; i < T::STAGES; ++i) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, T::CONSUMERS * T::CLUSTER);
+            barrier_init(empty + 8 * i, readers * T::CLUSTER);
         }
         barrier_publish();
     }

@@ -289,9 +289,7 @@ __device__ __forceinline__ float4 delta_vector(const float* dz, const Rows& rows
 
 __device__ __forceinline__ float4 delta_vector(const uint16_t* plane, const Rows&, int row, int n, int column) {
     const int64_t at = static_cast<int64_t>(row) * padded_columns(n) + column;
-    const uint2 words = *reinterpret_cast<const uint2*>(plane + at);
-    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
-                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+    return bfloat_quad(*reinterpret_cast<const uint2*>(plane + at));
 }
 
 // shared (LINES, WIDTH) holds four values of each thread; thread j gets those of column j, one after another.

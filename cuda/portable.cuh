@@ -151,6 +151,12 @@ __device__ __forceinline__ float bfloat_value(uint16_t bits) {
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }
 
+// Four of them in two words.
+__device__ __forceinline__ float4 bfloat_quad(const uint2& words) {
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+}
+
 // Four neighbours at once, from or to an address that is a multiple of their size.
 __device__ __forceinline__ void load_four(const float* from, float* to) {
     const float4 four = *reinterpret_cast<const float4*>(from);

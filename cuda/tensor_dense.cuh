@@ -88,7 +88,7 @@ __device__ __forceinline__ void tensor_backward_weight(const Step* step, int sha
                                                        const int* x_columns, const int* w_lines, const int* dz_columns,
                                                        const float* x, const float* dz, float* dw, int k, int n) {
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
-                                      dz_columns, x, dz, k, n, Store{dw, n});
+                                      dz_columns, x, dz, k, n, Store{{}, dw, n});
 }
 
 }  // namespace mlpgpu

@@ -9,7 +9,7 @@ namespace mlpgpu {
 
 // An epilogue: quads of dW move their parameters, and columns the biases along db.
 template <class Rule>
-struct Move {
+struct Move : NoPlane {
     static constexpr int SLOTS = Rule::SLOTS;
     float* weight;  // (k, n)
     float* bias;    // (n,), or null
@@ -18,9 +18,10 @@ struct Move {
     float* bias_slots;
     int64_t pitch;  // from a slot to the next
     const float* db;
+    float* parts;  // of db, (parts, n padded), if it is not there yet: then another launch moves the bias
     int n;
     float scale;
-    const float* rates;
+    float rates[COLUMNS];  // this step's
 
     struct Read {
         float4 w;
@@ -59,6 +60,8 @@ struct Move {
         for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 
+    __device__ __forceinline__ float* column_parts() const { return parts; }
+
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {
         step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
         step_one(read.w.y, sum.y, read, [](float4& quad) -> float& { return quad.y; });
@@ -78,20 +81,21 @@ struct Move {
 };
 
 // dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
-// on.  Planes of W that need no scale are written with it; they are null otherwise.  Arrays as of
-// tensor_backward_weight.
+// on.  Where db is not there yet, its parts are left in its place, and the bias stays: it is null then.  Planes of W that
+// need no scale are written with it; they are null otherwise.  Arrays as of tensor_backward_weight.
 template <class Product, class Rule>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int share, int shares,
                                                        typename Product::Source x_planes, int64_t x_plane,
                                                        typename Product::Source dz_planes, int64_t dz_plane,
                                                        const int* x_columns, const int* w_lines, const int* dz_columns,
                                                        const float* x, const float* dz, const float* db,
-                                                       const double* totals, float* weight, float* bias,
-                                                       uint16_t* w_planes, float* weight_slots, float* bias_slots,
-                                                       int64_t size, int k, int n) {
+                                                       float* db_parts, const double* totals, float* weight,
+                                                       float* bias, uint16_t* w_planes, float* weight_slots,
+                                                       float* bias_slots, int64_t size, int k, int n) {
     const float scale = static_cast<float>(inverse_weight(totals));
-    const Move<Rule> end = {weight, bias, w_planes, weight_slots, bias_slots, size, db, n, scale,
-                            schedule + step->run * COLUMNS};
+    const float* const rates = schedule + step->run * COLUMNS;
+    const Move<Rule> end = {{}, weight, bias, w_planes, weight_slots, bias_slots, size, db, db_parts, n, scale,
+                            {rates[0], rates[1], rates[2]}};
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
                                       dz_columns, x, dz, k, n, end);
 }

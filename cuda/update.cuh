@@ -76,8 +76,8 @@ struct AdamWRule {
 // `row` is the step's row of the schedule.
 template <class Rule>
 __device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
-    const float slope = w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f;
-    const float g = sum * scale + hyper.l2 * w + slope;
+    const float sign = (w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f);  // without a branch
+    const float g = sum * scale + hyper.l2 * w + hyper.l1 * sign;
     Rule::update(w, g, slot, row);
 }
 
@@ -180,6 +180,34 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
         parameters[i] = w;
         for (int s = 0; s < Rule::SLOTS; ++s) slots[s * size + i] = slot[s];
     }
+}
+
+// A bias whose gradient a product has left as parts, (parts, n padded): where those begin, how many there are, how far
+// they lie apart, how long it is, and where it lies among the parameters, in two words.
+struct PartedBias {
+    int begin, parts, pitch, n;
+    unsigned offset, offset_high;
+};
+
+// Biases move along the sums of their parts, in order; together they have so many columns.  slots (SLOTS, size).
+// Grid: a thread for each column.
+template <class Rule>
+__device__ __forceinline__ void update_biases(const Step* step, const double* totals, const int* described, int count,
+                                              const float* column_parts, float* biases, float* bias_slots,
+                                              int64_t size, int columns) {
+    const PartedBias* const known = reinterpret_cast<const PartedBias*>(described);
+    int j = blockIdx.x * blockDim.x + threadIdx.x, which = 0;
+    if (j >= columns) return;
+    while (which + 1 < count && j >= known[which].n) j -= known[which++].n;
+    const PartedBias bias = known[which];
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < bias.parts; ++i) sum += column_parts[bias.begin + static_cast<int64_t>(i) * bias.pitch + j];
+    const int64_t offset = static_cast<int64_t>(bias.offset_high) << 31 | bias.offset;
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const InPlace<Rule> move = {biases + offset, bias_slots ? bias_slots + offset : nullptr, size, bias.n, scale,
+                                schedule + step->run * COLUMNS};
+    move(0, j, sum);
 }
 
 }  // namespace mlpgpu

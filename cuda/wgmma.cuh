@@ -16,13 +16,15 @@
 
 namespace mlpgpu {
 
-// Shape of a block's work.  A cluster is CLUSTER tiles, one below the other, that share their columns of B.
-template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_>
+// Shape of a block's work.  A cluster is CLUSTER tiles, one below the other, that share their columns of B.  ACROSS
+// consumers stand side by side: in a small tile, where a product's end counts, more warps see to it.
+template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
 struct WgmmaTile {
     using Form = Form_;  // of planes.cuh
-    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_;
+    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
     static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
-    static constexpr int CONSUMERS = M / 64, COUNT = N / 2;  // a thread's elements of C
+    static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
+    static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
     static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one plane
     static constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // A warp's patch of C on its way to the epilogue, 16 rows; two rows of pairs lie in different banks.
@@ -60,10 +62,10 @@ struct Scheduler {
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void bring(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
                                       int plane, int part) {
-    constexpr int LINES = (INNER ? SIZE : 64) / SHARE;
-    for (int atom = 0; atom < (INNER ? 1 : SIZE / 64); ++atom) {
-        const uint32_t at = destination + (atom * 64 + part * LINES) * 128;
-        const int x = INNER ? k0 : outer0 + atom * 64, y = (INNER ? outer0 : k0) + part * LINES;
+    constexpr int OWN = SIZE / SHARE, BOX = INNER ? OWN : 64;
+    for (int outer = part * OWN; outer < (part + 1) * OWN; outer += BOX) {
+        const uint32_t at = destination + outer * 128;
+        const int x = INNER ? k0 : outer0 + outer, y = INNER ? outer0 + outer : k0;
         if (SHARE > 1)
             tensor_copy_to_all<SHARE>(at, map, barrier, x, y, plane);
         else
@@ -96,7 +98,7 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
     }
 }
 
-// The products of one slice for 64 rows of the tile.
+// The products of one slice for a consumer.
 template <class T, bool A_INNER, bool B_INNER>
 struct Slices {
     // From 16 elements along k to the next 16, and from 64 outer elements to the next, in bytes.
@@ -105,8 +107,8 @@ struct Slices {
     uint64_t a, b;  // of the first planes
 
     __device__ __forceinline__ Slices(uint32_t stage, int consumer)
-        : a(wgmma_descriptor(stage + consumer * ATOM, ATOM)),
-          b(wgmma_descriptor(stage + T::PLANES * T::A_BYTES, ATOM)) {}
+        : a(wgmma_descriptor(stage + consumer / T::ACROSS * ATOM, ATOM)),
+          b(wgmma_descriptor(stage + T::PLANES * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::LINE, ATOM)) {}
 
     // c += A's plane · B's plane; `add` false: c is overwritten.
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_plane, int b_plane, bool add) const {
@@ -125,24 +127,27 @@ struct Slices {
 template <class T, class Epilogue>
 struct HandOver {
     static constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
-    static constexpr int PATCHES = T::N / WIDTH;
+    static constexpr int PATCHES = T::WIDTH / WIDTH;
     using Read = typename Epilogue::Read;
     using Lines = typename Epilogue::Lines;
-    // Where registers hold all that the epilogue reads, it is on its way while the product is made.
+    // What registers hold of all that the epilogue reads is on its way while the product is made.
     static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
     static constexpr bool EARLY = SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
+    static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
+    static constexpr bool FIRST_EARLY = !IN_GROUPS && LINE_WORDS == 0 && SUMS + QUADS * READ_WORDS <= 192;
+    static constexpr int PATCHES_EARLY = EARLY ? PATCHES : FIRST_EARLY ? 1 : 0;
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    Read early[EARLY ? PATCHES : 1][EARLY ? QUADS : 1];
+    Read early[PATCHES_EARLY > 0 ? PATCHES_EARLY : 1][QUADS];
 
-    __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n)
+    __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
-        if constexpr (EARLY) {
-            if (!epilogue.is_aligned()) return;
+        if constexpr (PATCHES_EARLY > 0) {
+            if (!reads) return;
 #pragma unroll
-            for (int each = 0; each < PATCHES; ++each)
+            for (int each = 0; each < PATCHES_EARLY; ++each)
 #pragma unroll
                 for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
         }
@@ -202,24 +207,18 @@ struct HandOver {
         }
     }
 
-    // Loads of GROUP quads are on their way together, and, where registers allow, one patch ahead.  The epilogue's code
-    // stands here once.
+    // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
+    // is no vector, loads of GROUP quads are on their way together.  The epilogue's code stands here once.
     template <bool ALIGNED>
     __device__ __forceinline__ void in_turn(const float (&c)[T::COUNT], float* patch) const {
-        constexpr int WORDS = READ_WORDS + LINE_WORDS;
-        constexpr bool AHEAD = ALIGNED && WORDS <= 4;
-        constexpr int GROUP = !ALIGNED ? 1 : READ_WORDS <= 8 && WORDS <= 12 ? QUADS : 2;
-        Read known[GROUP], next[GROUP];
+        constexpr bool AHEAD = ALIGNED && !IN_GROUPS;
+        constexpr int GROUP = AHEAD ? QUADS : ALIGNED ? 2 : 1;
+        Read known[GROUP];
         Lines its_lines[GROUP];
 #pragma unroll
-        for (int i = 0; AHEAD && i < GROUP; ++i) next[i] = read<ALIGNED>(0, i);
+        for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = PATCHES_EARLY > 0 ? early[0][i] : read<ALIGNED>(0, i);
 #pragma unroll 1
         for (int each = 0; each < PATCHES; ++each) {
-#pragma unroll
-            for (int i = 0; AHEAD && i < GROUP; ++i) {
-                known[i] = next[i];
-                if (each + 1 < PATCHES) next[i] = read<ALIGNED>(each + 1, i);
-            }
 #pragma unroll
             for (int held = 0; held < PATCHES; ++held)
                 if (held == each) lay_out(c + held * (WIDTH / 2), patch);  // registers have no index at run time
@@ -232,7 +231,82 @@ struct HandOver {
                     its_lines[i] = lines(each, first + i);
                 }
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) finish<ALIGNED>(patch, each, first + i, known[i], its_lines[i]);
+                for (int i = 0; i < GROUP; ++i) {
+                    finish<ALIGNED>(patch, each, first + i, known[i], its_lines[i]);
+                    if (AHEAD && each + 1 < PATCHES) known[i] = read<ALIGNED>(each + 1, i);
+                }
+            }
+            __syncwarp();
+        }
+    }
+};
+
+// The same for an epilogue of planes alone.  Pairs pass through it as registers hold them, so that a warp lays out only
+// what it has made, 16 rows and 64 columns at a time; what they meet of the plane that it reads comes the same way.
+template <class T, class Epilogue>
+struct PlaneHandOver {
+    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PATCHES = T::WIDTH / WIDTH;  // in numbers of 16 bits
+    static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
+    static_assert(16 * PITCH * sizeof(uint16_t) <= T::PATCH * sizeof(float));
+
+    const Epilogue& epilogue;
+    int m0, n0, m, n;
+    uint4 saved[VECTORS];  // of the next patch
+
+    __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved() {
+        if (reads) read(0);
+    }
+
+    __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 8; }
+    __device__ __forceinline__ bool inside(int each, int v) const { return m0 + line(v) < m && column(each) < n; }
+    __device__ __forceinline__ int64_t place(int each, int v) const {
+        return static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
+    }
+
+    __device__ __forceinline__ void read(int each) {
+        const uint16_t* const from = epilogue.saved();
+#pragma unroll
+        for (int v = 0; from && v < VECTORS; ++v)
+            if (inside(each, v)) saved[v] = *reinterpret_cast<const uint4*>(from + place(each, v));
+    }
+
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) {
+        uint16_t* const lines = reinterpret_cast<uint16_t*>(patch);
+        uint16_t* const vectors = lines + threadIdx.x % LANES * 8;
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int each = 0; each < PATCHES; ++each) {
+            if (epilogue.saved()) {
+#pragma unroll
+                for (int v = 0; v < VECTORS; ++v) *reinterpret_cast<uint4*>(vectors + line(v) * PITCH) = saved[v];
+                if (each + 1 < PATCHES) read(each + 1);
+                __syncwarp();
+            }
+            float2 of[WIDTH / 8];
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                const int j = n0 + each * WIDTH + i * 8 + lane % 4 * 2;
+                of[i] = j < n ? epilogue.of_columns(j) : float2();
+            }
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float* const sum = c + each * (WIDTH / 2) + i * 4 + h * 2;
+                    unsigned* const word =
+                        reinterpret_cast<unsigned*>(lines + (lane / 4 + h * 8) * PITCH + i * 8 + lane % 4 * 2);
+                    const unsigned known = epilogue.saved() ? *word : 0;
+                    const float2 made = epilogue.pair(make_float2(sum[0], sum[1]), of[i], known);
+                    *word = bfloat_pair(made.x, made.y);
+                }
+            __syncwarp();
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                uint4 vector = *reinterpret_cast<const uint4*>(vectors + line(v) * PITCH);
+                if (m0 + line(v) >= epilogue.filled()) vector = make_uint4(0, 0, 0, 0);
+                if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.plane() + place(each, v)) = vector;
             }
             __syncwarp();
         }
@@ -251,11 +325,13 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * given_back, thread);
         if (++given_back == T::STAGES) given_back = 0;
     };
+    const bool plane_alone = Epilogue::HAS_PLANE && epilogue.is_plane_alone();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.place(rank, m0, n0);
-        m0 += consumer * 64;
-        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n);
+        m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
+        PlaneHandOver<T, Epilogue> of_plane(epilogue, m0, n0, m, n, plane_alone);
+        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n, !plane_alone && epilogue.is_aligned());
         float c[T::COUNT] = {};
         if constexpr (T::PLANES == 1) {
             ring.wait_full();
@@ -303,7 +379,10 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             give_back();
             for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(cross[i], 0x1p-11f, c[i]);
         }
-        hand_over.run(c, patch);
+        if (plane_alone)
+            of_plane.run(c, patch);
+        else
+            hand_over.run(c, patch);
     }
 }
 
@@ -314,6 +393,43 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
         int m0, n0;
         scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
         if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x - WARP, WARPGROUP - WARP);
+    }
+}
+
+// Sums of B's columns, by a warp that reads its slices beside the consumers; B's lines run along the columns.  The
+// tiles that share columns divide the lines of each slice among themselves, and each leaves its sums as a row of `parts`
+// (rows of tiles, n padded).
+template <class T>
+__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* parts) {
+    constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
+    const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
+    for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
+        int m0, n0;
+        scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
+        const int tile = m0 / T::M;
+        const bool inside = tile < tiles;  // a cluster's last tile may lie beyond C
+        const int first = inside ? T::K * tile / tiles : 0, end = inside ? T::K * (tile + 1) / tiles : 0;
+        float4 sums[QUADS] = {};
+        for (int slice = 0; slice < slices; ++slice) {
+            ring.wait_full();
+            for (int line = first; line < end; ++line)
+#pragma unroll
+                for (int q = 0; q < QUADS; ++q) {
+                    const int column = (q * WARP + lane) * 4, atom = column / 64;
+                    const uint32_t at = ring.address() + T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
+                    const float4 four = bfloat_quad(load_shared(swizzled(at)));
+                    sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
+                }
+            __syncwarp();
+            if (lane < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, lane);
+            ring.advance();
+        }
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            const int j = n0 + (q * WARP + lane) * 4;
+            if (inside && j < pitch)
+                *reinterpret_cast<float4*>(parts + static_cast<int64_t>(tile) * pitch + j) = sums[q];
+        }
     }
 }
 
@@ -329,14 +445,21 @@ struct WgmmaProduct {
                                                     const Epilogue& epilogue) {
         SHARED(float, patches);
         const Ring<T> ring(patches + 4 * T::CONSUMERS * T::PATCH);
-        if (threadIdx.x == 0) ring.make();
+        // Columns of scaled planes are summed where planes are made.
+        constexpr bool MAY_SUM = !Form::SCALED && !A_INNER && !B_INNER;
+        float* const column_parts = MAY_SUM ? epilogue.column_parts() : nullptr;
+        if (threadIdx.x == 0) ring.make(T::CONSUMERS + (column_parts != nullptr));
         cluster_synchronize<T::CLUSTER>();
         // Of nothing, one slice beyond the border, where the copy engine reads zeros.
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();
             if (threadIdx.x == 0) produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring);
-            if (threadIdx.x >= WARP) finish_columns<T>(m, n, epilogue);
+            if (MAY_SUM && column_parts) {
+                if (threadIdx.x / WARP == 1) sum_columns<T>(m, n, slices, ring, column_parts);
+            } else if (threadIdx.x >= WARP) {
+                finish_columns<T>(m, n, epilogue);
+            }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
             consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, epilogue);

@@ -327,7 +327,7 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert "split_rows_bfloat16" not in names(low.shares[0])
     # Planes (1024, 512) of as many steps as 16 MiB hold.
     assert (low.stages, low.staged_bytes, low.bytes["x.planes"]) == (16, {"x.planes": 1 << 20}, 16 << 20)
-    assert not {"x", "y0", "dy1"} & set(low.bytes) and "sum_columns" in names(low.shares[0])
+    assert not {"x", "y0", "dy1"} & set(low.bytes)
     (head,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("head"))
     assert (head.values["dx"], head.values["dx_planes"]) == (None, At("dy1.planes"))
     # Updates write the weights' planes, so they are split before the first of many steps only.
@@ -340,6 +340,25 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert apart.stages == 16 and apart.bytes["x.planes@1"] == 8 << 20
     of_bytes = lowered(tensor_plan(precision="bfloat16"), source="uint8", arch="sm_90a")
     assert not of_bytes.staged and of_bytes.stages == 32
+
+
+def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
+    low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
+    assert "sum_columns" not in names(low.shares[0]) and names(low.finish) == ["update_biases_Momentum"]
+    updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
+    assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 parts each
+    assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
+    assert [launch.values["db_parts"] for launch in updates] == [At("bias parts"), At("bias parts", 8 * 512)]
+    assert low.bytes["bias parts"] == 2 * 4 * 8 * 512
+    first, second = 512 * 512, 512 * 512 + 512 + 512 * 512  # where biases lie among the parameters
+    assert low.words["biases in parts"] == (0, 8, 512, 512, second, 0, 8 * 512, 8, 512, 512, first, 0)
+    (update,) = low.finish
+    assert update.grid == (4, 1, 1) and update.values["count"] == 2
+    # Gradients that are kept as partials are sums of the planes' columns, as on cards without those products.
+    apart = lowered(tensor_plan(precision="bfloat16", optimizer=OPTIMIZERS["SGD"](0.1, clip_norm=1.0)), arch="sm_90a")
+    before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
+    for other in (apart, before):
+        assert names(other.shares[0]).count("sum_columns") == 2 and not other.words
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -433,6 +433,15 @@ def tensor_backward_input(
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
 
 
+def _line_sums(dz: np.ndarray, parts: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of columns over parts of the lines of each slice of 64, and what float32 may be off by."""
+    value, reach = np.zeros((parts, pitch)), np.zeros((parts, pitch))
+    for part in range(parts):
+        lines = np.isin(np.arange(len(dz)) % 64, np.arange(64 * part // parts, 64 * (part + 1) // parts))
+        value[part, : dz.shape[1]], reach[part, : dz.shape[1]] = dz[lines].sum(axis=0), abs(dz[lines]).sum(axis=0)
+    return value, len(dz) * EPS32 * reach
+
+
 def tensor_backward_weight(
     tile: ProductTile,
     batch: Batch,
@@ -441,8 +450,10 @@ def tensor_backward_weight(
     *,
     optimizer: str | None = None,
     plain: bool = False,
+    multiprocessors: int = 1,
 ) -> Case:
-    """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias."""
+    """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
+    unless the product leaves parts of it."""
     form, k, n, rows = tile.form, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     w_lines = split(form, normal(k, 7) * np.float32(3.0)).lines
     x_planes = split(form, x[batch.part], w_lines if form.scaled else None)
@@ -457,19 +468,28 @@ def tensor_backward_weight(
         "dz_plane": dz_planes.bits[0].size, "x_columns": x_planes.columns, "w_lines": w_lines,
         "dz_columns": dz_planes.columns, "x": batch.rows_of(x), "dz": batch.rows_of(dz), "k": k, "n": n,
     }  # fmt: skip
-    dw, grid, name = expect(*product_of(form, x[batch.part].T, dz[batch.part])), tile.grid(k, n, 1), f"{batch}-{k}x{n}"
+    dw, grid = expect(*product_of(form, x[batch.part].T, dz[batch.part])), tile.grid(k, n, multiprocessors)
+    name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     if optimizer is None:
         return Case(name, kernels.tensor_backward_weight(tile), grid, {**args, "dw": blank(k, n)}, {"dw": dw})
-    db = None if plain else normal(n)
-    gradients = {"weight": dw} | ({} if db is None else {"bias": expect(wide(db), 0.0)})
+    gradients, db, sums = {"weight": dw}, None, {}
+    parts = None if plain else tile.column_parts(k)
+    if parts is not None:
+        pitch = padded_columns(n)
+        sums["db_parts"] = expect(*_line_sums(bfloat16_values(dz_planes.bits[0]), parts, pitch))
+    elif not plain:
+        db = normal(n)
+        gradients["bias"] = expect(wide(db), 0.0)
     moved, outputs, constants = stepped(optimizer, gradients)
+    outputs |= sums
+    args |= {"db": db, "db_parts": blank(parts, pitch) if parts is not None else None}
     w_planes = None if form.scaled else blank_planes(form, k, n)
     if w_planes is not None:
         after, written = outputs["weight"], np.zeros(w_planes.shape, bool)
         written[0, :k, : 4 * ceil_div(n, 4)] = True
         outputs["w_planes"] = replace(_plane_output(after.value, after.bound, k, w_planes), written=written)
     entry = kernels.tensor_backward_update(optimizer, tile)
-    args |= {"db": db, "w_planes": w_planes, **moved}
+    args |= {"w_planes": w_planes, **moved}
     return Case(name + "-plain" * plain, entry, grid, args, outputs, constants)
 
 
@@ -622,6 +642,14 @@ def product_cases() -> Iterator[Case]:
         if not form.scaled:
             x, w = normal(33, 35), normal(35, 36)
             yield tensor_forward(smallest, "tanh", whole(33), x, w, planes_alone=True)
+            for tile in (largest, smallest):  # with nothing but planes, in whole vectors
+                for batch in (whole(130), *batches(65)):
+                    x, w = normal(batch.capacity, 67), normal(67, 328)
+                    yield tensor_forward(tile, "tanh", batch, x, w, planes_alone=True)
+                    yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
+            for tile in (largest, smallest):  # more slices than tiles that sum their columns, some of them beyond C
+                x, dz = normal(300, 300), normal(300, 261)
+                yield tensor_backward_weight(tile, whole(300), x, dz, optimizer="Momentum", multiprocessors=4)
         if form.scaled:
             for tile in (largest, smallest):
                 x, w = hard(33, 70), normal(70, 37)

@@ -116,6 +116,8 @@ void tensor_copy_to_all(uint32_t destination, const TensorMap* map, uint32_t bar
     copy_box(destination, map, barrier, x, y, z, blockIdx.x / CLUSTER * CLUSTER, CLUSTER);
 }
 
+inline uint2 load_shared(uint32_t address) { return shared_at<uint2>(address); }
+
 inline void bulk_copy(uint32_t destination, const void* source, uint32_t barrier, int bytes) {
     if (destination % 16 || reinterpret_cast<uintptr_t>(source) % 16 || bytes % 16)
         shim::fail("bulk_copy: %d bytes from %p to %u, not all multiples of 16", bytes, source, destination);

@@ -30,7 +30,7 @@ OF_TENSOR_CORES: dict[str, Axes] = {
     "dz_lines": ("rows",), "w_lines": ("k",), "w_columns": ("n",), "x_columns": ("k",), "dz_columns": ("n",),
     "x": (0,), "w": (0,), "dz": (0,), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "saved": ("rows", "k"),
     "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
-    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"),
+    "weight_slots": ("slot_count", "k", "n"), "bias_slots": ("slot_count", "n"), "db_parts": (0,),
 }  # fmt: skip
 OF_STACKS: dict[str, Axes] = {
     "x": ("rows", "m"), "parameters": ("weights",), "slots": ("slot_count", "weights"), "layers": ("count", 10),
@@ -70,12 +70,15 @@ AXES: dict[str, dict[str, Axes]] = {
     },
     "update.cuh": {
         "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
-        "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"),
+        "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"), "described": ("count", 6),
+        "column_parts": ("columns", "part_count"), "biases": ("columns",), "bias_slots": ("slot_count", "columns"),
     },
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
 # Read, and written.
-IN_PLACE = {"dy", "deltas", "parameters", "slots", "weight", "bias", "weight_slots", "bias_slots", "arrived", "words"}
+IN_PLACE = {
+    "dy", "deltas", "parameters", "slots", "weight", "bias", "biases", "weight_slots", "bias_slots", "arrived", "words",
+}  # fmt: skip
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
     "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
@@ -160,4 +163,4 @@ def _lengths(launch: Launch, rows: int) -> dict[str, int]:
     # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
     made = launch.grid[2] if "part" in given and launch.entry.header != "dense_update.cuh" else launch.grid[0]
     planes = 2 if "HalfPair" in launch.entry.function else 1
-    return {"rows": rows, "uses": 1, "count": made, "planes": planes, **given, **launch.lengths}
+    return {"rows": rows, "uses": 1, "part_count": 1, "count": made, "planes": planes, **given, **launch.lengths}

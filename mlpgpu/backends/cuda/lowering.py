@@ -28,7 +28,7 @@ from .share import (
     updates_in_place,
 )
 from .tail import Tail, tail_of
-from .tensor_cores import TensorCores
+from .tensor_cores import TensorCores, update_biases
 
 FEW_LEAST_SIZE, FEW_MOST_SIZE = 1 << 18, 1 << 31  # of a weight that a few rows are not worth a product for
 MOST_SUM_BLOCKS = 1 << 16
@@ -496,7 +496,7 @@ def _lower_finish(plan: Plan, multiprocessors: int, lowered: Lowered, in_place: 
     """What is left to do once: the total error of several shares, Reduce, Norm, Update."""
     assert plan.optimizer is not None
     if in_place:
-        return []
+        return update_biases(plan, lowered)
     count, pitch = plan.parameter_count, partials_pitch(plan)
     launches = []
     if plan.shares > 1:

@@ -6,13 +6,37 @@ The planes are the program's own arrays, named after the float32 arrays beside w
 from __future__ import annotations
 
 from ... import plan as ops
+from ...plan import Plan
 from . import kernels
-from .kernels import Entry, Form, MatrixTile, ProductTile, padded_columns, padded_rows
-from .launches import At, Launch, Map, Value
+from .kernels import Entry, Form, MatrixTile, ProductTile, ceil_div, padded_columns, padded_rows
+from .launches import At, Launch, Lowered, Map, Value
 from .share import Share, part_length, title
 
 # Below, plain cores have made a product before tensor cores have its operands.
 LEAST_WIDTH, LEAST_WEIGHTS, LEAST_ROWS = 128, 1 << 18, 256
+
+# Arrays: parts of biases' gradients, and what is known of each, PartedBias of update.cuh.
+BIAS_PARTS, PARTED_BIASES, PARTED_WORDS = "bias parts", "biases in parts", 6
+
+
+def update_biases(plan: Plan, lowered: Lowered) -> list[Launch]:
+    """The launch that ends a step where products have left parts of biases' gradients."""
+    words = lowered.words.get(PARTED_BIASES, ())
+    if not words:
+        return []
+    assert plan.optimizer is not None
+    update = next(op for op in plan.training if isinstance(op, ops.Update))
+    known = [words[first : first + PARTED_WORDS] for first in range(0, len(words), PARTED_WORDS)]
+    columns, parts = sum(n for _, _, _, n, *_ in known), max(parts for _, parts, *_ in known)
+    values: dict[str, Value] = {
+        "step": At("step"), "totals": At("totals"), "described": At(PARTED_BIASES), "count": len(known),
+        "column_parts": At(BIAS_PARTS), "biases": At("parameters"),
+        "bias_slots": At("slots") if plan.optimizer.slots else None, "size": plan.parameter_count,
+        "columns": columns,
+    }  # fmt: skip
+    entry = kernels.update_biases(type(plan.optimizer).__name__)
+    grid = ceil_div(columns, entry.threads), 1, 1
+    return [Launch(entry, grid, values, title(plan.training, update), {"part_count": parts})]
 
 
 class TensorCores:
@@ -199,18 +223,19 @@ class TensorCores:
         planes = self._planes(self._of_share(name), plane)
         columns = self._words(self._of_share(f"{op.dz}.columns"), padded_columns(n))
         x_lines = self._lines_of(op.x)
-        db = share.at(op.dbias)
-        if op.dbias and share.in_place:
-            share.lowered.bytes[op.dbias] = 4 * n
-            db = At(op.dbias)
+        tile = kernels.matrix_tile_for(form, k, n, share.multiprocessors, share.arch)
+        parts = tile.column_parts(k) if share.in_place and op.dbias else None
+        db = share.at(op.dbias) if parts is None else None
+        if db and share.in_place:
+            share.lowered.bytes[str(op.dbias)] = 4 * n
+            db = At(str(op.dbias))
         if op.dz not in self.in_planes:
             dz = {"dz": share.at(op.dz), "lines": lines, "x_lines": x_lines, "planes": planes, "columns": columns}
             self._add_columns(kernels.split_columns(form), n, **dz, db=db)
-        elif op.dbias:
+        elif db:
             given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "columns"))
             self._add_columns(kernels.sum_columns(), n, **given, dz=planes, db=db)
         fused = self._backward_input(op, following) if op.dx else False
-        tile = kernels.matrix_tile_for(form, k, n, share.multiprocessors, share.arch)
         x_source, dz_source = self._sources(
             tile, (self._planes_of(op.x), share.rows, k), (planes, share.rows, n), a_inner=False, b_inner=False
         )
@@ -224,10 +249,24 @@ class TensorCores:
             optimizer = type(share.plan.optimizer).__name__
             w_planes = None if form.scaled else self._weight_planes(op.weight)
             entry = kernels.tensor_backward_update(optimizer, tile)
-            share.add(entry, grid, **operands, db=db, w_planes=w_planes, **share.updated(op))
+            updated = share.updated(op)
+            db_parts = None if parts is None else self._parted(updated, parts, n)
+            share.add(entry, grid, **operands, db=db, db_parts=db_parts, w_planes=w_planes, **updated)
         else:
             share.add(kernels.tensor_backward_weight(tile), grid, **operands, dw=share.at(op.dweight))
         return fused
+
+    def _parted(self, updated: dict[str, Value], parts: int, n: int) -> At:
+        """Where a product leaves so many parts of a bias's gradient; the bias moves when all are there."""
+        lowered, pitch = self.share.lowered, padded_columns(n)
+        begin = lowered.bytes.get(BIAS_PARTS, 0) // 4
+        lowered.bytes[BIAS_PARTS] = 4 * (begin + parts * pitch)
+        bias = updated["bias"]
+        assert isinstance(bias, At)
+        words = begin, parts, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
+        lowered.words[PARTED_BIASES] = (*lowered.words.get(PARTED_BIASES, ()), *words)
+        updated |= {"bias": None, "bias_slots": None}
+        return At(BIAS_PARTS, begin)
 
     def _add_columns(self, entry: Entry, n: int, **values: Value) -> None:
         """A launch that goes through the columns of deltas."""

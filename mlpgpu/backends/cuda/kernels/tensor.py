@@ -46,6 +46,10 @@ class MatrixTile:
         """As part of an entry's name."""
         return f"{self.form.name}_{self.m}x{self.n}"
 
+    def column_parts(self, m: int) -> int | None:
+        """It leaves none of the bias's gradient."""
+        return None
+
     @property
     def struct(self) -> str:
         """The product of tensor_dense.cuh."""
@@ -64,11 +68,16 @@ class MatrixTile:
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """How wgmma.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after another."""
+    """How wgmma.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after another.
+
+    Attributes:
+        across: warpgroups that share 64 rows.
+    """
 
     form: Form
     m: int
     n: int
+    across: int = 1
 
     header = "wgmma.cuh"
     source = "const TensorMap*"
@@ -80,8 +89,12 @@ class WgmmaTile:
 
     @property
     def threads(self) -> int:
-        """A producer's warpgroup, and one for every 64 rows."""
-        return 128 * (1 + self.m // 64)
+        """A producer's warpgroup, and the consumers."""
+        return 128 * (1 + self._consumers)
+
+    @property
+    def _consumers(self) -> int:
+        return self.m // 64 * self.across
 
     @property
     def cluster(self) -> int:
@@ -98,8 +111,8 @@ class WgmmaTile:
 
     @property
     def _patch_bytes(self) -> int:
-        """Sixteen lines of 32, padded by 8, for each of four warps for every 64 rows."""
-        return 4 * 16 * (32 + 8) * 4 * (self.m // 64)
+        """Sixteen lines of 32, padded by 8, for each of a consumer's four warps."""
+        return 4 * 16 * (32 + 8) * 4 * self._consumers
 
     @property
     def _stage_bytes(self) -> int:
@@ -113,7 +126,8 @@ class WgmmaTile:
     @property
     def struct(self) -> str:
         """The product of tensor_dense.cuh."""
-        return f"WgmmaProduct<WgmmaTile<{self.form.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}>>"
+        shape = f"{self.form.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}, {self.across}"
+        return f"WgmmaProduct<WgmmaTile<{shape}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
         """Patches, then the stages, aligned to 1024, and their barriers."""
@@ -121,7 +135,11 @@ class WgmmaTile:
 
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
         """How many rows of the planes of A and of B, stored along k or not, the kernel copies at once."""
-        return self.m if a_inner else self.K, (self.n if b_inner else self.K) // self.cluster
+        return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
+
+    def column_parts(self, m: int) -> int | None:
+        """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled planes."""
+        return None if self.form.scaled else ceil_div(m, self.m)
 
     def _clusters(self, m: int, n: int) -> int:
         return ceil_div(m, self.m * self.cluster) * ceil_div(n, self.n)
@@ -134,8 +152,8 @@ class WgmmaTile:
         """About how long the card takes for every 64 along k of an m by n product."""
         products = {1: 1, 2: 3}[self.form.planes]
         multiply = products * self.m * self.n * self.K // 2048
-        # wgmma reads 64 lines of A and n of B for every 64 rows; the copy engine writes each slice once.
-        read = products * (self.m // 64) * 2 * self.K * (64 + self.n)
+        # Each consumer reads 64 lines of A and its own of B; the copy engine writes each slice once.
+        read = products * self._consumers * 2 * self.K * (64 + self.n // self.across)
         share_memory = (read + self._stage_bytes) // 128
         waves = ceil_div(self._clusters(m, n), max(1, multiprocessors // self.cluster))
         return waves * max(multiply, share_memory)
@@ -151,7 +169,7 @@ def matrix_tiles(form: Form) -> tuple[MatrixTile, ...]:
 
 def wgmma_tiles(form: Form) -> tuple[WgmmaTile, ...]:
     """The largest first: as wide as registers allow."""
-    return WgmmaTile(form, 128, 256 // form.planes), WgmmaTile(form, 64, 128)
+    return WgmmaTile(form, 128, 256 // form.planes), WgmmaTile(form, 64, 128, across=2)
 
 
 def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str) -> ProductTile:
@@ -218,7 +236,7 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
     rest = (
         "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
         "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
-        "const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
+        "float* db_parts, const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
         "float* bias_slots, int64_t size, int k, int n"
     )
     name = "tensor_backward_update"

@@ -30,6 +30,18 @@ def update(optimizer: str) -> Entry:
     return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
 
 
+def update_biases(optimizer: str) -> Entry:
+    """Of biases whose gradients products have left as parts."""
+    signature = (
+        "const Step* step, const double* totals, const int* described, int count, const float* column_parts, "
+        "float* biases, float* bias_slots, int64_t size, int columns"
+    )
+    function = f"update_biases<{optimizer}Rule>"
+    name = f"update_biases_{optimizer}"
+    return Entry(name, "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
+
+
 def update_entries() -> list[Entry]:
     """All that end a step."""
-    return [reduce(), squares(), clip(), *(update(optimizer) for optimizer in OPTIMIZERS)]
+    updates = (make(optimizer) for make in (update, update_biases) for optimizer in OPTIMIZERS)
+    return [reduce(), squares(), clip(), *updates]
