@@ -1,0 +1,59 @@
+"""Products of a step run one at a time, as benchmarks/peers.py has them beside another library's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from kernel_cases.case import bfloat16_values, wide
+from kernel_cases.tensor import ERRORS
+
+import mlpgpu as mg
+from mlpgpu.backends.cuda.driver import Device
+from mlpgpu.backends.cuda.explain import random_data
+from mlpgpu.backends.cuda.kernels import FORMS, form_of, padded_columns
+from mlpgpu.backends.cuda.launches import Launch
+from mlpgpu.backends.cuda.products import SCRATCH, Operand, Products
+
+pytestmark = pytest.mark.gpu
+
+ROWS, WIDTHS = 384, (512, 768, 1024, 512)
+
+
+def matrix(products: Products, operand: Operand) -> np.ndarray:
+    values = np.empty((operand.rows, operand.pitch), np.uint16 if operand.is_bfloat16 else np.float32)
+    products._stream.download(values, operand.address)
+    products._stream.synchronize()
+    return (bfloat16_values(values) if operand.is_bfloat16 else wide(values))[:, : operand.columns]
+
+
+def left(products: Products, launch: Launch, rows: int, columns: int) -> np.ndarray:
+    """What a launch of a product alone has left, in its type."""
+    is_plane = any("planes" in name and getattr(value, "array", "") == SCRATCH for name, value in launch.values.items())
+    pitch = padded_columns(columns) if is_plane else columns
+    return matrix(products, Operand(products.address(SCRATCH), rows, columns, pitch, is_plane))
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_products_alone_are_those_of_their_operands(device: Device, precision: str) -> None:
+    if form_of(precision, device.arch) is None:
+        pytest.skip("needs tensor cores")
+    layers = [mg.Dense(k, n, "relu") for k, n in pairwise(WIDTHS)]
+    network = mg.Network(layers, seed=1)
+    plan = network.lower(capacity=ROWS, loss="squared_error", optimizer=mg.Momentum(0.1), precision=precision)
+    state = network.state(plan.optimizer)
+    products = Products(plan, device, lambda program: program.load(state), random_data(plan, None))
+    assert len(products.launches) == 3 + 2 + 3
+    for launch in products.launches:
+        alone = products.alone(launch)
+        with device:
+            assert products.turn(launch, 1e-4)() > 0.0 and products.turn(alone, 1e-4)() > 0.0
+            a, b = (matrix(products, operand) for operand in products.operands(launch))
+            if "weight" in alone.entry.name:
+                a = a.T
+            elif "input" in alone.entry.name:
+                b = b.T
+            found = left(products, alone, len(a), b.shape[1])
+        reach = abs(a) @ abs(b)
+        assert (abs(found - a @ b) <= (ERRORS[FORMS[precision].struct] + 2.0**-8) * reach).all(), launch.entry.name
