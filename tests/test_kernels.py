@@ -307,6 +307,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "            lay_out(c + each * (WIDTH / 2), patch);\n",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
     ),
+    "plane's lines read before they are there": (
+        "wgmma.cuh",
+        "                if (each + 1 < PATCHES) read(each + 1);\n                __syncwarp();\n",
+        "                if (each + 1 < PATCHES) read(each + 1);\n",
+        kernels.tensor_backward_input("gelu", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "line of a slice left out of a bias's part": (
+        "wgmma.cuh",
+        "T::K * (tile + 1) / tiles : 0",
+        "T::K * (tile + 1) / tiles - 1 : 0",
+        kernels.tensor_backward_update("Adam", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "part of a bias left out": (
+        "update.cuh",
+        "i < bias.parts;",
+        "i + 1 < bias.parts;",
+        kernels.update_biases("Adam"),
+    ),
     "lo multiplied by lo": (
         "wgmma.cuh",
         "planes.multiply(cross, 1, 0, true);",
