@@ -302,13 +302,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[0]),
     ),
     "patch read before it is whole": (
-        "wgmma.cuh",
+        "hand_over.cuh",
         "            lay_out(c + each * (WIDTH / 2), patch);\n            __syncwarp();\n",
         "            lay_out(c + each * (WIDTH / 2), patch);\n",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
     ),
     "plane's lines read before they are there": (
-        "wgmma.cuh",
+        "hand_over.cuh",
         "                if (each + 1 < PATCHES) read(each + 1);\n                __syncwarp();\n",
         "                if (each + 1 < PATCHES) read(each + 1);\n",
         kernels.tensor_backward_input("gelu", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),

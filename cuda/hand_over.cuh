@@ -1,0 +1,204 @@
+// A finished part of a product of wgmma.cuh, in the registers of a consumer, on its way to the epilogue (epilogues.cuh).
+//
+// Registers hold pairs of columns, of rows that lie far apart in memory.  So each warp lays 16 rows and some columns at a
+// time out in its patch of shared memory, and takes them back in whole lines.  T is a WgmmaTile.
+#pragma once
+
+#include "hopper.cuh"
+#include "tensor_update.cuh"
+
+namespace mlpgpu {
+
+// Hands a consumer's part of C, from row m0 and column n0 on, to the epilogue (epilogues.cuh).  Each warp lays 16 rows
+// and 32 columns at a time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that
+// memory is read and written in whole lines.
+template <class T, class Epilogue>
+struct HandOver {
+    static constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
+    static constexpr int PATCHES = T::WIDTH / WIDTH;
+    using Read = typename Epilogue::Read;
+    using Lines = typename Epilogue::Lines;
+    // What registers hold of all that the epilogue reads is on its way while the product is made.
+    static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
+    static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
+    static constexpr bool EARLY = SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
+    static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
+    static constexpr bool FIRST_EARLY = !IN_GROUPS && LINE_WORDS == 0 && SUMS + QUADS * READ_WORDS <= 192;
+    static constexpr int PATCHES_EARLY = EARLY ? PATCHES : FIRST_EARLY ? 1 : 0;
+
+    const Epilogue& epilogue;
+    int m0, n0, m, n;
+    Read early[PATCHES_EARLY > 0 ? PATCHES_EARLY : 1][QUADS];
+
+    __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
+        if constexpr (PATCHES_EARLY > 0) {
+            if (!reads) return;
+#pragma unroll
+            for (int each = 0; each < PATCHES_EARLY; ++each)
+#pragma unroll
+                for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
+        }
+    }
+
+    // Quad i of a lane in a patch.
+    __device__ __forceinline__ int line(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 4; }
+    __device__ __forceinline__ bool inside(int each, int i) const { return m0 + line(i) < m && column(each) < n; }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int each, int i) const {
+        return inside(each, i) ? epilogue.template read<ALIGNED>(m0 + line(i), column(each)) : Read();
+    }
+
+    __device__ __forceinline__ Lines lines(int each, int i) const {
+        return inside(each, i) ? epilogue.lines(m0 + line(i), column(each)) : Lines();
+    }
+
+    __device__ __forceinline__ void lay_out(const float* c, float* patch) const {
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 4; ++i) {
+            float* const to = patch + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2*>(to) = make_float2(c[i * 2], c[i * 2 + 1]);
+        }
+    }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ void finish(const float* patch, int each, int i, const Read& read, const Lines& lines) const {
+        const int row = m0 + line(i);
+        float4 quad = *reinterpret_cast<const float4*>(patch + line(i) * PITCH + threadIdx.x % LANES * 4);
+        epilogue.settle(row, column(each), quad, lines);
+        if (inside(each, i)) epilogue.template write<ALIGNED>(row, column(each), quad, read);
+    }
+
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) const {
+        if (!epilogue.is_aligned())
+            in_turn<false>(c, patch);
+        else if constexpr (EARLY)
+            all_at_once(c, patch);
+        else
+            in_turn<true>(c, patch);
+    }
+
+    __device__ __forceinline__ void all_at_once(const float (&c)[T::COUNT], float* patch) const {
+#pragma unroll
+        for (int each = 0; each < PATCHES; ++each) {
+            Lines known[QUADS];
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) known[i] = lines(each, i);
+            lay_out(c + each * (WIDTH / 2), patch);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], known[i]);
+            __syncwarp();
+        }
+    }
+
+    // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
+    // is no vector, loads of GROUP quads are on their way together.  The epilogue's code stands here once.
+    template <bool ALIGNED>
+    __device__ __forceinline__ void in_turn(const float (&c)[T::COUNT], float* patch) const {
+        constexpr bool AHEAD = ALIGNED && !IN_GROUPS;
+        constexpr int GROUP = AHEAD ? QUADS : ALIGNED ? 2 : 1;
+        Read known[GROUP];
+        Lines its_lines[GROUP];
+#pragma unroll
+        for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = PATCHES_EARLY > 0 ? early[0][i] : read<ALIGNED>(0, i);
+#pragma unroll 1
+        for (int each = 0; each < PATCHES; ++each) {
+#pragma unroll
+            for (int held = 0; held < PATCHES; ++held)
+                if (held == each) lay_out(c + held * (WIDTH / 2), patch);  // registers have no index at run time
+            __syncwarp();
+#pragma unroll 1
+            for (int first = 0; first < QUADS; first += GROUP) {
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) {
+                    if (!AHEAD) known[i] = read<ALIGNED>(each, first + i);
+                    its_lines[i] = lines(each, first + i);
+                }
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) {
+                    finish<ALIGNED>(patch, each, first + i, known[i], its_lines[i]);
+                    if (AHEAD && each + 1 < PATCHES) known[i] = read<ALIGNED>(each + 1, i);
+                }
+            }
+            __syncwarp();
+        }
+    }
+};
+
+// The same for an epilogue of planes alone.  Pairs pass through it as registers hold them, so that a warp lays out only
+// what it has made, 16 rows and 64 columns at a time; what they meet of the plane that it reads comes the same way.
+template <class T, class Epilogue>
+struct PlaneHandOver {
+    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PATCHES = T::WIDTH / WIDTH;  // in numbers of 16 bits
+    static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
+    static_assert(16 * PITCH * sizeof(uint16_t) <= T::PATCH * sizeof(float));
+
+    const Epilogue& epilogue;
+    int m0, n0, m, n;
+    uint4 saved[VECTORS];  // of the next patch
+
+    __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved() {
+        if (reads) read(0);
+    }
+
+    __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 8; }
+    __device__ __forceinline__ bool inside(int each, int v) const { return m0 + line(v) < m && column(each) < n; }
+    __device__ __forceinline__ int64_t place(int each, int v) const {
+        return static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
+    }
+
+    __device__ __forceinline__ void read(int each) {
+        const uint16_t* const from = epilogue.saved();
+#pragma unroll
+        for (int v = 0; from && v < VECTORS; ++v)
+            if (inside(each, v)) saved[v] = *reinterpret_cast<const uint4*>(from + place(each, v));
+    }
+
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) {
+        uint16_t* const lines = reinterpret_cast<uint16_t*>(patch);
+        uint16_t* const vectors = lines + threadIdx.x % LANES * 8;
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int each = 0; each < PATCHES; ++each) {
+            if (epilogue.saved()) {
+#pragma unroll
+                for (int v = 0; v < VECTORS; ++v) *reinterpret_cast<uint4*>(vectors + line(v) * PITCH) = saved[v];
+                if (each + 1 < PATCHES) read(each + 1);
+                __syncwarp();
+            }
+            float2 of[WIDTH / 8];
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                const int j = n0 + each * WIDTH + i * 8 + lane % 4 * 2;
+                of[i] = j < n ? epilogue.of_columns(j) : float2();
+            }
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float* const sum = c + each * (WIDTH / 2) + i * 4 + h * 2;
+                    unsigned* const word =
+                        reinterpret_cast<unsigned*>(lines + (lane / 4 + h * 8) * PITCH + i * 8 + lane % 4 * 2);
+                    const unsigned known = epilogue.saved() ? *word : 0;
+                    const float2 made = epilogue.pair(make_float2(sum[0], sum[1]), of[i], known);
+                    *word = bfloat_pair(made.x, made.y);
+                }
+            __syncwarp();
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                uint4 vector = *reinterpret_cast<const uint4*>(vectors + line(v) * PITCH);
+                if (m0 + line(v) >= epilogue.filled()) vector = make_uint4(0, 0, 0, 0);
+                if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.plane() + place(each, v)) = vector;
+            }
+            __syncwarp();
+        }
+    }
+};
+
+}  // namespace mlpgpu
