@@ -355,8 +355,8 @@ class Kernel:
 
     Attributes:
         microseconds: of the launch as a step has it, with all that its end does beside storing C.
-        alone_microseconds: of the same kernel where its end stores C as it is: a gradient of weights in float32, what
-            else is left in planes as bfloat16.
+        alone_microseconds: of the same kernel where its end stores C as it is: in bfloat16 in that precision, but
+            gradients of weights in float32.
         cublas_microseconds: of cuBLAS's product of the same numbers, in the order that they are stored in.
     """
 

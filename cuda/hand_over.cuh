@@ -21,7 +21,8 @@ struct HandOver {
     // What registers hold of all that the epilogue reads is on its way while the product is made.
     static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
-    static constexpr bool EARLY = SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
+    static constexpr bool EARLY =
+        !Epilogue::HAS_PLANE && SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
     static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
     static constexpr bool FIRST_EARLY = !IN_GROUPS && LINE_WORDS == 0 && SUMS + QUADS * READ_WORDS <= 192;
     static constexpr int PATCHES_EARLY = EARLY ? PATCHES : FIRST_EARLY ? 1 : 0;

@@ -53,7 +53,7 @@ class Products(Probe):
     def alone(self, launch: Launch) -> Launch:
         """The same product, by the same kernel but for its end, which stores C in an array of its own as it is.
 
-        It is stored in the type that ``launch`` leaves it in; a gradient of weights, in float32.
+        It is stored as a plane of bfloat16 in that precision, but for gradients of weights; else in float32.
         """
         family, tile = _family(launch), self._tile(launch)
         rows, k, n = self._plan.capacity, launch.values["k"], launch.values["n"]
@@ -68,7 +68,12 @@ class Products(Probe):
             entry = kernels.tensor_backward_input("identity", tile)
         else:
             entry = kernels.tensor_backward_weight(tile)
-        stored = {name: At(SCRATCH) for name in ("y", "y_planes", "dx", "dx_planes") if launch.values.get(name)}
+        ending = "" if kernels.FORMS[self._plan.precision].scaled else "_planes"
+        stored = {
+            **dict.fromkeys(("y", "y_planes", "dx", "dx_planes")),
+            f"y{ending}": At(SCRATCH),
+            f"dx{ending}": At(SCRATCH),
+        }
         values = {"dw": At(SCRATCH), **launch.values, **taken, **stored}
         return replace(
             launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}

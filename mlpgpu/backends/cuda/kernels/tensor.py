@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
@@ -50,6 +50,10 @@ class MatrixTile:
         """It leaves none of the bias's gradient."""
         return None
 
+    def with_light_end(self) -> MatrixTile:
+        """It is the same whatever follows."""
+        return self
+
     @property
     def struct(self) -> str:
         """The product of tensor_dense.cuh."""
@@ -71,7 +75,8 @@ class WgmmaTile:
     """How wgmma.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after another.
 
     Attributes:
-        across: warpgroups that share 64 rows.
+        across: warpgroups that share 64 rows.  Two see to the end of a small tile in half the time, and read a third
+            more of shared memory for its product.
     """
 
     form: Form
@@ -136,6 +141,10 @@ class WgmmaTile:
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
         """How many rows of the planes of A and of B, stored along k or not, the kernel copies at once."""
         return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
+
+    def with_light_end(self) -> WgmmaTile:
+        """For a product whose end reads and writes little: one warpgroup will do, unless it scales sums back."""
+        return self if self.form.scaled else replace(self, across=1)
 
     def column_parts(self, m: int) -> int | None:
         """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled planes."""
@@ -212,7 +221,7 @@ def tensor_forward(activation: str, tile: ProductTile) -> Entry:
         "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
         "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int k, int n"
     )
-    return _tensor_product("tensor_forward", activation, tile, rest, a_inner=True, b_inner=False)
+    return _tensor_product("tensor_forward", activation, tile.with_light_end(), rest, a_inner=True, b_inner=False)
 
 
 def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
@@ -221,7 +230,7 @@ def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
         "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
         "uint16_t* dx_planes, int k, int n"
     )
-    return _tensor_product("tensor_backward_input", activation, tile, rest, a_inner=True, b_inner=True)
+    return _tensor_product("tensor_backward_input", activation, tile.with_light_end(), rest, a_inner=True, b_inner=True)
 
 
 def tensor_backward_weight(tile: ProductTile) -> Entry:
