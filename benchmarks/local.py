@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,13 +92,18 @@ def drawn(plan: Plan, place: int, start: int, count: int) -> np.ndarray:
 def span(plan: Plan, stack: Stack, x: np.ndarray, first: int) -> np.ndarray:
     """CHECKED outputs of the last layer, from all that they depend on, in float64."""
     y = x[first : first + CHECKED + (WINDOW - 1) * stack.k].astype(np.float64)
-    for layer in range(stack.k):
-        place = layer if stack.distinct else 0
-        n, pitch = len(y) - WINDOW + 1, plan.parameters[place].shape[1]
-        total = np.zeros(n)
-        for r in range(WINDOW):
-            total += drawn(plan, place, r * pitch + first, n) * y[r : r + n]
-        y = 1.0 / (1.0 + np.exp(-total))
+    lines: list[np.ndarray] = []
+    with ThreadPoolExecutor() as pool:  # NumPy draws beside Python
+        for layer in range(stack.k):
+            n = len(y) - WINDOW + 1
+            if stack.distinct or layer == 0:
+                place, pitch = layer, plan.parameters[layer].shape[1]
+                starts = [r * pitch + first for r in range(WINDOW)]
+                lines = list(pool.map(lambda start, place=place, n=n: drawn(plan, place, start, n), starts))
+            total = np.zeros(n)
+            for r, line in enumerate(lines):
+                total += line[:n] * y[r : r + n]
+            y = 1.0 / (1.0 + np.exp(-total))
     return y
 
 

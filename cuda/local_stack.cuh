@@ -180,10 +180,10 @@ __device__ __forceinline__ void bring_layer(Ring<T>& ring, const float* paramete
 // --- weights: over(…, body) calls body(r, w, window) for VECTOR lines of the layer's weights, a thread's columns of
 // each, from line r on; those from `window` on are none ---
 
-template <class Shape_, int STAGES>
+template <class Shape_, int STAGES, int DEPTH>
 struct StreamedWeights {
     using Shape = Shape_;
-    using T = StackRing<Shape, STAGES, 1, 1>;
+    using T = StackRing<Shape, STAGES, DEPTH, 1>;
     const float* const stages;
     const float* const parameters;
     Ring<T> ring;
@@ -211,8 +211,10 @@ struct StreamedWeights {
 #pragma unroll
             for (int j = 0; j < 4; ++j, place += pitch) {
                 if (r + j >= window) break;
-                ring.wait_full();
-                load_four_from(stages + ring.stage * T::STAGE, 4 * threadIdx.x + (place & 3), w[j]);
+                if (j % DEPTH == 0) ring.wait_full();
+                const float* const line = stages + ring.stage * T::STAGE + j % DEPTH * T::LINE;
+                load_four_from(line, 4 * threadIdx.x + (place & 3), w[j]);
+                if (j % DEPTH + 1 < DEPTH && r + j + 1 < window) continue;
                 __syncwarp();
                 if (threadIdx.x % WARP == 0) barrier_arrive<1>(ring.empty + 8 * ring.stage, 0);
                 ring.advance();

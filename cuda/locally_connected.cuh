@@ -12,22 +12,33 @@ namespace mlpgpu {
 
 constexpr int LOCAL_ROWS = 4;  // rows that share one read of a weight
 
-// Calls store(row, Σ_r weight(r) · input(row, r)) for each row of the share, LOCAL_ROWS at a time: a weight is read
+// Calls store(row, Σ_r weight(r) · input(row, r)) for up to ROWS rows from number row0 of the share on: a weight is read
 // once for all of them.
+template <int ROWS, class Weight, class Input, class Store>
+__device__ __forceinline__ void over_window(const Rows& rows, int row0, int window, const Weight& weight,
+                                            const Input& input, const Store& store) {
+    float sums[ROWS] = {};
+#pragma unroll(ROWS == 1 ? 8 : 4)
+    for (int r = 0; r < window; ++r) {
+        const float w = weight(r);
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q)
+            sums[q] = fmaf(w, input(rows.first + min(row0 + q, rows.count - 1), r), sums[q]);
+    }
+#pragma unroll
+    for (int q = 0; q < ROWS; ++q)
+        if (row0 + q < rows.count) store(rows.first + row0 + q, sums[q]);
+}
+
+// The same for each row of the share, LOCAL_ROWS at a time, or one that is alone.
 template <class Weight, class Input, class Store>
 __device__ __forceinline__ void over_windows(const Rows& rows, int window, const Weight& weight, const Input& input,
                                              const Store& store) {
-    const int stride = gridDim.y * LOCAL_ROWS;
-    for (int row0 = blockIdx.y * LOCAL_ROWS; row0 < rows.count; row0 += stride) {
-        float sums[LOCAL_ROWS] = {};
-        for (int r = 0; r < window; ++r) {
-            const float w = weight(r);
-#pragma unroll
-            for (int q = 0; q < LOCAL_ROWS; ++q)
-                sums[q] = fmaf(w, input(rows.first + min(row0 + q, rows.count - 1), r), sums[q]);
-        }
-        for (int q = 0; q < LOCAL_ROWS && row0 + q < rows.count; ++q) store(rows.first + row0 + q, sums[q]);
-    }
+    for (int row0 = blockIdx.y * LOCAL_ROWS; row0 < rows.count; row0 += gridDim.y * LOCAL_ROWS)
+        if (row0 + 1 < rows.count)
+            over_window<LOCAL_ROWS>(rows, row0, window, weight, input, store);
+        else
+            over_window<1>(rows, row0, window, weight, input, store);
 }
 
 // z_i = b_i + Σ_r w[r, i] x_{i + r}, y = f(z).  z is null where f' takes y; neighbours in b lie `b_step` apart,

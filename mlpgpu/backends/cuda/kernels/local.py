@@ -89,24 +89,32 @@ class StackShape:
 
 @dataclass(frozen=True)
 class StreamedWeights:
-    """Weights that come through a ring of stages."""
+    """Weights that come through a ring of stages, each of some lines."""
 
     shape: StackShape
 
+    MOST_LINES, LEAST_STAGES = 4, 8  # what is waited for at once, unless too few stages are left for that
+
+    @property
+    def lines(self) -> int:
+        """Of a stage."""
+        is_narrow = stack_stages(self.shape, self.MOST_LINES, self.shape.input_bytes) >= self.LEAST_STAGES
+        return self.MOST_LINES if is_narrow else 1
+
     @property
     def stages(self) -> int:
-        return stack_stages(self.shape, 1, self.shape.input_bytes)
+        return stack_stages(self.shape, self.lines, self.shape.input_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        return self.shape.input_bytes + self.stages * stack_stage_bytes(self.shape, 1)
+        return self.shape.input_bytes + self.stages * stack_stage_bytes(self.shape, self.lines)
 
     @property
     def threads(self) -> int:
         return WARP * (self.shape.warps + 1)
 
     def __str__(self) -> str:
-        return f"StreamedWeights<{self.shape}, {self.stages}>"
+        return f"StreamedWeights<{self.shape}, {self.stages}, {self.lines}>"
 
 
 @dataclass(frozen=True)
