@@ -96,6 +96,10 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path, monkeypatch: pytest.M
     assert in_place == any(re.match("local_stack_(tied_)?update", name) for name in names)
     assert in_place == (case not in ("more rows than a pass", "held twice") and "nobody uses" not in case)
     assert not any(name.startswith("local_forward") for name in names)
+    back = [note.partition("; back ")[2] for note in host.low.notes if note.startswith("training")]
+    assert {"more rows than a pass": "only 8 of 11 rows", "held twice": "more to do"}.get(
+        case, "no layer uses" if "nobody" in case else "in one kernel"
+    ) in back[0]
 
 
 @pytest.mark.parametrize("case", ["two rows, every alignment", "more rows than a pass", "held"])
@@ -162,10 +166,10 @@ def test_a_stack_ends_where_something_comes_between_or_the_activation_changes() 
 def test_the_network_of_the_report() -> None:
     """N = 300,000, R = 29: a block has 2,304 columns; of one matrix 20 lines are in registers and 9 beside."""
     reused = designed([Local(300_000, 29, "sigmoid", "layer")] * 5)
-    assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and reused.updates
+    assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.no_update
     distinct = designed([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
     assert distinct.weights == StreamedWeights(StackShape(18, 1)) and distinct.weights.stages == 23
-    assert distinct.updates and distinct.mail_words == 5 * 131 * 28
+    assert not distinct.no_update and distinct.mail_words == 5 * 131 * 28
     updates = [stack.update(optimizer) for stack in (distinct, reused) for optimizer in ("SGD", "Adam")]
     for entry in (reused.forward, distinct.forward, *updates):
         assert entry.cooperative and entry.shared_bytes <= kernels.STACK_SHARED_BYTES
@@ -181,11 +185,12 @@ def test_stacks_fit(n: int, window: int, capacity: int, multiprocessors: int, ti
         return
     shape = made.weights.shape
     assert (made.blocks - 1) * shape.span < n <= made.blocks * shape.span and made.blocks <= multiprocessors
-    assert made.updates == (isinstance(made.weights, HeldWeights) or (not tied and capacity <= shape.rows))
-    entries = [made.forward, *([made.update("Adam")] if made.updates else [])]
+    updates = not made.no_update
+    assert updates == (isinstance(made.weights, HeldWeights) or (not tied and capacity <= shape.rows))
+    entries = [made.forward, *([made.update("Adam")] if updates else [])]
     assert all(entry.shared_bytes <= kernels.STACK_SHARED_BYTES and entry.threads <= 1024 for entry in entries)
     if isinstance(made.weights, StreamedWeights):
-        assert made.weights.stages >= 2 and (not made.updates or kernels.stack_update_stages("Adam", shape) >= 2)
+        assert made.weights.stages >= 2 and (not updates or kernels.stack_update_stages("Adam", shape) >= 2)
     assert made.halo == window - 1 <= kernels.STACK_MOST_HALO
 
 

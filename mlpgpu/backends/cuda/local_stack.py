@@ -43,7 +43,7 @@ class LocalStack:
         layers: the kernel's table of them.
         rows: the most of a batch.
         blocks: of the grid, all of which run at once.
-        updates: whether there is a kernel for the way back, with the update.
+        no_update: why there is no kernel for the way back, with the update; nothing where there is one.
     """
 
     operations: tuple[ops.LocallyConnected, ...]
@@ -52,7 +52,7 @@ class LocalStack:
     rows: int
     blocks: int
     weights: StreamedWeights | HeldWeights
-    updates: bool
+    no_update: str
 
     @property
     def name(self) -> str:
@@ -163,15 +163,22 @@ def design(
         most = 4 * kernels.WARP * multiprocessors * MOST_WARPS[1]
         return f"{m:,} columns are more than {most:,}, which {multiprocessors} multiprocessors hold"
     weights = _held(run, m, int(table["window"][0]), multiprocessors) or StreamedWeights(StackShape(warps, fitting[0]))
-    # The way back moves each weight once: where they are streamed, it sees all rows at once, and all uses of it.
-    is_whole = isinstance(weights, HeldWeights)
-    if not is_whole:
-        is_whole = plan.capacity <= fitting[0] and len({op.weight for op in run}) == len(run)
-    # Columns that no layer uses are no block's; yet an optimizer may move them.
-    columns = {weight: int(table["pitch"][table["weight"] == weight][0]) for weight in set(table["weight"])}
-    used = {weight: int(table["n"][table["weight"] == weight].max()) for weight in columns}
-    updates = is_whole and used == columns
-    return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, updates)
+    no_update = _no_update(table, weights, plan.capacity)
+    return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, no_update)
+
+
+def _no_update(table: np.ndarray, weights: StreamedWeights | HeldWeights, rows: int) -> str:
+    """Why the way back, which moves each weight once, is not one kernel."""
+    used: dict[int, int] = {}  # the most columns of each weight that a layer uses
+    for layer in table:
+        used[layer["weight"]] = max(used.get(layer["weight"], 0), layer["n"])
+    if any(used[layer["weight"]] < layer["pitch"] for layer in table):
+        return "no layer uses the last columns of a weight, which the optimizer may move"
+    if isinstance(weights, HeldWeights):
+        return ""
+    if len(used) < len(table):
+        return "layers share weights that the chip does not hold"
+    return f"only {weights.shape.rows} of {rows} rows pass at once" if rows > weights.shape.rows else ""
 
 
 def _layers(plan: Plan, run: tuple[ops.LocallyConnected, ...]) -> tuple[tuple[int, ...], ...]:
@@ -213,7 +220,7 @@ def stacked_partials(plan: Plan, setting: Setting) -> set[str]:
     """
     names: set[str] = set()
     for stack in find_stacks(plan, plan.training, plan.shares, setting).values():
-        if isinstance(stack, str) or not stack.updates:
+        if isinstance(stack, str) or stack.no_update:
             continue
         deltas = {f"d{op.y}" for op in stack.operations}
         back = [op for op in plan.training if isinstance(op, ops.LocallyConnectedBackward) and op.dz in deltas]
@@ -234,13 +241,15 @@ class Stacks:
         self._derived: dict[LocalStack, bool] = {}  # whether dy is already multiplied by the derivative
         kind = "training" if share.is_training else "evaluation"
         for run, stack in find_stacks(share.plan, share.operations, share.count, share.setting).items():
+            way = _way(run, stack)
+            if not isinstance(stack, str):
+                self._forward |= {op.y: stack for op in run}
+                if share.is_training:
+                    no_update = stack.no_update or ("" if share.in_place else "the step has more to do with gradients")
+                    way += f"; back layer by layer, since {no_update}" if no_update else "; back in one kernel too"
+                    self._backward |= {} if no_update else {f"d{op.y}": stack for op in run}
             if len(run) > 1 and share.number == 0:
-                share.lowered.notes.append(f"{kind}, {run[0].y} to {run[-1].y}: {_way(run, stack)}")
-            if isinstance(stack, str):
-                continue
-            self._forward |= {op.y: stack for op in run}
-            if share.is_training and share.in_place and stack.updates:
-                self._backward |= {f"d{op.y}": stack for op in run}
+                share.lowered.notes.append(f"{kind}, {run[0].y} to {run[-1].y}: {way}")
 
     def _take(self, stack: LocalStack, names: Collection[str]) -> dict[str, Value]:
         """Arrays of a stack's own, by the names of the arguments."""
