@@ -17,6 +17,7 @@ import local_ladder as local
 import numpy as np
 import pytest
 from helpers import EPS32
+from ladder import kept
 from shim_runner import Unwritten, run
 
 from mlpgpu import Dataset
@@ -26,6 +27,7 @@ from mlpgpu.backends.cuda.costs import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
 from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.backends.cuda.timing import Rates
+from mlpgpu.bench import json_lines
 from mlpgpu.plan import Plan
 
 LADDERS = Path(gemm.__file__).parent
@@ -321,7 +323,7 @@ def test_without_a_card_the_script_says_so(name: str) -> None:
     assert done.returncode == 1 and done.stderr.startswith("CUDA: expected"), done.stderr
 
 
-def test_results_are_drawn(tmp_path: Path) -> None:
+def test_results_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     products = [gemm.Result(rung, n, n, n, "", 1e-3, 2e-6 * n**3) for rung in ("a", "b") for n in (10, 20)]
     left_out = gemm.Result("b", 30, 30, 30, left_out="would take too long")
     gemm.draw([*products, left_out, gemm.Result("a", 30, 30, 4, "", 1e-3, 7.2)], tmp_path / "gemm.png")
@@ -329,3 +331,9 @@ def test_results_are_drawn(tmp_path: Path) -> None:
     local.draw([*layers, local.Result("a", 100, 3, "reused", left_out="no room")], tmp_path / "local.png")
     for name in ("gemm", "local"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    lines, picture = tmp_path / "kept.jsonl", tmp_path / "again.png"
+    lines.write_text(json_lines(layers, {"card": "Card"}))
+    assert kept(lines, local.Result) == layers
+    monkeypatch.setattr(sys, "argv", ["", "--only-draw", "--json", str(lines), "--picture", str(picture)])
+    local.main()
+    assert picture.read_bytes().startswith(b"\x89PNG")

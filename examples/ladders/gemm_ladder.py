@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, save
+from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, kept, save
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
@@ -400,7 +400,11 @@ def draw(results: Sequence[Result], path: Path) -> None:
 def main() -> None:
     parser = command_line("Climb the ladder of matrix products on a GPU.", "gemm_ladder.png")
     parser.add_argument("--most-seconds", type=float, default=MOST_SECONDS, help="of a run (default: %(default)s)")
-    options, backend = parser.parse_args(), cuda()
+    options = parser.parse_args()
+    if options.only_draw:
+        draw(kept(options.json, Result), options.picture)
+        return
+    backend = cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
         rates = card_rates(device)
         print(f"{device.name}: {rates.computed / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")

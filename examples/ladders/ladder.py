@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -15,6 +18,8 @@ from matplotlib.figure import Figure
 
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.errors import MlpgpuError
+
+T = TypeVar("T", bound=Any)
 
 FOLDER = Path(__file__).parent
 PEERS = ("serial", "cuBLAS")  # lines of rungs whose names hold one of these are dotted
@@ -25,7 +30,15 @@ def command_line(description: str, picture: str) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")
     parser.add_argument("--picture", type=Path, default=picture, help="where to draw (default: %(default)s)")
+    parser.add_argument("--only-draw", action="store_true", help="measure nothing: draw what --json holds")
     return parser
+
+
+def kept(path: Path, kind: type[T]) -> list[T]:
+    """The results that were written to a file of JSON lines."""
+    names = [field.name for field in fields(kind)]
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [kind(**{name: line[name] for name in names}) for line in lines]
 
 
 def cuda() -> CudaBackend:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, save
+from ladder import FOLDER, command_line, compiled, cuda, draw_rungs, kept, save
 from matplotlib.figure import Figure
 
 import mlpgpu as mg
@@ -421,6 +421,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 def main() -> None:
     options = command_line("Climb the ladder of locally connected networks on a GPU.", "local_ladder.png").parse_args()
+    if options.only_draw:
+        draw(kept(options.json, Result), options.picture)
+        return
     backend = cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
         limit = card_rates(device).copied
