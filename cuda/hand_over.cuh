@@ -18,25 +18,23 @@ struct HandOver {
     static constexpr int PATCHES = T::WIDTH / WIDTH;
     using Read = typename Epilogue::Read;
     using Lines = typename Epilogue::Lines;
-    // What registers hold of all that the epilogue reads is on its way while the product is made.
+    // Where registers hold all that the epilogue reads, it is on its way while the product is made.
     static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
     static constexpr bool EARLY =
         !Epilogue::HAS_PLANE && SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
     static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
-    static constexpr bool FIRST_EARLY = !IN_GROUPS && LINE_WORDS == 0 && SUMS + QUADS * READ_WORDS <= 192;
-    static constexpr int PATCHES_EARLY = EARLY ? PATCHES : FIRST_EARLY ? 1 : 0;
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    Read early[PATCHES_EARLY > 0 ? PATCHES_EARLY : 1][QUADS];
+    Read early[EARLY ? PATCHES : 1][EARLY ? QUADS : 1];
 
     __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
-        if constexpr (PATCHES_EARLY > 0) {
+        if constexpr (EARLY) {
             if (!reads) return;
 #pragma unroll
-            for (int each = 0; each < PATCHES_EARLY; ++each)
+            for (int each = 0; each < PATCHES; ++each)
 #pragma unroll
                 for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
         }
@@ -105,7 +103,7 @@ struct HandOver {
         Read known[GROUP];
         Lines its_lines[GROUP];
 #pragma unroll
-        for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = PATCHES_EARLY > 0 ? early[0][i] : read<ALIGNED>(0, i);
+        for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = read<ALIGNED>(0, i);
 #pragma unroll 1
         for (int each = 0; each < PATCHES; ++each) {
 #pragma unroll

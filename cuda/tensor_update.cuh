@@ -74,7 +74,7 @@ struct Move : NoPlane {
         float slot[SLOTS > 0 ? SLOTS : 1];
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) slot[s] = element(read.slot[s]);
-        step_parameter<Rule>(w, slot, sum, scale, rates);
+        step_parameter<Rule>(w, slot, sum, scale, rates, penalty_slope(w));
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) element(read.slot[s]) = slot[s];
     }

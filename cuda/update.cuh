@@ -72,13 +72,24 @@ struct AdamWRule {
     }
 };
 
+// The l1 penalty's slope at w, without a branch.
+__device__ __forceinline__ float penalty_slope(float w) {
+    return hyper.l1 * ((w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f));
+}
+
 // One step of the parameter w: `sum` is its gradient summed over rows and not yet divided, which `scale` does;
-// `row` is the step's row of the schedule.
+// `row` is the step's row of the schedule, and `slope` the l1 penalty's at w.
+template <class Rule>
+__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row,
+                                               float slope) {
+    const float g = sum * scale + hyper.l2 * w + slope;
+    Rule::update(w, g, slot, row);
+}
+
+// The same, where registers are short: comparisons, of which the compiler makes branches, take fewer for the slope.
 template <class Rule>
 __device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
-    const float sign = (w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f);  // without a branch
-    const float g = sum * scale + hyper.l2 * w + hyper.l1 * sign;
-    Rule::update(w, g, slot, row);
+    step_parameter<Rule>(w, slot, sum, scale, row, w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
 }
 
 // A product's epilogue: an element of dW moves its parameter by a step, in place.
