@@ -369,8 +369,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "rates of the batch's place in the epoch": (
         "update.cuh",
-        "schedule + step->run * COLUMNS",
-        "schedule + step->batch * COLUMNS",
+        "row = schedule + step->run * COLUMNS",
+        "row = schedule + step->batch * COLUMNS",
         kernels.update("SGD"),
     ),
 }
