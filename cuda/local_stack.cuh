@@ -237,6 +237,7 @@ template <class Shape_, int WINDOW_, int IN_REGISTERS, bool IS_MIRRORED = false>
 struct HeldWeights {
     using Shape = Shape_;
     static constexpr int COLUMNS = Shape::COLUMNS, WINDOW = WINDOW_;
+    static constexpr int FLOATS = (WINDOW - IN_REGISTERS) * Shape::SPAN;  // in shared memory
     float* const lines;
     float held[IN_REGISTERS][COLUMNS];
 

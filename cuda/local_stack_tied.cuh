@@ -58,10 +58,22 @@ struct TiedUpdate : StackWalk<Weights_> {
     const TiedArguments given;
     const float scale;
     const float* const rates;
+    float* const at_hand;  // (SPAN,): what the layer below takes for its derivative
 
     __device__ __forceinline__ TiedUpdate(const TiedArguments& given, const Rows& rows, float scale,
                                           const float* rates, uint32_t tag, float* shared)
-        : Walk(rows, tag, given.parameters, given.layers, shared), given(given), scale(scale), rates(rates) {}
+        : Walk(rows, tag, given.parameters, given.layers, shared),
+          given(given),
+          scale(scale),
+          rates(rates),
+          at_hand(shared + 2 * Shape::PITCH + Phases<Shape>::WORDS + Weights_::FLOATS) {}
+
+    __device__ __forceinline__ static void copy_or_zero(float* to, const float* from, bool is_there) {
+        if (is_there)
+            copy_one(to, from);
+        else
+            *to = 0.0f;
+    }
 
     __device__ __forceinline__ static int column_of(int v) { return mlpgpu::column_of<Shape, true>(v); }
 
@@ -93,18 +105,19 @@ struct TiedUpdate : StackWalk<Weights_> {
     __device__ __forceinline__ void back(int l, int q) {
         const int n = l > 0 ? given.layers[l - 1].n : given.m;
         const int due = l > 0 && warp + 1 == WARPS && blockIdx.x + 1 < gridDim.x ? WINDOW - 1 : 0;
-        float at_hand[COLUMNS] = {};
         if (l > 0)
-#pragma unroll
-            for (int c = 0; c < COLUMNS; ++c)
-                if (column_of(column + c) < n) at_hand[c] = saved(l - 1, q)[column_of(column + c)];
+            for (int i = warp * Walk::OF_WARP + lane, end = i + Walk::OF_WARP; i < end; i += WARP)
+                copy_or_zero(at_hand + i, saved(l - 1, q) + column_of(begin + i), column_of(begin + i) < n);
         const auto finish = [&](const float(&sum)[1][COLUMNS]) {
-            float value[COLUMNS];
+            float value[COLUMNS], taken[COLUMNS];
+            wait_for_copies();
+            __syncwarp();
+            load_words<COLUMNS>(at_hand + own, taken);
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) {
                 const int j = column_of(column + c);
                 if (l == 0 && j < n) given.dx[(rows.first + q) * int64_t{n} + j] = sum[0][c];
-                value[c] = sum[0][c] * Activation::derivative(at_hand[c]);  // of columns that the layer lacks 0
+                value[c] = sum[0][c] * Activation::derivative(taken[c]);  // of columns that the layer lacks 0
             }
             phases.wait(warp - 1, phase);
             if (l == 0) return;
@@ -137,12 +150,6 @@ struct TiedUpdate : StackWalk<Weights_> {
     // Brings a term's dz, from line `first` on, and x of the warp's columns, from `from` of the block on, to a stage;
     // 0 where there is none.
     __device__ __forceinline__ void fetch(const Term& term, int from, int first, float* stage) const {
-        const auto copy = [&](float* to, const float* source, bool is_there) {
-            if (is_there)
-                copy_one(to, source);
-            else
-                *to = 0.0f;
-        };
         if (term.l < given.count) {
             const float* const dz = deltas_of(term.l, term.q) + from + first;
             const int width = term.l > 0 ? given.layers[term.l - 1].n : given.m;
@@ -151,12 +158,12 @@ struct TiedUpdate : StackWalk<Weights_> {
 #pragma unroll
             for (int i = lane; i < Gradient::DELTAS; i += WARP) {
                 const bool is_seen = first + i < Gradient::OF_WARP + WINDOW - 1;
-                copy(stage + i, dz + i, is_seen && column_of(begin + from + first + i) >= 0);
+                copy_or_zero(stage + i, dz + i, is_seen && column_of(begin + from + first + i) >= 0);
             }
 #pragma unroll
             for (int i = lane; i < Gradient::OF_WARP; i += WARP) {
                 const int j = column_of(begin + from + i);
-                copy(stage + Gradient::DELTAS + i, x + j, j < width);
+                copy_or_zero(stage + Gradient::DELTAS + i, x + j, j < width);
             }
         }
         end_copies();  // also of nothing: the number of groups tells the stage

@@ -199,7 +199,7 @@ def _held(run: tuple[ops.LocallyConnected, ...], m: int, window: int, multiproce
     warps = ceil_div(m, HeldWeights.COLUMNS * kernels.WARP * multiprocessors)
     held = HeldWeights(StackShape(warps, 1, HeldWeights.COLUMNS), window)
     is_one = len({op.weight for op in run}) == 1
-    fits = warps <= HeldWeights.MOST_WARPS and held.shared_bytes <= kernels.STACK_SHARED_BYTES
+    fits = warps <= HeldWeights.MOST_WARPS and held.update_bytes <= kernels.STACK_SHARED_BYTES
     return held if is_one and fits else None
 
 

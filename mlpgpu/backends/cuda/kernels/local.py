@@ -140,12 +140,13 @@ class HeldWeights:
         return WARP * self.shape.warps
 
     @property
-    def gradient_bytes(self) -> int:
-        """What the way back has there for a gradient, in the place of all that: ``GradientShape``."""
+    def update_bytes(self) -> int:
+        """On the way back: beside all that a layer's outputs; and in its place, for the gradient, ``GradientShape``."""
         lines = ceil_div(self.window, ceil_div(self.window, 32))
         columns = self.COLUMNS // 2 * WARP
         stage = WARP * ceil_div(columns + lines - 1, WARP) + columns
-        return 4 * self.shape.warps * max(8 * stage, (lines + 1) * columns)
+        of_gradient = 4 * self.shape.warps * max(8 * stage, (lines + 1) * columns)
+        return max(self.shared_bytes + 4 * self.shape.span, of_gradient)
 
     def __str__(self) -> str:
         return f"HeldWeights<{self.shape}, {self.window}, {self.in_registers}>"
@@ -213,8 +214,8 @@ def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeight
     )
     function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", rest, weights.threads,
-        max(weights.shared_bytes, weights.gradient_bytes), constants=True,
+        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", rest, weights.threads, weights.update_bytes,
+        constants=True,
     )  # fmt: skip
 
 
