@@ -10,7 +10,8 @@
 //     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
 //                                              first rows, sometime
 //     column_parts()                           where wgmma.cuh leaves sums of B's columns over parts of its rows, or null
-// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANE; if is_plane_alone(),
+// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANE, and perhaps
+// READS_PLANE; if is_plane_alone(),
 // it can be handed pairs of neighbouring columns instead, whose words of the planes are no concern of its own:
 //     saved(), plane(), filled()               the plane it reads, or null; that it writes; which of its rows are not 0
 //     of_columns(column)                       loads what a pair of columns needs
@@ -185,7 +186,7 @@ struct Forward {
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true;
+    static constexpr bool HAS_PLANE = true, READS_PLANE = false;
     __device__ __forceinline__ bool is_plane_alone() const {
         return y_plane && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
     }
@@ -237,7 +238,7 @@ struct BackwardInput {
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true;
+    static constexpr bool HAS_PLANE = true, READS_PLANE = true;
     __device__ __forceinline__ bool is_plane_alone() const { return dx_plane && !dx && !saved_array && k % 8 == 0; }
     __device__ __forceinline__ const uint16_t* saved() const { return saved_plane; }
     __device__ __forceinline__ uint16_t* plane() const { return dx_plane; }
@@ -252,7 +253,7 @@ struct BackwardInput {
 
 // What no planes are handed to.
 struct NoPlane {
-    static constexpr bool HAS_PLANE = false;
+    static constexpr bool HAS_PLANE = false, READS_PLANE = false;
     __device__ __forceinline__ bool is_plane_alone() const { return false; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
     __device__ __forceinline__ uint16_t* plane() const { return nullptr; }
@@ -308,6 +309,7 @@ struct Epilogue {
     __device__ __forceinline__ float* column_parts() const { return values.column_parts(); }
 
     static constexpr bool HAS_PLANE = Sums::AS_IS && Values::HAS_PLANE;
+    static constexpr bool READS_PLANE = HAS_PLANE && Values::READS_PLANE;
     __device__ __forceinline__ bool is_plane_alone() const { return HAS_PLANE && values.is_plane_alone(); }
     __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
     __device__ __forceinline__ uint16_t* plane() const { return values.plane(); }

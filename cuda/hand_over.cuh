@@ -22,7 +22,7 @@ struct HandOver {
     static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
     static constexpr bool EARLY =
-        !Epilogue::HAS_PLANE && SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
+        !Epilogue::READS_PLANE && SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
     static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
 
     const Epilogue& epilogue;
@@ -138,10 +138,12 @@ struct PlaneHandOver {
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    uint4 saved[VECTORS];  // of the next patch
+    // Of the next patch.
+    uint4 saved[VECTORS];
+    float2 of[WIDTH / 8];
 
     __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
-        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved() {
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of() {
         if (reads) read(0);
     }
 
@@ -157,6 +159,11 @@ struct PlaneHandOver {
 #pragma unroll
         for (int v = 0; from && v < VECTORS; ++v)
             if (inside(each, v)) saved[v] = *reinterpret_cast<const uint4*>(from + place(each, v));
+#pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i) {
+            const int j = n0 + each * WIDTH + i * 8 + threadIdx.x % 4 * 2;
+            if (j < n) of[i] = epilogue.of_columns(j);
+        }
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) {
@@ -168,15 +175,12 @@ struct PlaneHandOver {
             if (epilogue.saved()) {
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) *reinterpret_cast<uint4*>(vectors + line(v) * PITCH) = saved[v];
-                if (each + 1 < PATCHES) read(each + 1);
                 __syncwarp();
             }
-            float2 of[WIDTH / 8];
+            float2 now[WIDTH / 8];
 #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) {
-                const int j = n0 + each * WIDTH + i * 8 + lane % 4 * 2;
-                of[i] = j < n ? epilogue.of_columns(j) : float2();
-            }
+            for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
+            if (each + 1 < PATCHES) read(each + 1);
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i)
 #pragma unroll
@@ -185,7 +189,7 @@ struct PlaneHandOver {
                     unsigned* const word =
                         reinterpret_cast<unsigned*>(lines + (lane / 4 + h * 8) * PITCH + i * 8 + lane % 4 * 2);
                     const unsigned known = epilogue.saved() ? *word : 0;
-                    const float2 made = epilogue.pair(make_float2(sum[0], sum[1]), of[i], known);
+                    const float2 made = epilogue.pair(make_float2(sum[0], sum[1]), now[i], known);
                     *word = bfloat_pair(made.x, made.y);
                 }
             __syncwarp();

@@ -309,8 +309,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "plane's lines read before they are there": (
         "hand_over.cuh",
-        "                if (each + 1 < PATCHES) read(each + 1);\n                __syncwarp();\n",
-        "                if (each + 1 < PATCHES) read(each + 1);\n",
+        " * PITCH) = saved[v];\n                __syncwarp();\n",
+        " * PITCH) = saved[v];\n",
         kernels.tensor_backward_input("gelu", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
     ),
     "line of a slice left out of a bias's part": (

@@ -56,11 +56,10 @@ class Products(Probe):
         It is stored as a plane of bfloat16 in that precision, but for gradients of weights; else in float32.
         """
         family, tile = _family(launch), self._tile(launch)
-        rows, k, n = self._plan.capacity, launch.values["k"], launch.values["n"]
-        assert isinstance(k, int) and isinstance(n, int)
+        widths = [int(launch.values[axis]) for launch in self.launches for axis in ("k", "n")]  # type: ignore[arg-type]
+        most_rows = kernels.padded_rows(max(self._plan.capacity, *widths))
         with self._device:
-            m = kernels.padded_rows(max(rows, k))
-            self._take({SCRATCH: 4 * m * padded_columns(max(k, n))})
+            self._take({SCRATCH: 4 * most_rows * padded_columns(max(widths))})
         taken = {"b": None, "z": None, "saved": None, "saved_planes": None, "db": None, "parts": None, "arrived": None}
         if family == "tensor_forward":
             entry = kernels.tensor_forward("identity", tile)
