@@ -12,15 +12,27 @@ namespace mlpgpu {
 
 // Who takes a row: the threads of a warp, or of a block.  All of them get a sum or a maximum.
 struct WarpTeam {
-    static constexpr int SIZE = WARP;
+    static constexpr int SIZE = WARP, DELTA_SIZE = SIZE;
     static __device__ __forceinline__ int rank() { return threadIdx.x % WARP; }
+    static __device__ __forceinline__ int delta_rank() { return rank(); }
     static __device__ __forceinline__ float sum(float value) { return warp_sum(value); }
     static __device__ __forceinline__ float max(float value) { return warp_max(value); }
 };
 
+// A warp each of whose lanes goes through all columns by itself, but takes the deltas of its own ones alone: of few
+// columns, that takes less time than to meet for sums.
+struct LanesAlone {
+    static constexpr int SIZE = 1, DELTA_SIZE = WARP;
+    static __device__ __forceinline__ int rank() { return 0; }
+    static __device__ __forceinline__ int delta_rank() { return threadIdx.x % WARP; }
+    static __device__ __forceinline__ float sum(float value) { return value; }
+    static __device__ __forceinline__ float max(float value) { return value; }
+};
+
 struct BlockTeam {
-    static constexpr int SIZE = WARP * WARP;
+    static constexpr int SIZE = WARP * WARP, DELTA_SIZE = SIZE;
     static __device__ __forceinline__ int rank() { return threadIdx.x; }
+    static __device__ __forceinline__ int delta_rank() { return rank(); }
     static __device__ __forceinline__ float sum(float value) { return warp_sum(of_warps(warp_sum(value))); }
     static __device__ __forceinline__ float max(float value) { return warp_max(of_warps(warp_max(value))); }
 
@@ -50,6 +62,7 @@ struct RowOf {
 
 template <class Loss>
 struct SumOfTerms {
+    static constexpr int FEW_COLUMNS = 0;  // as many as LanesAlone is quick with
     static constexpr int BATCH = 4;  // outputs whose loads are on their way together
 
     template <class R>
@@ -79,6 +92,7 @@ struct SumOfTerms {
 
 template <class Loss>
 struct MeanOfTerms {
+    static constexpr int FEW_COLUMNS = 0;
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         return SumOfTerms<Loss>::row(r, 1.0f / r.n);
@@ -124,6 +138,7 @@ struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
 
 // -Σ t log p; of an index t is 1 there and 0 elsewhere.
 struct SoftmaxCrossEntropy {
+    static constexpr int FEW_COLUMNS = 16;
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         using Team = typename R::Team;
@@ -139,7 +154,7 @@ struct SoftmaxCrossEntropy {
             dot += r.target.times(t, shifted);
         }
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
-        for (int j = first; j < r.n; j += Team::SIZE)
+        for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
             r.delta(j, mass * (expf(r.z[j] - largest) / sum) - r.target(j));
         return mass * logf(sum) - dot;
     }
@@ -154,7 +169,7 @@ struct Index {
     const float* mean;
     const float* scale;
     static __host__ __device__ constexpr int count(int) { return 1; }  // of numbers that are a row's target
-    __device__ __forceinline__ float operator()(int j) const { return static_cast<int>(texel(texture, row)) == j ? 1.0f : 0.0f; }
+    __device__ __forceinline__ float operator()(int j) const { return texel(texture, row) == static_cast<float>(j) ? 1.0f : 0.0f; }
     // t · value; of another class it is 0 even where the value is infinite.
     static __device__ __forceinline__ float times(float t, float value) { return t != 0.0f ? value : 0.0f; }
 };

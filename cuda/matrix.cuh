@@ -46,6 +46,16 @@ __device__ __forceinline__ void multiply_matrices(float (&c)[4], const unsigned 
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// C += A · B on tf32: float32 whose lower 13 bits are ignored.  An element has a register to itself; lane 4 g + t holds
+//     of A (16, 8)  rows g, g + 8, g, g + 8; column t in the first two registers, t + 4 in the others
+//     of B (8, 8)   column g; row t in the first register, t + 4 in the second.
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Sixteen bytes from global to shared memory, without waiting: they are there once the group that this
 // thread closes next is no longer among the `PENDING` last ones.  Other threads see them after a barrier.
 __device__ __forceinline__ void copy_later(uint16_t* to, const uint16_t* from) {

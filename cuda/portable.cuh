@@ -66,8 +66,14 @@ __device__ __forceinline__ void pause_spinning() {}
 // Ends the kernel with an error.
 __device__ __forceinline__ void give_up() { __trap(); }
 
+// A barrier of so many of the block's threads, whole warps; NUMBER 0 is that of __syncthreads().
+template <int NUMBER, int THREADS>
+__device__ __forceinline__ void sync_some() {
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
+}
+
 // A word that other blocks read while the kernel runs, whole: it is in the cache that they share, not in the
-// multiprocessor's own.
+// multiprocessor's own.  And two words, each of them whole, at a multiple of 16 bytes.
 __device__ __forceinline__ void store_word(uint64_t* place, uint64_t word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
 }
@@ -78,23 +84,31 @@ __device__ __forceinline__ uint64_t load_word(const uint64_t* place) {
     return word;
 }
 
-// Copies four floats to shared memory while the thread goes on, where the card can; both addresses are multiples of 16.
+__device__ __forceinline__ void store_word_pair(uint64_t* place, uint64_t first, uint64_t second) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(place), "l"(first), "l"(second) : "memory");
+}
+
+__device__ __forceinline__ void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& second) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
+}
+
+// Copies a word, or four floats at addresses that are multiples of 16, to shared memory while the thread goes on, where
+// the card can.
+__device__ __forceinline__ void copy_one(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place), "l"(from) : "memory");
+#else
+    *static_cast<unsigned*>(to) = *static_cast<const unsigned*>(from);
+#endif
+}
+
 __device__ __forceinline__ void copy_four(float* to, const float* from) {
 #if __CUDA_ARCH__ >= 800
     const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 #else
     *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
-#endif
-}
-
-// The same of one float.
-__device__ __forceinline__ void copy_one(float* to, const float* from) {
-#if __CUDA_ARCH__ >= 800
-    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place), "l"(from) : "memory");
-#else
-    *to = *from;
 #endif
 }
 

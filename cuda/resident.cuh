@@ -49,7 +49,7 @@ template <int L, class K, class Visit>
 __device__ __forceinline__ void each_weight(const K& k, Visit visit) {
     using T = LayerOf<K, L>;
     const ResidentTile t = tile_of<L>(k);
-    for (int i = threadIdx.x; i < t.lines * T::COLUMNS; i += RESIDENT_THREADS) {
+    for (int i = worker(); i < t.lines * T::COLUMNS; i += RESIDENT_THREADS) {
         const int line = i / T::COLUMNS, column = i % T::COLUMNS;
         const int64_t at = static_cast<int64_t>(t.first_line + line) * T::N_OUT + t.first_column + column;
         if (column < t.columns)
@@ -69,12 +69,12 @@ __device__ __forceinline__ void load_state(const K& k, const float* parameters, 
     });
     const ResidentTile t = tile_of<L>(k);
     if (T::HAS_BIAS && t.is_mine && t.first_line + t.lines == T::LINES) {  // the line of ones
-        constexpr int ALL = (L == 0 ? 2 : 1) * K::ROWS;
-        for (int row = threadIdx.x; row < ALL; row += RESIDENT_THREADS)
+        constexpr int ALL = (L == 0 ? 2 : 1) * K::STAGED_ROWS;
+        for (int row = worker(); row < ALL; row += RESIDENT_THREADS)
             k.shared[Place<K, L>::INPUTS + row * T::INPUT_PITCH + t.lines - 1] = 1.0f;
     }
     if constexpr (T::IS_REPLICATED)
-        for (int i = threadIdx.x; i < T::LINES * T::N_OUT; i += RESIDENT_THREADS) {
+        for (int i = worker(); i < T::LINES * T::N_OUT; i += RESIDENT_THREADS) {
             const int at = i / T::N_OUT * T::COPY_PITCH + i % T::N_OUT;
             k.shared[Place<K, L>::COPY + at] = parameters[parameters_below<K, L>() + i];
         }
@@ -96,65 +96,69 @@ __device__ __forceinline__ void store_state(const K& k, float* parameters, float
 
 // --- all of it ---
 
-template <template <class> class Inputs, class K>
-__device__ __forceinline__ void train(K& k, Step step, int steps, float* parameters, float* slots, float* errors) {
-    constexpr int LAST = K::LAST;
-    for (int i = threadIdx.x; i < BatchPlace<K>::END; i += RESIDENT_THREADS) k.shared[i] = 0.0f;  // pads must be 0
-    __syncthreads();
-    load_state<0>(k, parameters, slots);
-    // The batch `ahead` steps later, as far as there are steps.
-    const auto batch = [&](int done, int ahead) -> Batch {
-        Step its = step;
-        its.batch += ahead;
-        const int64_t first = static_cast<int64_t>(its.batch) * its.batch_rows;
-        return {k.tag + ahead, step.number + ahead, first, done + ahead < steps ? batch_rows(its) : 0};
-    };
-    Inputs<K> inputs;
-    RowData<K> row_data;
-    Batch next = batch(0, 0);
-    k.rows = next.rows;
-    find_places(k, next);
-    __syncthreads();
-    inputs.fetch(k, next);
-    row_data.fetch(k, next);
-    inputs.stage(k, next);
-    row_data.stage(k, next);
-    find_places(k, batch(0, 1));
-    inputs.wait();
-    __syncthreads();
+// The steps of a launch, from its first one and the tag of its mail on.
+struct Course {
+    Step step;
+    int steps;
+    uint32_t tag;
 
-    for (int done = 0; done < steps; ++done) {
-        k.key.step = step.number;
-        next = batch(done, 1);
-        inputs.fetch(k, next);
-        row_data.fetch(k, next);
-        sum_z<0>(k);
-        __syncthreads();
-        send_z<0>(k);
-        const auto stage_next = [&] {  // while Z is on its way
-            inputs.stage(k, next);
-            row_data.stage(k, next);
-        };
-        if (done > 0 && k.has_rows()) receive_copies_beside<LAST>(k, stage_next);
-        else stage_next();
-        const float scale = inverse_row_weight(k);
-        float rates[COLUMNS];
-        for (int i = 0; i < COLUMNS; ++i) rates[i] = schedule[step.run * COLUMNS + i];
+    // The batch of the step so many after the first, as far as there are steps.
+    __device__ __forceinline__ Batch batch(int done) const {
+        Step its = step;
+        its.batch += done;
+        const int64_t first = static_cast<int64_t>(its.batch) * its.batch_rows;
+        return {tag + done, step.number + done, first, done < steps ? batch_rows(its) : 0};
+    }
+};
+
+// Couriers and workers meet at the end of each step.
+template <class K>
+__device__ __forceinline__ void fetch_batches(const K& k, const Course& course) {
+    find_places(k, course.batch(0));
+    find_places(k, course.batch(1));
+    wait_for_copies();
+    sync_couriers();
+    for (int done = 0; done <= course.steps; ++done) {
+        fetch(k, course.batch(done));
+        if (done > 0) find_places(k, course.batch(done + 1));
+        wait_for_copies();
+        sync_all();
+    }
+}
+
+template <class K>
+__device__ __forceinline__ void train(K& k, const Course& course, float* parameters, float* slots, float* errors) {
+    constexpr int LAST = K::LAST;
+    load_state<0>(k, parameters, slots);
+    sync_all();
+    k.rows = course.batch(0).rows;
+    float scale = inverse_row_weight(k);
+    for (int done = 0; done < course.steps; ++done) {
+        k.key.step = course.step.number + done;
+        k.tag = course.tag + done;
+        const int run = course.step.run + done;
+        receive_copies_beside<LAST>(k, done > 0 && k.has_rows(), [&] {
+            sum_z<0>(k);
+            sync_workers();
+            send_z<0>(k);
+        });
         forward<0>(k);
-        __syncthreads();
-        rows_loss(k, errors + 2ll * K::ROWS * step.run);
-        __syncthreads();
+        sync_workers();
+        rows_loss(k, errors + 2ll * K::ROWS * run);
         backward<LAST>(k);
         receive_rest<LAST>(k);
-        __syncthreads();
-        find_places(k, batch(done, 2));
-        sum_all_dw<LAST>(k);
-        __syncthreads();
+        sync_workers();
+        float rates[COLUMNS];
+        for (int i = 0; i < COLUMNS; ++i) rates[i] = schedule[run * COLUMNS + i];
         update_all<LAST>(k, scale, rates);
-        inputs.wait();
-        __syncthreads();
-        k.tag += 1, step.number += 1, step.run += 1, step.batch += 1;
-        k.rows = next.rows;
+        const int rows = course.batch(done + 1).rows;
+        if (rows < k.rows) clear_dz<LAST>(k);
+        sync_all();
+        if (rows != k.rows || k.data.weights) {
+            k.rows = rows;
+            k.tag += 1;
+            scale = inverse_row_weight(k);
+        }
     }
     store_state<0>(k, parameters, slots);
 }
@@ -162,8 +166,8 @@ __device__ __forceinline__ void train(K& k, Step step, int steps, float* paramet
 // Trains for `steps` steps from *step on, which are of one epoch.  Each row leaves its value and weight in errors
 // (steps of a run, rows, 2).  `tag` goes on from launch to launch, so that no mail of an earlier one is taken.
 // Grid: Net::BLOCKS blocks.
-template <class Net, class Loss, template <class> class Target, class Source, class Rule, class Input,
-          template <class> class Inputs, int SHARED_BYTES, int64_t MAIL_WORDS>
+template <class Net, class Loss, template <class> class Target, class Source, class Rule, class Input, int SHARED_BYTES,
+          int64_t MAIL_WORDS>
 __device__ __forceinline__ void resident(const Step* step, int steps, uint32_t tag, const int* order,
                                          const Input* inputs, float scale, const float* mean, const float* deviation,
                                          Source targets, const float* weights, const float* target_mean,
@@ -175,7 +179,11 @@ __device__ __forceinline__ void resident(const Step* step, int steps, uint32_t t
     SHARED(float, shared);
     K k = {{order, inputs, scale, mean, deviation, weights, target_mean, target_scale},
            targets, mail, shared, {seed, purpose, 0}, tag, 0};
-    train<Inputs>(k, *step, steps, parameters, slots, errors);
+    for (int i = threadIdx.x; i < BatchPlace<K>::END; i += blockDim.x) shared[i] = 0.0f;  // pads must be 0
+    __syncthreads();
+    const Course course = {*step, steps, tag};
+    if (threadIdx.x < RESIDENT_THREADS) train(k, course, parameters, slots, errors);
+    else fetch_batches(k, course);
 }
 
 }  // namespace mlpgpu

@@ -1,8 +1,8 @@
 // A resident network's backward stages: from the last layer's outputs to the gradient of every layer's z.
 //
-//     row   rows_loss       the loss, and its delta by the logits
+//     row   rows_loss       the loss, its delta, and dz = f'(z) · dropout of it     -> mail dZ
 //           rows_backward   mail dX or, below a replicated layer, the row's own product;
-//                           dz = f'(z) · dropout of it                            -> mail dZ
+//                           dz of it                                              -> mail dZ
 //     tile  dz_mail         mail dZ
 //           send_dx         dZ (rows, columns) · Wᵀ of the tile                   -> mail dX
 #pragma once
@@ -11,58 +11,80 @@
 
 namespace mlpgpu {
 
-// Each own row's value and weight to `errors` (rows, 2), and its delta by the logits.  A warp takes a row.
+// dz = dy · the dropout's factor · f'(z), by what the activation saved; `element` of the rows' outputs.
+template <class T, class K>
+__device__ __forceinline__ float through_activation(const K& k, int64_t element, float dy, float saved) {
+    return T::Dropout::element(k.key, element, dy) * T::Activation::derivative(saved);
+}
+
+// Each own row's value and weight to `errors` (rows, 2), and the last layer's dz from it.  A warp takes a row.
 template <class K>
 __device__ __forceinline__ void rows_loss(const K& k, float* errors) {
-    constexpr int L = K::LAST, N = LayerOf<K, L>::N_OUT;
+    constexpr int L = K::LAST;
+    using T = LayerOf<K, L>;
+    constexpr int N = T::N_OUT, PITCH = T::OUT_PITCH;
+    uint64_t* const mail = k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * PITCH);
     const int lane = threadIdx.x % WARP;
-    for (int i = threadIdx.x / WARP; i < K::OWN_ROWS; i += RESIDENT_WARPS) {
+    for (int i = worker() / WARP; i < K::OWN_ROWS; i += RESIDENT_WARPS) {
         const int row = k.own_row(i);
         if (row >= k.rows) continue;
         const float w = k.data.weights ? k.shared[BatchPlace<K>::WEIGHTS + k.parity() * K::ROWS + row] : 1.0f;
-        float* const delta = k.shared + Place<K, L>::DELTA + i * N;
+        float* const delta = k.shared + Place<K, L>::DELTA + i * PITCH;
+        const float* const saved = k.shared + Place<K, L>::SAVED + i * PITCH;
         const float* const wanted = k.shared + BatchPlace<K>::TARGETS + k.parity() * K::OWN_ROWS * K::TARGETS;
         const typename K::template Target<const float*> target = {wanted, i, N, k.data.target_mean,
                                                                   k.data.target_scale};
-        const float value = weighted_row<typename K::Loss>(k.shared + Place<K, L>::H + i * N, N, target, w,
-                                                           [=](int j, float d) { delta[j] = d; });
+        const float* const h = k.shared + Place<K, L>::H + i * PITCH;
+        const auto put = [=](int j, float d) {
+            delta[j] = through_activation<T>(k, static_cast<int64_t>(row) * N + j, d, saved[j]);
+        };
+        float value;
+        if constexpr (N <= K::Loss::FEW_COLUMNS) value = weighted_row<typename K::Loss, LanesAlone>(h, N, target, w, put);
+        else value = weighted_row<typename K::Loss>(h, N, target, w, put);
+        __syncwarp();
+        for (int j = 2 * lane; j < N; j += 2 * WARP)
+            send(mail + row * PITCH + j, *reinterpret_cast<const float2*>(delta + j), k.tag);
         if (lane == 0) errors[2 * row] = value, errors[2 * row + 1] = w;
     }
 }
 
-// dz of the block's own rows, from the delta by what the layer gives: of the loss, or of the layer above.
+// dz of the block's own rows, by pairs of units, from what the layer above gives: its dz and weights, or mail.
 template <int L, class K>
 __device__ __forceinline__ void rows_backward(const K& k) {
     using T = LayerOf<K, L>;
-    using Above = LayerOf<K, (L < K::LAST ? L + 1 : L)>;
-    constexpr int N = T::N_OUT, TERMS = L == K::LAST ? 1 : Above::IS_REPLICATED ? Above::N_OUT : Above::COLUMN_SLICES;
-    constexpr int64_t ROWS = K::ROWS;
-    float* const deltas = k.shared + Place<K, L>::DELTA;
+    using Above = LayerOf<K, L + 1>;
+    constexpr int N = T::N_OUT, PITCH = T::OUT_PITCH, PAIRS = PITCH / 2;
+    constexpr int TERMS = Above::IS_REPLICATED ? Above::N_OUT : Above::COLUMN_SLICES;
+    constexpr int64_t WORDS = static_cast<int64_t>(K::ROWS) * PITCH;
     const auto part = [&](int i, int lane, int lanes) {
-        if (k.own_row(i / N) >= k.rows) return 0.0f;
-        if constexpr (L == K::LAST) {
-            return deltas[i];
-        } else if constexpr (Above::IS_REPLICATED) {
-            const float* const dz = k.shared + Place<K, L + 1>::DELTA + i / N * Above::N_OUT;
-            const float* const w = k.shared + Place<K, L + 1>::COPY + i % N * Above::COPY_PITCH;
-            float sum = 0.0f;
-#pragma unroll 8
-            for (int j = lane; j < Above::N_OUT; j += lanes) sum = fmaf(dz[j], w[j], sum);
+        const int row = k.own_row(i / PAIRS), unit = i % PAIRS * 2;
+        float2 sum = make_float2(0.0f, 0.0f);
+        if (row >= k.rows) return sum;
+        if constexpr (Above::IS_REPLICATED) {
+            const float* const dz = k.shared + Place<K, L + 1>::DELTA + i / PAIRS * Above::OUT_PITCH;
+            const float* const w = k.shared + Place<K, L + 1>::COPY + unit * Above::COPY_PITCH;
+            const float* const next = w + (unit + 1 < N ? Above::COPY_PITCH : 0);
+#pragma unroll 4
+            for (int j = lane; j < TERMS; j += lanes)
+                sum.x = fmaf(dz[j], w[j], sum.x), sum.y = fmaf(dz[j], next[j], sum.y);
             return sum;
         } else {
-            constexpr int MOST = ceil_div(TERMS, lanes_for(K::OWN_ROWS * N, TERMS));
-            const int64_t first = static_cast<int64_t>(k.own_row(i / N)) * TERMS + lane * MOST;
-            const uint64_t* const dx = k.words(Mail<K, L + 1>::DX, ROWS * TERMS * N) + first * N + i % N;
-            return lane * MOST < TERMS ? receive_sum<MOST>(dx, N, min(MOST, TERMS - lane * MOST), k.tag) : 0.0f;
+            constexpr int MOST = ceil_div(TERMS, lanes_for(K::OWN_ROWS * PAIRS, TERMS));
+            const uint64_t* const dx = k.words(Mail<K, L + 1>::DX, WORDS * TERMS) + unit;
+            return receive_sums<MOST>(dx + (static_cast<int64_t>(row) * TERMS + lane * MOST) * PITCH, PITCH,
+                                      TERMS - lane * MOST, k.tag);
         }
     };
-    sum_by_lanes<K::OWN_ROWS * N, TERMS>(part, [&](int i, float dy) {
-        const int64_t at = static_cast<int64_t>(k.own_row(i / N)) * N + i % N;
-        if (k.own_row(i / N) >= k.rows) return;
-        dy = T::Dropout::element(k.key, at, dy);
-        const float dz = dy * T::Activation::derivative(k.shared[Place<K, L>::SAVED + i]);
-        deltas[i] = dz;
-        send(k.words(Mail<K, L>::DZ, ROWS * N) + at, dz, k.tag);
+    sum_by_lanes<K::OWN_ROWS * PAIRS, TERMS>(part, [&](int i, float2 dy) {
+        const int row = k.own_row(i / PAIRS), unit = i % PAIRS * 2;
+        if (row >= k.rows) return;
+        const int64_t element = static_cast<int64_t>(row) * N + unit;
+        float* const at = k.shared + i * 2;  // (own rows, PITCH)
+        const float2 saved = *reinterpret_cast<const float2*>(at + Place<K, L>::SAVED);
+        const float2 dz = make_float2(through_activation<T>(k, element, dy.x, saved.x),
+                                      unit + 1 < N ? through_activation<T>(k, element + 1, dy.y, saved.y) : 0.0f);
+        *reinterpret_cast<float2*>(at + Place<K, L>::DELTA) = dz;
+        send(k.words(Mail<K, L>::DZ, WORDS) + row * PITCH + unit, dz, k.tag);
     });
 }
 
@@ -70,65 +92,76 @@ __device__ __forceinline__ void rows_backward(const K& k) {
 template <int L, class K>
 __device__ __forceinline__ auto dz_mail(const K& k) {
     using T = LayerOf<K, L>;
-    constexpr int N = T::COLUMNS;
+    constexpr int PAIRS = T::COLUMNS / 2;
     const ResidentTile t = tile_of<L>(k);
-    const uint64_t* const dz = k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * T::N_OUT) + t.first_column;
+    const uint64_t* const dz =
+        k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * T::OUT_PITCH) + t.first_column;
     float* const to = k.shared + Place<K, L>::DZ;
-    return letters<RESIDENT_THREADS, K::ROWS * N>(
-        t.is_mine ? k.rows * N : 0, k.tag,
-        [=](int i) { return dz + i / N * static_cast<int64_t>(T::N_OUT) + min(i % N, t.columns - 1); },
-        [=](int i, float value) {
-            if (i % N < t.columns) to[i / N * T::PITCH + i % N] = value;
+    return letters<RESIDENT_THREADS, K::ROWS * PAIRS, MailPair>(
+        t.is_mine ? k.rows * PAIRS : 0, k.tag,
+        [=](int i) { return dz + i / PAIRS * T::OUT_PITCH + min(i % PAIRS, (t.columns - 1) / 2) * 2; },
+        [=](int i, float2 values) {
+            if (i % PAIRS * 2 < t.columns)
+                *reinterpret_cast<float2*>(to + i / PAIRS * T::DZ_PITCH + i % PAIRS * 2) = values;
         });
 }
 
-// The tile's part of dX = dZ Wᵀ, sent to the rows' blocks.
+// The tile's part of dX = dZ Wᵀ by pairs of lines, sent to the rows' blocks.
 template <int L, class K>
 __device__ __forceinline__ void send_dx(const K& k) {
     using T = LayerOf<K, L>;
+    constexpr int PAIRS = 2 * T::QUADS, C = T::COLUMNS;
     const ResidentTile t = tile_of<L>(k);
-    if (!t.is_mine) return;
-    const float* const w = k.shared + Place<K, L>::WEIGHTS;
-    const float* const dz = k.shared + Place<K, L>::DZ;
-    uint64_t* const dx = k.words(Mail<K, L>::DX, static_cast<int64_t>(K::ROWS) * T::COLUMN_SLICES * T::N_IN);
     const int lines = min(t.lines, T::N_IN - t.first_line);
-    constexpr int WIDTH = 4 * T::QUADS;
-    for (int i = threadIdx.x; i < k.rows * WIDTH; i += RESIDENT_THREADS) {
-        const int row = i / WIDTH, line = i % WIDTH;
+    if (lines <= 0) return;
+    uint64_t* const dx = k.words(Mail<K, L>::DX, static_cast<int64_t>(K::ROWS) * T::COLUMN_SLICES * T::IN_PITCH) +
+                         t.column_slice * T::IN_PITCH + t.first_line;
+    for (int i = worker(); i < k.rows * PAIRS; i += RESIDENT_THREADS) {
+        const int row = i / PAIRS, line = i % PAIRS * 2;
         if (line >= lines) continue;
-        float sum = 0.0f;
+        const float* const dz = k.shared + Place<K, L>::DZ + row * T::DZ_PITCH;
+        const float* const w = k.shared + Place<K, L>::WEIGHTS + line / 4 * T::QUAD_PITCH + line % 4 * T::PITCH;
+        float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
-        for (int c = 0; c < T::PITCH; c += 4) {
-            float delta[4], weight[4];
-            load_four(dz + row * T::PITCH + c, delta);
-            load_four(w + line / 4 * T::QUAD_PITCH + line % 4 * T::PITCH + c, weight);
+        for (int c = 0; c < C; c += 4) {
+            float delta[4], weight[2][4];
+            load_four(dz + c, delta);
+            load_four(w + c, weight[0]);
+            load_four(w + T::PITCH + c, weight[1]);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) sum = fmaf(delta[j], weight[j], sum);
+            for (int j = 0; j < 4; ++j)
+                sum.x = fmaf(delta[j], weight[0][j], sum.x), sum.y = fmaf(delta[j], weight[1][j], sum.y);
         }
-        const int64_t to = (static_cast<int64_t>(row) * T::COLUMN_SLICES + t.column_slice) * T::N_IN;
-        send(dx + to + t.first_line + line, sum, k.tag);
+        send(dx + row * (T::COLUMN_SLICES * T::IN_PITCH) + line, sum, k.tag);
     }
 }
 
 template <int L, class K>
 __device__ __forceinline__ void backward(const K& k) {
-    if (k.has_rows()) rows_backward<L>(k);
+    if constexpr (L < K::LAST)
+        if (k.has_rows()) rows_backward<L>(k);
     if constexpr (L > 0) {
         constexpr bool IS_TILED = !LayerOf<K, L>::IS_REPLICATED;
         if constexpr (IS_TILED) receive(dz_mail<L>(k));
-        __syncthreads();
+        sync_workers();
         if constexpr (IS_TILED) send_dx<L>(k);
         backward<L - 1>(k);
     }
 }
 
-// What the tiles still lack for dW: dZ of the first layer, which the rows send last, and with it all that
-// replicated layers need.
-template <int L, class K, class... Kinds>
-__device__ __forceinline__ void receive_rest(const K& k, Kinds... kinds) {
-    if constexpr (L == 0) receive(dz_mail<0>(k), kinds...);
-    else if constexpr (LayerOf<K, L>::IS_REPLICATED) receive_rest<L - 1>(k, dz_mail<L>(k), inputs_mail<L>(k), kinds...);
-    else receive_rest<L - 1>(k, kinds...);
+// What the tiles still lack for dW: all that replicated layers need, and dZ of the first layer, which the rows send last.
+template <int L, class K>
+__device__ __forceinline__ void receive_rest(const K& k) {
+    if constexpr (L == 0) {
+        receive(dz_mail<0>(k));
+    } else {
+        if constexpr (LayerOf<K, L>::IS_REPLICATED)
+            if (tile_of<L>(k).is_mine) {
+                receive(inputs_mail<L>(k));  // long before dZ
+                receive(dz_mail<L>(k));
+            }
+        receive_rest<L - 1>(k);
+    }
 }
 
 }  // namespace mlpgpu

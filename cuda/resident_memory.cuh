@@ -2,7 +2,7 @@
 #pragma once
 
 #include "loss.cuh"
-#include "resident_shape.cuh"
+#include "resident_products.cuh"
 #include "update.cuh"
 
 namespace mlpgpu {
@@ -27,6 +27,7 @@ struct Resident {
     using Rule = Rule_;
     using Input = Input_;
     static constexpr int ROWS = Net::ROWS, BLOCKS = Net::BLOCKS, LAST = Net::LAST, OWN_ROWS = Net::OWN_ROWS;
+    static constexpr int STAGED_ROWS = round_up(ROWS, 8);  // of a tile's inputs and dZ: what is beyond a batch counts as 0
     static constexpr int TARGETS = Target<const float*>::count(Net::template Layer<LAST>::N_OUT);  // of a row
 
     ResidentData<Input> data;
@@ -41,7 +42,7 @@ struct Resident {
     __device__ __forceinline__ bool has_rows() const { return static_cast<int>(blockIdx.x) < rows; }
     // The row of the batch that is a block's own number `i`.
     __device__ __forceinline__ int own_row(int i) const { return blockIdx.x + i * BLOCKS; }
-    // A place of mail whose words for one step are (count, …).
+    // A place of mail of which each step has `count` words.
     __device__ __forceinline__ uint64_t* words(int64_t first, int64_t count) const {
         return mail + first + parity() * count;
     }
@@ -49,35 +50,8 @@ struct Resident {
 
 template <class K, int L>
 using LayerOf = typename K::Network::template Layer<L>;
-
-// --- how a block's threads share a tile ---
-
-// A product's rows go to the lanes of a warp, one or two each; what warps are left over share the lines.
-template <class K>
-__host__ __device__ constexpr int lane_rows() {
-    return K::ROWS > WARP ? 2 : 1;
-}
-template <class K>
-__host__ __device__ constexpr int row_warps() {
-    return ceil_div(K::ROWS, lane_rows<K>() * WARP);
-}
-// Into how many parts the warps cut a tile's lines for Z.
 template <class K, int L>
-__host__ __device__ constexpr int line_parts() {
-    return smallest(LayerOf<K, L>::QUADS, largest(1, RESIDENT_WARPS / row_warps<K>()));
-}
-// For dW half the block's threads go to a tile's quads and to groups of rows: so many lanes, and groups.
-constexpr int RESIDENT_HALF = RESIDENT_THREADS / 2;
-template <class K, int L>
-__host__ __device__ constexpr int quad_lanes() {
-    int lanes = 1;
-    while (lanes < LayerOf<K, L>::QUADS) lanes *= 2;
-    return lanes;
-}
-template <class K, int L>
-__host__ __device__ constexpr int row_groups() {
-    return smallest(ceil_div(K::ROWS, 4), RESIDENT_HALF / quad_lanes<K, L>());
-}
+using ProductsOf = Products<LayerOf<K, L>, K::ROWS, K::Network::NUMBERS>;
 
 // --- shared memory, in floats ---
 
@@ -89,28 +63,24 @@ struct Place {
         if constexpr (L == 0) return 0;
         else return Place<K, L - 1>::END;
     }
-    static constexpr int OUTPUTS = round_up(K::OWN_ROWS * T::N_OUT, 4);
+    static constexpr int OUTPUTS = round_up(K::OWN_ROWS * T::OUT_PITCH, 4);
     static constexpr int WEIGHTS = begin();                                 // the tile
     static constexpr int SLOTS = WEIGHTS + T::TILE;                         // (slots, tile)
     static constexpr int INPUTS = SLOTS + K::Rule::SLOTS * T::TILE;         // of the first layer two, in turn
-    static constexpr int DZ = INPUTS + (L == 0 ? 2 : 1) * K::ROWS * T::INPUT_PITCH;
-    static constexpr int COPY = DZ + K::ROWS * T::PITCH;                    // all weights, if replicated
+    static constexpr int DZ = INPUTS + (L == 0 ? 2 : 1) * K::STAGED_ROWS * T::INPUT_PITCH;
+    static constexpr int COPY = DZ + K::STAGED_ROWS * T::DZ_PITCH + 8;      // all weights, if replicated
     static constexpr int H = COPY + (T::IS_REPLICATED ? round_up(T::LINES * T::COPY_PITCH, 4) : 0);
     static constexpr int SAVED = H + OUTPUTS;                               // of own rows, as is H and DELTA
     static constexpr int DELTA = SAVED + OUTPUTS;
     static constexpr int END = DELTA + OUTPUTS;
 
-    // What threads leave each other before it is added up: of Z for one layer at a time, of dW for all at once.
-    static __host__ __device__ constexpr int begin_dw() {
-        if constexpr (L == 0) return 0;
-        else return Place<K, L - 1>::DW_END;
-    }
-    static constexpr int Z = line_parts<K, L>() * K::ROWS * (T::PITCH + 4);
-    static constexpr int DW = begin_dw(), DW_END = DW + row_groups<K, L>() * T::TILE;
-    static constexpr int MOST_Z = L == 0 ? Z : largest(Z, Place<K, (L > 0 ? L - 1 : 0)>::MOST_Z);
+    // What threads leave each other to be added up: parts of Z, then of dW.
+    static constexpr int Z_SUMS = T::IS_REPLICATED ? 0 : ProductsOf<K, L>::Z_PARTS * K::ROWS * T::SUM_PITCH;
+    static constexpr int DW_SUMS = ProductsOf<K, L>::DW_PARTS * T::TILE;
+    static constexpr int MOST_SUMS = largest(Z_SUMS, DW_SUMS, L == 0 ? 0 : Place<K, (L > 0 ? L - 1 : 0)>::MOST_SUMS);
 };
 
-// The batch's part, then the sums that threads leave each other.
+// The batch's part, then the sums that threads leave each other, for one layer at a time.
 template <class K>
 struct BatchPlace {
     using LastPlace = Place<K, K::LAST>;
@@ -118,7 +88,7 @@ struct BatchPlace {
     static constexpr int WEIGHTS = ROWS + round_up(2 * K::ROWS, 4);         // (2, rows)
     static constexpr int TARGETS = WEIGHTS + round_up(2 * K::ROWS, 4);      // (2, own rows, targets)
     static constexpr int SUMS = TARGETS + round_up(2 * K::OWN_ROWS * K::TARGETS, 4);
-    static constexpr int END = SUMS + largest(LastPlace::MOST_Z, LastPlace::DW_END);
+    static constexpr int END = SUMS + LastPlace::MOST_SUMS;
 };
 
 // --- mail, in words ---
@@ -133,12 +103,12 @@ struct Mail {
     }
     static constexpr int64_t ROWS = K::ROWS;
     static constexpr bool IS_TILED = !T::IS_REPLICATED;
-    static constexpr int64_t Z = begin();                                   // (2, rows, line slices, n_out)
-    static constexpr int64_t DX = Z + (IS_TILED ? 2 * ROWS * T::LINE_SLICES * T::N_OUT : 0);
-    static constexpr int64_t H = DX + (IS_TILED && L > 0 ? 2 * ROWS * T::COLUMN_SLICES * T::N_IN : 0);
-    static constexpr int64_t DZ = H + (L < K::LAST ? 2 * ROWS * T::N_OUT : 0);  // (2, rows, n_out), as is H
-    static constexpr int64_t COPY = DZ + 2 * ROWS * T::N_OUT;               // (2, lines, n_out)
-    static constexpr int64_t END = COPY + (T::IS_REPLICATED ? 2ll * T::LINES * T::N_OUT : 0);
+    static constexpr int64_t Z = begin();                                      // (2, rows, line slices, OUT_PITCH)
+    static constexpr int64_t DX = Z + (IS_TILED ? 2 * ROWS * T::LINE_SLICES * T::OUT_PITCH : 0);
+    static constexpr int64_t H = DX + (IS_TILED && L > 0 ? 2 * ROWS * T::COLUMN_SLICES * T::IN_PITCH : 0);
+    static constexpr int64_t DZ = H + (L < K::LAST ? 2 * ROWS * T::OUT_PITCH : 0);  // (2, rows, OUT_PITCH), as is H
+    static constexpr int64_t COPY = DZ + 2 * ROWS * T::OUT_PITCH;              // (2, lines, OUT_PITCH)
+    static constexpr int64_t END = COPY + (T::IS_REPLICATED ? 2ll * T::LINES * T::OUT_PITCH : 0);
 };
 
 // --- what a block has of them ---
@@ -151,7 +121,7 @@ __device__ __forceinline__ ResidentTile tile_of(const K&) {
 // The tile's inputs (rows, INPUT_PITCH) of the step with a tag.
 template <int L, class K>
 __device__ __forceinline__ float* inputs_of(const K& k, uint32_t tag) {
-    return k.shared + Place<K, L>::INPUTS + (L == 0 ? (tag & 1) * K::ROWS * LayerOf<K, L>::INPUT_PITCH : 0);
+    return k.shared + Place<K, L>::INPUTS + (L == 0 ? (tag & 1) * K::STAGED_ROWS * LayerOf<K, L>::INPUT_PITCH : 0);
 }
 
 }  // namespace mlpgpu

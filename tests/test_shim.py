@@ -142,6 +142,19 @@ __device__ void divergent(int* y) {
     y[threadIdx.x] = 1;
 }
 
+// Warps 0 and 1 reverse a row by themselves, and warp 2 meets them only afterwards.  TOGETHER: how many they wait for.
+template <int TOGETHER>
+__device__ void two_of_three(float* y) {
+    SHARED(float, row);
+    if (threadIdx.x < 64) {
+        row[threadIdx.x] = static_cast<float>(threadIdx.x);
+        sync_some<1, TOGETHER>();
+        y[threadIdx.x] = row[63 - threadIdx.x];
+    }
+    __syncthreads();
+    if (threadIdx.x >= 64) y[threadIdx.x] = row[threadIdx.x - 64];
+}
+
 __device__ void barrier_and_warp(int* y) {
     if (threadIdx.x == 3) __syncthreads();
     else __syncwarp();
@@ -207,6 +220,8 @@ TABLE = [
     ("unwritten_shared_", "unwritten_shared", "float* y", 128, False),
     ("shared_overflow_", "shared_overflow", "float* y", 128, False),
     ("divergent_", "divergent", "int* y", 0, False),
+    ("two_of_three_right", "two_of_three<64>", "float* y", 256, False),
+    ("two_of_three_wrong", "two_of_three<96>", "float* y", 256, False),
     ("barrier_and_warp_", "barrier_and_warp", "int* y", 0, False),
     ("outside_mask_", "outside_mask", "int* y", 0, False),
     ("absent_lane_", "absent_lane", "const float* x, float* y", 0, False),
@@ -343,6 +358,11 @@ def test_cooperative_blocks_wait_for_each_other(kernel: dict[str, Entry]) -> Non
     np.testing.assert_array_equal(got["y"], [10, 20, 30, 0])
 
 
+def test_some_warps_meet_by_themselves(kernel: dict[str, Entry]) -> None:
+    expected = [*range(63, -1, -1), *range(32)]
+    np.testing.assert_array_equal(run(kernel["two_of_three_right"], 1, 96, {"y": out(96)})["y"], expected)
+
+
 def test_exited_threads_count_as_arrived(kernel: dict[str, Entry]) -> None:
     assert run(kernel["early_exit_"], 1, 64, {"y": out(40, np.int32), "n": 40})["y"].all()
 
@@ -366,6 +386,7 @@ def test_one_array_under_two_names_is_one_buffer(kernel: dict[str, Entry], x: np
         ("unwritten_shared_", 32, {"y": out(32)}, r"y\[5\]"),
         ("shared_overflow_", 32, {"y": out(32)}, "heap-buffer-overflow"),
         ("divergent_", 64, {"y": out(64, np.int32)}, "divergent barrier"),
+        ("two_of_three_wrong", 96, {"y": out(96)}, r"64 threads, .* wait in sync_some .*[\s\S]*deadlock"),
         ("barrier_and_warp_", 32, {"y": out(32, np.int32)}, r"1 threads, .* wait in __syncthreads .*[\s\S]*deadlock"),
         ("outside_mask_", 32, {"y": out(32, np.int32)}, "leaves out the calling lane 16"),
         ("absent_lane_", 33, {"x": np.ones(33, np.float32), "y": out(33)}, "which does not take part"),

@@ -70,7 +70,8 @@ struct Site {
 constexpr int VOTE = -1;  // the source that stands for all lanes
 
 unsigned lane();
-void wait_at_barrier(const Site& site);
+// Barrier number 0 waits for all threads that have not exited, the others for so many.
+void wait_at_barrier(const Site& site, int number = 0, int threads = 0);
 void pause(const Site& site);
 // Waits for the lanes of `mask`; the value of lane `source`, or with VOTE the mask of values not 0.
 uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site);
@@ -104,6 +105,11 @@ To from_bits(From bits) {
 #define SHIM_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(SHIM_PLACE) { shim::wait_at_barrier({"__syncthreads", file, line}); }
+
+template <int NUMBER, int THREADS>
+void sync_some(SHIM_PLACE) {
+    shim::wait_at_barrier({"sync_some", file, line}, NUMBER, THREADS);
+}
 
 // A wait for other threads: every loop that polls memory calls it.
 inline void pause_spinning(SHIM_PLACE) { shim::pause({"pause_spinning", file, line}); }
@@ -152,10 +158,17 @@ inline void give_up() { shim::fail("a kernel gave up"); }
 // Words between blocks: no thread runs while another is at one.
 inline void store_word(uint64_t* place, uint64_t word) { *place = word; }
 inline uint64_t load_word(const uint64_t* place) { return *place; }
+inline void store_word_pair(uint64_t* place, uint64_t first, uint64_t second) {
+    *reinterpret_cast<ulonglong2*>(place) = {first, second};
+}
+inline void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& second) {
+    const ulonglong2 words = *reinterpret_cast<const ulonglong2*>(place);
+    first = words.x, second = words.y;
+}
 
 // Copies that a thread goes on beside: here they are done at once.
+inline void copy_one(void* to, const void* from) { memcpy(to, from, 4); }
 inline void copy_four(float* to, const float* from) { *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from); }
-inline void copy_one(float* to, const float* from) { *to = *from; }
 inline void end_copies() {}
 template <int GROUPS> void wait_for_copies() {}
 inline void wait_for_copies() {}

@@ -65,6 +65,7 @@ namespace shim {
 
 constexpr unsigned LANES = 32;
 constexpr size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 4 << 10;
+constexpr int BARRIERS = 3;  // of a block, by number: as many as kernels use
 constexpr int PATIENCE = 1000;  // rounds of nothing but pauses until a wait counts as endless
 
 bool operator==(const Site& a, const Site& b) {
@@ -83,6 +84,7 @@ struct Fibre {
     uint3 thread;
     State state;
     Site site;             // in any state but ready and exited
+    int barrier, threads;  // at a barrier: its number, and how many it waits for
     // of a warp operation: the lanes that take part, this one's value, and the lane it reads or VOTE
     unsigned mask;
     uint64_t value;
@@ -270,18 +272,33 @@ struct Warp {
     }
 };
 
-// Opens the barrier if all threads that have not exited stand at it.
-bool pass_barrier(const Block* block) {
+// Opens the barrier of a number if all threads that it waits for stand at it.
+bool pass_barrier(const Block* block, int number) {
     const Fibre* first = nullptr;
+    int waiting = 0, live = 0;
     for (const Fibre* fibre : block->fibres) {
-        if (fibre->state == State::exited) continue;
-        if (fibre->state != State::at_barrier) return false;
+        live += fibre->state != State::exited;
+        if (fibre->state != State::at_barrier || fibre->barrier != number) continue;
         if (!first) first = fibre;
-        if (!(fibre->site == first->site)) fail_waiting("divergent barrier: threads of a block wait at different ones");
+        ++waiting;
+    }
+    if (!first || waiting < (number == 0 ? live : first->threads)) return false;
+    for (Fibre* fibre : block->fibres) {
+        if (fibre->state != State::at_barrier || fibre->barrier != number) continue;
+        if (number == 0 && !(fibre->site == first->site))
+            fail_waiting("divergent barrier: threads of a block wait at different ones");
+        if (fibre->threads != first->threads || waiting > live)
+            fail_waiting("threads of a block wait at one barrier for different numbers of others");
     }
     for (Fibre* fibre : block->fibres)
-        if (fibre->state == State::at_barrier) fibre->state = State::ready;
-    return first != nullptr;
+        if (fibre->state == State::at_barrier && fibre->barrier == number) fibre->state = State::ready;
+    return true;
+}
+
+bool pass_barriers(const Block* block) {
+    bool any = false;
+    for (int number = 0; number < BARRIERS; ++number) any |= pass_barrier(block, number);
+    return any;
 }
 
 // Runs the launch's blocks until all threads have exited.
@@ -296,7 +313,7 @@ void run_blocks() {
             do {
                 in_order((block->fibres.size() + LANES - 1) / LANES,
                          [&](size_t warp) { Warp{block->fibres, warp * LANES}.run(); });
-            } while (pass_barrier(block));
+            } while (pass_barriers(block));
             for (const Fibre* fibre : block->fibres) {
                 live += fibre->state != State::exited;
                 pausing += fibre->state == State::pausing;
@@ -332,7 +349,12 @@ void check_width(int width, const Site& site) {
         fail("%s at %s:%d: a width is a power of two up to 32, not %d", site.operation, site.file, site.line, width);
 }
 
-void wait_at_barrier(const Site& site) { park(State::at_barrier, site); }
+void wait_at_barrier(const Site& site, int number, int threads) {
+    if (number < 0 || number >= BARRIERS) fail("%s at %s:%d: no barrier %d", site.operation, site.file, site.line, number);
+    current->barrier = number;
+    current->threads = threads;
+    park(State::at_barrier, site);
+}
 
 void pause(const Site& site) { park(State::pausing, site); }
 

@@ -45,6 +45,23 @@ void multiply_matrices(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsig
     for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(sum[i]);
 }
 
+// Each sum of 8 products and the accumulator is rounded once.
+inline void multiply_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const int g = static_cast<int>(shim::lane()) / 4, t = static_cast<int>(shim::lane()) % 4;
+    const unsigned own[2] = {b0, b1};
+    const auto value = [](unsigned bits, int lane) {
+        return static_cast<double>(shim::from_bits<float>(__shfl_sync(WARP_ALL, bits, lane) & 0xffffe000u));
+    };
+    double sum[4] = {c[0], c[1], c[2], c[3]};
+    for (int other = 0; other < 4; ++other)  // whose columns of A and rows of B are multiplied
+        for (int half = 0; half < 2; ++half) {
+            const double from_a[2] = {value(a[2 * half], 4 * g + other), value(a[2 * half + 1], 4 * g + other)};
+            const double from_b[2] = {value(own[half], 4 * (2 * t) + other), value(own[half], 4 * (2 * t + 1) + other)};
+            for (int i = 0; i < 4; ++i) sum[i] += from_a[i / 2] * from_b[i % 2];
+        }
+    for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(sum[i]);
+}
+
 inline void copy_later(uint16_t* to, const uint16_t* from) {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
         shim::fail("copy_later: an address is no multiple of 16 bytes");

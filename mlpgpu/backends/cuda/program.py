@@ -99,6 +99,7 @@ class CudaProgram(CudaState):
         self._placed: dict[int, _Step] = {}  # steps by their place in a graph
         self._replays: dict[int, Replay] = {}  # by their number of steps
         self._tag = 1  # of the next step inside the resident kernel
+        self._trains: dict[tuple[str, bool], Launch] = {}  # that kernel's, by what the data are
         self._compiled: dict[tuple[str, bool], _Kernels] = {}  # by what the data are
         self._sampler: _Sampler | None = None
         self._maps: dict[Map, int] = {}
@@ -117,7 +118,9 @@ class CudaProgram(CudaState):
 
     def _choose(self) -> Design | str:
         device = self._device
-        return design(self._plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes)
+        return design(
+            self._plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
+        )
 
     # --- data ---
 
@@ -209,8 +212,10 @@ class CudaProgram(CudaState):
         if self._tag + steps > MOST_TAG:
             self._stream.fill(self._addresses["mail"], self._sizes["mail"])
             self._tag = 1
-        train = kernel.train(_source(data), textured=data.texture is not None)
-        self._bind(train, data, seed, steps=steps, tag=self._tag)(self._stream)
+        kind = _source(data), data.texture is not None
+        if kind not in self._trains:
+            self._trains[kind] = kernel.train(kind[0], textured=kind[1])
+        self._bind(self._trains[kind], data, seed, steps=steps, tag=self._tag)(self._stream)
         add_errors = kernel.add_errors(steps)
         self._bind(add_errors, data, seed)(self._stream)
         self._tag += steps

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from ... import plan as ops
 from ...plan import Plan
@@ -22,31 +22,22 @@ from .kernels import Entry, arguments, camel, ceil_div
 from .launches import MOST_RUN_STEPS, At, Launch, Value
 
 IS_USED = True  # False: every plan trains launch by launch
-THREADS = 512  # of a block
+THREADS, COURIERS = 512, 128  # of a block: those that compute, and those that fetch the next step's batch
 WARP, WARPS = kernels.WARP, THREADS // kernels.WARP
 MOST_ROWS = 1024  # of a batch: what a step's rows leave of the loss is kept for every step of a launch
-MOST_COLUMNS = 12  # of a tile: a thread keeps two rows of them in registers
+MOST_COLUMNS, MOST_ADDED_COLUMNS = 16, 12  # of a tile: on tensor cores, and by multiply-adds, in registers
 MOST_COPIED = 8192  # weights of a layer of which each block holds a copy
 MOST_COPIED_IN_ALL = 16384
-MEMORY_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of a block's memory, for one layer
+KEPT_BLOCKS = 4  # at most, for the tiles of such layers
+MEMORY_SHARES = (16, 13, 10, 8, 6, 5, 4, 3, 2, 1)  # of 16 of a block's memory, for one layer
 
-# What the choice of tiles weighs, in clocks of a multiprocessor: multiply-adds, and words from other blocks.
-MULTIPLY_ADDS_PER_CLOCK, WORDS_PER_CLOCK = 128, 8
+# What the choice of tiles weighs, in clocks of a multiprocessor: multiply-adds, and words from and to other blocks.
+MULTIPLY_ADDS_PER_CLOCK, WORDS_PER_CLOCK = 64, 2
 
 
 def round_up(a: int, b: int) -> int:
     """The next multiple of ``b``."""
     return ceil_div(a, b) * b
-
-
-def row_warps(rows: int) -> int:
-    """How many warps a product's rows take: a lane has one row, or two of more than 32."""
-    return ceil_div(rows, (2 if rows > WARP else 1) * WARP)
-
-
-def staged_rows(rows: int) -> int:
-    """Rows that these warps go through."""
-    return row_warps(rows) * (2 if rows > WARP else 1) * WARP
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,10 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Cut:
-    """A layer's weights with the biases as a last line, ``lines`` by ``n_out``, cut into tiles by slices each way."""
+    """A layer's weights with the biases as a last line, ``lines`` by ``n_out``, cut into tiles by slices each way.
+
+    Slices begin at multiples of four, a *quad*.
+    """
 
     lines: int
     n_out: int
@@ -82,36 +76,129 @@ class Cut:
     @property
     def columns(self) -> int:
         """The most columns of a tile."""
-        return ceil_div(self.n_out, self.column_slices)
+        return 4 * ceil_div(ceil_div(self.n_out, 4), self.column_slices)
 
     @property
-    def pitch(self) -> int:
-        """Of a line of a tile in shared memory."""
-        return round_up(self.columns, 4)
+    def out_pitch(self) -> int:
+        """Of a row of outputs among others: words go from block to block in pairs."""
+        return round_up(self.n_out, 2)
 
     @property
-    def floats(self) -> int:
-        """Of a tile in shared memory."""
-        return self.quads * (4 * self.pitch + 4)
-
-    def shared_floats(self, rows: int, slots: int, is_first: bool) -> int:
-        """What grows with the tile: weights, slots, inputs (of the first layer two batches), dZ."""
-        inputs = (2 if is_first else 1) * rows * self.input_pitch
-        return (1 + slots) * self.floats + inputs + rows * self.pitch
+    def copy_pitch(self) -> int:
+        """Of a line of a replicated layer's copy: an odd multiple of two."""
+        return self.out_pitch | 2
 
     @property
     def input_pitch(self) -> int:
         """Of a row of the tile's inputs in shared memory."""
-        return 4 * (self.quads | 1)
+        return round_up(4 * self.quads, 8) + 4
 
-    def line_parts(self, rows: int) -> int:
-        """Into how many parts warps cut the tile's lines for Z."""
-        return min(self.quads, max(1, WARPS // row_warps(rows)))
+    @property
+    def floats(self) -> int:
+        """Of a tile in shared memory."""
+        return round_up(self.quads, 2) * (4 * (24 if self.columns > 8 else 8) + 4)
 
-    def groups(self, rows: int) -> int:
-        """In how many groups of rows the tile's dW is summed."""
-        lanes = 1 << (self.quads - 1).bit_length()
-        return min(ceil_div(rows, 4), THREADS // 2 // lanes)
+    @property
+    def sum_pitch(self) -> int:
+        """Of a row of a part of Z in shared memory."""
+        return self.columns + 4
+
+    def shared_floats(self, rows: int, slots: int, is_first: bool) -> int:
+        """What grows with the tile: weights, slots, inputs (of the first layer two batches), dZ."""
+        pitches = (2 if is_first else 1) * self.input_pitch + 4 * (self.columns // 4 | 1)
+        return (1 + slots) * self.floats + round_up(rows, 8) * pitches + 8
+
+
+@dataclass(frozen=True)
+class Products(ABC):
+    """How a block's threads share the products of a tile, in about how many clocks."""
+
+    cut: Cut
+    rows: int
+
+    @property
+    @abstractmethod
+    def z_parts(self) -> int:
+        """Into how many parts a tile's lines are cut."""
+
+    @property
+    @abstractmethod
+    def dw_parts(self) -> int:
+        """Into how many parts rows are cut."""
+
+    @property
+    @abstractmethod
+    def z_clocks(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def dw_clocks(self) -> float: ...
+
+    def sums(self, is_replicated: bool) -> int:
+        """What threads leave each other to be added up, in floats: parts of Z, if tiles make it, then of dW."""
+        z = 0 if is_replicated else self.z_parts * self.rows * self.cut.sum_pitch
+        return max(z, self.dw_parts * self.cut.floats)
+
+
+@dataclass(frozen=True)
+class MultiplyAdds(Products):
+    """What bounds them is what they read of shared memory, a word of each lane a clock."""
+
+    @property
+    def _row_warps(self) -> int:
+        return ceil_div(self.rows, (2 if self.rows > WARP else 1) * WARP)
+
+    @property
+    def z_parts(self) -> int:
+        return min(self.cut.quads, max(1, WARPS // self._row_warps))
+
+    @property
+    def dw_parts(self) -> int:
+        return min(ceil_div(self.rows, 4), 14, THREADS // (1 << (self.cut.quads - 1).bit_length()))
+
+    @property
+    def z_clocks(self) -> float:
+        rows_and_columns = (2 if self.rows > WARP else 1) + self.cut.columns
+        return 4 * round_up(self.cut.quads, self.z_parts) * self._row_warps * rows_and_columns
+
+    @property
+    def dw_clocks(self) -> float:
+        return self.rows * ceil_div(self.cut.quads, WARP) * (4 + self.cut.columns)
+
+
+@dataclass(frozen=True)
+class TensorCores(Products):
+    """What bounds them is that a warp issues an instruction every fourth clock or so."""
+
+    @property
+    def z_parts(self) -> int:
+        return min(ceil_div(4 * self.cut.quads, 8), max(1, WARPS // ceil_div(self.rows, 16)))
+
+    @property
+    def dw_parts(self) -> int:
+        return min(ceil_div(self.rows, 8), max(1, WARPS // ceil_div(4 * self.cut.quads, 16)))
+
+    @property
+    def z_clocks(self) -> float:
+        return self._clocks(ceil_div(self.rows, 16), ceil_div(4 * self.cut.quads, 8), self.z_parts)
+
+    @property
+    def dw_clocks(self) -> float:
+        return self._clocks(ceil_div(4 * self.cut.quads, 16), ceil_div(self.rows, 8), self.dw_parts)
+
+    def _clocks(self, sixteens: int, steps: int, parts: int) -> float:
+        of_a_warp = ceil_div(sixteens, WARPS // parts) * ceil_div(steps, parts)
+        return 4 * of_a_warp * (20 + 12 * ceil_div(self.cut.columns, 8))
+
+
+def most_columns(numbers: int) -> int:
+    """Of a tile."""
+    return MOST_COLUMNS if numbers else MOST_ADDED_COLUMNS
+
+
+def _products(cut: Cut, rows: int, numbers: int) -> Products:
+    """By multiply-adds, or on tensor cores with so many numbers of tf32 for an operand."""
+    return TensorCores(cut, rows) if numbers else MultiplyAdds(cut, rows)
 
 
 @dataclass(frozen=True)
@@ -143,11 +230,13 @@ class Design:
     Attributes:
         rows: the most of a batch.
         blocks: of the grid, all of which run at once.
+        numbers: of tf32 that an operand of a tile's products is taken as; 0: products are multiply-adds.
         scaled: the names of the mean and the scale of standardized inputs, and of targets, or None.
     """
 
     rows: int
     blocks: int
+    numbers: int
     layers: tuple[DenseLayer, ...]
     input_dropout: Dropout | None
     loss: str
@@ -169,13 +258,12 @@ class Design:
         for place, layer in enumerate(self.layers):
             cut = layer.cut
             floats += cut.shared_floats(self.rows, self.slots, place == 0)
-            floats += round_up(cut.lines * (cut.n_out | 1), 4) if layer.is_replicated else 0
-            floats += 3 * round_up(self.own_rows * cut.n_out, 4)
+            floats += round_up(cut.lines * cut.copy_pitch, 4) if layer.is_replicated else 0
+            floats += 3 * round_up(self.own_rows * cut.out_pitch, 4)
         targets = 1 if self.target_kind == "index" else self.layers[-1].cut.n_out
         floats += 2 * round_up(2 * self.rows, 4) + round_up(2 * self.own_rows * targets, 4)
-        cuts = [layer.cut for layer in self.layers]
-        z = max(cut.line_parts(self.rows) * self.rows * (cut.pitch + 4) for cut in cuts)
-        return 4 * (floats + max(z, sum(cut.groups(self.rows) * cut.floats for cut in cuts)))
+        sums = (_products(each.cut, self.rows, self.numbers).sums(each.is_replicated) for each in self.layers)
+        return 4 * (floats + max(sums))
 
     @cached_property
     def mail_words(self) -> int:
@@ -184,11 +272,11 @@ class Design:
         for place, layer in enumerate(self.layers):
             cut = layer.cut
             if layer.is_replicated:
-                words += cut.lines * cut.n_out
+                words += cut.lines * cut.out_pitch
             else:
-                words += self.rows * cut.line_slices * cut.n_out
-                words += self.rows * cut.column_slices * layer.n_in if place else 0
-            words += self.rows * cut.n_out * (1 if place == len(self.layers) - 1 else 2)
+                words += self.rows * cut.line_slices * cut.out_pitch
+                words += self.rows * cut.column_slices * round_up(layer.n_in, 2) if place else 0
+            words += self.rows * cut.out_pitch * (1 if place == len(self.layers) - 1 else 2)
         return 2 * words
 
     @property
@@ -221,12 +309,10 @@ class Design:
         ctype, texels = kernels.SOURCES[source], "Texture" if textured else "const float*"
         target = {"index": "Index", "dense": "DenseTarget"}[self.target_kind]
         layers = ", ".join(map(str, self.layers))
-        head = f"{self.rows}, {self.blocks}, {str(self.scaled_inputs is not None).lower()}"
+        head = f"{self.rows}, {self.blocks}, {self.numbers}, {str(self.scaled_inputs is not None).lower()}"
         network = f"ResidentNetwork<{head}, {self.input_dropout or 'NotDropped'}, {layers}>"
-        is_changed = self.scaled_inputs is not None or self.input_dropout is not None
-        inputs = "OwnInputs" if is_changed or source != "float32" or self.layers[0].n_in % 4 else "AsyncInputs"
         function = (
-            f"resident<{network}, {camel(self.loss)}, {target}, {texels}, {self.optimizer}Rule, {ctype}, {inputs}, "
+            f"resident<{network}, {camel(self.loss)}, {target}, {texels}, {self.optimizer}Rule, {ctype}, "
             f"{self.shared_bytes}, {self.mail_words}>"
         )
         signature = (
@@ -238,14 +324,14 @@ class Design:
         widths = "_".join(str(width) for width in (self.layers[0].n_in, *(layer.cut.n_out for layer in self.layers)))
         name = f"resident_{widths}_{zlib.crc32(function.encode()):08x}"
         shared = self.shared_bytes
-        # A few words around the loops: of 512 threads each has 128 registers.
+        # A few words around the loops: of so many threads each has 96 registers.
         return Entry(
-            name, "resident.cuh", function, arguments(signature), THREADS, shared, cooperative=True, spill_bytes=256,
-            constants=True,
+            name, "resident.cuh", function, arguments(signature), THREADS + COURIERS, shared, cooperative=True,
+            spill_bytes=256, constants=True, needs="sm_80" if self.numbers else "sm_75",
         )  # fmt: skip
 
 
-def design(plan: Plan, *, multiprocessors: int, shared_bytes: int) -> Design | str:
+def design(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: str) -> Design | str:
     """The resident kernel of a plan, or why it has none.
 
     Args:
@@ -266,13 +352,16 @@ def design(plan: Plan, *, multiprocessors: int, shared_bytes: int) -> Design | s
     found = _layers_of(plan)
     if isinstance(found, str):
         return found
+    numbers = {"float32-ieee": 0, "float32": 2}.get(plan.precision, 1)
+    if kernels.architecture(arch) < kernels.architecture("sm_80"):
+        numbers = 0
     widest = max(dense.n_out for dense in found.dense)
-    if ceil_div(widest, MOST_COLUMNS) > multiprocessors:
+    if ceil_div(widest, most_columns(numbers)) > multiprocessors:
         return f"a layer of {widest} units is too wide for {multiprocessors} multiprocessors"
     # Tiles are chosen for speed, then, where they do not fit together, each among those of less and less memory.
     why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {shared_bytes:,} bytes"
-    for part in MEMORY_PARTS:
-        made = _choose(plan, found, multiprocessors, shared_bytes // part)
+    for share in MEMORY_SHARES:
+        made = _choose(plan, found, multiprocessors, shared_bytes * share // 16, numbers)
         if made is None:
             break
         if made.shared_bytes <= shared_bytes:
@@ -281,29 +370,47 @@ def design(plan: Plan, *, multiprocessors: int, shared_bytes: int) -> Design | s
     return why
 
 
-def _choose(plan: Plan, found: _Found, blocks: int, most_bytes: int) -> Design | None:
+def _choose(plan: Plan, found: _Found, blocks: int, most_bytes: int, numbers: int) -> Design | None:
     """The design whose layers are the fastest of those that take at most so many bytes each, if there are any."""
     assert plan.optimizer is not None and plan.loss is not None and plan.target_kind is not None
     rows, slots, copied = plan.capacity, len(plan.optimizer.slots), 0
-    chosen: list[tuple[_Dense, bool, Cut]] = []
+    replicated = []
     for place, dense in enumerate(found.dense):
         size = dense.lines * dense.n_out
-        is_replicated = place > 0 and size <= MOST_COPIED and copied + size <= MOST_COPIED_IN_ALL
-        copied += size if is_replicated else 0
-        cuts = [cut for cut in _cuts(dense, blocks) if 4 * cut.shared_floats(rows, slots, place == 0) <= most_bytes]
-        if not cuts:
+        replicated.append(place > 0 and size <= MOST_COPIED and copied + size <= MOST_COPIED_IN_ALL)
+        copied += size if replicated[-1] else 0
+    # Tiles of replicated layers come last: on blocks without others they cost no time, for rows wait for tiled layers.
+    widest = max(dense.n_out for dense in found.dense)
+    kept = min(KEPT_BLOCKS, blocks // 8, blocks - ceil_div(widest, most_columns(numbers))) if any(replicated) else 0
+    cuts: dict[int, Cut] = {}
+    first_blocks: dict[int, int] = {}
+    taken, busy = 0, 0.0
+    for place in sorted(range(len(replicated)), key=replicated.__getitem__):
+        dense, is_replicated = found.dense[place], replicated[place]
+        best = math.inf
+        for cut in _cuts(dense, blocks if is_replicated else blocks - kept, most_columns(numbers)):
+            floats = cut.shared_floats(rows, slots, place == 0) + _products(cut, rows, numbers).sums(is_replicated)
+            if 4 * floats > most_bytes:
+                continue
+            clocks = _clocks(cut, dense.n_in, rows, blocks, place == 0, is_replicated, numbers)
+            clocks += busy if is_replicated and taken + cut.tiles > blocks else 0.0
+            if clocks < best:
+                best, cuts[place] = clocks, cut
+        if place not in cuts:
             return None
-        clocks = [_clocks(cut, dense.n_in, rows, blocks, place == 0, is_replicated) for cut in cuts]
-        chosen.append((dense, is_replicated, cuts[clocks.index(min(clocks))]))
-    blocks = min(blocks, max(rows, sum(cut.tiles for _, _, cut in chosen)))
-    firsts = accumulate((cut.tiles for _, _, cut in chosen), initial=0)
+        first_blocks[place], taken = taken, taken + cuts[place].tiles
+        busy = max(busy, best)
+    blocks = min(blocks, max(rows, taken))
     layers = tuple(
-        DenseLayer(d.n_in, d.has_bias, d.activation, d.saves_z, d.dropout, is_replicated, cut, first % blocks)
-        for (d, is_replicated, cut), first in zip(chosen, firsts, strict=False)
-    )
+        DenseLayer(
+            dense.n_in, dense.has_bias, dense.activation, dense.saves_z, dense.dropout, replicated[place], cuts[place],
+            first_blocks[place] % blocks,
+        )
+        for place, dense in enumerate(found.dense)
+    )  # fmt: skip
     return Design(
-        rows, blocks, layers, found.input_dropout, plan.loss, plan.target_kind, type(plan.optimizer).__name__, slots,
-        found.scaled_inputs, found.scaled_targets,
+        rows, blocks, numbers, layers, found.input_dropout, plan.loss, plan.target_kind,
+        type(plan.optimizer).__name__, slots, found.scaled_inputs, found.scaled_targets,
     )  # fmt: skip
 
 
@@ -371,27 +478,29 @@ def _layers_of(plan: Plan) -> _Found | str:
 # --- choosing tiles ---
 
 
-def _cuts(dense: _Dense, blocks: int) -> list[Cut]:
+def _cuts(dense: _Dense, blocks: int, most_columns: int) -> list[Cut]:
     """All into at most so many tiles, fewer tiles first."""
-    quads, fewest = ceil_div(dense.lines, 4), ceil_div(dense.n_out, MOST_COLUMNS)
+    line_quads, column_quads = ceil_div(dense.lines, 4), ceil_div(dense.n_out, 4)
     cuts = [
         Cut(dense.lines, dense.n_out, line_slices, column_slices)
-        for column_slices in range(fewest, min(dense.n_out, blocks) + 1)
-        for line_slices in range(1, min(quads, blocks // column_slices) + 1)
+        for column_slices in range(ceil_div(dense.n_out, most_columns), min(column_quads, blocks) + 1)
+        for line_slices in range(1, min(line_quads, blocks // column_slices) + 1)
     ]
     return sorted((cut for cut in cuts if cut.quads <= THREADS // 2), key=lambda cut: cut.tiles)
 
 
-def _clocks(cut: Cut, n_in: int, rows: int, blocks: int, is_first: bool, is_replicated: bool) -> float:
+def _clocks(cut: Cut, n_in: int, rows: int, blocks: int, is_first: bool, is_replicated: bool, numbers: int) -> float:
     """About what a step of the layer takes a multiprocessor."""
-    lines, own_rows = 4 * cut.quads, ceil_div(rows, blocks)
-    products = rows * lines * cut.pitch
-    # Of the first layer these are not words but plain numbers, which come beside other work.
-    received = rows * cut.columns + rows * lines / (4 if is_first else 2)
+    own_rows, lines = ceil_div(rows, blocks), 4 * cut.quads
+    products = _products(cut, rows, numbers)
+    clocks = products.dw_clocks
+    words = rows * cut.columns + rows * lines / (
+        4 if is_first else 1
+    )  # dZ, and inputs: of the data no words but floats
     if not is_replicated:
-        products += staged_rows(rows) * 4 * round_up(cut.quads, cut.line_parts(rows)) * cut.pitch
-        received += own_rows * cut.line_slices * cut.n_out
+        clocks += products.z_clocks
+        words += rows * cut.columns + own_rows * cut.line_slices * cut.n_out
         if not is_first:
-            products += rows * lines * cut.pitch
-            received += own_rows * cut.column_slices * n_in
-    return products / MULTIPLY_ADDS_PER_CLOCK + received / WORDS_PER_CLOCK
+            clocks += rows * lines * cut.columns / MULTIPLY_ADDS_PER_CLOCK
+            words += rows * lines + own_rows * cut.column_slices * n_in
+    return clocks + words / WORDS_PER_CLOCK
