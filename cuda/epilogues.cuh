@@ -105,20 +105,27 @@ struct Scaled {
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
     struct Lines {
-        int row, weight;
-        int4 columns;
+        int row;  // less the weight's exponent
+        int columns[4];
     };
     __device__ __forceinline__ Lines lines(int row, int column) const {
-        return {rows[row], row_weights ? row_weights[row] : 0, *reinterpret_cast<const int4*>(columns + column)};
+        const int4 four = *reinterpret_cast<const int4*>(columns + column);
+        return {rows[row] - (row_weights ? row_weights[row] & ~FLAGS : 0), {four.x, four.y, four.z, four.w}};
     }
 
     __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
-        const int exponent = exponent_in(lines.row) - exponent_in(lines.weight);
         int doubtful = 0;
-        finish(sum.x, lines.row, exponent, lines.columns.x, 1, doubtful);
-        finish(sum.y, lines.row, exponent, lines.columns.y, 2, doubtful);
-        finish(sum.z, lines.row, exponent, lines.columns.z, 4, doubtful);
-        finish(sum.w, lines.row, exponent, lines.columns.w, 8, doubtful);
+        float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+        int exponents[4];
+        const int any = lines.row | lines.columns[0] | lines.columns[1] | lines.columns[2] | lines.columns[3];
+        if (any & UNHELD) {  // rarely
+#pragma unroll
+            for (int i = 0; i < 4; ++i) doubtful |= is_doubtful(sums[i], lines.row, lines.columns[i]) << i;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(lines.row) + exponent_in(lines.columns[i]);
+        scale_by(sums, exponents);
+        sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
         // Lanes take turns, and the whole warp works on each one's elements.
         for (unsigned lanes = __ballot_sync(WARP_ALL, doubtful); lanes != 0; lanes &= lanes - 1) {
             const int turn = __ffs(static_cast<int>(lanes)) - 1;
@@ -133,13 +140,11 @@ struct Scaled {
         }
     }
 
-    __device__ __forceinline__ void finish(float& sum, int line, int exponent, int column, int bit,
-                                           int& doubtful) const {
+    __device__ __forceinline__ bool is_doubtful(float sum, int line, int column) const {
         const float size = fabsf(sum);
         const bool good = size >= least && size <= 3.4028235e38f;
         const int either = line | column, both = line & column;
-        if ((either & UNHELD) && !(either & NAN_IN) && (both & USED) && !good) doubtful |= bit;
-        sum = scale_by(sum, exponent + exponent_in(column));
+        return (either & UNHELD) && !(either & NAN_IN) && (both & USED) && !good;
     }
 
     // By a whole warp: in float64, so the order matters to no bit that float32 shows but the last.
@@ -147,6 +152,7 @@ struct Scaled {
         const float* const from_a = a.data + m * a.outer;
         const float* const from_b = b.data + n * b.outer;
         double sum = 0.0;
+#pragma unroll 4
         for (int k = threadIdx.x % WARP; k < length; k += WARP)
             sum += static_cast<double>(from_a[k * a.inner]) * from_b[k * b.inner];
         return static_cast<float>(warp_sum(sum));

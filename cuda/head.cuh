@@ -144,16 +144,36 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
     totals[1] = losses[2 * step->run + 1] = weight;
 }
 
+// The lines of a block's rows of dx, from the largest exponents of what each thread has of them.
+__device__ __forceinline__ void put_lines(const HeadThread& own, const int (&tops)[Head::ROWS_PER_LANE], int rows,
+                                          int* of_warps, int* lines) {
+#pragma unroll
+    for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
+        int top = tops[r];
+#pragma unroll
+        for (int apart = Head::LANES / 2; apart > 0; apart /= 2) top = max(top, __shfl_xor_sync(WARP_ALL, top, apart));
+        if (own.lane % Head::LANES == 0 && own.warp < Head::WARPS)
+            of_warps[own.warp * Head::ROWS + own.row0 + r] = top;
+    }
+    __syncthreads();
+    const int row = threadIdx.x;
+    if (row >= rows) return;
+    int top = NO_EXPONENT;
+#pragma unroll
+    for (int i = 0; i < Head::WARPS; ++i) top = max(top, of_warps[i * Head::ROWS + row]);
+    lines[row] = line_exponent(top) * 8 | (top > NO_EXPONENT ? USED : 0);
+}
+
 // z = x W + b, the loss of the rows (see loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
 // activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as a plane of
-// bfloat16 (planes.cuh), or not at all: what is null is not wanted.
+// bfloat16 (planes.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
 // Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int share, int shares, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float* dx, uint16_t* dx_planes, int k, int n) {
+                                     int activation, float* dx, uint16_t* dx_planes, int* dx_lines, int k, int n) {
     using T = Head;
     SHARED(float, staged);
     float* const partial = staged + T::GROUP * T::PITCH;  // (WARPS, ROWS, MOST_COLUMNS)
@@ -208,6 +228,9 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
 
     const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(share_of.count);
     if (!((dx || dx_planes) && rows > 0) && !is_padding) return;
+    int tops[T::ROWS_PER_LANE];
+#pragma unroll
+    for (int& top : tops) top = NO_EXPONENT;
     for (int k0 = 0; k0 < k; k0 += T::DEPTH) {
         float sum[HeadThread::COUNT] = {};
         for (int j0 = 0; j0 < n && !is_padding; j0 += T::GROUP) {
@@ -239,6 +262,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
             for (int i = 0; i < T::PER_LANE; ++i) {
                 float& its = sum[r * T::PER_LANE + i];
                 its = row >= rows ? 0.0f : saved ? its * values[r * T::PER_LANE + i] : its;
+                if (dx_lines && its != 0.0f) tops[r] = max(tops[r], max(exponent_of(its), NO_EXPONENT + 1));
             }
 #pragma unroll
             for (int v = 0; v < HeadThread::VECTORS; ++v) {
@@ -254,6 +278,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
             }
         }
     }
+    if (dx_lines) put_lines(own, tops, rows, reinterpret_cast<int*>(partial), dx_lines + row0);
 }
 
 }  // namespace mlpgpu

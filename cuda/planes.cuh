@@ -68,6 +68,19 @@ __device__ __forceinline__ float scale_by(float x, int exponent) {
     return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
+// Four neighbours, each by its own exponent; nearly always one multiplication does.
+__device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4]) {
+    constexpr int LEAST = -64, END = 64;
+    const unsigned beyond = (exponents[0] - LEAST) | (exponents[1] - LEAST) | (exponents[2] - LEAST) | (exponents[3] - LEAST);
+    if (beyond < END - LEAST) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] *= power_of_two(exponents[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = scale_by(x[i], exponents[i]);
+    }
+}
+
 // An element as a form holds it, in 16-bit words, and what that says of its lines.
 struct Held {
     uint16_t hi, lo;
@@ -133,6 +146,14 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
 
+// Four neighbours' words to their places in each plane.
+template <class Form>
+__device__ __forceinline__ void put_held(uint16_t* to, int64_t plane, const Held (&held)[4]) {
+    *reinterpret_cast<ushort4*>(to) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
+    if (Form::PLANES == 2)
+        *reinterpret_cast<ushort4*>(to + plane) = make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
+}
+
 // What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
 template <class Form>
 struct RowPlanes {
@@ -149,12 +170,7 @@ struct RowPlanes {
             Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
             Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
         if (copy) put_row_vector(copy, n, j, x);
-        if (planes) {
-            *reinterpret_cast<ushort4*>(planes + j) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
-            if (Form::PLANES == 2)
-                *reinterpret_cast<ushort4*>(planes + plane + j) =
-                    make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
-        }
+        if (planes) put_held<Form>(planes + j, plane, held);
         if (!Form::SCALED) return;
         flags |= held[0].flags | held[1].flags | held[2].flags | held[3].flags;
         if (!columns) return;
@@ -264,12 +280,20 @@ __device__ __forceinline__ void split_rows(const Step* step, int share, int shar
                     plane, lines + r, columns, n);
 }
 
-// The same of weights w (k, n).  Grid: k padded to 128, over the block's teams.
+// The same of weights w (k, n), and of others in the same launch, unless they are null.
+// Grid: k padded to 128, over the block's teams; those of the others follow.
 template <class Form>
-__device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k,
-                                              int n) {
+__device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k, int n,
+                                              const float* other_w, uint16_t* other_planes, int* other_lines,
+                                              int* other_columns, int other_k, int other_n) {
+    int64_t block = blockIdx.x;
+    const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
+    if (block >= blocks) {
+        block -= blocks;
+        w = other_w, planes = other_planes, lines = other_lines, columns = other_columns, k = other_k, n = other_n;
+    }
     const RowTeam team(n);
-    const int64_t r = blockIdx.x * static_cast<int64_t>(team.rows()) + team.row, pitch = padded_columns(n);
+    const int64_t r = block * team.rows() + team.row, pitch = padded_columns(n);
     split_row<Form>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
                     columns, n);
 }
@@ -320,11 +344,12 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines
 // Planes of dz (B, n) for xᵀ dz, unless they are given already and null here; db (n,) = Σ dz; and columns (n,).
 // `lines` are those of dz's rows, `x_lines` those of x's, whose scale moves into dz.  Blocks leave the sums over their
 // rows in parts (grid y, n padded), and their flags in `part_flags`; the last one of a column adds them up, in order.
-// db is null without a bias.  Grid: (n padded to 64, over 64; any number of parts of the rows).
+// db is null without a bias.  `row_planes` take those for dz Wᵀ, unless they are null: then `lines` have exponents
+// already, and flags are added.  Grid: (n padded to 64, over 64; any number of parts of the rows).
 template <class Form, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int share, int shares, const Source* dz,
-                                              const int* lines, const int* x_lines, uint16_t* planes, int64_t plane,
-                                              int* columns, float* parts, int* part_flags, unsigned* arrived,
+                                              int* lines, const int* x_lines, uint16_t* planes, uint16_t* row_planes,
+                                              int64_t plane, int* columns, float* parts, int* part_flags, unsigned* arrived,
                                               float* db, int n) {
     using T = ColumnBlock;
     SHARED(float, shared);
@@ -340,12 +365,13 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
     int seen[4] = {};
     for (int first = blockIdx.y * part + threadIdx.x / T::LANES; first < part_end; first += T::BATCH * T::LINES) {
         float4 four[T::BATCH];  // all on their way before the first is stored
-        int shift[T::BATCH];
+        int shift[T::BATCH], row_shift[T::BATCH];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
             const int r = first + i * T::LINES;
             const bool inside = r < min(rows.count, part_end) && column < n;
             shift[i] = Form::SCALED && inside ? exponent_in(x_lines[r]) - top : 0;
+            row_shift[i] = Form::SCALED && inside && row_planes ? -exponent_in(lines[r]) : 0;
             four[i] = inside ? delta_vector(dz, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
@@ -361,10 +387,17 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
             }
             if (!planes) continue;
             const int64_t at = r * static_cast<int64_t>(pitch) + column;
-            *reinterpret_cast<ushort4*>(planes + at) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
-            if (Form::PLANES == 2)
-                *reinterpret_cast<ushort4*>(planes + plane + at) =
-                    make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
+            put_held<Form>(planes + at, plane, held);
+            if (Form::SCALED && row_planes) {
+#pragma unroll
+                for (int q = 0; q < 4; ++q) held[q] = Form::hold(x[q], row_shift[i]);
+                put_held<Form>(row_planes + at, plane, held);
+                const int flags = (held[0].flags | held[1].flags | held[2].flags | held[3].flags) & ~USED;
+                if (r >= rows.count)
+                    lines[r] = line_exponent(NO_EXPONENT) * 8;
+                else if (flags)
+                    atomicOr(lines + r, flags);
+            }
         }
     }
 

@@ -140,7 +140,7 @@ def loss(
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
-    args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None}
+    args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None, "dx_lines": None}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
@@ -158,8 +158,20 @@ def loss(
             args |= _planes_of(batch, width, dx[part], dx_bound[part], outputs, "dx_planes", written=vectors)
             blocks = len(args["sums"])
             variant += "-planes"
+        else:
+            lines = np.full(batch.most_rows, -77, np.int32)
+            args["dx_lines"], outputs["dx_lines"] = lines, _lines_of(dx[part], lines)
     entry = kernels.head(name, kind, textured=textured)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
+
+
+def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
+    """The lines of dx's rows (planes.cuh), from their largest elements; these are no powers of two."""
+    _, exponents = np.frexp(abs(dx).max(axis=1, initial=0.0))
+    is_used = (dx != 0.0).any(axis=1)
+    value = np.zeros(len(into), np.int64)
+    value[: len(dx)] = 8 * (np.where(is_used, exponents - 1, 0) - 14) + np.where(is_used, 4, 0)
+    return expect(value, 0.0, np.arange(len(into)) < len(dx))
 
 
 def _planes_of(
@@ -209,7 +221,7 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
         "y": expect(np.where(of_rows, flat(wide(x), logits), 0.0), 0.0, of_rows),
         "dz": expect(flat(dx.value, delta.value), flat(dx.bound, delta.bound), of_rows),
     }
-    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "dx_planes", "delta"):
+    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "dx_planes", "dx_lines", "delta"):
         del args[key]
     args |= {
         "parts": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),

@@ -252,7 +252,7 @@ def split_rows_of_steps(form: Form, n: int) -> Case:
     return Case(f"{n}-of_steps", kernels.split_rows(form), (blocks, len(steps), 1), args, outputs)
 
 
-def split_weights(form: Form, k: int, n: int) -> Case:
+def split_weights(form: Form, k: int, n: int, other: tuple[int, int] | None = None) -> Case:
     w = special(k, n)
     planes = split(form, w)
     args = {
@@ -262,11 +262,20 @@ def split_weights(form: Form, k: int, n: int) -> Case:
     outputs = {"planes": _exact_planes(form, exact(planes.bits))}
     if form.scaled:
         outputs |= {"lines": exact(planes.lines), "columns": exact(planes.columns)}
-    return Case(f"{k}x{n}", kernels.split_weights(form), kernels.row_blocks(k, n), args, outputs)
+    blocks, names = kernels.row_blocks(k, n)[0], ("w", "planes", "lines", "columns", "k", "n")
+    if other:
+        second = split_weights(form, *other)
+        blocks += second.grid[0]
+        args |= {f"other_{name}": second.args[name] for name in names}
+        outputs |= {f"other_{name}": output for name, output in second.outputs.items()}
+    else:
+        args |= {f"other_{name}": 0 if name in "kn" else None for name in names}
+    name = f"{k}x{n}" + (f"-{other[0]}x{other[1]}" if other else "")
+    return Case(name, kernels.split_weights(form), (blocks, 1, 1), args, outputs)
 
 
-def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> Case:
-    """``plain`` is without a bias."""
+def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False, both: bool = False) -> Case:
+    """``plain`` is without a bias; ``both`` with the planes of rows too, of which the exponents are known."""
     dz, x = normal(batch.capacity, n), normal(batch.capacity, 5)
     dz[::3] *= np.float32(1e-9)
     x[::4] *= np.float32(1e5)
@@ -274,19 +283,26 @@ def split_columns(form: Form, batch: Batch, n: int, *, plain: bool = False) -> C
     x_lines, lines = split(form, x[batch.part]).lines, split(form, dz[batch.part]).lines
     planes = split_deltas(form, dz[batch.part], lines, x_lines)
     words, columns = blank_planes(form, batch.most_rows, n), np.full(padded_columns(n), -77, np.int32)
-    of_rows = wide(dz[batch.part])
+    of_rows, row_planes = wide(dz[batch.part]), None
     outputs = {"planes": _exact_planes(form, _in_blank(planes.bits, words))}
+    if both:
+        of_dz, row_planes = split(form, dz[batch.part]), words.copy()
+        lines = np.full(padded_rows(batch.most_rows), -77, np.int32)
+        lines[: len(of_rows)] = of_dz.lines[: len(of_rows)] & ~(UNHELD | NAN_IN)
+        outputs["row_planes"] = _exact_planes(form, _in_blank(of_dz.bits, row_planes))
+        outputs["lines"] = _in_blank(of_dz.lines, lines)
     if not plain:
         outputs["db"] = expect(of_rows.sum(axis=0), (len(of_rows) + 2) * EPS32 * abs(of_rows).sum(axis=0))
     if form.scaled:
         outputs["columns"] = _in_blank(planes.columns[:n], columns)
     return Case(
-        f"{batch}-{n}" + "-plain" * plain,
+        f"{batch}-{n}" + "-plain" * plain + "-both" * both,
         kernels.split_columns(form),
         kernels.column_blocks(batch.most_rows, n),
         {
             **batch.args, **_column_parts(batch, n), "dz": batch.rows_of(dz), "lines": lines, "x_lines": x_lines,
-            "planes": words, "plane": words[0].size, "columns": columns, "db": None if plain else blank(n), "n": n,
+            "planes": words, "row_planes": row_planes, "plane": words[0].size, "columns": columns,
+            "db": None if plain else blank(n), "n": n,
         },
         outputs,
     )  # fmt: skip
@@ -309,7 +325,7 @@ def sum_columns(batch: Batch, n: int) -> Case:
     values = bfloat16_values(planes[:rows, :n])
     outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
     args = {**batch.args, **_column_parts(batch, n), "dz": planes, "db": blank(n), "plane": 0, "n": n}
-    args |= dict.fromkeys(("lines", "x_lines", "planes", "columns"))
+    args |= dict.fromkeys(("lines", "x_lines", "planes", "row_planes", "columns"))
     return Case(f"{batch}-{n}", kernels.sum_columns(), kernels.column_blocks(batch.most_rows, n), args, outputs)
 
 
@@ -602,6 +618,8 @@ def plane_cases() -> Iterator[Case]:
             yield split_columns(form, whole(rows), n)
         if not form.scaled:
             yield split_rows_of_steps(form, 36)
+        yield split_weights(form, 130, 300, other=(37, 33))
+        yield split_weights(form, 3, 5, other=(129, 600))
         yield split_rows(form, whole(9), 36, plain=True)
         yield split_rows(form, whole(9), 36, x=np.zeros((9, 36), np.float32))
         yield split_columns(form, whole(65), 35, plain=True)
@@ -609,6 +627,8 @@ def plane_cases() -> Iterator[Case]:
             yield split_rows(form, batch, 35)
             yield split_rows(form, batch, 36, fetched=True)
             yield split_columns(form, batch, 35)
+            if form.scaled:
+                yield split_columns(form, batch, 37, both=True)
     for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
         yield sum_columns(batch, n)
     for size, mask in ((1, 0), (1027, 0), (1027, USED)):

@@ -46,7 +46,8 @@ AXES: dict[str, dict[str, Axes]] = {
     "step.cuh": {},
     "planes.cuh": {
         "x": ("rows", "n"), "order": ("rows",), "weight_lines": ("n",), "copy": ("rows", "n"),
-        "planes": ("planes", "rows", "n"), "lines": ("rows",), "columns": ("n",), "dz": ("rows", "n"),
+        "planes": ("planes", "rows", "n"), "row_planes": ("planes", "rows", "n"), "lines": ("rows",),
+        "columns": ("n",), "dz": ("rows", "n"),
         "x_lines": ("rows",), "db": ("n",),
         "parts": (0,), "part_flags": (0,), "arrived": (), "words": ("size",),
     },
@@ -62,7 +63,7 @@ AXES: dict[str, dict[str, Axes]] = {
     "loss.cuh": {
         **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"), "planes": ("rows", "n"),
     },
-    "head.cuh": {**OF_DENSE, **OF_LOSS, "dx_planes": ("rows", "k")},
+    "head.cuh": {**OF_DENSE, **OF_LOSS, "dx_planes": ("rows", "k"), "dx_lines": ("rows",)},
     # Of the layers behind the first, which are small, nothing is counted.
     "tail.cuh": {
         **OF_LOSS, "parts": ("count", "rows", "n"), "parameters": (0,), "described": (0,), "y": ("rows", "n"),
@@ -82,6 +83,8 @@ IN_PLACE = {
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {
     "w": ("k", "n"), "planes": ("planes", "k", "n"), "lines": ("k",), "columns": ("n",),
+    "other_w": ("other_k", "other_n"), "other_planes": ("planes", "other_k", "other_n"), "other_lines": ("other_k",),
+    "other_columns": ("other_n",),
 }  # fmt: skip
 
 # Products of 16-bit numbers for each float32 one of plain cores, by the vendor's tables of compute capability 8.0

@@ -285,17 +285,18 @@ class _Lowering(Share):
         )
         self.operation = its_title
         delta = self.stored(backward.dz)
-        activation, saved, dx, planes = "identity", None, None, None
+        activation, saved, dx, planes, lines = "identity", None, None, None, None
         if backward.dx:
             activation, saved = self.taken_in(backward.dx, self.operations[place + 1])
             dx, planes = self._written(backward.dx)
+            lines = self.tensor_cores.exponents_of(backward.dx) if self.tensor_cores else None
             self.made.add(backward.dx)
         rows = kernels.padded_rows(self.rows) if planes else self.rows
         grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
         self.add(
             kernels.head(op.loss, op.kind, textured=self.setting.textured), grid,
             **self._weighed(grid), x=self.at(dense.x), w=self.at(dense.weight), b=self.at(dense.bias), delta=delta,
-            saved=saved, activation=kernels.activation_number(activation), dx=dx, dx_planes=planes,
+            saved=saved, activation=kernels.activation_number(activation), dx=dx, dx_planes=planes, dx_lines=lines,
             k=self.shapes[dense.weight][0], n=self.width(op.logits),
         )  # fmt: skip
 

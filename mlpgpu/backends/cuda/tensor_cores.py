@@ -5,6 +5,8 @@ The planes are the program's own arrays, named after the float32 arrays beside w
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from ... import plan as ops
 from ...plan import Plan
 from . import kernels
@@ -45,11 +47,13 @@ class TensorCores:
     Attributes:
         form: what planes hold.
         in_planes: buffers of which there are planes.
+        looked_at: deltas whose rows' exponents whoever made them has left.
     """
 
     def __init__(self, share: Share, form: Form) -> None:
         self.share, self.form = share, form
         self.in_planes: set[str] = set()
+        self.looked_at: set[str] = set()
 
     def makes(self, op: ops.Operation) -> bool:
         """Whether tensor cores make the products of an operation.
@@ -128,6 +132,14 @@ class TensorCores:
             planes = self._planes_of(name)
         return self.share.stored(name) if planes is None or self._reads_floats(name) else None, planes
 
+    def exponents_of(self, delta: str) -> Value:
+        """Where a kernel that makes whole rows of a delta leaves their exponents, if they are asked for."""
+        readers = (op for op in self.share.operations if isinstance(op, ops.DenseBackward) and op.dz == delta)
+        if not self.form.scaled or not any(map(self.makes, readers)):
+            return None
+        self.looked_at.add(delta)
+        return self._lines_of(delta)
+
     def _sources(
         self, tile: ProductTile, a: tuple[At, int, int], b: tuple[At, int, int], *, a_inner: bool, b_inner: bool
     ) -> tuple[Value, Value]:
@@ -142,20 +154,31 @@ class TensorCores:
         return first, second
 
     def split_weights(self) -> list[Launch]:
-        """Planes of all weights that tensor cores read; their flags, and those of inputs, are cleared first."""
+        """Planes of all weights that tensor cores read, of two in a launch."""
         share = self.share
-        launches: dict[str, Launch] = {}
-        for op in share.operations:
-            if not isinstance(op, ops.Dense) or not self.makes(op):
-                continue
-            k, n = share.shapes[op.weight]
-            launches[op.weight] = Launch(
-                kernels.split_weights(self.form),
-                kernels.row_blocks(k, n),
-                {"w": share.at(op.weight), **self._weight(op.weight), "k": k, "n": n},
-                title(share.operations, op),
+        readers = {op.weight: op for op in share.operations if isinstance(op, ops.Dense) and self.makes(op)}
+        weights = list(readers)
+        launches = []
+        for first, second in zip_longest(weights[::2], weights[1::2]):
+            blocks = sum(kernels.row_blocks(*share.shapes[weight])[0] for weight in (first, second) if weight)
+            launches.append(
+                Launch(
+                    kernels.split_weights(self.form),
+                    (blocks, 1, 1),
+                    {**self._split(first, ""), **self._split(second, "other_")},
+                    title(share.operations, readers[first]),
+                )
             )
-        return list(launches.values())
+        return launches
+
+    def _split(self, weight: str | None, prefix: str) -> dict[str, Value]:
+        """A weight as an argument of the kernel that splits it."""
+        values: dict[str, Value] = dict.fromkeys(("w", "planes", "lines", "columns"))
+        k = n = 0
+        if weight:
+            k, n = self.share.shapes[weight]
+            values = {"w": self.share.at(weight), **self._weight(weight)}
+        return {prefix + name: value for name, value in {**values, "k": k, "n": n}.items()}
 
     def _weight_planes(self, weight: str) -> At:
         k, n = self.share.shapes[weight]
@@ -212,8 +235,8 @@ class TensorCores:
         plane = self._plane(n)
         lines = self._lines_of(op.dz)
         weight_lines = self._weight(op.weight)["lines"]
-        if form.scaled:
-            rows = self._planes_of(op.dz) if op.dx else None
+        rows = self._planes_of(op.dz) if form.scaled and op.dx else None
+        if form.scaled and op.dz not in self.looked_at:
             share.add(
                 kernels.split_rows(form), kernels.row_blocks(share.rows, n),
                 x=share.at(op.dz), order=None, weight_lines=None, copy=None, planes=rows, plane=plane, lines=lines,
@@ -231,9 +254,10 @@ class TensorCores:
             db = At(str(op.dbias))
         if op.dz not in self.in_planes:
             dz = {"dz": share.at(op.dz), "lines": lines, "x_lines": x_lines, "planes": planes, "columns": columns}
+            dz["row_planes"] = rows if op.dz in self.looked_at else None
             self._add_columns(kernels.split_columns(form), n, **dz, db=db)
         elif db:
-            given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "columns"))
+            given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "row_planes", "columns"))
             self._add_columns(kernels.sum_columns(), n, **given, dz=planes, db=db)
         fused = self._backward_input(op, following) if op.dx else False
         x_source, dz_source = self._sources(

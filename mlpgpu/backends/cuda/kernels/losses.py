@@ -77,7 +77,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     source, target, suffix = target_reader(kind, textured)
     signature = (
         f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, {_WEIGHED}, "
-        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int k, int n"
+        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int* dx_lines, int k, int n"
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(

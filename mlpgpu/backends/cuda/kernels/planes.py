@@ -78,13 +78,16 @@ def split_rows(form: Form) -> Entry:
 
 
 def split_weights(form: Form) -> Entry:
-    rest = "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n"
+    rest = (
+        "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n, const float* other_w, "
+        "uint16_t* other_planes, int* other_lines, int* other_columns, int other_k, int other_n"
+    )
     return _planes(f"split_weights_{form.name}", f"split_weights<{form.struct}>", rest, SPLIT_BYTES)
 
 
 _COLUMNS = (
-    "const int* lines, const int* x_lines, uint16_t* planes, int64_t plane, int* columns, float* parts, "
-    "int* part_flags, unsigned* arrived, float* db, int n"
+    "int* lines, const int* x_lines, uint16_t* planes, uint16_t* row_planes, int64_t plane, int* columns, "
+    "float* parts, int* part_flags, unsigned* arrived, float* db, int n"
 )
 
 
