@@ -21,9 +21,9 @@ struct HandOver {
     // Where registers hold all that the epilogue reads, it is on its way while the product is made.
     static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
-    static constexpr bool EARLY =
-        !Epilogue::READS_PLANE && SUMS + PATCHES * QUADS * READ_WORDS + QUADS * LINE_WORDS <= 192;
-    static constexpr bool IN_GROUPS = READ_WORDS > 8 || READ_WORDS + LINE_WORDS > 12;  // of quads, else a patch at once
+    static constexpr bool SETTLES = LINE_WORDS > 0;  // which is much code
+    static constexpr bool EARLY = !Epilogue::READS_PLANE && !SETTLES && SUMS + PATCHES * QUADS * READ_WORDS <= 192;
+    static constexpr bool IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
@@ -72,7 +72,9 @@ struct HandOver {
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) const {
-        if (!epilogue.is_aligned())
+        if constexpr (SETTLES)
+            epilogue.is_aligned() ? settle_in_turn<true>(c, patch) : settle_in_turn<false>(c, patch);
+        else if (!epilogue.is_aligned())
             in_turn<false>(c, patch);
         else if constexpr (EARLY)
             all_at_once(c, patch);
@@ -83,15 +85,62 @@ struct HandOver {
     __device__ __forceinline__ void all_at_once(const float (&c)[T::COUNT], float* patch) const {
 #pragma unroll
         for (int each = 0; each < PATCHES; ++each) {
-            Lines known[QUADS];
-#pragma unroll
-            for (int i = 0; i < QUADS; ++i) known[i] = lines(each, i);
             lay_out(c + each * (WIDTH / 2), patch);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], known[i]);
+            for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], Lines());
             __syncwarp();
         }
+    }
+
+    // Registers have no index at run time: one of an array in them, and one of the patches.
+    template <class Value, int COUNT>
+    static __device__ __forceinline__ Value pick(const Value (&of)[COUNT], int i) {
+        Value found = of[0];
+#pragma unroll
+        for (int j = 1; j < COUNT; ++j)
+            if (j == i) found = of[j];
+        return found;
+    }
+
+    __device__ __forceinline__ void lay_out_patch(const float (&c)[T::COUNT], int each, float* patch) const {
+#pragma unroll
+        for (int held = 0; held < PATCHES; ++held)
+            if (held == each) lay_out(c + held * (WIDTH / 2), patch);
+    }
+
+    // Where sums are settled, a loop goes through the quads: to fetch that code anew for each takes longer than it does.
+    // What the epilogue reads for DEEP patches is on its way together, or for a few quads of one.
+    template <bool ALIGNED>
+    __device__ __forceinline__ void settle_in_turn(const float (&c)[T::COUNT], float* patch) const {
+        constexpr int TAKEN = T::COUNT + QUADS * LINE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
+        constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PATCHES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
+        constexpr bool WHOLE = ALIGNED && READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
+        constexpr int GROUP = WHOLE ? QUADS : ALIGNED ? 2 : 1;
+#pragma unroll 1
+        for (int first = 0; first < PATCHES * QUADS; first += DEEP * GROUP) {
+            Read known[DEEP][GROUP];
+#pragma unroll
+            for (int d = 0; d < DEEP; ++d)
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) known[d][i] = read<ALIGNED>(first / QUADS + d, first % QUADS + i);
+#pragma unroll
+            for (int d = 0; d < DEEP; ++d) {
+                const int each = first / QUADS + d, begin = first % QUADS;
+                Lines its_lines[GROUP];
+#pragma unroll
+                for (int i = 0; i < GROUP; ++i) its_lines[i] = lines(each, begin + i);
+                if (begin == 0) {
+                    __syncwarp();  // nobody reads the patch before any more
+                    lay_out_patch(c, each, patch);
+                    __syncwarp();
+                }
+#pragma unroll 1
+                for (int i = 0; i < GROUP; ++i)
+                    finish<ALIGNED>(patch, each, begin + i, pick(known[d], i), pick(its_lines, i));
+            }
+        }
+        __syncwarp();
     }
 
     // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
@@ -101,25 +150,20 @@ struct HandOver {
         constexpr bool AHEAD = ALIGNED && !IN_GROUPS;
         constexpr int GROUP = AHEAD ? QUADS : ALIGNED ? 2 : 1;
         Read known[GROUP];
-        Lines its_lines[GROUP];
 #pragma unroll
         for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = read<ALIGNED>(0, i);
 #pragma unroll 1
         for (int each = 0; each < PATCHES; ++each) {
-#pragma unroll
-            for (int held = 0; held < PATCHES; ++held)
-                if (held == each) lay_out(c + held * (WIDTH / 2), patch);  // registers have no index at run time
+            lay_out_patch(c, each, patch);
             __syncwarp();
 #pragma unroll 1
             for (int first = 0; first < QUADS; first += GROUP) {
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) {
+                for (int i = 0; i < GROUP; ++i)
                     if (!AHEAD) known[i] = read<ALIGNED>(each, first + i);
-                    its_lines[i] = lines(each, first + i);
-                }
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
-                    finish<ALIGNED>(patch, each, first + i, known[i], its_lines[i]);
+                    finish<ALIGNED>(patch, each, first + i, known[i], Lines());
                     if (AHEAD && each + 1 < PATCHES) known[i] = read<ALIGNED>(each + 1, i);
                 }
             }
