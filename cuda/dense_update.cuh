@@ -194,7 +194,7 @@ struct FewRows {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const float* const row = x + static_cast<int64_t>(r < count && lines ? lines[r] : r) * k + k0;
-            for (int i = threadIdx.x; i < depth; i += FewUpdate::THREADS) staged[i * ROWS + r] = r < count ? row[i] : 0.0f;
+            for (int i = threadIdx.x; i < depth; i += blockDim.x) staged[i * ROWS + r] = r < count ? row[i] : 0.0f;
         }
     }
 };
@@ -293,6 +293,38 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     }
 }
 
+// What all blocks of such an update know: the rows of this step and of the next, or without dz those of this step as the
+// next ones.
+template <class Rule>
+struct FewStep {
+    const float* dz;
+    float scale;
+    const float* rates;
+    FewRows rows, next;
+
+    __device__ __forceinline__ FewStep(const Step* step, const float* x, const int* order, const float* dz,
+                                       const double* totals)
+        : dz(dz), scale(dz ? static_cast<float>(inverse_weight(totals)) : 0.0f), rates(schedule + step->run * COLUMNS),
+          rows(*step, x, order), next(after(*step, dz), x, order) {}
+
+    static __device__ __forceinline__ Step after(Step step, const float* dz) {
+        step.batch += dz ? 1 : 0;
+        return step;
+    }
+
+    __device__ __forceinline__ bool is_single() const { return max(rows.count, next.count) <= 1; }
+
+    __device__ __forceinline__ void move_bias(float* bias, float* slots, int64_t size, int n) const {
+        if (!dz || !bias || blockIdx.x > 0 || blockIdx.y > 0) return;
+        const InPlace<Rule> of_bias = {bias, slots, size, n, scale, rates};
+        for (int j = threadIdx.x; j < n; j += blockDim.x) {
+            float sum = 0.0f;
+            for (int r = 0; r < rows.count; ++r) sum += dz[r * n + j];
+            of_bias(0, j, sum);
+        }
+    }
+};
+
 // The step along dz of weight, bias and slots, as above, and the parts (grid x, capacity, n) of the next step's z; both
 // for x (B, k), or for the data set by the order.  Without dz there is no step, and z is this step's, before the first
 // one of a run; without `parts` there is no z.
@@ -302,31 +334,20 @@ __device__ __forceinline__ void dense_update_few(const Step* step, const float* 
                                                  const double* totals, float* weight, float* bias, float* weight_slots,
                                                  float* bias_slots, int64_t size, float* parts, int k, int n, int part,
                                                  int capacity) {
-    const float scale = dz ? static_cast<float>(inverse_weight(totals)) : 0.0f;
-    const float* const rates = schedule + step->run * COLUMNS;
-    Step after = *step;
-    after.batch += dz ? 1 : 0;
-    const FewRows rows(*step, x, order), next(after, x, order);
+    const FewStep<Rule> few(step, x, order, dz, totals);
     const auto run = [&](auto held, auto wide) {
-        update_few<Rule, decltype(held)::value, decltype(wide)::value>(rows, next, dz, weight, weight_slots, size, scale,
-                                                                       rates, parts, k, n, part, capacity);
+        update_few<Rule, decltype(held)::value, decltype(wide)::value>(few.rows, few.next, dz, weight, weight_slots,
+                                                                       size, few.scale, few.rates, parts, k, n, part,
+                                                                       capacity);
     };
     // Columns in pairs where the arrays allow it; slots lie a multiple of `size` elements apart.
     const bool paired = n % 2 == 0 && reinterpret_cast<uintptr_t>(weight) % 8 == 0 &&
                         reinterpret_cast<uintptr_t>(weight_slots) % 8 == 0 && (Rule::SLOTS < 2 || size % 2 == 0);
-    const bool single = max(rows.count, next.count) <= 1;
-    if (single)
+    if (few.is_single())
         paired ? run(Is<1>(), Is<2>()) : run(Is<1>(), Is<1>());
     else
         paired ? run(Is<FewUpdate::ROWS>(), Is<2>()) : run(Is<FewUpdate::ROWS>(), Is<1>());
-    if (dz && bias && blockIdx.x == 0 && blockIdx.y == 0) {
-        const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
-        for (int j = threadIdx.x; j < n; j += blockDim.x) {
-            float sum = 0.0f;
-            for (int r = 0; r < rows.count; ++r) sum += dz[r * n + j];
-            of_bias(0, j, sum);
-        }
-    }
+    few.move_bias(bias, bias_slots, size, n);
 }
 
 }  // namespace mlpgpu

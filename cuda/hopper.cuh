@@ -28,6 +28,13 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_
            SWIZZLE_128 << 62;
 }
 
+// The same of a matrix that lies in 8 x 8 matrices of 128 bytes, lines along k: from one to the next along k, and along
+// the outer axis, in bytes.
+__device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address, int next_inner, int next_outer) {
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_inner >> 4) << 16 |
+           static_cast<uint64_t>(next_outer >> 4) << 32;
+}
+
 #if !defined(MLPGPU_HOST)
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -59,6 +66,11 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
         "}" ::"r"(barrier),
         "r"(rank)
         : "memory");
+}
+
+// Arrive once all that this thread had copied by copy_or_clear has come.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Wait until the phase of this parity has ended: 0 for the first one, then 1, 0, ….
@@ -130,6 +142,24 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
                  : "memory");
 }
 
+// Bytes of shared memory to global memory; all three are multiples of 16.
+__device__ __forceinline__ void bulk_store(void* destination, uint32_t source, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
+                 : "memory");
+}
+
+// What this thread stored since the last one forms a group.
+__device__ __forceinline__ void commit_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Wait until all of this thread's groups but the last PENDING have been read from shared memory.
+template <int PENDING>
+__device__ __forceinline__ void await_bulk_stores() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// What this thread wrote to shared memory comes before what the copy engine and products read of it, once they are told.
+__device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // --- what it brought: lines of 128 bytes, whose sixteens change places by the line's place among eight ---
 
 __device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
@@ -138,6 +168,17 @@ __device__ __forceinline__ uint2 load_shared(uint32_t address) {
     uint2 words;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address));
     return words;
+}
+
+// --- copies that threads ask for ---
+
+// SIZE bytes, 4 or 16, to shared memory while the thread goes on: the first `bytes` from `source`, and zeros.
+template <int SIZE>
+__device__ __forceinline__ void copy_or_clear(uint32_t destination, const void* source, int bytes) {
+    if (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
 // --- registers: a warpgroup gives some back, others take them ---
@@ -172,6 +213,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #define C32(i) C16(i), C16(i + 16)
 #define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define R64 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R128 R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
@@ -201,16 +243,25 @@ struct Wgmma {
 #undef WGMMA
 };
 
+// C (64, 96) += A · B on bfloat16, A in registers, a warp's 16 rows as matrix.cuh says, and B as wgmma_descriptor_plain does.
+__device__ __forceinline__ void wgmma_of_registers(float (&c)[48], const unsigned (&a)[4], uint64_t b, bool add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" R48 "}, {%48, %49, %50, %51}, %52, add, 1, 1, 0;\n}"
+                 : C32(0), C16(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
 #undef C4
 #undef C16
 #undef C32
 #undef R32
+#undef R48
 #undef R64
 #undef R128
 
 #endif
 
-// A ring of T::STAGES stages of T::STAGE_BYTES each: of a stage, one barrier that is passed when it is full and one
+// A ring of T::STAGES stages of T::STAGE_BYTES each: of a stage, one barrier that is passed when it is full, and one
 // when all that read it, in each of T::CLUSTER blocks, have given it back.
 template <class T>
 struct Ring {
@@ -222,10 +273,10 @@ struct Ring {
           full(stages + T::STAGES * T::STAGE_BYTES),
           empty(full + 8 * T::STAGES) {}
 
-    // `readers` of each block give a stage back.
-    __device__ __forceinline__ void make(int readers = T::CONSUMERS) const {
+    // `producers` fill a stage, and `readers` of each block give it back.
+    __device__ __forceinline__ void make(int producers = 1, int readers = T::CONSUMERS) const {
         for (int i = 0; i < T::STAGES; ++i) {
-            barrier_init(full + 8 * i, 1);
+            barrier_init(full + 8 * i, producers);
             barrier_init(empty + 8 * i, readers * T::CLUSTER);
         }
         barrier_publish();

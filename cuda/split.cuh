@@ -41,6 +41,13 @@ __device__ __forceinline__ bool splits(float x) {
     return twice - LEAST < MOST - LEAST || twice == 0;
 }
 
+// The next part of two numbers, as a pair; the rest of them stays.
+__device__ __forceinline__ unsigned split_off(float& first, float& second) {
+    const unsigned bits = bfloat_pair(first, second);
+    first -= __uint_as_float(bits << 16), second -= __uint_as_float(bits & 0xffff0000);
+    return bits;
+}
+
 // A slice of an operand in shared memory, part after part: lines of the contiguous index, padded so that eight of
 // them begin in different banks.
 template <int OUTER, class T, bool INNER_FIRST>
@@ -64,10 +71,8 @@ struct SplitSlice {
             uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
 #pragma unroll
             for (int part = 0; part < T::PARTS; ++part) {
-                const uint2 bits = make_uint2(bfloat_pair(rest[0], rest[1]), bfloat_pair(rest[2], rest[3]));
-                *reinterpret_cast<uint2*>(at + part * PART) = bits;
-                rest[0] -= __uint_as_float(bits.x << 16), rest[1] -= __uint_as_float(bits.x & 0xffff0000);
-                rest[2] -= __uint_as_float(bits.y << 16), rest[3] -= __uint_as_float(bits.y & 0xffff0000);
+                const unsigned low = split_off(rest[0], rest[1]), high = split_off(rest[2], rest[3]);
+                *reinterpret_cast<uint2*>(at + part * PART) = make_uint2(low, high);
             }
         }
     }

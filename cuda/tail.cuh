@@ -22,44 +22,41 @@ struct Tail {
     static constexpr int THREADS = 1024, MOST_WEIGHTS = 10240;
     static constexpr int MOST_UNITS = 1024;  // of all layers together
     static constexpr int MOST_LAYERS = 32;
-    static constexpr int BATCH = 8;          // terms of a sum that a thread loads at once
     static constexpr int LAYER_WORDS = sizeof(TailLayer) / 4;
     static constexpr int SHARED_FLOATS = THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS;
 };
 
-// From one line of staged weights to the next: odd, so that lines as well as columns lie in different banks.
-__device__ __forceinline__ int tail_pitch(int n) { return n | 1; }
-
-// finish(j, Σ over i < count of a·b) by thread j for each j < n, `term(i, j)` being (a, b).  The block's threads share
-// columns and terms out, and sums are added up in order.
-template <class Term, class Finish>
+// finish(j, Σ over i < count of a·b) by thread j for each j < n, `term(i, j)` being (a, b).  The block's warps share
+// columns and terms out, a thread loads BATCH of its terms at once, and sums are added up in order.
+template <int BATCH, class Term, class Finish>
 __device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
-    const int slices = min(Tail::THREADS / n, WARP), slice = threadIdx.x / n, j = threadIdx.x % n;
-    const int mine = slice < slices ? count : 0;
+    const int side = (n + WARP - 1) / WARP, warp = threadIdx.x / WARP;  // warps that have a term together
+    const int slices = Tail::THREADS / WARP / side, slice = warp / side;
+    const int j = (warp - slice * side) * WARP + threadIdx.x % WARP;
+    const int mine = slice < slices && j < n ? count : 0;
     float sum = 0.0f;
-    for (int first = slice; first < mine; first += Tail::BATCH * slices) {
-        float2 terms[Tail::BATCH];
+    for (int first = slice; first < mine; first += BATCH * slices) {
+        float2 terms[BATCH];
 #pragma unroll
-        for (int b = 0; b < Tail::BATCH; ++b) {
+        for (int b = 0; b < BATCH; ++b) {
             const int i = first + b * slices;
-            if (i < mine) terms[b] = term(i, j);
+            terms[b] = i < mine ? term(i, j) : make_float2(0.0f, 0.0f);
         }
 #pragma unroll
-        for (int b = 0; b < Tail::BATCH; ++b)
-            if (first + b * slices < mine) sum = fmaf(terms[b].x, terms[b].y, sum);
+        for (int b = 0; b < BATCH; ++b) sum = fmaf(terms[b].x, terms[b].y, sum);
     }
     partial[threadIdx.x] = sum;
     __syncthreads();
     if (static_cast<int>(threadIdx.x) < n) {
 #pragma unroll 8
-        for (int s = 1; s < slices; ++s) sum += partial[s * n + j];
+        for (int s = 1; s < slices; ++s) sum += partial[s * side * WARP + j];
         finish(j, sum);
     }
     __syncthreads();
 }
 
-// parts (count, capacity, n) of the first layer's z; `layer_count` layers, all of the network's.  Leaves y and dz of all layers, one layer after
-// another, each (capacity, n); and the batch's loss as `loss` does (loss.cuh).
+// parts (count, capacity, n) of the first layer's z; `layer_count` layers, all of the network's.  Leaves y and dz of all
+// layers, one layer after another, each (capacity, n); and the batch's loss as `loss` does (loss.cuh).
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void tail(const Step* step, int share, int shares, const int* order, const float* parts,
@@ -74,21 +71,20 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
     float* const slopes = outputs + Tail::MOST_UNITS;     // f' of all layers
     float* const deltas = slopes + Tail::MOST_UNITS;      // dz of all layers
     TailLayer* const layers = reinterpret_cast<TailLayer*>(deltas + Tail::MOST_UNITS);
+    for (int i = threadIdx.x; i < layer_count * Tail::LAYER_WORDS; i += Tail::THREADS)
+        reinterpret_cast<int*>(layers)[i] = reinterpret_cast<const int*>(described)[i];
     const Rows rows = share_rows(step, share, shares);
-    const int row = blockIdx.x;
+    const int row = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     double value = 0.0, weight = 0.0;
+    __syncthreads();
     if (row < rows.count) {
         const int64_t at = rows.first + row, from = order[rows.order + at];
-        for (int i = threadIdx.x; i < layer_count * Tail::LAYER_WORDS; i += Tail::THREADS)
-            reinterpret_cast<int*>(layers)[i] = reinterpret_cast<const int*>(described)[i];
         const float row_weight = weights ? weights[from] : 1.0f;
-        __syncthreads();
-        for (int l = 1, to = 0; l < layer_count; ++l) {
-            const int inputs = layers[l - 1].n, columns = layers[l].n;
-            for (int i = threadIdx.x / WARP; i < inputs; i += Tail::THREADS / WARP)
-                for (int j = threadIdx.x % WARP; j < columns; j += WARP)
-                    copy_one(staged + to + i * tail_pitch(columns) + j, parameters + layers[l].weight + i * columns + j);
-            to += inputs * tail_pitch(columns);
+        for (int l = 1, to = 0, inputs = n; l < layer_count; ++l) {
+            const TailLayer layer = layers[l];
+            const int size = inputs * layer.n;
+            for (int i = threadIdx.x; i < size; i += Tail::THREADS) copy_one(staged + to + i, parameters + layer.weight + i);
+            to += size, inputs = layer.n;
         }
 
         // Forward.  `unit` is a layer's first one among those of all layers.
@@ -110,17 +106,17 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
             };
             if (l == 0) {
                 const float* const own = parts + at * n;
-                const int64_t pitch = static_cast<int64_t>(capacity) * n;
-                sum_terms(n, count, partial, [=](int i, int j) { return make_float2(own[i * pitch + j], 1.0f); },
-                          finish);
+                const int pitch = capacity * n;
+                // Thirteen: those of 128 parts and 90 columns come at once, in the registers that there are.
+                sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(own[i * pitch + j], 1.0f); },
+                              finish);
                 wait_for_copies();
                 __syncthreads();
             } else {
                 const float* const x = outputs + unit - inputs;
-                const int pitch = tail_pitch(columns);
-                sum_terms(columns, inputs, partial,
-                          [=](int i, int j) { return make_float2(x[i], of_layer[i * pitch + j]); }, finish);
-                of_layer += inputs * pitch;
+                sum_terms<8>(columns, inputs, partial,
+                             [=](int i, int j) { return make_float2(x[i], of_layer[i * columns + j]); }, finish);
+                of_layer += inputs * columns;
             }
         }
 
@@ -135,18 +131,23 @@ __device__ __forceinline__ void tail(const Step* step, int share, int shares, co
         }
         __syncthreads();
 
-        // Backward: dz of a layer, and of the one before it.
+        // Backward: dz of a layer, and of the one before it, of which a warp has every so manieth unit.
         for (int l = layer_count - 1; l >= 0; --l) {
-            const int columns = layers[l].n, inputs = l > 0 ? layers[l - 1].n : 0, pitch = tail_pitch(columns);
+            const int columns = layers[l].n, inputs = l > 0 ? layers[l - 1].n : 0;
             for (int j = threadIdx.x; j < columns; j += Tail::THREADS)
                 dz[static_cast<int64_t>(capacity) * unit + at * columns + j] = deltas[unit + j];
             if (l == 0) break;
             const float* const d = deltas + unit;
-            of_layer -= inputs * pitch;
+            of_layer -= inputs * columns;
             unit -= inputs;
-            sum_terms(inputs, columns, partial,
-                      [=](int j, int i) { return make_float2(d[j], of_layer[i * pitch + j]); },
-                      [&](int i, float sum) { deltas[unit + i] = sum * slopes[unit + i]; });
+            for (int i = warp; i < inputs; i += Tail::THREADS / WARP) {
+                float sum = 0.0f;
+#pragma unroll 4
+                for (int j = lane; j < columns; j += WARP) sum = fmaf(d[j], of_layer[i * columns + j], sum);
+                sum = warp_sum(sum);
+                if (lane == 0) deltas[unit + i] = sum * slopes[unit + i];
+            }
+            __syncthreads();
         }
     }
     Total(step, value, weight, sums, arrived, totals, losses).finish();

@@ -255,7 +255,7 @@ struct WgmmaProduct {
         // Columns of scaled planes are summed where planes are made.
         constexpr bool MAY_SUM = !Form::SCALED && !A_INNER && !B_INNER;
         float* const column_parts = MAY_SUM ? epilogue.column_parts() : nullptr;
-        if (threadIdx.x == 0) ring.make(T::CONSUMERS + (column_parts != nullptr));
+        if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_parts != nullptr));
         cluster_synchronize<T::CLUSTER>();
         // Of nothing, one slice beyond the border, where the copy engine reads zeros.
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);

@@ -232,11 +232,12 @@ def test_products_of_split_operands(options: dict[str, Any], arch: str, expected
     """In a step alone; and not of narrow layers."""
     for n, wide in ((90, True), (48, False)):
         low = lowered(make_plan([Dense(90_000, n, "relu"), Dense(n, 10)], **{"capacity": 128, **options}), arch=arch)
-        split = [name for name in names(low.shares[0]) if "split_64x96" in name or "tall" in name]
+        split = [name for name in names(low.shares[0]) if "part_split" in name or "tall" in name or "_split_64" in name]
+        product = "split_wgmma_128x96" if arch == "sm_90a" else "split_64x96"
         update = "tall" if arch == "sm_90a" and options.get("capacity", 128) <= 128 else "split_64x96"
-        wanted = ["dense_forward_part_split_64x96", f"dense_backward_update_Momentum_{update}"]
+        wanted = [f"dense_forward_part_{product}", f"dense_backward_update_Momentum_{update}"]
         assert split == (wanted if expected and wide else [])
-        assert not any("split_64x96" in name for name in names(low.evaluation))
+        assert not any("part_split" in name for name in names(low.evaluation))
 
 
 @given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))

@@ -129,4 +129,4 @@ def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[s
     products = {name for name in instructions if re.fullmatch(r"dense_\w+_\d+x\d+", name)}
     assert products <= names_with(instructions, "FFMA")
     compiled = [entry for entry in all_entries() if entry.name in instructions]
-    assert len(products) == sum(bool(re.search(r"\b(Split)?Tile<", entry.function)) for entry in compiled)
+    assert len(products) == sum(bool(re.search(r"\b(Split)?Tile<|WarpgroupTile", entry.function)) for entry in compiled)

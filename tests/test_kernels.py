@@ -283,6 +283,36 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n        for (int half",
         kernels.dense_forward_part(kernels.SPLIT),
     ),
+    "a warpgroup's products of parts left out": (
+        "split_wgmma.cuh",
+        "for (int both = T::PARTS - 1; both",
+        "for (int both = T::PARTS - 2; both",
+        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+    ),
+    "a stage of the ring is given back before it was read": (
+        "split_wgmma.cuh",
+        "        of_b.wait_full();\n",
+        "        of_b.wait_full();\n        if (lane == 0) barrier_arrive<1>(of_b.empty + 8 * of_b.stage, 0);\n",
+        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+    ),
+    "what is doubtful is put away as it is": (
+        "split_wgmma.cuh",
+        "is_right ? held[i] : again(row(i), column(i))",
+        "is_right ? held[i] : 0 * again(row(i), column(i)) + held[i]",
+        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+    ),
+    "the last slot is moved, but stays behind": (
+        "own_lines.cuh",
+        "for (int i = 0; i < ARRAYS; ++i) bulk_store",
+        "for (int i = 0; i < ARRAYS - 1; ++i) bulk_store",
+        kernels.dense_backward_update("Momentum", "tall"),
+    ),
+    "a place is used again before its lines have left it": (
+        "stream_update.cuh",
+        "const int freed = stage == 0 ? stages - 1 : stage - 1;",
+        "const int freed = stage == stages - 1 ? 0 : stage + 1;",
+        kernels.dense_update_few("Momentum", stream=True),
+    ),
     "pieces of few rows' product overlap": (
         "dense.cuh",
         "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",

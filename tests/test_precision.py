@@ -11,7 +11,7 @@ from kernel_cases.dense import split_product
 from kernel_cases.tensor import CHECKS, DISTRIBUTIONS, check_float32, check_not_finite, not_finite, operands, products
 from shim_runner import run
 
-from mlpgpu.backends.cuda.kernels import FORMS, Form, matrix_tiles
+from mlpgpu.backends.cuda.kernels import FORMS, SPLIT, WARPGROUP_SPLIT, Form, SplitTile, WarpgroupTile, matrix_tiles
 
 
 def smallest(form: Form, cases: list[tuple[Case, str]]) -> list[tuple[Case, str]]:
@@ -28,16 +28,23 @@ def test_products_err_as_their_precision_says(precision: str, distribution: str)
         CHECKS[precision](run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
 
 
+SPLIT_TILES = pytest.mark.parametrize("tile", [SPLIT, WARPGROUP_SPLIT], ids=str)
+
+
+@SPLIT_TILES
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_product_of_split_operands_errs_no_more_than_a_chain(distribution: str) -> None:
+def test_a_product_of_split_operands_errs_no_more_than_a_chain(
+    tile: SplitTile | WarpgroupTile, distribution: str
+) -> None:
     a, b = operands(distribution, 17, 129, 19)
-    case = split_product(a, b)
+    case = split_product(tile, a, b)
     check_float32(run(case.entry, case.grid, case.entry.threads, dict(case.args))["parts"][0], a, b)
 
 
-def test_a_product_of_split_operands_that_are_not_finite() -> None:
+@SPLIT_TILES
+def test_a_product_of_split_operands_that_are_not_finite(tile: SplitTile | WarpgroupTile) -> None:
     a, b = not_finite(17, 40, 19)
-    case = split_product(a, b)
+    case = split_product(tile, a, b)
     check_not_finite(run(case.entry, case.grid, case.entry.threads, dict(case.args))["parts"][0], a, b)
 
 

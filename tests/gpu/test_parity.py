@@ -198,13 +198,14 @@ def test_products_on_tensor_cores_err_as_their_precision_says(
         CHECKS[precision](bench.run_case(case)[output], a, b)
 
 
+@pytest.mark.parametrize("tile", [kernels.SPLIT, kernels.WARPGROUP_SPLIT], ids=str)
 @pytest.mark.parametrize("shape", [(65, 1023, 70), (130, 8190, 33), (3, 1, 1)], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_product_of_split_operands_errs_no_more_than_a_chain(
-    distribution: str, shape: tuple[int, int, int], bench: Bench
+    distribution: str, shape: tuple[int, int, int], tile: kernels.SplitTile | kernels.WarpgroupTile, bench: Bench
 ) -> None:
     a, b = operands(distribution, *shape)
-    case = split_product(a, b)
+    case = split_product(tile, a, b)
     if case.entry not in bench.functions:
         pytest.skip("needs tensor cores")
     check_float32(bench.run_case(case)["parts"][0], a, b)

@@ -11,7 +11,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import SPLIT, TILES, SplitTile, Tile, ceil_div
+from mlpgpu.backends.cuda.kernels import SPLIT, TILES, WARPGROUP_SPLIT, SplitTile, Tile, WarpgroupTile, ceil_div
 from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
@@ -97,7 +97,7 @@ def dense_forward(
 
 
 def dense_forward_part(
-    tile: Tile | SplitTile | None,
+    tile: Tile | SplitTile | WarpgroupTile | None,
     batch: Batch,
     k: int,
     n: int,
@@ -128,9 +128,9 @@ def dense_forward_part(
     )
 
 
-def split_product(a: np.ndarray, b: np.ndarray) -> Case:
+def split_product(tile: SplitTile | WarpgroupTile, a: np.ndarray, b: np.ndarray) -> Case:
     """A launch whose ``parts[0]`` is A · B, of split operands; its expectation is of others."""
-    case = dense_forward_part(SPLIT, whole(len(a)), *b.shape, part=len(b))
+    case = dense_forward_part(tile, whole(len(a)), *b.shape, part=len(b))
     return replace(case, args={**case.args, "x": a, "w": b})
 
 
@@ -224,7 +224,16 @@ def dense_backward_update(
 
 
 def dense_update_few(
-    name: str, batch: Batch, k: int, n: int, part: int, *, plain: bool = False, ahead: bool = True, first: bool = False
+    name: str,
+    batch: Batch,
+    k: int,
+    n: int,
+    part: int,
+    *,
+    stream: bool = False,
+    plain: bool = False,
+    ahead: bool = True,
+    first: bool = False,
 ) -> Case:
     """``plain`` is without a bias; ``ahead`` with the next step's z, or if this is the first one with its own."""
     following = batch if first else replace(batch, place=batch.place + 1)
@@ -255,7 +264,7 @@ def dense_update_few(
     given = {"x": data, "order": batch.order} if ahead else {"x": x, "order": None}
     return Case(
         f"{batch}-{k}x{n}-parts-of-{part}" + "-plain" * plain + "-ahead" * ahead + "-first" * first,
-        kernels.dense_update_few(name),
+        kernels.dense_update_few(name, stream=stream),
         kernels.few_grid(k, n, part),
         {
             "step": batch.args["step"], **given, "dz": None if first else dz, **moved, "parts": parts, "k": k, "n": n,
@@ -315,54 +324,67 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_update(optimizer, "narrow", whole(33), 35, 37)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
-            yield dense_update_few(optimizer, Batch(7, 12), k, n, part=16)
+            for stream in (False, True):
+                yield dense_update_few(optimizer, Batch(7, 12), k, n, part=16, stream=stream)
     for rows, k, n in sizes:
         yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
         if rows <= kernels.FEW_ROWS:
             yield dense_update_few("Adam", whole(rows), k, n, part=32, plain=rows % 2 == 0, ahead=False)
+            if n <= kernels.STREAM_COLUMNS:
+                yield dense_update_few("Adam", whole(rows), k, n, 32, stream=True, plain=rows % 2 == 0, ahead=False)
     yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
     yield dense_update_few("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few("RMSprop", Batch(8, 30), 700, 16, part=512, plain=True)  # of as many lines as there can be
+    yield dense_update_few("RMSprop", Batch(8, 30), 1000, 16, part=704, stream=True, plain=True)
+    yield dense_update_few("Momentum", Batch(1, 3), 1412, 90, part=704, stream=True)  # all stages, many times
+    yield dense_update_few("Adam", Batch(3, 7), 800, 96, part=704, stream=True)
     yield dense_update_few("Momentum", Batch(1, 3), 700, 90, part=352)
     yield dense_update_few("Momentum", Batch(1, 3), 300, 7, part=100)
     for place in range(3):  # the last one has two rows, and nothing follows
         for first in (False, True):
-            yield dense_update_few("Momentum", Batch(5, 12, place), 70, 90, part=32, first=first)
+            for stream in (False, True):
+                yield dense_update_few("Momentum", Batch(5, 12, place), 70, 90, 32, stream=stream, first=first)
     for batch in (whole(5), Batch(5, 12, 2), whole(1)):
         for fetched in (False, True):
             yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
             yield dense_forward_part(None, batch, 1400, 130, part=1024, fetched=fetched)
             yield dense_forward_part(None, batch, 70, 300, part=64, fetched=fetched)
-            yield dense_update_few("Momentum", batch, 36, 33, part=16, ahead=fetched)
+            for stream in (False, True):
+                yield dense_update_few("Momentum", batch, 36, 33, part=16, stream=stream, ahead=fetched)
             yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
     for share in range(3):
         yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)
     for rows, k, n in sizes:
-        yield dense_forward_part(SPLIT, whole(rows), k, n, part=96)
         yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:
         yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
         yield dense_backward_update(optimizer, "tall", whole(33), 131, 37)
+        yield dense_backward_update(optimizer, "tall", whole(65), 260, 36)
     for rows, k, n in ((1, 1, 1), (128, 700, 90), (100, 516, 96), (128, 260, 3)):  # up to three tiles for a block
         yield dense_backward_update("Momentum", "tall", whole(rows), k, n, plain=rows == 1)
         yield dense_backward_update("Momentum", "tall", Batch(rows, 2 * rows + 1, 2), k, n, fetched=True)
     for special in (1e-35, 1e-40):  # which do not split
         yield dense_backward_update("Momentum", "tall", whole(5), 300, 9, special=special)
-    for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
-        yield dense_forward_part(SPLIT, whole(5), 40, 9, part=96, special=special)
-    # So small that the last parts would lose bits, and all of it, so that no larger term hides them.
-    yield dense_forward_part(SPLIT, whole(5), 8, 9, part=96, factor=1e-36)
-    for batch in batches(65):
-        yield dense_forward_part(SPLIT, batch, 70, 35, part=32)
-    yield dense_forward_part(SPLIT, whole(33), 72, 40, part=32, shift=True)
-    for tile, batch in product((TILES[0], TILES[1], SPLIT, smallest), (whole(33), Batch(33, 68, 2))):
+    for split in (SPLIT, WARPGROUP_SPLIT):
+        for rows, k, n in sizes:
+            yield dense_forward_part(split, whole(rows), k, n, part=96)
+        for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
+            yield dense_forward_part(split, whole(5), 40, 9, part=96, special=special)
+        # So small that the last parts would lose bits, and all of it, so that no larger term hides them.
+        yield dense_forward_part(split, whole(5), 8, 9, part=96, factor=1e-36)
+        for batch in batches(65):
+            yield dense_forward_part(split, batch, 70, 35, part=32)
+        yield dense_forward_part(split, whole(33), 72, 40, part=32, shift=True)
+    yield dense_forward_part(WARPGROUP_SPLIT, whole(130), 500, 100, part=320)  # all stages of the ring, twice
+    for tile, batch in product((TILES[0], TILES[1], SPLIT, WARPGROUP_SPLIT, smallest), (whole(33), Batch(33, 68, 2))):
         # Odd lengths, and such as are read by vectors.
         for k in (35, 132):
             if isinstance(tile, Tile):
                 yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
                 yield dense_backward_weight(tile, batch, k, 36, fetched=True)
             yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
-            yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
+            if not isinstance(tile, WarpgroupTile):
+                yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
         yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
         yield dense_forward_part(smallest, batch, 70, 35, part=32)

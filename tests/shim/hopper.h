@@ -50,6 +50,8 @@ inline void barrier_expect(uint32_t barrier, int bytes) {
     at.arrive();
 }
 
+inline void barrier_arrive_copied(uint32_t barrier) { shared_at<HostBarrier>(barrier).arrive(); }
+
 inline void barrier_wait(uint32_t barrier, int parity) {
     while (shared_at<HostBarrier>(barrier).phase == parity) pause_spinning();
 }
@@ -125,6 +127,26 @@ inline void bulk_copy(uint32_t destination, const void* source, uint32_t barrier
     shared_at<HostBarrier>(barrier).bring(bytes);
 }
 
+inline void bulk_store(void* destination, uint32_t source, int bytes) {
+    if (source % 16 || reinterpret_cast<uintptr_t>(destination) % 16 || bytes % 16)
+        shim::fail("bulk_store: %d bytes from %u to %p, not all multiples of 16", bytes, source, destination);
+    memcpy(destination, &shared_at<char>(source), bytes);
+}
+
+inline void commit_bulk_stores() {}
+template <int PENDING>
+void await_bulk_stores() {}
+inline void publish_shared() {}
+
+template <int SIZE>
+void copy_or_clear(uint32_t destination, const void* source, int bytes) {
+    if (destination % SIZE || reinterpret_cast<uintptr_t>(source) % SIZE || bytes < 0 || bytes > SIZE)
+        shim::fail("copy_or_clear: %d of %d bytes from %p to %u", bytes, SIZE, source, destination);
+    char* const to = &shared_at<char>(destination);
+    memset(to, 0, SIZE);
+    memcpy(to, source, bytes);
+}
+
 template <int COUNT>
 void registers_lower() {}
 template <int COUNT>
@@ -171,5 +193,26 @@ struct Wgmma {
             }
     }
 };
+
+// Lanes give each other their elements of A; B lies in 8 x 8 matrices.
+inline void wgmma_of_registers(float (&c)[48], const unsigned (&a)[4], uint64_t b, bool add) {
+    const int lane = static_cast<int>(shim::lane());
+    const uint32_t start = (b & 0x3fff) << 4, next_inner = (b >> 16 & 0x3fff) << 4, next_outer = (b >> 32 & 0x3fff) << 4;
+    if (b >> 46) shim::fail("wgmma_of_registers: B is swizzled");
+    const auto value = [](unsigned bits) { return shim::from_bits<float>(bits << 16); };
+    float of_a[2][16];  // of the rows of this lane's elements of C
+    for (int k = 0; k < 16; ++k)
+        for (int half = 0; half < 2; ++half)
+            of_a[half][k] = value(__shfl_sync(WARP_ALL, a[k / 8 * 2 + half], lane / 4 * 4 + k % 8 / 2) >> 16 * (k % 2));
+    for (int i = 0; i < 48; ++i) {
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        double sum = add ? c[i] : 0.0;
+        for (int k = 0; k < 16; ++k) {
+            const uint32_t at = start + column / 8 * next_outer + column % 8 * 16 + k / 8 * next_inner + k % 8 * 2;
+            sum += static_cast<double>(of_a[i / 2 % 2][k]) * value(shared_at<uint16_t>(at));
+        }
+        c[i] = static_cast<float>(sum);
+    }
+}
 
 }  // namespace mlpgpu

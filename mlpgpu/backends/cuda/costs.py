@@ -40,8 +40,11 @@ OF_STACKS: dict[str, Axes] = {
 }  # fmt: skip
 STACK_HEADERS = ("local_stack.cuh", "local_stack_update.cuh", "local_stack_tied.cuh")
 TENSOR_HEADERS = ("tensor.cuh", "wgmma.cuh")
+DENSE_HEADERS = (
+    *("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_wgmma.cuh", "split_update.cuh", "stream_update.cuh"),
+)
 AXES: dict[str, dict[str, Axes]] = {
-    **dict.fromkeys(("dense.cuh", "dense_update.cuh", "split_dense.cuh", "split_update.cuh"), OF_DENSE),
+    **dict.fromkeys(DENSE_HEADERS, OF_DENSE),
     **dict.fromkeys(TENSOR_HEADERS, OF_TENSOR_CORES),
     "step.cuh": {},
     "planes.cuh": {

@@ -24,6 +24,7 @@ from .share import (
     Share,
     part_length,
     partials_pitch,
+    split_part_length,
     title,
     updates_in_place,
 )
@@ -142,16 +143,29 @@ class _Lowering(Share):
         if self.rows <= kernels.FEW_ROWS:
             entry, grid = kernels.dense_forward_part_few(), (1, 1, count)
         else:
-            wide = kernels.SPLIT if self._splits(k, n) else kernels.tile_for(self.rows, n, self.multiprocessors, count)
-            entry, grid = kernels.dense_forward_part(wide), wide.grid(self.rows, n, count)
+            entry, grid = self._part_product(k, n, count)
         self.add(
             entry, grid,
             **self.rows_of(op.x), w=self.at(op.weight), parts=At(parts), k=k, n=n, part=part, capacity=capacity,
         )  # fmt: skip
         return found
 
+    def _part_product(self, k: int, n: int, count: int) -> tuple[Entry, tuple[int, int, int]]:
+        """The kernel that makes sums over so many parts of k, and its grid."""
+        if self._splits(k, n):
+            by_warpgroups = kernels.dense_forward_part(kernels.WARPGROUP_SPLIT)
+            if by_warpgroups.runs_on(self.arch):
+                return by_warpgroups, kernels.WARPGROUP_SPLIT.grid(self.rows, n, count)
+            return kernels.dense_forward_part(kernels.SPLIT), kernels.SPLIT.grid(self.rows, n, count)
+        tile = kernels.tile_for(self.rows, n, self.multiprocessors, count)
+        return kernels.dense_forward_part(tile), tile.grid(self.rows, n, count)
+
     def _part(self, k: int, n: int) -> int:
         """How much of k a part of the layer's product takes."""
+        if self._splits(k, n):
+            return split_part_length(k)
+        if self._streams(k, n):
+            return min(split_part_length(k), kernels.STREAM_PART)
         part = part_length(k, n) or k
         return min(part, kernels.FEW_PART) if self._updates_few(k, n) else part
 
@@ -159,6 +173,10 @@ class _Lowering(Share):
         """Whether an update is that for few rows."""
         is_few = self.is_training and self.in_place and self.rows <= kernels.FEW_ROWS
         return is_few and FEW_LEAST_SIZE <= k * n < FEW_MOST_SIZE
+
+    def _streams(self, k: int, n: int) -> bool:
+        """Whether such an update is one that takes W as a stream."""
+        return self._updates_few(k, n) and n <= kernels.STREAM_COLUMNS and self.arch == "sm_90a"
 
     def _is_ahead(self, op: ops.Dense | ops.DenseBackward) -> bool:
         """Whether the update makes the next step's parts too: of rows that the order tells it."""
@@ -168,7 +186,8 @@ class _Lowering(Share):
     def _few(self, x: str, weight: str) -> tuple[Entry, tuple[int, int, int], dict[str, Value]]:
         """The update of few rows, its grid, and those of its values that a run's first step begins with."""
         k, n = self.shapes[weight]
-        part, entry = self._part(k, n), kernels.dense_update_few(type(self.plan.optimizer).__name__)
+        optimizer, part = type(self.plan.optimizer).__name__, self._part(k, n)
+        entry = kernels.dense_update_few(optimizer, stream=self._streams(k, n))
         values: dict[str, Value] = {
             "step": At("step"), **self.rows_of(x), "weight": self.at(weight), "weight_slots": self.slots_of(weight),
             "size": self.plan.parameter_count, "parts": At("parts0"), "k": k, "n": n, "part": part,

@@ -15,6 +15,7 @@ from .launches import At, Launch, Lowered, Value
 # A product this long along k and this narrow is cut into parts along k, so that it makes up to MOST_PARTS tiles
 # of so many columns.  The cut decides in which order sums are made, so it follows the widths alone.
 PART_LEAST_K, PART_MOST_N, PART_K, MOST_PARTS, PART_COLUMNS = 4096, 512, 256, 256, 128
+MOST_SPLIT_PARTS, SPLIT_DEPTH = 128, 64  # of split operands: a part for nearly each multiprocessor, in whole slices
 BLOCKS_PER_MULTIPROCESSOR = 8
 MOST_GRID_Y = 65535
 
@@ -24,6 +25,11 @@ def part_length(k: int, n: int) -> int | None:
     if k < PART_LEAST_K or n > PART_MOST_N:
         return None
     return max(PART_K, 16 * ceil_div(k, 16 * (MOST_PARTS // ceil_div(n, PART_COLUMNS))))
+
+
+def split_part_length(k: int) -> int:
+    """As part_length, of a product that is cut and whose operands are split."""
+    return max(PART_K, SPLIT_DEPTH * ceil_div(k, SPLIT_DEPTH * MOST_SPLIT_PARTS))
 
 
 def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> bool:

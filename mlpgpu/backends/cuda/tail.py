@@ -68,7 +68,7 @@ def tail_of(share: Share) -> Tail | None:
     ):
         return None
     first, *others = (share.shapes[layer.weight] for layer in layers)
-    weights = sum(k * kernels.tail_pitch(n) for k, n in others)
+    weights = sum(k * n for k, n in others)
     units = sum(n for _, n in (first, *others))
     fits = weights <= kernels.TAIL_MOST_WEIGHTS and units <= kernels.TAIL_MOST_UNITS
     return Tail(layers, backwards) if fits and part_length(*first) is not None else None

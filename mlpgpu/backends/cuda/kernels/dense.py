@@ -1,23 +1,28 @@
-"""Dense layers on plain cores, and products cut along k: ``dense.cuh``, ``dense_update.cuh``, ``split_dense.cuh``."""
+"""Dense layers on plain cores: ``dense.cuh``, ``dense_update.cuh``; and products cut along k, of split operands:
+``split_dense.cuh``, ``split_wgmma.cuh``, ``split_update.cuh``; ``stream_update.cuh``."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
 
-TILE_THREADS = 256
-
 
 @dataclass(frozen=True)
 class BlockTile:
-    """The tile of C, m by n, that a block computes."""
+    """The tile of C, m by n, that a block computes; of such blocks so many are to fit on a multiprocessor."""
 
     m: int
     n: int
+    threads: ClassVar[int] = 256
+    blocks: ClassVar[int] = 2  # whose 16 warps hide each other's waiting
+    header: ClassVar[str | None] = None  # of kernels of such tiles, if it is a file of their own
+    needs: ClassVar[str] = "sm_75"
+    spill_bytes: ClassVar[int] = 0
 
     def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
@@ -65,6 +70,10 @@ def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
 class SplitTile(BlockTile):
     """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
 
+    header: ClassVar[str | None] = "split_dense.cuh"
+    needs: ClassVar[str] = "sm_80"
+    spill_bytes: ClassVar[int] = 40  # around the epilogue
+
     @property
     def shared_bytes(self) -> int:
         """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns."""
@@ -81,8 +90,40 @@ class SplitTile(BlockTile):
         return f"split_{self.m}x{self.n}"
 
 
-SPLIT = SplitTile(64, 96)
-SPLIT_SPILL_BYTES = 40  # around the epilogue
+_HELD_BYTES = 208  # a thread's part of C, where some of it is summed again
+
+
+def _plane_bytes(k: int, n: int) -> int:
+    """``SplitPlanes`` of split_wgmma.cuh: three parts of two bytes."""
+    return 3 * 2 * k * n
+
+
+@dataclass(frozen=True)
+class WarpgroupTile(BlockTile):
+    """Likewise, by warpgroups: ``WarpgroupTile`` of split_wgmma.cuh."""
+
+    threads: ClassVar[int] = 512
+    blocks: ClassVar[int] = 1
+    header: ClassVar[str | None] = "split_wgmma.cuh"
+    needs: ClassVar[str] = "sm_90a"
+    spill_bytes: ClassVar[int] = _HELD_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two stages of a slice of A, and two of B's planes, with two barriers each; A's rows, and flags of columns."""
+        depth, stages = 64, 2
+        return stages * (4 * self.m * (2 * depth + 8) + 16 + _plane_bytes(depth, self.n) + 16) + 8 * self.m + 4 * self.n
+
+    def __str__(self) -> str:
+        return "WarpgroupTile"
+
+    @property
+    def name(self) -> str:
+        """As part of an entry's name."""
+        return f"split_wgmma_{self.m}x{self.n}"
+
+
+SPLIT, WARPGROUP_SPLIT = SplitTile(64, 96), WarpgroupTile(128, 96)
 SPLIT_LEAST_N = 49  # of fewer columns a tile would be padding for the larger part
 
 
@@ -90,30 +131,26 @@ def _tiled(
     header: str,
     name: str,
     epilogue: str,
-    tile: Tile | SplitTile,
+    tile: Tile | SplitTile | WarpgroupTile,
     rest: str,
     *,
     spill_bytes: int = 0,
     constants: bool = False,
 ) -> Entry:
-    """An entry that computes tiles: two blocks on a multiprocessor, whose 16 warps hide each other's waiting.
-
-    ``epilogue`` is an activation, an optimizer or nothing.
-    """
+    """An entry that computes tiles; ``epilogue`` is an activation, an optimizer or nothing."""
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [struct, str(tile)]))
-    is_split = isinstance(tile, SplitTile)
     return Entry(
         f"{kind}_{tile.name}",
-        "split_dense.cuh" if is_split else header,
+        tile.header or header,
         f"{name}<{parameters}>",
         arguments(f"{ROWS}, {rest}"),
-        TILE_THREADS,
+        tile.threads,
         tile.shared_bytes,
-        blocks=2,
-        spill_bytes=SPLIT_SPILL_BYTES if is_split else spill_bytes,
-        needs="sm_80" if is_split else "sm_75",
+        blocks=tile.blocks,
+        spill_bytes=max(spill_bytes, tile.spill_bytes),
+        needs=tile.needs,
         constants=constants,
     )
 
@@ -126,7 +163,7 @@ def dense_forward(activation: str, tile: Tile) -> Entry:
 _PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
 
 
-def dense_forward_part(tile: Tile | SplitTile) -> Entry:
+def dense_forward_part(tile: Tile | SplitTile | WarpgroupTile) -> Entry:
     """Sums over parts of k."""
     return _tiled("dense.cuh", "dense_forward_part", "", tile, _PART)
 
@@ -180,16 +217,27 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
         return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
     function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
     entry = f"{name}_{optimizer}_{form}"
-    if form == "tall":  # no older card has the shared memory
+    if form == "tall":
+        shape = _tall_shape(len(OPTIMIZERS[optimizer].slots))
         return Entry(
-            entry, "split_update.cuh", function, signature, *TALL, needs="sm_90a", spill_bytes=256, constants=True
-        )
+            entry, "split_update.cuh", function, signature, *shape, needs="sm_90a", spill_bytes=_HELD_BYTES,
+            constants=True,
+        )  # fmt: skip
     return Entry(entry, header, function, signature, *NARROW, constants=True)
 
 
-TALL_LINES, TALL_COLUMNS, TALL_ROWS = 128, 96, 128  # TallTile of split_update.cuh
-# Threads and shared bytes of a block.
-TALL = 512, 6 * TALL_ROWS * (TALL_LINES + 8 + TALL_COLUMNS + 8) + 4 * (TALL_COLUMNS + 2 * (TALL_LINES + 1))
+TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a warpgroup: TallUpdate of split_update.cuh
+
+
+def _tall_shape(slots: int) -> tuple[int, int]:
+    """Threads and shared bytes of a block."""
+    arrays, stages, depth = 1 + slots, 3, 32
+    groups = 2 if arrays < 3 else 1
+    ring = stages * (4 * depth * (groups * TALL_LINES + 4) + 16)
+    places = groups * 4 * (4 * arrays * 16 * TALL_COLUMNS + 8)
+    return groups * 192, _plane_bytes(TALL_ROWS, TALL_COLUMNS) + ring + places + 8 + 8 * TALL_ROWS + 4 * TALL_COLUMNS
+
+
 NARROW_LINES, NARROW_COLUMNS = 8, 16
 NARROW = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
 
@@ -200,23 +248,30 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
 
 
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
+STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of stream_update.cuh
+STREAM_THREADS, STREAM_SHARED_BYTES = 512, 4 * (16 * (2880 + 2 * 8) + 2 * FEW_ROWS * STREAM_PART)
 
 
-def dense_update_few(optimizer: str) -> Entry:
-    """As :func:`dense_backward_update` for at most FEW_ROWS rows, and the parts of the next step's z."""
+def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
+    """As :func:`dense_backward_update` for at most FEW_ROWS rows, and the parts of the next step's z.
+
+    As a stream it is for at most STREAM_COLUMNS columns.
+    """
     signature = (
         "const Step* step, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
         "float* bias, float* weight_slots, float* bias_slots, int64_t size, float* parts, int k, int n, int part, "
         "int capacity"
     )
+    name = "dense_update_stream" if stream else "dense_update_few"
     return Entry(
-        f"dense_update_few_{optimizer}",
-        "dense_update.cuh",
-        f"dense_update_few<{optimizer}Rule>",
+        f"{name}_{optimizer}",
+        "stream_update.cuh" if stream else "dense_update.cuh",
+        f"{name}<{optimizer}Rule>",
         arguments(signature),
-        ROW_THREADS,
-        4 * 2 * FEW_ROWS * FEW_PART,
-        blocks=2,
+        STREAM_THREADS if stream else ROW_THREADS,
+        STREAM_SHARED_BYTES if stream else 4 * 2 * FEW_ROWS * FEW_PART,
+        blocks=1 if stream else 2,
+        needs="sm_90a" if stream else "sm_75",
         constants=True,
     )
 
@@ -236,7 +291,7 @@ def dense_backward_atomic() -> Entry:
 
 def dense_entries() -> list[Entry]:
     """All of dense layers but those on tensor cores."""
-    entries = [*(dense_forward_part(tile) for tile in (*TILES, SPLIT)), dense_forward_part_few()]
+    entries = [*(dense_forward_part(tile) for tile in (*TILES, SPLIT, WARPGROUP_SPLIT)), dense_forward_part_few()]
     entries += [dense_backward_weight(tile) for tile in TILES]
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in TILES]
@@ -244,5 +299,5 @@ def dense_entries() -> list[Entry]:
         entries.append(dense_forward_sum(activation))
     forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "tall")
     entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
-    entries += [dense_update_few(optimizer) for optimizer in OPTIMIZERS]
+    entries += [dense_update_few(optimizer, stream=stream) for optimizer in OPTIMIZERS for stream in (False, True)]
     return [*entries, dense_backward_atomic()]

@@ -90,11 +90,6 @@ TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS, TAIL_MOST_LAYERS = 1024, 10240
 TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS + 5 * TAIL_MOST_LAYERS)
 
 
-def tail_pitch(n: int) -> int:
-    """From one line of the staged weights of a layer to the next."""
-    return n | 1
-
-
 def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`."""
     source, target, suffix = target_reader(kind, textured)
@@ -105,9 +100,8 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
     function = f"tail<{camel(name)}, {target}>"
     return Entry(
-        f"tail_{name}_{kind}{suffix}", "tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES,
-        spill_bytes=24,  # around the loops
-    )  # fmt: skip
+        f"tail_{name}_{kind}{suffix}", "tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES
+    )
 
 
 def activation_number(name: str) -> int:
