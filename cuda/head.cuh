@@ -11,9 +11,9 @@ namespace mlpgpu {
 
 struct Head {
     static constexpr int ROWS = 8, MOST_COLUMNS = 32;
-    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // a warp for each row's loss, and the one that adds up
-    static constexpr int ROWS_PER_LANE = 4, LANES = WARP * ROWS_PER_LANE / ROWS, PER_LANE = 8;
-    static constexpr int OF_WARP = LANES * PER_LANE, DEPTH = WARPS * OF_WARP;  // of k at once
+    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // those that multiply, and one that adds errors up
+    static constexpr int ROWS_PER_LANE = 4, LANES = WARP * ROWS_PER_LANE / ROWS;
+    static constexpr int DEPTH = 1024, OF_WARP = DEPTH / WARPS, PER_LANE = OF_WARP / LANES;  // of k at once
     static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and what lies between two of them
     static constexpr int PARTIAL = WARPS * ROWS * MOST_COLUMNS, LOGITS = ROWS * MOST_COLUMNS;
     static constexpr int SHARED_FLOATS = GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS;
@@ -83,6 +83,15 @@ struct HeadThread {
         for (int v = 0; v < VECTORS; ++v) load_four(column + place(v), w + 4 * v);
     }
 
+    // The same where it lies in memory, of so many lines, `n` apart; 0 behind them.
+    __device__ __forceinline__ void weights(const float* column, int lines, int n, float (&w)[Head::PER_LANE]) const {
+#pragma unroll
+        for (int i = 0; i < Head::PER_LANE; ++i) {
+            const int line = place(i / 4) + i % 4;
+            w[i] = line < lines ? column[static_cast<int64_t>(line) * n] : 0.0f;
+        }
+    }
+
     static __device__ __forceinline__ void store_four_at(float* to, const float4& four) {
         to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     }
@@ -126,13 +135,9 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 #pragma unroll
         for (int r = 0; r < Head::ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
         sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
-        if (totals) {
-            __threadfence();
-            before = atomicAdd(arrived, 1u);
-        }
+        if (totals) before = count_up(arrived);
     }
     if (!totals || __shfl_sync(WARP_ALL, before, 0) != gridDim.x - 1) return;
-    __threadfence();
     double value = 0.0, weight = 0.0;
 #pragma unroll 4
     for (int i = lane; i < static_cast<int>(gridDim.x); i += WARP)
@@ -184,7 +189,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
     const Rows share_of = share_rows(step, share, shares);
     const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, share_of.count - row0);
     const int64_t first = share_of.first + row0;  // of the block's rows, in the batch
-    const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // what is staged once serves both products
+    const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // W that is staged serves both products
 
     // A warp's row and a lane's column, of the loss.
     const bool is_there = own.has_row() && own.warp < rows, has_column = own.lane < n;
@@ -224,7 +229,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
         if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
     }
     __syncthreads();
-    if (!own.has_row()) add_errors_up(step, errors, sums, arrived, totals, losses);
+    if (own.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
 
     const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(share_of.count);
     if (!((dx || dx_planes) && rows > 0) && !is_padding) return;
@@ -233,26 +238,21 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
     for (int& top : tops) top = NO_EXPONENT;
     for (int k0 = 0; k0 < k; k0 += T::DEPTH) {
         float sum[HeadThread::COUNT] = {};
-        for (int j0 = 0; j0 < n && !is_padding; j0 += T::GROUP) {
-            if (!is_whole) {
-                __syncthreads();
-                stage_columns(w, k, n, k0, j0, staged);
-                __syncthreads();
-            }
-            if (!own.computes(k - k0)) continue;
-#pragma unroll 2
-            for (int j = 0; j < min(T::GROUP, n - j0); ++j) {
-                float of_w[T::PER_LANE], of_delta[T::ROWS_PER_LANE];
-                own.weights(staged + j * T::PITCH, of_w);
-                load_four(deltas + (j0 + j) * T::ROWS + own.row0, of_delta);
-#pragma unroll
-                for (int r = 0; r < T::ROWS_PER_LANE; ++r)
-#pragma unroll
-                    for (int i = 0; i < T::PER_LANE; ++i)
-                        sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
-            }
-        }
         if (!own.computes(k - k0)) continue;
+#pragma unroll 2
+        for (int j = 0; j < n && !is_padding; ++j) {
+            float of_w[T::PER_LANE], of_delta[T::ROWS_PER_LANE];
+            if (is_whole)
+                own.weights(staged + j * T::PITCH, of_w);
+            else
+                own.weights(w + static_cast<int64_t>(k0) * n + j, k - k0, n, of_w);
+            load_four(deltas + j * T::ROWS + own.row0, of_delta);
+#pragma unroll
+            for (int r = 0; r < T::ROWS_PER_LANE; ++r)
+#pragma unroll
+                for (int i = 0; i < T::PER_LANE; ++i)
+                    sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
+        }
         if (saved && !(is_whole && saved == x)) own.load(saved + first * k, rows, k, k0, values);
         if (saved) Activations::derivatives(activation, values);
 #pragma unroll

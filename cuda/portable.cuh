@@ -92,6 +92,14 @@ __device__ __forceinline__ void load_word_pair(const uint64_t* place, uint64_t& 
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
 }
 
+// Adds 1 to a word that blocks count by, and returns what it was: who finds the last number sees all that the others wrote
+// before they counted, past the first-level cache.
+__device__ __forceinline__ unsigned count_up(unsigned* word) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");
+    return before;
+}
+
 // Copies a word, or four floats at addresses that are multiples of 16, to shared memory while the thread goes on, where
 // the card can.
 __device__ __forceinline__ void copy_one(void* to, const void* from) {
