@@ -99,17 +99,20 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
         float values[T::BATCH][T::PER_LANE];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
-            const int r = slice + i * T::SLICES;
-            if (r >= staged) break;
+            const int r = min(slice + i * T::SLICES, staged - 1);  // no one waits for what is not there
             const int64_t stored = lines ? lines[row0 + r] : row0 + r;
             const float4 four = row_vector(from + stored * k, k, first_line, vectored);
             values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
-#pragma unroll
-            for (int q = 0; q < T::PER_LANE; ++q)
-                if (first_line + q == k) values[i][q] = 1.0f;
         }
         stage_deltas(of_share + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
+        if (first_line <= k && k < first_line + T::PER_LANE) {
+#pragma unroll
+            for (int i = 0; i < T::BATCH; ++i)
+#pragma unroll
+                for (int q = 0; q < T::PER_LANE; ++q)
+                    if (first_line + q == k) values[i][q] = 1.0f;
+        }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
             const int r = slice + i * T::SLICES;

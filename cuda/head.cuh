@@ -35,15 +35,16 @@ __device__ __forceinline__ void stage_columns(const float* w, int k, int n, int 
     const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0), apart = Head::THREADS / columns;
     const int column = threadIdx.x % columns, first = threadIdx.x / columns;
     const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
-    const float* const from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
-    float* const to = staged + column * Head::PITCH + first;
+    const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
+    const int64_t step = static_cast<int64_t>(apart) * n;
+    const int own = (min(lines, end) - first + apart - 1) / apart, all = (end - first + apart - 1) / apart;
     float values[MOST];
 #pragma unroll
-    for (int i = 0; i < MOST; ++i)
-        values[i] = first + i * apart < min(lines, end) ? from[static_cast<int64_t>(i * apart) * n] : 0.0f;
+    for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? *from : 0.0f;
+    constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
+    int place = column * Head::PITCH + first;
 #pragma unroll
-    for (int i = 0; i < MOST; ++i)
-        if (first + i * apart < end) to[i * apart] = values[i];
+    for (int i = 0; i < MOST; ++i, place += apart) staged[i < all ? place : NOWHERE] = values[i];
 }
 
 // What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
@@ -254,27 +255,38 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                     sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
         }
         if (saved && !(is_whole && saved == x)) own.load(saved + first * k, rows, k, k0, values);
-        if (saved) Activations::derivatives(activation, values);
+        if (saved) {
+            Activations::derivatives(activation, values);
 #pragma unroll
-        for (int r = 0; r < T::ROWS_PER_LANE; ++r) {
-            const int row = own.row0 + r;
+            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i];
+        }
+        if (dx_lines) {
 #pragma unroll
-            for (int i = 0; i < T::PER_LANE; ++i) {
-                float& its = sum[r * T::PER_LANE + i];
-                its = row >= rows ? 0.0f : saved ? its * values[r * T::PER_LANE + i] : its;
-                if (dx_lines && its != 0.0f) tops[r] = max(tops[r], max(exponent_of(its), NO_EXPONENT + 1));
+            for (int i = 0; i < HeadThread::COUNT; ++i) {
+                int& top = tops[i / T::PER_LANE];
+                if (sum[i] != 0.0f) top = max(top, max(exponent_of(sum[i]), NO_EXPONENT + 1));
             }
+        }
 #pragma unroll
-            for (int v = 0; v < HeadThread::VECTORS; ++v) {
-                const int column = k0 + own.place(v);
+        for (int v = 0; v < HeadThread::VECTORS; ++v) {
+            const int column = k0 + own.place(v);
+            if (column >= k) break;
+#pragma unroll
+            for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {
                 const float* const four = sum + r * T::PER_LANE + 4 * v;
-                if (dx && row < rows && column < k)
-                    put_row_vector(dx + (first + row) * k, k, column, make_float4(four[0], four[1], four[2], four[3]));
-                if (dx_planes && column < k) {  // where a vector is whole, and 0 beyond k, as W is
-                    uint16_t* const line = dx_planes + (row0 + row) * static_cast<int64_t>(padded_columns(k));
-                    *reinterpret_cast<uint2*>(line + column) =
-                        make_uint2(bfloat_pair(four[0], four[1]), bfloat_pair(four[2], four[3]));
-                }
+                if (own.row0 + r < rows)
+                    put_row_vector(dx + (first + own.row0 + r) * k, k, column,
+                                   make_float4(four[0], four[1], four[2], four[3]));
+            }
+            if (!dx_planes) continue;
+            const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
+            uint16_t* place = dx_planes + static_cast<int64_t>(row0 + own.row0) * pitch + column;
+#pragma unroll
+            for (int r = 0; r < T::ROWS_PER_LANE; ++r, place += pitch) {
+                const float* const four = sum + r * T::PER_LANE + 4 * v;
+                const bool is_row = own.row0 + r < rows;
+                *reinterpret_cast<uint2*>(place) = make_uint2(is_row ? bfloat_pair(four[0], four[1]) : 0u,
+                                                              is_row ? bfloat_pair(four[2], four[3]) : 0u);
             }
         }
     }
