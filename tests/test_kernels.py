@@ -224,8 +224,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what lies behind the last line of W not cleared": (
         "head.cuh",
-        "if (first + i * apart < end) to",
-        "if (first + i * apart < min(lines, end)) to",
+        "staged[i < all ? place",
+        "staged[i < own ? place",
         kernels.head("huber", "dense"),
     ),
     "a lane keeps what it should send away": (
