@@ -224,8 +224,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what lies behind the last line of W not cleared": (
         "head.cuh",
-        "staged[i < all ? place",
-        "staged[i < own ? place",
+        "all = (end - first",
+        "all = (min(lines, end) - first",
         kernels.head("huber", "dense"),
     ),
     "a lane keeps what it should send away": (
