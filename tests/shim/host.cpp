@@ -65,7 +65,7 @@ namespace shim {
 
 constexpr unsigned LANES = 32;
 constexpr size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 4 << 10;
-constexpr int BARRIERS = 3;  // of a block, by number: as many as kernels use
+constexpr int BARRIERS = 4;  // of a block, by number: as many as kernels use
 constexpr int PATIENCE = 1000;  // rounds of nothing but pauses until a wait counts as endless
 
 bool operator==(const Site& a, const Site& b) {
