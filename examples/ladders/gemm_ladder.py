@@ -389,9 +389,12 @@ def draw(results: Sequence[Result], path: Path) -> None:
     names = dict.fromkeys(result.rung for result in timed)
     squares = [result for result in timed if result.m == result.n == result.k]
     flat = [result for result in timed if result.k < result.m == result.n]
-    panels = {"m = n = k": squares, f"k, at m = n = {flat[0].m:,}" if flat else "k": flat}
+    panels = {"m = n = k": squares}
+    if flat:
+        panels[f"k, at m = n = {flat[0].m:,}"] = flat
     figure = Figure(figsize=(11, 6), layout="constrained")
-    for axes, (label, own) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (label, own) in zip(all_axes, panels.items(), strict=True):
         draw_rungs(axes, label, {name: [(r.k, r.gflops or 0.0) for r in own if r.rung == name] for name in names})
     figure.axes[0].set_ylabel("GFLOP/s")
     save(figure, path)

@@ -73,5 +73,5 @@ def draw_rungs(axes: Axes, label: str, rungs: Mapping[str, Sequence[tuple[int, f
 
 def save(figure: Figure, path: Path) -> None:
     """With the rungs' names beside the second panel."""
-    figure.axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=150)
