@@ -15,8 +15,8 @@
 namespace mlpgpu {
 
 // How a gradient is dealt out, whose sums stay in registers: a thread has half of the columns that it has of a layer,
-// twice, and PIECES times LINES lines of them.  A warp has FLOATS in shared memory: what it adds comes there, to a ring
-// of stages, and in the end the sums.
+// twice, and PIECES times LINES lines of them.  A warp has FLOATS in shared memory, behind the barriers, which stay what
+// they are: what it adds comes there, to a ring of stages, and in the end the sums.
 template <class Shape, int WINDOW>
 struct GradientShape {
     static constexpr int COLUMNS = Shape::COLUMNS / 2, OF_WARP = COLUMNS * WARP, HALF = Shape::SPAN / 2;
@@ -273,7 +273,7 @@ __device__ __forceinline__ void local_stack_tied_update(
     __syncthreads();
     for (int q = 0; q < update.rows.count; ++q) update.pass(q);
     __syncthreads();
-    update.move_all(shared);
+    update.move_all(shared + 2 * Weights::Shape::PITCH + Phases<typename Weights::Shape>::WORDS);
     __syncthreads();
     const Arrival arrival = arrive(launches);
     if (!was_last(arrival, shared)) return;

@@ -141,12 +141,12 @@ class HeldWeights:
 
     @property
     def update_bytes(self) -> int:
-        """On the way back: beside all that a layer's outputs; and in its place, for the gradient, ``GradientShape``."""
+        """On the way back: beside all that a layer's outputs; and behind the inputs the gradient's ``GradientShape``."""
         lines = ceil_div(self.window, ceil_div(self.window, 32))
         columns = self.COLUMNS // 2 * WARP
         stage = WARP * ceil_div(columns + lines - 1, WARP) + columns
         of_gradient = 4 * self.shape.warps * max(8 * stage, (lines + 1) * columns)
-        return max(self.shared_bytes + 4 * self.shape.span, of_gradient)
+        return max(self.shared_bytes + 4 * self.shape.span, self.shape.input_bytes + of_gradient)
 
     def __str__(self) -> str:
         return f"HeldWeights<{self.shape}, {self.window}, {self.in_registers}>"
