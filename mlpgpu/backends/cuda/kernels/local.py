@@ -141,7 +141,7 @@ class HeldWeights:
 
     @property
     def update_bytes(self) -> int:
-        """On the way back: beside all that a layer's outputs; and behind the inputs the gradient's ``GradientShape``."""
+        """On the way back: beside all that a layer's outputs; or behind the inputs the gradient, ``GradientShape``."""
         lines = ceil_div(self.window, ceil_div(self.window, 32))
         columns = self.COLUMNS // 2 * WARP
         stage = WARP * ceil_div(columns + lines - 1, WARP) + columns
