@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.layers import Layer
 
 Local = LocallyConnected
+
+
+@pytest.fixture(autouse=True, scope="module")
+def held_update() -> Iterator[None]:
+    """All kernels are tested, also one that plans do without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_stack, "HELD_UPDATE_IS_USED", True)
+        yield
+
+
 TIED = Local(700, 23, "tanh", "layer")
 
 # Layers, rows of a batch and of the last one, options.  On two multiprocessors 400 columns are two blocks of two warps.

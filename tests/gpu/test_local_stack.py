@@ -20,10 +20,11 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(device: Device) -> None:
+def on_hopper(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other cards have a launch for each layer, which test_plans.py tests."""
     if device.arch != "sm_90a":
         pytest.skip("needs sm_90a")
+    monkeypatch.setattr(local_stack, "HELD_UPDATE_IS_USED", True)
 
 
 def shrinking(n: int, windows: tuple[int, ...], activation: str, bias: Any = "layer") -> list[Layer]:
