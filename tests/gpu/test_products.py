@@ -38,7 +38,7 @@ def left(products: Products, launch: Launch, rows: int, columns: int) -> np.ndar
 @pytest.mark.parametrize("precision", FORMS)
 def test_products_alone_are_those_of_their_operands(device: Device, precision: str) -> None:
     if form_of(precision, device.arch) is None:
-        pytest.skip("needs tensor cores")
+        pytest.skip("needs tensor cores")  # older cards multiply on plain cores, which test_parity.py tests
     layers = [mg.Dense(k, n, "relu") for k, n in pairwise(WIDTHS)]
     network = mg.Network(layers, seed=1)
     plan = network.lower(capacity=ROWS, loss="squared_error", optimizer=mg.Momentum(0.1), precision=precision)

@@ -243,7 +243,8 @@ def split_rows_of_steps(form: Form, n: int) -> Case:
     planes = [_in_blank(split(form, data[batch.fetched]).bits, blank_planes(form, 150, n)) for batch in steps]
     expected = Output(*(np.stack([getattr(each, name) for each in planes]) for name in ("value", "bound", "written")))
     args = {
-        **steps[0].args, "step": np.concatenate([batch.args["step"] for batch in steps]), "x": data,  # type: ignore[arg-type]
+        **steps[0].args, "x": data,
+        "step": np.concatenate([batch.args["step"] for batch in steps]),  # type: ignore[arg-type]  # arrays, all of them
         "order": steps[0].order, "weight_lines": None, "copy": None, "planes": words, "plane": words[0, 0].size,
         "lines": None, "columns": None, "n": n,
     }  # fmt: skip

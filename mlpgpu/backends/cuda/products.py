@@ -56,7 +56,7 @@ class Products(Probe):
         It is stored as a plane of bfloat16 in that precision, but for gradients of weights; else in float32.
         """
         family, tile = _family(launch), self._tile(launch)
-        widths = [int(launch.values[axis]) for launch in self.launches for axis in ("k", "n")]  # type: ignore[arg-type]
+        widths = [int(launch.values[axis]) for launch in self.launches for axis in AXES["w"]]  # type: ignore[arg-type]  # numbers
         most_rows = kernels.padded_rows(max(self._plan.capacity, *widths))
         with self._device:
             self._take({SCRATCH: 4 * most_rows * padded_columns(max(widths))})
