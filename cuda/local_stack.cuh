@@ -142,10 +142,10 @@ struct Phases {
         return barriers + 8 * (2 * warp + (phase & 1));
     }
 
-    // This warp is done with a phase.
+    // This warp is done with a phase, which concerns its neighbours, if there are any.
     __device__ __forceinline__ void end(int phase) const {
         __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive<1>(of(threadIdx.x / WARP, phase), 0);
+        if (Shape::WARPS > 1 && threadIdx.x % WARP == 0) barrier_arrive<1>(of(threadIdx.x / WARP, phase), 0);
     }
 
     // Waits until a neighbour, if there is one, is done with a phase, if there was one.
@@ -285,6 +285,24 @@ struct HeldWeights {
 };
 
 // --- a block's way through layers, some rows at a time ---
+
+// What a kernel of the way back is given, as local_stack_update says.
+struct StackArguments {
+    const float* x;
+    const StackLayer* layers;
+    int count, m, halo;
+    const float* kept;
+    const float* kept_z;
+    const float* y;
+    const float* dy;
+    int is_derived;
+    float* parameters;
+    float* slots;
+    int64_t size;
+    float* dx;
+    double* bias_sums;
+    uint64_t* mail;
+};
 
 template <class Weights_>
 struct StackWalk {

@@ -25,25 +25,6 @@ struct GradientShape {
     static constexpr int FLOATS = largest(STAGES * STAGE, (LINES + 1) * OF_WARP);
 };
 
-// What a kernel is given, as local_stack_tied_update says.
-struct TiedArguments {
-    const float* x;
-    const StackLayer* layers;
-    int count, m, halo;
-    const float* kept;
-    const float* kept_z;
-    const float* y;
-    const float* dy;
-    int is_derived;
-    float* parameters;
-    float* slots;
-    int64_t size;
-    float* dx;
-    float* deltas;
-    double* bias_sums;
-    uint64_t* mail;
-};
-
 template <class Weights_, class Rule, class Activation>
 struct TiedUpdate : StackWalk<Weights_> {
     using Walk = StackWalk<Weights_>;
@@ -55,15 +36,17 @@ struct TiedUpdate : StackWalk<Weights_> {
     static_assert(Shape::ROWS == 1, "rows pass one by one");
     static constexpr int WINDOW = Weights_::WINDOW, DELTAS = SPAN + Shape::MOST_HALO;
 
-    const TiedArguments given;
+    const StackArguments given;
+    float* const deltas;
     const float scale;
     const float* const rates;
     float* const at_hand;  // (SPAN,): what the layer below takes for its derivative
 
-    __device__ __forceinline__ TiedUpdate(const TiedArguments& given, const Rows& rows, float scale,
+    __device__ __forceinline__ TiedUpdate(const StackArguments& given, float* deltas, const Rows& rows, float scale,
                                           const float* rates, uint32_t tag, float* shared)
         : Walk(rows, tag, given.parameters, given.layers, shared),
           given(given),
+          deltas(deltas),
           scale(scale),
           rates(rates),
           at_hand(shared + 2 * Shape::PITCH + Phases<Shape>::WORDS + Weights_::FLOATS) {}
@@ -79,7 +62,7 @@ struct TiedUpdate : StackWalk<Weights_> {
 
     // A layer's dz of the share's row q: (DELTAS,) for the block's columns and what is beyond.
     __device__ __forceinline__ float* deltas_of(int l, int q) const {
-        return given.deltas + ((static_cast<int64_t>(q) * given.count + l) * gridDim.x + blockIdx.x) * DELTAS;
+        return deltas + ((static_cast<int64_t>(q) * given.count + l) * gridDim.x + blockIdx.x) * DELTAS;
     }
 
     // Of row q the words of a layer between a block and the one before.
@@ -255,14 +238,13 @@ template <class Weights, class Rule, class Activation>
 __device__ __forceinline__ void local_stack_tied_update(
     const Step* step, int share, int shares, const float* x, const StackLayer* layers, int count, int m, int halo,
     const float* kept, const float* kept_z, const float* y, const float* dy, int is_derived, const double* totals,
-    float* parameters, float* slots, int64_t size, float* dx, float* deltas, double* bias_sums, uint64_t* mail,
-    unsigned* launches) {
+    float* parameters, float* slots, int64_t size, float* dx, double* bias_sums, uint64_t* mail, unsigned* launches,
+    float* deltas) {
     SHARED(float, shared);
     const uint32_t tag = launches[1] + 1;
     TiedUpdate<Weights, Rule, Activation> update(
-        {x, layers, count, m, halo, kept, kept_z, y, dy, is_derived, parameters, slots, size, dx, deltas, bias_sums,
-         mail},
-        share_rows(step, share, shares), static_cast<float>(inverse_weight(totals)), schedule + step->run * COLUMNS,
+        {x, layers, count, m, halo, kept, kept_z, y, dy, is_derived, parameters, slots, size, dx, bias_sums, mail},
+        deltas, share_rows(step, share, shares), static_cast<float>(inverse_weight(totals)), schedule + step->run * COLUMNS,
         tag, shared);
     // Beyond the last block's columns dz is 0, and nobody sends it.
     for (int i = threadIdx.x; i < 2 * Weights::Shape::PITCH; i += blockDim.x) shared[i] = 0.0f;

@@ -57,24 +57,6 @@ __device__ __forceinline__ void store_stretch(float* to, int count, const float 
         if (i < count && (i < 4 - shift ? is_first : !is_whole)) to[i] = four[i];
 }
 
-// What a kernel is given, as local_stack_update says.
-struct StackArguments {
-    const float* x;
-    const StackLayer* layers;
-    int count, m, halo;
-    const float* kept;
-    const float* kept_z;
-    const float* y;
-    const float* dy;
-    int is_derived;
-    float* parameters;
-    float* slots;
-    int64_t size;
-    float* dx;
-    double* bias_sums;
-    uint64_t* mail;
-};
-
 // A block's way through the layers, from the last one to the first.
 template <class Shape, int STAGES, class Rule, class Activation>
 struct StackUpdate {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.layers import Layer
 
 Local = LocallyConnected
-
-
-@pytest.fixture(autouse=True, scope="module")
-def held_update() -> Iterator[None]:
-    """All kernels are tested, also one that plans do without."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_stack, "HELD_UPDATE_IS_USED", True)
-        yield
 
 
 TIED = Local(700, 23, "tanh", "layer")
@@ -264,7 +255,7 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
     "a halo that the gradient does not see": (TIED_UPDATE, "[i] = value;", "[i] = 0 * value;", "held"),
     "a term left out of the sums": (TIED_UPDATE, "i < given.count * rows.count", "i + 1 < given.count", "held"),
     "the other stage added": (TIED_UPDATE, "ring + i % STAGES", "ring + (i + 1) % STAGES", "held"),
-    "rows that share their dz": (TIED_UPDATE, "given.deltas + ((static_cast<int64_t>(q)", "given.deltas + ((0 * q",
+    "rows that share their dz": (TIED_UPDATE, "deltas + ((static_cast<int64_t>(q)", "deltas + ((0 * q",
                                     "held, three rows"),
     "a stack's dx left out": (TIED_UPDATE, "given.dx ? 0 : 1", "1", "held, and dx"),
     "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step(", "if (lane < 0) step(", "held"),

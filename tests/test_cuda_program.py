@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda import local_stack
 from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.backends.cuda.program import CudaProgram
 from mlpgpu.errors import BackendError
@@ -51,9 +50,8 @@ def test_too_many_parameters_say_how_many_fit(arch: str) -> None:
         program._check_room(sizes)
 
 
-def test_too_many_rows_of_a_stack_say_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_rows_of_a_stack_say_how_many_fit() -> None:
     """Of one matrix in all layers it is the outputs that are many, where the way back leaves no partials."""
-    monkeypatch.setattr(local_stack, "HELD_UPDATE_IS_USED", True)
     layer = mg.LocallyConnected(300_000, 29)
     for rows, fits in ((32, False), (16, True)):
         program, sizes = program_of([layer] * 100, rows, 6_000_000_000, "sm_90a")

@@ -20,11 +20,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def on_hopper(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_hopper(device: Device) -> None:
     """Other cards have a launch for each layer, which test_plans.py tests."""
     if device.arch != "sm_90a":
         pytest.skip("needs sm_90a")
-    monkeypatch.setattr(local_stack, "HELD_UPDATE_IS_USED", True)
 
 
 def shrinking(n: int, windows: tuple[int, ...], activation: str, bias: Any = "layer") -> list[Layer]:
@@ -55,10 +54,12 @@ CASES: dict[str, tuple[list[Layer], int, mg.Optimizer]] = {
 }  # fmt: skip
 
 
-# What sanitize.sh watches: three blocks each.
+# What sanitize.sh watches: three blocks of a warp, and many of a few.
 SMALL: dict[str, tuple[list[Layer], int, mg.Optimizer]] = {
     "small, distinct": (shrinking(300, (5, 9), "tanh"), 2, mg.Momentum(0.05)),
     "small, reused": ([Local(500, 23, "gelu", "layer")] * 3, 2, mg.Adam(0.001)),
+    "few warps, distinct": (shrinking(40_000, (3, 5, 2), "tanh", "output"), 1, mg.Momentum(0.05)),
+    "few warps, reused": ([Local(40_000, 29, "tanh", "layer")] * 3, 1, mg.SGD(0.05)),
 }
 
 

@@ -21,10 +21,6 @@ from .launches import At, Launch, Value
 from .share import Setting, Share
 
 IS_USED = True  # False: every layer is a launch
-# The way back through one matrix as one kernel.  Under compute-sanitizer, which slows kernels down, a step of it left
-# NaN where plain runs agree with the CPU.  A place of shared memory that was used again too early was mended since;
-# until the tools have watched that, tests alone use it.
-HELD_UPDATE_IS_USED = False
 MOST_ROWS = 32  # of a batch; each pass of them has mail of its own
 OF_ROWS = (".kept", ".kept_z", ".deltas", ".mail")  # what names of arrays end in that grow with the rows
 # By the rows of a pass: as many warps of a block as leave a thread the registers that it needs.
@@ -179,7 +175,7 @@ def _no_update(table: np.ndarray, weights: StreamedWeights | HeldWeights, rows: 
     if any(used[layer["weight"]] < layer["pitch"] for layer in table):
         return "no layer uses the last columns of a weight, which the optimizer may move"
     if isinstance(weights, HeldWeights):
-        return "" if HELD_UPDATE_IS_USED else "its kernel for one matrix is switched off"
+        return ""
     if len(used) < len(table):
         return "layers share weights that the chip does not hold"
     return f"only {weights.shape.rows} of {rows} rows pass at once" if rows > weights.shape.rows else ""

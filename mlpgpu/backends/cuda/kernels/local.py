@@ -187,35 +187,30 @@ def _update_lines(optimizer: str) -> int:
     return (4 >> slots) * (1 + slots)
 
 
+_UPDATE = (
+    "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, const float* kept_z, "
+    "const float* y, const float* dy, int is_derived, const double* totals, float* parameters, float* slots, "
+    "int64_t size, float* dx, double* bias_sums, uint64_t* mail, unsigned* launches"
+)
+
+
 def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
     """The way back through a stack, with the optimizer's step."""
-    rest = (
-        "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, "
-        "const float* kept_z, const float* y, const float* dy, int is_derived, const double* totals, "
-        "float* parameters, float* slots, int64_t size, float* dx, double* bias_sums, uint64_t* mail, "
-        "unsigned* launches"
-    )
     stages = stack_update_stages(optimizer, shape)
     function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
     stage_bytes = stack_stage_bytes(shape, _update_lines(optimizer))
     return _stack_entry(
-        "local_stack_update.cuh", function, f"{optimizer}_{activation}", rest, WARP * (shape.warps + 1),
+        "local_stack_update.cuh", function, f"{optimizer}_{activation}", _UPDATE, WARP * (shape.warps + 1),
         shape.delta_bytes + stages * stage_bytes, constants=True,
     )  # fmt: skip
 
 
 def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeights) -> Entry:
     """The way back through a stack of one matrix, with the optimizer's step."""
-    rest = (
-        "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, "
-        "const float* kept_z, const float* y, const float* dy, int is_derived, const double* totals, "
-        "float* parameters, float* slots, int64_t size, float* dx, float* deltas, double* bias_sums, uint64_t* mail, "
-        "unsigned* launches"
-    )
     function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", rest, weights.threads, weights.update_bytes,
-        constants=True,
+        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", f"{_UPDATE}, float* deltas", weights.threads,
+        weights.update_bytes, constants=True,
     )  # fmt: skip
 
 
