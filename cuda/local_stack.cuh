@@ -154,25 +154,23 @@ struct Phases {
     }
 };
 
-// Brings a layer's weights, stage by stage, and of each slot the same, `size` elements apart.
+// Brings a layer's weights, stage by stage, and of each slot the same, `size` elements apart.  By a warp: each lane asks
+// for a line of a stage, since one thread's instructions for all of them take longer than narrow lines.
 template <class T>
 __device__ __forceinline__ void bring_layer(Ring<T>& ring, const float* parameters, const float* slots, int64_t size,
                                             const StackLayer& layer, int begin, int columns) {
-    for (int first = 0; first < layer.window; first += T::DEPTH) {
-        const int lines = min(T::DEPTH, layer.window - first) * T::ARRAYS;
-        const auto place = [&](int line) {
-            return layer.weight + static_cast<int64_t>(first + line / T::ARRAYS) * layer.pitch + begin +
-                   (line % T::ARRAYS ? (line % T::ARRAYS - 1) * size : 0);
-        };
-        const auto bytes = [&](int line) { return 4 * round_up(static_cast<int>(place(line) & 3) + columns, 4); };
+    const int lane = threadIdx.x % WARP, line = lane / T::ARRAYS, slot = lane % T::ARRAYS - 1;
+    int64_t place = layer.weight + static_cast<int64_t>(line) * layer.pitch + begin + max(slot, 0) * size;
+    for (int first = 0; first < layer.window; first += T::DEPTH, place += T::DEPTH * layer.pitch) {
+        const bool asks = line < min(T::DEPTH, layer.window - first);
+        const int bytes = asks ? 4 * round_up(static_cast<int>(place & 3) + columns, 4) : 0;
+        const int all = T::DEPTH * T::ARRAYS > 1 ? warp_sum(bytes) : bytes;
         const uint32_t full = ring.full + 8 * ring.stage;
         ring.wait_empty();
-        int all = 0;
-        for (int line = 0; line < lines; ++line) all += bytes(line);
-        barrier_expect(full, all);
-        for (int line = 0; line < lines; ++line)
-            bulk_copy(ring.address() + 4 * line * T::LINE,
-                      (line % T::ARRAYS ? slots : parameters) + (place(line) & ~int64_t{3}), full, bytes(line));
+        if (lane == 0) barrier_expect(full, all);
+        if (asks)
+            bulk_copy(ring.address() + 4 * lane * T::LINE, (slot < 0 ? parameters : slots) + (place & ~int64_t{3}), full,
+                      bytes);
         ring.advance();
     }
 }
@@ -193,7 +191,7 @@ struct StreamedWeights {
 
     __device__ __forceinline__ void make() const { ring.make(); }
 
-    // By one thread.
+    // By a warp.
     __device__ __forceinline__ void produce(const StackLayer* layers, int count, int begin, int passes) {
         for (int pass = 0; pass < passes; ++pass)
             for (int l = 0; l < count && begin < layers[l].n; ++l) {
@@ -514,7 +512,7 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int share,
     const int rows = forward.rows.count;
     if (threadIdx.x < Forward::Shape::THREADS)
         for (int first = 0; first < rows; first += Forward::ROWS) forward.pass(first);
-    else if (threadIdx.x == Forward::Shape::THREADS)
+    else
         forward.weights.produce(layers, count, forward.begin, ceil_div(rows, Forward::ROWS));
     const Arrival arrival = arrive(launches);
     if (was_last(arrival, shared) && threadIdx.x == 0) launches[1] = tag;

@@ -334,7 +334,7 @@ struct StackUpdate {
                     given.dx[(rows.first + q) * int64_t{given.m} + column + c] = deltas.sum(0, q, 4 * lane + c, above);
     }
 
-    // By one thread.
+    // By a warp.
     __device__ __forceinline__ void produce() {
         for (int l = given.count - 1; l >= 0; --l) {
             const StackLayer layer = given.layers[l];
@@ -386,7 +386,7 @@ __device__ __forceinline__ void local_stack_update(const Step* step, int share, 
     __syncthreads();
     if (threadIdx.x < Shape::THREADS)
         update.run();
-    else if (threadIdx.x == Shape::THREADS)
+    else
         update.produce();
     __syncthreads();
     const Arrival arrival = arrive(launches);

@@ -13,17 +13,27 @@ namespace mlpgpu {
 constexpr int LOCAL_ROWS = 4;  // rows that share one read of a weight
 
 // Calls store(row, Σ_r weight(r) · input(row, r)) for up to ROWS rows from number row0 of the share on: a weight is read
-// once for all of them.
+// once for all of them.  What TERMS of a window take is on its way together, also where fewer are left.
 template <int ROWS, class Weight, class Input, class Store>
 __device__ __forceinline__ void over_window(const Rows& rows, int row0, int window, const Weight& weight,
                                             const Input& input, const Store& store) {
+    constexpr int TERMS = ROWS == 1 ? 16 : 4;
     float sums[ROWS] = {};
-#pragma unroll(ROWS == 1 ? 8 : 4)
-    for (int r = 0; r < window; ++r) {
-        const float w = weight(r);
+    for (int first = 0; first < window; first += TERMS) {
+        float w[TERMS], x[TERMS][ROWS];
 #pragma unroll
-        for (int q = 0; q < ROWS; ++q)
-            sums[q] = fmaf(w, input(rows.first + min(row0 + q, rows.count - 1), r), sums[q]);
+        for (int j = 0; j < TERMS; ++j) {
+            const int r = first + j;
+            w[j] = r < window ? weight(r) : 0.0f;
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                x[j][q] = r < window ? input(rows.first + min(row0 + q, rows.count - 1), r) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < TERMS; ++j)
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                if (first + j < window) sums[q] = fmaf(w[j], x[j][q], sums[q]);
     }
 #pragma unroll
     for (int q = 0; q < ROWS; ++q)
