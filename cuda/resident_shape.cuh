@@ -12,16 +12,10 @@ constexpr int RESIDENT_THREADS = 512, RESIDENT_WARPS = RESIDENT_THREADS / WARP, 
 // A worker's number; the remainder tells the compiler that a loop over workers has no more rounds than it has.
 __device__ __forceinline__ int worker() { return threadIdx.x % RESIDENT_THREADS; }
 
-// The barrier of all, who come to it from two places.  compute-sanitizer takes barriers at two places for two, so it
-// stands in a function, where a call costs no more registers than a thread has.
-#if __CUDA_ARCH__ >= 900
-__device__ __noinline__ void sync_all() { __syncthreads(); }
-#else
-__device__ __forceinline__ void sync_all() { __syncthreads(); }
-#endif
-// And those of each kind alone.
-__device__ __forceinline__ void sync_workers() { sync_some<1, RESIDENT_THREADS>(); }
-__device__ __forceinline__ void sync_couriers() { sync_some<2, COURIERS>(); }
+// Barriers of all, who come to it from two places, and of each kind alone.
+__device__ __forceinline__ void sync_all() { sync_some<1, RESIDENT_THREADS + COURIERS>(); }
+__device__ __forceinline__ void sync_workers() { sync_some<2, RESIDENT_THREADS>(); }
+__device__ __forceinline__ void sync_couriers() { sync_some<3, COURIERS>(); }
 
 // How many neighbouring lanes share each of so many sums of so many terms: a power of two.
 __host__ __device__ constexpr int lanes_for(int sums, int terms) {
