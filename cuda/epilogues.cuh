@@ -16,6 +16,11 @@
 //     saved(), plane(), filled()               the plane it reads, or null; that it writes; which of its rows are not 0
 //     of_columns(column)                       loads what a pair of columns needs
 //     pair(sum, of_columns, saved)             what becomes of a pair, and of the word of the plane it reads
+// One that MEETS_ROWS reads no plane, but knows of a Row of C, and meets numbers there:
+//     row(row, column)                         what it knows, given a lane's first column of a tile
+//     meet(row, column)                        loads what a pair meets
+//     pair(sum, of_columns, row, met)          what becomes of the pair
+//     leave(row)                               when the lane's columns of the tile have passed
 // Rows are those of the share.
 #pragma once
 
@@ -161,6 +166,8 @@ struct Scaled {
 
 // --- from C to memory ---
 
+struct Nothing {};  // is known of rows, where none are met
+
 // z = C + b, y = f(z).  `y_plane` takes y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
 template <class Activation>
 struct Forward {
@@ -192,7 +199,8 @@ struct Forward {
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true, READS_PLANE = false;
+    static constexpr bool HAS_PLANE = true, READS_PLANE = false, MEETS_ROWS = false;
+    using Row = Nothing;
     __device__ __forceinline__ bool is_plane_alone() const {
         return y_plane && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
     }
@@ -244,7 +252,8 @@ struct BackwardInput {
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true, READS_PLANE = true;
+    static constexpr bool HAS_PLANE = true, READS_PLANE = true, MEETS_ROWS = false;
+    using Row = Nothing;
     __device__ __forceinline__ bool is_plane_alone() const { return dx_plane && !dx && !saved_array && k % 8 == 0; }
     __device__ __forceinline__ const uint16_t* saved() const { return saved_plane; }
     __device__ __forceinline__ uint16_t* plane() const { return dx_plane; }
@@ -259,7 +268,8 @@ struct BackwardInput {
 
 // What no planes are handed to.
 struct NoPlane {
-    static constexpr bool HAS_PLANE = false, READS_PLANE = false;
+    static constexpr bool HAS_PLANE = false, READS_PLANE = false, MEETS_ROWS = false;
+    using Row = Nothing;
     __device__ __forceinline__ bool is_plane_alone() const { return false; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
     __device__ __forceinline__ uint16_t* plane() const { return nullptr; }
@@ -324,6 +334,15 @@ struct Epilogue {
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, unsigned saved) const {
         return values.pair(sum, of, saved);
     }
+
+    static constexpr bool MEETS_ROWS = HAS_PLANE && Values::MEETS_ROWS;
+    using Row = typename Values::Row;
+    __device__ __forceinline__ Row row(int row, int column) const { return values.row(row, column); }
+    __device__ __forceinline__ float2 meet(const Row& row, int column) const { return values.meet(row, column); }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, Row& row, const float2& met) const {
+        return values.pair(sum, of, row, met);
+    }
+    __device__ __forceinline__ void leave(const Row& row) const { values.leave(row); }
 };
 
 template <class Sums, class Values>

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "hopper.cuh"
+#include "tensor_loss.cuh"
 #include "tensor_update.cuh"
 
 namespace mlpgpu {
@@ -185,10 +186,34 @@ struct PlaneHandOver {
     // Of the next patch.
     uint4 saved[VECTORS];
     float2 of[WIDTH / 8];
+    float2 met[Epilogue::MEETS_ROWS ? WIDTH / 8 : 1][2];
+    // Those of a lane, eight lines apart.
+    typename Epilogue::Row rows[2];
 
     __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
-        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of() {
-        if (reads) read(0);
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), met(), rows() {
+        if (!reads) return;
+        read(0);
+        if constexpr (Epilogue::MEETS_ROWS) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                rows[h] = epilogue.row(this->m0 + threadIdx.x % WARP / 4 + h * 8, pair_column(0, 0));
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) meet(0, i);
+        }
+    }
+
+    // Whether eight columns of a patch lie inside C, of an epilogue that only takes so many at once.
+    __device__ __forceinline__ bool begins(int each, int i) const { return n0 + each * WIDTH + i * 8 < n; }
+
+    __device__ __forceinline__ int pair_column(int each, int i) const {
+        return n0 + each * WIDTH + i * 8 + threadIdx.x % 4 * 2;
+    }
+
+    __device__ __forceinline__ void meet(int each, int i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            if (begins(each, i)) met[i][h] = epilogue.meet(rows[h], pair_column(each, i));
     }
 
     __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
@@ -205,7 +230,7 @@ struct PlaneHandOver {
             if (inside(each, v)) saved[v] = *reinterpret_cast<const uint4*>(from + place(each, v));
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
-            const int j = n0 + each * WIDTH + i * 8 + threadIdx.x % 4 * 2;
+            const int j = pair_column(each, i);
             if (j < n) of[i] = epilogue.of_columns(j);
         }
     }
@@ -226,16 +251,23 @@ struct PlaneHandOver {
             for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
             if (each + 1 < PATCHES) read(each + 1);
 #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i)
+            for (int i = 0; i < WIDTH / 8; ++i) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     const float* const sum = c + each * (WIDTH / 2) + i * 4 + h * 2;
                     unsigned* const word =
                         reinterpret_cast<unsigned*>(lines + (lane / 4 + h * 8) * PITCH + i * 8 + lane % 4 * 2);
                     const unsigned known = epilogue.saved() ? *word : 0;
-                    const float2 made = epilogue.pair(make_float2(sum[0], sum[1]), now[i], known);
+                    float2 made = make_float2(sum[0], sum[1]);
+                    if constexpr (Epilogue::MEETS_ROWS)
+                        made = begins(each, i) ? epilogue.pair(made, now[i], rows[h], met[i][h]) : made;
+                    else
+                        made = epilogue.pair(made, now[i], known);
                     *word = bfloat_pair(made.x, made.y);
                 }
+                if constexpr (Epilogue::MEETS_ROWS)
+                    if (each + 1 < PATCHES) meet(each + 1, i);
+            }
             __syncwarp();
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
@@ -244,6 +276,10 @@ struct PlaneHandOver {
                 if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.plane() + place(each, v)) = vector;
             }
             __syncwarp();
+        }
+        if constexpr (Epilogue::MEETS_ROWS) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) epilogue.leave(rows[h]);
         }
     }
 };

@@ -64,9 +64,11 @@ template <class Loss>
 struct SumOfTerms {
     static constexpr int FEW_COLUMNS = 0;  // as many as LanesAlone is quick with
     static constexpr int BATCH = 4;  // outputs whose loads are on their way together
+    static __device__ __forceinline__ float share(int) { return 1.0f; }  // what an output's term counts in its row
 
     template <class R>
-    static __device__ __forceinline__ float row(const R& r, float scale = 1.0f) {
+    static __device__ __forceinline__ float row(const R& r) {
+        const float scale = Loss::share(r.n);
         constexpr int SIZE = R::Team::SIZE;
         float sum = 0.0f;
         for (int first = R::Team::rank(); first < r.n; first += BATCH * SIZE) {
@@ -91,12 +93,8 @@ struct SumOfTerms {
 };
 
 template <class Loss>
-struct MeanOfTerms {
-    static constexpr int FEW_COLUMNS = 0;
-    template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
-        return SumOfTerms<Loss>::row(r, 1.0f / r.n);
-    }
+struct MeanOfTerms : SumOfTerms<Loss> {
+    static __device__ __forceinline__ float share(int n) { return 1.0f / n; }
 };
 
 struct SquaredError : SumOfTerms<SquaredError> {
@@ -254,15 +252,17 @@ struct Total {
         __syncthreads();
         weight = block_sum(weight, scratch);
         if (threadIdx.x == 0) {
-            sums[2 * blockIdx.x] = value;
-            sums[2 * blockIdx.x + 1] = weight;
+            const int block = blockIdx.y * gridDim.x + blockIdx.x;
+            sums[2 * block] = value;
+            sums[2 * block + 1] = weight;
         }
         if (totals) arrival = arrive(arrived);
     }
 
     __device__ __forceinline__ void finish() const {
         SHARED(double, scratch);
-        if (totals && was_last(arrival, scratch)) total_error(step, sums, gridDim.x, totals, losses);
+        const unsigned blocks = gridDim.x * gridDim.y;
+        if (totals && was_last(arrival, scratch, blocks)) total_error(step, sums, blocks, totals, losses);
     }
 };
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "matrix.cuh"
+#include "tensor_loss.cuh"
 #include "tensor_update.cuh"
 
 namespace mlpgpu {

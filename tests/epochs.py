@@ -38,7 +38,7 @@ class Epoch:
         loss, kind = self.plan.loss, self.plan.target_kind
         assert loss is not None and kind is not None
         rows = BATCH_SIZE * (len(rates) - 1) + LAST_BATCH
-        wide = dataset(loss, kind, rows=rows, n_in=self.plan.n_in, n_out=3, weighted=not as_bytes)
+        wide = dataset(loss, kind, rows=rows, n_in=self.plan.n_in, n_out=self.plan.n_out, weighted=not as_bytes)
         assert wide.y is not None
         x = (50.0 * wide.x + 128.0).clip(0.0, 255.0).astype(np.uint8) if as_bytes else wide.x.astype(np.float32)
         self.data = Dataset(x, wide.y if kind == "index" else wide.y.astype(np.float32), wide.weight)

@@ -47,7 +47,7 @@ INNER_LEVELS = {
         *("explain", "products", "workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
-        *("entry", "dense", "planes", "tensor", "local", "rows", "losses", "patterns", "metrics", "updates", "rates"),
+        *("entry", "dense", "planes", "losses", "tensor", "local", "rows", "patterns", "metrics", "updates", "rates"),
         *("table", "__init__"),
     ),
 }

@@ -38,7 +38,7 @@ from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import REDUCTIONS, Plan
 
 # What belongs to a data set or a run, not to the plan: the program puts it in.
-OWNED = {"order", "data", "scale", "seed", "targets", "weights", "graph_steps"}
+OWNED = {"order", "data", "scale", "seed", "targets", "plain targets", "weights", "graph_steps"}
 NUMBERS = {"scale", "seed", "graph_steps"}
 ELEMENT_BYTES = {"double": 8, "uint64_t": 8, "Step": 24, "StackLayer": 40, "uint16_t": 2}
 # What arrays hold that the host keeps as float32.
@@ -347,6 +347,34 @@ def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> Non
     assert not of_bytes.staged and of_bytes.stages == 32
 
 
+def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None:
+    first, last = Dense(512, 512, "relu"), Dense(512, 512)
+
+    def step(*layers: Layer, **options: object) -> Lowered:
+        plan = make_plan(layers, **{"capacity": 1024, "precision": "bfloat16", **options})
+        return lowered(plan, arch="sm_90a")
+
+    low = step(first, last)
+    ending, following = low.shares[0][1:3]
+    assert ending.entry.name == "tensor_forward_loss_squared_error_bfloat16_wgmma_64x128"
+    assert (ending.operation, following.operation) == ("2 Dense", "4 DenseBackward")
+    assert ending.values["delta_planes"] == At("dy1.planes") and "dy1" not in low.bytes
+    assert (ending.values["sums"], ending.values["totals"]) == (At("sums"), At("totals"))
+    assert names(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16_wgmma_64x128", "loss_squared_error_dense"]
+    parts = step(first, last, shares=2)
+    sums = [share[1].values["sums"] for share in parts.shares]
+    assert sums == [At("sums"), At("sums", 2 * math.prod(parts.shares[0][1].grid))]
+    assert names(parts.finish)[0] == "total_error"
+    for apart in (
+        step(first, last, precision="tf32"),  # a row's exponent is known when the row is whole
+        step(first, last, loss="softmax_cross_entropy", target_kind="dense"),
+        step(first, Dense(512, 512, "tanh")),
+        step(first, Dense(512, 516)),
+        step(first, last, Standardize(512)),
+    ):
+        assert sum(name.startswith("loss_") for name in names(apart.shares[0])) == 1
+
+
 def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     assert "sum_columns" not in names(low.shares[0]) and names(low.finish) == ["update_biases_Momentum"]
@@ -514,7 +542,7 @@ class HostProgram:
                 array[:] = 0.0
         self.arrays |= {name: np.array(words, np.int32) for name, words in self.low.words.items()}
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
-        self.arrays |= {"data": data.storage_x, "targets": targets}
+        self.arrays |= {"data": data.storage_x, "targets": targets, "plain targets": targets}
         if data.weight is not None:
             self.arrays["weights"] = data.weight.astype(np.float32)
         self.numbers = {"scale": data.scale or 1.0, "seed": sampling.seed}
@@ -651,6 +679,8 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
         {"loss": "squared_error", "shares": 2},
     ),
+    "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": "huber"}),
+    "a loss at the end, shares": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shares": 2}),
     "tied, clipped": (
         [Dense(9, 33, "relu"), *[Dense(33, 33, "sigmoid")] * 2, Dense(33, 3)],
         {"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
@@ -664,6 +694,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         *(("planes from product to product", precision) for precision in FORMS),
         ("dropout between, shares", "float32"),
         ("dropout between, shares", "bfloat16"),
+        *((case, "bfloat16") for case in TENSOR_STEPS if case.startswith("a loss")),
         ("tied, clipped", "tf32"),
     ],
 )

@@ -349,6 +349,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "T::K * (tile + 1) / tiles - 1 : 0",
         kernels.tensor_backward_update("Adam", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
     ),
+    "value of a row beyond the share": (
+        "tensor_loss.cuh",
+        "if (row.is_inside) value",
+        "value",
+        kernels.tensor_forward_loss("huber", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "weight of a row counted twice": (
+        "tensor_loss.cuh",
+        "if (column == 0 && found",
+        "if (column >= 0 && found",
+        kernels.tensor_forward_loss("huber", kernels.matrix_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
+    "shared memory of a product taken before its end": (
+        "tensor_loss.cuh",
+        "    __syncthreads();  // the sums' shared memory was the product's\n",
+        "",
+        kernels.tensor_forward_loss("huber", kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[-1]),
+    ),
     "part of a bias left out": (
         "update.cuh",
         "i < bias.parts;",

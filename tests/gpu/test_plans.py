@@ -313,6 +313,10 @@ TENSOR_CASES = {
         (Dense(7, 33, "relu"), *(2 * [Dense(33, 33, "tanh")]), Dense(33, 3)), optimizer=Adam(0.01, clip_norm=0.2)
     ),
     "standardized": Case((Standardize(7), *mlp(7, 33, 2), Standardize(2)), "squared_error", "dense", weighted=True),
+    "a loss at the end": Case(
+        (Dense(33, 40, "gelu"), Dense(40, 136)), "squared_error", "dense", rows=300, batch_size=130, weighted=True
+    ),
+    "of shares": Case((Dense(33, 40, "gelu"), Dense(40, 72)), "binary_cross_entropy", "dense", streams=2),
     "one row": Case(mlp(31, 257, 3), batch_size=1, rows=3),
 }
 

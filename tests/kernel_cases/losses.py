@@ -58,6 +58,7 @@ def loss(
     textured: bool = True,
     total: bool = False,
     width: int | None = None,
+    bias: bool = True,
     activation: str | None = None,
     of_x: bool = False,
     team: Team = kernels.WARP_TEAM,
@@ -80,6 +81,7 @@ def loss(
     if width is not None:  # multiples of 2⁻⁸ that float32 holds, in whatever order they are added up
         x = batch.rows_of(random.integers(-4, 5, (batch.capacity, width)) / 4)
         w_layer, b_layer = random.integers(-16, 17, (width, n)) / 64, random.integers(-64, 65, n) / 32
+        b_layer = b_layer if bias else np.zeros(n)
         logits = batch.rows_of(x @ w_layer + b_layer)
 
     target = targets[batch.fetched]
@@ -139,7 +141,7 @@ def loss(
         return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
 
     del args["logits"]
-    args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32), "k": width}
+    args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
     args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None, "dx_lines": None}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))

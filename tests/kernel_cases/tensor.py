@@ -6,6 +6,7 @@ product of the float32 arrays: to what its form loses, and to what its sums do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +48,7 @@ from .case import (
     wide,
 )
 from .dense import finish
+from .losses import loss
 from .updates import stepped
 
 UNHELD, NAN_IN, USED = 1, 2, 4
@@ -69,6 +71,7 @@ SAMPLE = {
         kernels.tensor_backward_update("Adam", tile),
         *(kernels.tensor_forward(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
         *(kernels.tensor_backward_input(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
+        *(kernels.tensor_forward_loss(name, tile) for name in ("huber", "binary_cross_entropy") if tile.form.is_single),
     )
 }
 
@@ -410,6 +413,29 @@ def tensor_forward(
     return Case(name, entry, _row_grid(tile, batch.most_rows, n), args, outputs)
 
 
+def tensor_forward_loss(tile: ProductTile, name: str, batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
+    """Arguments of a head whose logits are exact, also of bfloat16; ``plain`` is without a bias and weights of rows."""
+    head = loss(name, "dense", batch, n, width=k, weighted=not plain, total=True, bias=not plain)
+    x, w, part = head.args["x"], head.args["w"], batch.part
+    assert isinstance(x, np.ndarray) and isinstance(w, np.ndarray)
+    into, rows = blank_planes(tile.form, batch.most_rows, n), part.stop - part.start
+    x_planes, w_planes = split(tile.form, x[part]).bits, split(tile.form, w).bits
+    x_source, w_source = _sources(tile, x_planes if rows else into, w_planes, a_inner=True, b_inner=False)
+    grid = _row_grid(tile, batch.most_rows, n)
+    args = {name: head.args[name] for name in ("order", "b", "targets", "weights", "arrived", "totals", "losses")}
+    args |= {
+        **batch.args, "x_planes": x_source, "x_plane": x_planes[0].size, "w_planes": w_source,
+        "sums": blank(math.prod(grid), 2, dtype=np.float64), "delta_planes": into, "k": k, "n": n,
+    }  # fmt: skip
+    delta = head.outputs["delta"]
+    outputs = {name: head.outputs[name] for name in ("arrived", "totals", "losses")}
+    for total in ("totals", "losses"):  # a thread adds a quarter of a row's terms up in float32
+        outputs[total] = replace(outputs[total], bound=outputs[total].bound + n / 4 * EPS32 * abs(outputs[total].value))
+    outputs["delta_planes"] = _plane_output(delta.value[part], delta.bound[part], rows, into)
+    entry = kernels.tensor_forward_loss(name, tile)
+    return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, grid, args, outputs)
+
+
 def tensor_backward_input(
     tile: ProductTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
 ) -> Case:
@@ -671,6 +697,12 @@ def product_cases() -> Iterator[Case]:
             for tile in (largest, smallest):  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
                 yield tensor_backward_weight(tile, whole(300), x, dz, optimizer="Momentum", multiprocessors=4)
+        if form.is_single:
+            for tile, name in product((largest, smallest), kernels.SUMS_OF_TERMS):
+                yield tensor_forward_loss(tile, name, whole(33), 37, 72)
+                yield tensor_forward_loss(tile, name, whole(33), 37, 72, plain=True)
+            for tile, batch in product((largest, smallest), (whole(300), *batches(130))):
+                yield tensor_forward_loss(tile, "huber", batch, 67, 328)
         if form.scaled:
             for tile in (largest, smallest):
                 x, w = hard(33, 70), normal(70, 37)

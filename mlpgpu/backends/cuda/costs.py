@@ -25,6 +25,7 @@ OF_DENSE: dict[str, Axes] = {
 }  # fmt: skip
 # Of the float32 arrays beside planes, products read what planes do not hold: nothing, as a rule.
 OF_TENSOR_CORES: dict[str, Axes] = {
+    **OF_LOSS, "delta_planes": ("rows", "n"),
     "x_planes": ("planes", "rows", "k"), "dz_planes": ("planes", "rows", "n"), "w_planes": ("planes", "k", "n"),
     "saved_planes": ("rows", "k"), "y_planes": ("rows", "n"), "dx_planes": ("rows", "k"), "x_lines": ("rows",),
     "dz_lines": ("rows",), "w_lines": ("k",), "w_columns": ("n",), "x_columns": ("k",), "dz_columns": ("n",),
@@ -106,6 +107,7 @@ PRODUCTS = {
     "head": 2,
     "dense_backward_atomic": 2,
     "tensor_forward": 1,
+    "tensor_forward_loss": 1,
     "tensor_backward_input": 1,
     "tensor_backward_weight": 1,
     "tensor_backward_update": 1,

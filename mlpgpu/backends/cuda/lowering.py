@@ -101,6 +101,10 @@ class _Lowering(Share):
 
     def dense(self, op: ops.Dense, following: ops.Operation | None) -> bool:
         if self.tensor_cores and self.tensor_cores.makes(op):
+            is_plain = self.target_statistics == (None, None)
+            if isinstance(following, ops.Loss) and is_plain and self.tensor_cores.ends_with(op, following):
+                self.tensor_cores.forward_loss(op, following, self._weighed_plainly)
+                return True
             self.tensor_cores.forward(op)
             return False
         k, n = self.shapes[op.weight]
@@ -275,14 +279,19 @@ class _Lowering(Share):
     def _weighed(self, grid: tuple[int, int, int]) -> dict[str, Value]:
         """What a loss is given beside its rows; each block leaves a sum."""
         mean, scale = self.target_statistics
+        return {**self._weighed_plainly(grid), "mean": mean, "scale": scale}
+
+    def _weighed_plainly(self, grid: tuple[int, int, int]) -> dict[str, Value]:
+        """The same of one that takes no standardized targets."""
+        blocks = math.prod(grid)
         if self.is_training:
-            self.lowered.bytes["sums"] = SUMS_BYTES * self.count * grid[0]
+            self.lowered.bytes["sums"] = SUMS_BYTES * self.count * blocks
         total: dict[str, Value] = {"arrived": None, "totals": None, "losses": None}
         if self.count == 1:  # the last block to end adds the batch up
             total = {name: At(name) for name in total}
         return {
-            "order": At("order"), "targets": At("targets"), "weights": At("weights"), "mean": mean, "scale": scale,
-            "sums": At("sums", 2 * grid[0] * self.number), **total,
+            "order": At("order"), "targets": At("targets"), "weights": At("weights"),
+            "sums": At("sums", 2 * blocks * self.number), **total,
         }  # fmt: skip
 
     def _loss_of_tail(self, op: ops.Loss, tail: Tail) -> None:

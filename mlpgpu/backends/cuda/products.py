@@ -21,6 +21,7 @@ SCRATCH = "a product alone"
 # The arguments that are a form's operands as planes, and as floats, without the ending.
 OPERANDS = {
     "tensor_forward": ("x", "w"),
+    "tensor_forward_loss": ("x", "w"),
     "tensor_backward_input": ("dz", "w"),
     "tensor_backward_update": ("x", "dz"),
     "tensor_backward_weight": ("x", "dz"),
@@ -61,7 +62,7 @@ class Products(Probe):
         with self._device:
             self._take({SCRATCH: 4 * most_rows * padded_columns(max(widths))})
         taken = {"b": None, "z": None, "saved": None, "saved_planes": None, "db": None, "parts": None, "arrived": None}
-        if family == "tensor_forward":
+        if family in ("tensor_forward", "tensor_forward_loss"):
             entry = kernels.tensor_forward("identity", tile)
         elif family == "tensor_backward_input":
             entry = kernels.tensor_backward_input("identity", tile)
@@ -73,7 +74,8 @@ class Products(Probe):
             f"y{ending}": At(SCRATCH),
             f"dx{ending}": At(SCRATCH),
         }
-        values = {"dw": At(SCRATCH), **launch.values, **taken, **stored}
+        unscaled = dict.fromkeys(("x_lines", "w_columns", "x", "w"))  # which one that ends with a loss does not take
+        values = {"dw": At(SCRATCH), **unscaled, **launch.values, **taken, **stored}
         return replace(
             launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}
         )

@@ -417,7 +417,8 @@ class CudaProgram(CudaState):
         """
         numbers: dict[str, Value] = {"scale": data.scale, "seed": seed, "weights": data.addresses.get("weights")}
         numbers |= others
-        numbers["targets"] = data.addresses.get("targets") if data.texture is None else int(data.texture)
+        numbers["plain targets"] = data.addresses.get("targets")
+        numbers["targets"] = numbers["plain targets"] if data.texture is None else int(data.texture)
 
         def resolve(value: Value) -> int | float | None:
             if isinstance(value, Map):

@@ -5,6 +5,7 @@ The planes are the program's own arrays, named after the float32 arrays beside w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 from ... import plan as ops
@@ -16,6 +17,8 @@ from .share import Share, part_length, title
 
 # Below, plain cores have made a product before tensor cores have its operands.
 LEAST_WIDTH, LEAST_WEIGHTS, LEAST_ROWS = 128, 1 << 18, 256
+
+Grid = tuple[int, int, int]
 
 # Arrays: parts of biases' gradients, and what is known of each, PartedBias of update.cuh.
 BIAS_PARTS, PARTED_BIASES, PARTED_WORDS = "bias parts", "biases in parts", 6
@@ -196,6 +199,46 @@ class TensorCores:
         """The product, of planes that are made before it where nothing has left them yet."""
         share = self.share
         k, n = share.shapes[op.weight]
+        tile, operands = self._forward_operands(op)
+        z = share.stored(op.z) if op.z else None
+        y, y_planes = self.written(op.y)
+        share.add(
+            kernels.tensor_forward(op.activation, tile),
+            tile.grid(padded_rows(share.rows) if y_planes else share.rows, n, share.multiprocessors),
+            **operands, x_lines=self._lines_of(op.x), w_columns=self._weight(op.weight)["columns"],
+            x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y, y_planes=y_planes, k=k, n=n,
+        )  # fmt: skip
+
+    def ends_with(self, op: ops.Dense, loss: ops.Loss) -> bool:
+        """Whether a layer's product can end with the loss, which leaves no logits, and deltas as a plane alone."""
+        return (
+            self.makes(op)
+            and self.form.is_single  # exponents are known when a row is whole
+            and not self.share.plan.ends_with_gradient  # whose logits are looked at
+            and op.activation == "identity"
+            and loss.loss in kernels.SUMS_OF_TERMS
+            and loss.delta is not None
+            and self.share.width(op.y) % kernels.LOSS_COLUMNS == 0
+            and self._multiplies(loss.delta)
+            and not self._reads_floats(loss.delta)
+        )
+
+    def forward_loss(self, op: ops.Dense, loss: ops.Loss, weighed: Callable[[Grid], dict[str, Value]]) -> None:
+        """The product and the loss; ``weighed`` tells what that is given beside its rows, for a grid."""
+        share = self.share
+        k, n = share.shapes[op.weight]
+        assert loss.delta is not None
+        tile, operands = self._forward_operands(op)
+        _, delta_planes = self.written(loss.delta)
+        entry = kernels.tensor_forward_loss(loss.loss, tile)
+        grid = tile.grid(padded_rows(share.rows), n, share.multiprocessors)
+        given = {**operands, **weighed(grid), "targets": At("plain targets")}
+        share.add(entry, grid, **given, b=share.at(op.bias), delta_planes=delta_planes, k=k, n=n)
+
+    def _forward_operands(self, op: ops.Dense) -> tuple[ProductTile, dict[str, Value]]:
+        """The tile of x W, and its operands; their planes are made here where nothing has left them yet."""
+        share = self.share
+        k, n = share.shapes[op.weight]
         weight, w_planes, x_planes = self._weight(op.weight), self._weight_planes(op.weight), self._planes_of(op.x)
         x_lines = self._lines_of(op.x)
         if op.x not in self.in_planes:
@@ -214,19 +257,11 @@ class TensorCores:
                 share.lowered.staged_bytes[x_planes.array] = 2 * self.form.planes * self._plane(k)
             else:
                 share.launches.append(splitting)
-        z = share.stored(op.z) if op.z else None
-        y, y_planes = self.written(op.y)
         tile = kernels.matrix_tile_for(self.form, share.rows, n, share.multiprocessors, share.arch)
         x_source, w_source = self._sources(
             tile, (x_planes, share.rows, k), (w_planes, k, n), a_inner=True, b_inner=False
         )
-        share.add(
-            kernels.tensor_forward(op.activation, tile),
-            tile.grid(padded_rows(share.rows) if y_planes else share.rows, n, share.multiprocessors),
-            x_planes=x_source, x_plane=self._plane(k), w_planes=w_source, x_lines=x_lines,
-            w_columns=weight["columns"], x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y,
-            y_planes=y_planes, k=k, n=n,
-        )  # fmt: skip
+        return tile, {"x_planes": x_source, "x_plane": self._plane(k), "w_planes": w_source}
 
     def backward(self, op: ops.DenseBackward, following: ops.Operation | None) -> bool:
         """Both products; takes in an activation's derivative of dx."""

@@ -9,6 +9,9 @@ from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
 from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
 
+# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of loss.cuh.
+SUMS_OF_TERMS = tuple(name for name, row in LOSSES.items() if row.output != "softmax")
+
 # Head of head.cuh.
 HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
 HEAD_SHARED_BYTES = 4 * (12 * 1028 + HEAD_ROWS * (8 + 2) * HEAD_MOST_N + 4 * HEAD_ROWS)

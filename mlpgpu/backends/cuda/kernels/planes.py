@@ -24,6 +24,11 @@ class Form:
     scaled: bool
 
     @property
+    def is_single(self) -> bool:
+        """Whether an element's words follow from the element alone, and are one."""
+        return self.planes == 1 and not self.scaled
+
+    @property
     def name(self) -> str:
         """As part of an entry's name."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.struct).lower()

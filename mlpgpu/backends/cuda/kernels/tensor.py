@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import ROWS, Entry, arguments, camel, ceil_div
+from .losses import SUMS_OF_TERMS
 from .planes import FORMS, Form
+
+LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str)
 def _tensor_product(
     name: str, epilogue: str, tile: ProductTile, rest: str, *, a_inner: bool, b_inner: bool, constants: bool = False
 ) -> Entry:
-    """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer or nothing.
+    """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
     In ``rest``, SOURCE is what the product takes.
     """
@@ -222,6 +225,16 @@ def tensor_forward(activation: str, tile: ProductTile) -> Entry:
         "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int k, int n"
     )
     return _tensor_product("tensor_forward", activation, tile.with_light_end(), rest, a_inner=True, b_inner=False)
+
+
+def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
+    """The last layer and a loss, which is one of ``SUMS_OF_TERMS``."""
+    rest = (
+        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const float* b, const int* order, const float* targets, "
+        "const float* weights, double* sums, unsigned* arrived, double* totals, double* losses, "
+        "uint16_t* delta_planes, int k, int n"
+    )
+    return _tensor_product("tensor_forward_loss", loss, tile, rest, a_inner=True, b_inner=False)
 
 
 def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
@@ -262,4 +275,6 @@ def tensor_entries() -> list[Entry]:
             entries += [tensor_backward_update(optimizer, tile) for optimizer in OPTIMIZERS]
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
+            if form.is_single:
+                entries += [tensor_forward_loss(loss, tile) for loss in SUMS_OF_TERMS]
     return entries
