@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dense.cuh"
+#include "overlap.cuh"
 #include "planes.cuh"
 #include "update.cuh"
 
@@ -77,7 +78,6 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     // What the first threads move in the end, on its way from the beginning.
     const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
-    const double read_totals[] = {totals[0], totals[1]};  // the division comes later, with nothing to wait for
     const float* const rates = schedule + step->run * COLUMNS;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
@@ -89,10 +89,12 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     const float* const from = first_row(rows, x, order, k);
     const int* const lines = row_lines(rows, order);
     const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
+    if (!vectored) follow_launch_before();  // single floats are read through the first-level cache
     const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
     const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
     const float* const of_share = dz + static_cast<int64_t>(rows.first) * n + n0;
     float sums[GROUPS][T::PER_LANE * T::PER_LANE] = {};
+    double read_totals[2] = {};
     for (int row0 = 0; row0 < rows.count; row0 += most) {
         const int staged = min(most, rows.count - row0);
         if (row0 > 0) __syncthreads();
@@ -104,6 +106,8 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
             const float4 four = row_vector(from + stored * k, k, first_line, vectored);
             values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
         }
+        follow_launch_before();
+        read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, with nothing to wait for
         stage_deltas(of_share + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
         if (first_line <= k && k < first_line + T::PER_LANE) {

@@ -44,7 +44,7 @@ __device__ __forceinline__ bool is_aligned(const float* data, int n) {
 // Columns `column` to `column` + 3 of a row of n; 0 beyond it.
 template <bool ALIGNED>
 __device__ __forceinline__ float4 load_quad(const float* row, int column, int n) {
-    if (ALIGNED) return *reinterpret_cast<const float4*>(row + column);
+    if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
     return row_vector(row, n, column, false);
 }
 
@@ -208,7 +208,7 @@ struct Forward {
     __device__ __forceinline__ uint16_t* plane() const { return y_plane; }
     __device__ __forceinline__ int filled() const { return rows; }
     __device__ __forceinline__ float2 of_columns(int column) const {
-        return b ? *reinterpret_cast<const float2*>(b + column) : make_float2(0.0f, 0.0f);
+        return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
     }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, unsigned) const {
         return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
@@ -233,7 +233,7 @@ struct BackwardInput {
     __device__ __forceinline__ Read read(int row, int column) const {
         if (saved_plane) {
             const int64_t at = static_cast<int64_t>(row) * padded_columns(k) + column;
-            const float2 words = *reinterpret_cast<const float2*>(saved_plane + at);
+            const float2 words = __ldcg(reinterpret_cast<const float2*>(saved_plane + at));
             return make_float4(words.x, words.y, 0.0f, 0.0f);
         }
         if (saved_array && row < rows) return load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);

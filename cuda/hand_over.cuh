@@ -32,8 +32,11 @@ struct HandOver {
 
     __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
+        if (reads) read_ahead();
+    }
+
+    __device__ __forceinline__ void read_ahead() {
         if constexpr (EARLY) {
-            if (!reads) return;
 #pragma unroll
             for (int each = 0; each < PATCHES; ++each)
 #pragma unroll
@@ -192,12 +195,14 @@ struct PlaneHandOver {
 
     __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), met(), rows() {
-        if (!reads) return;
+        if (reads) read_ahead();
+    }
+
+    __device__ __forceinline__ void read_ahead() {
         read(0);
         if constexpr (Epilogue::MEETS_ROWS) {
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                rows[h] = epilogue.row(this->m0 + threadIdx.x % WARP / 4 + h * 8, pair_column(0, 0));
+            for (int h = 0; h < 2; ++h) rows[h] = epilogue.row(m0 + threadIdx.x % WARP / 4 + h * 8, pair_column(0, 0));
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) meet(0, i);
         }
@@ -227,7 +232,7 @@ struct PlaneHandOver {
         const uint16_t* const from = epilogue.saved();
 #pragma unroll
         for (int v = 0; from && v < VECTORS; ++v)
-            if (inside(each, v)) saved[v] = *reinterpret_cast<const uint4*>(from + place(each, v));
+            if (inside(each, v)) saved[v] = __ldcg(reinterpret_cast<const uint4*>(from + place(each, v)));
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
             const int j = pair_column(each, i);

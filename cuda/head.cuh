@@ -6,6 +6,7 @@
 #pragma once
 
 #include "loss.cuh"
+#include "overlap.cuh"
 
 namespace mlpgpu {
 
@@ -27,25 +28,34 @@ struct ReadTarget {
     static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
 };
 
-// staged (GROUP, PITCH) = columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n), those that there are, and 0
-// behind the last line for the warp that has it.  Threads go through W as it lies in memory, each in one column; all
-// their loads are on their way before they store the first.
-__device__ __forceinline__ void stage_columns(const float* w, int k, int n, int k0, int j0, float* staged) {
-    constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
-    const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0), apart = Head::THREADS / columns;
-    const int column = threadIdx.x % columns, first = threadIdx.x / columns;
-    const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
-    const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
-    const int64_t step = static_cast<int64_t>(apart) * n;
-    const int own = (min(lines, end) - first + apart - 1) / apart, all = (end - first + apart - 1) / apart;
+// Columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n) on their way to shared memory, those that there are,
+// and 0 behind the last line for the warp that has it.  Threads go through W as it lies in memory, each in one column;
+// all their loads are on their way before they store the first.
+struct HeadColumns {
+    static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
+    int place, apart, all;
     float values[MOST];
+
+    __device__ __forceinline__ HeadColumns(const float* w, int k, int n, int k0, int j0) {
+        const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
+        apart = Head::THREADS / columns;
+        const int column = threadIdx.x % columns, first = threadIdx.x / columns;
+        const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
+        const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
+        const int64_t step = static_cast<int64_t>(apart) * n;
+        const int own = (min(lines, end) - first + apart - 1) / apart;
+        all = (end - first + apart - 1) / apart, place = column * Head::PITCH + first;
 #pragma unroll
-    for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? *from : 0.0f;
-    constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
-    int place = column * Head::PITCH + first;
+        for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? __ldcg(from) : 0.0f;
+    }
+
+    // To staged (GROUP, PITCH).
+    __device__ __forceinline__ void put(float* staged) const {
+        constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
 #pragma unroll
-    for (int i = 0; i < MOST; ++i, place += apart) staged[i < all ? place : NOWHERE] = values[i];
-}
+        for (int i = 0, at = place; i < MOST; ++i, at += apart) staged[i < all ? at : NOWHERE] = values[i];
+    }
+};
 
 // What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
 struct HeadThread {
@@ -195,14 +205,16 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
     // A warp's row and a lane's column, of the loss.
     const bool is_there = own.has_row() && own.warp < rows, has_column = own.lane < n;
     const int64_t from = is_there ? order[share_of.order + first + own.warp] : 0;
-    const float bias = b && has_column ? b[own.lane] : 0.0f;
+    const float bias = b && has_column ? __ldcg(b + own.lane) : 0.0f;
     ReadTarget<Target> target = {0.0f};
     float row_weight = 1.0f;
     float values[HeadThread::COUNT];  // of x, and later of dx's slope
     for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
-        if (own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
         for (int j0 = 0; j0 < n; j0 += T::GROUP) {
-            stage_columns(w, k, n, k0, j0, staged);
+            const HeadColumns columns(w, k, n, k0, j0);
+            if (k0 + j0 == 0) follow_launch_before();
+            if (j0 == 0 && own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
+            columns.put(staged);
             if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
                 if (has_column) target.t = Target{targets, from, n, mean, scale}(own.lane);
                 if (weights) row_weight = weights[from];
@@ -230,6 +242,7 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
         if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
     }
     __syncthreads();
+    if (rows <= 0) follow_launch_before();
     if (own.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
 
     const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(share_of.count);

@@ -6,6 +6,7 @@
 // NVIDIA's PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
+#include "overlap.cuh"
 #include "portable.cuh"
 
 namespace mlpgpu {

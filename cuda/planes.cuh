@@ -18,6 +18,7 @@
 // to one share: its first row is row 0.  The padding is written as 0 each time, so products read it.
 #pragma once
 
+#include "overlap.cuh"
 #include "step.cuh"
 
 namespace mlpgpu {
@@ -117,9 +118,9 @@ struct HalfPair {
     static __device__ __forceinline__ Held hold(float x, int exponent) { return hold_half(x, exponent); }
 };
 
-// A float32 array's row in vectors of four; 0 beyond its end.
+// A float32 array's row in vectors of four, which are read past the first-level cache; 0 beyond its end.
 __device__ __forceinline__ float4 row_vector(const float* row, int n, int column, bool vectored) {
-    if (vectored && column + 4 <= n) return *reinterpret_cast<const float4*>(row + column);
+    if (vectored && column + 4 <= n) return __ldcg(reinterpret_cast<const float4*>(row + column));
     float4 four;
     four.x = column < n ? row[column] : 0.0f;
     four.y = column + 1 < n ? row[column + 1] : 0.0f;
@@ -267,6 +268,7 @@ template <class Form>
 __device__ __forceinline__ void split_rows(const Step* step, int share, int shares, const float* x,
                                            const int* order, const int* weight_lines, float* copy, uint16_t* planes,
                                            int64_t plane, int* lines, int* columns, int n) {
+    follow_launch_before();
     const Rows rows = share_rows(step + blockIdx.y, share, shares);
     const RowTeam team(n);
     const int r = blockIdx.x * team.rows() + team.row;
@@ -286,6 +288,7 @@ template <class Form>
 __device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k, int n,
                                               const float* other_w, uint16_t* other_planes, int* other_lines,
                                               int* other_columns, int other_k, int other_n) {
+    follow_launch_before();
     int64_t block = blockIdx.x;
     const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
     if (block >= blocks) {
@@ -351,6 +354,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
                                               int* lines, const int* x_lines, uint16_t* planes, uint16_t* row_planes,
                                               int64_t plane, int* columns, float* parts, int* part_flags, unsigned* arrived,
                                               float* db, int n) {
+    follow_launch_before();
     using T = ColumnBlock;
     SHARED(float, shared);
     int* const words = reinterpret_cast<int*>(shared);
@@ -425,6 +429,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
 
 // Of each word only what a mask has stays.  Grid: any, of one dimension.
 __device__ __forceinline__ void mask_words(int* words, int mask, int64_t size) {
+    follow_launch_before();
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
         words[i] &= mask;

@@ -199,7 +199,7 @@ struct MatrixProduct {
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t a_plane, int a_pitch, Source b, int64_t b_plane,
-                                                    int b_pitch, int m, int n, int k, const Epilogue& epilogue) {
+                                                    int b_pitch, int m, int n, int k, int, const Epilogue& epilogue) {
         const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
         if (m0 >= m) return;
         const PlaneOperand<A_INNER> operand_a = {a, a_plane, a_pitch};

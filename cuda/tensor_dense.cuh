@@ -4,13 +4,14 @@
 // A Product is how C = A · B is made of planes: tensor.cuh's, or wgmma.cuh's.
 //     Form    of planes.cuh
 //     Source  what it is given of an operand: the planes, or the copy engine's map of them
-//     multiply<A_INNER, B_INNER>(a, a_plane, a_pitch, b, b_plane, b_pitch, m, n, k, epilogue)
+//     multiply<A_INNER, B_INNER>(a, a_plane, a_pitch, b, b_plane, b_pitch, m, n, k, early, epilogue)
 //             INNER tells whether the operand's rows run along k, what is summed over; `plane` and `pitch` are
 //             elements from one plane and one row to the next
 // Where an array is null it is not wanted.  Lines and columns are those of planes.cuh.
 #pragma once
 
 #include "epilogues.cuh"
+#include "overlap.cuh"
 
 namespace mlpgpu {
 
@@ -20,14 +21,14 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int share, int 
                                                typename Product::Source x_planes, int64_t x_plane,
                                                typename Product::Source w_planes, const int* x_lines,
                                                const int* w_columns, const float* x, const float* w, const float* b,
-                                               float* z, float* y, uint16_t* y_planes, int k, int n) {
+                                               float* z, float* y, uint16_t* y_planes, int early, int k, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
     const Forward<Activation> end = {b, z ? z + first * n : z, y ? y + first * n : y, y_planes, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
-                                                written, n, k, epilogue);
+                                                written, n, k, early, epilogue);
     };
     if constexpr (Product::Form::SCALED)
         multiply(rows.count,
@@ -43,7 +44,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
                                                       typename Product::Source w_planes, const int* dz_lines,
                                                       const int* w_lines, const float* dz, const float* w,
                                                       const float* saved, const uint16_t* saved_planes, float* dx,
-                                                      uint16_t* dx_planes, int k, int n) {
+                                                      uint16_t* dx_planes, int early, int k, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
@@ -51,7 +52,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
                                            dx_planes, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_planes, dz_plane, pitch, w_planes, padded_rows(k) * pitch, pitch,
-                                               written, k, n, epilogue);
+                                               written, k, n, early, epilogue);
     };
     if constexpr (Product::Form::SCALED)
         multiply(rows.count,
@@ -66,13 +67,13 @@ __device__ __forceinline__ void multiply_backward_weight(const Step* step, int s
                                                          typename Product::Source x_planes, int64_t x_plane,
                                                          typename Product::Source dz_planes, int64_t dz_plane,
                                                          const int* x_columns, const int* w_lines,
-                                                         const int* dz_columns, const float* x, const float* dz, int k,
-                                                         int n, const Write& end) {
+                                                         const int* dz_columns, const float* x, const float* dz,
+                                                         int early, int k, int n, const Write& end) {
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = rows.first;
     const auto multiply = [&](const auto& epilogue) {
         Product::template multiply<false, false>(x_planes, x_plane, padded_columns(k), dz_planes, dz_plane,
-                                                 padded_columns(n), k, n, rows.count, epilogue);
+                                                 padded_columns(n), k, n, rows.count, early, epilogue);
     };
     if constexpr (Product::Form::SCALED)
         multiply(epilogue_of(
@@ -86,9 +87,10 @@ __device__ __forceinline__ void tensor_backward_weight(const Step* step, int sha
                                                        typename Product::Source x_planes, int64_t x_plane,
                                                        typename Product::Source dz_planes, int64_t dz_plane,
                                                        const int* x_columns, const int* w_lines, const int* dz_columns,
-                                                       const float* x, const float* dz, float* dw, int k, int n) {
+                                                       const float* x, const float* dz, float* dw, int early,
+                                                       int k, int n) {
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
-                                      dz_columns, x, dz, k, n, Store{{}, dw, n});
+                                      dz_columns, x, dz, early, k, n, Store{{}, dw, n});
 }
 
 }  // namespace mlpgpu

@@ -102,7 +102,8 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int share,
     const LossEnd<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_planes, rows.count, n, value,
                                weight};
     Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
-                                            padded_rows(rows.count), n, k, epilogue_of(AsIs(), end));
+                                            padded_rows(rows.count), n, k, EARLY_A | EARLY_B | EARLY_END,
+                                            epilogue_of(AsIs(), end));
     __syncthreads();  // the sums' shared memory was the product's
     Total(step, value, weight, sums, arrived, totals, losses).finish();
 }

@@ -91,13 +91,14 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        const float* x, const float* dz, const float* db,
                                                        float* db_parts, const double* totals, float* weight,
                                                        float* bias, uint16_t* w_planes, float* weight_slots,
-                                                       float* bias_slots, int64_t size, int k, int n) {
+                                                       float* bias_slots, int64_t size, int early, int k, int n) {
+    if (!(early & EARLY_END)) await_launch_before();
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * COLUMNS;
     const Move<Rule> end = {{}, weight, bias, w_planes, weight_slots, bias_slots, size, db, db_parts, n, scale,
                             {rates[0], rates[1], rates[2]}};
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
-                                      dz_columns, x, dz, k, n, end);
+                                      dz_columns, x, dz, early, k, n, end);
 }
 
 }  // namespace mlpgpu

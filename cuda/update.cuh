@@ -1,6 +1,7 @@
 // What a step does once: add partial gradients up, measure the norm, update, move on to the next step.
 #pragma once
 
+#include "overlap.cuh"
 #include "step.cuh"
 
 namespace mlpgpu {
@@ -117,8 +118,8 @@ struct InPlace {
     __device__ __forceinline__ Held hold(int k, int column) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
         Held held;
-        held.w = weight[at];
-        for (int s = 0; s < SLOTS; ++s) held.slot[s] = slots[s * pitch + at];
+        held.w = __ldcg(weight + at);
+        for (int s = 0; s < SLOTS; ++s) held.slot[s] = __ldcg(slots + s * pitch + at);
         return held;
     }
 
@@ -204,19 +205,20 @@ struct PartedBias {
 // Grid: a thread for each column.
 template <class Rule>
 __device__ __forceinline__ void update_biases(const Step* step, const double* totals, const int* described, int count,
-                                              const float* column_parts, float* biases, float* bias_slots,
+                                              const float* column_parts, float* biases, float* biases_slots,
                                               int64_t size, int columns) {
     const PartedBias* const known = reinterpret_cast<const PartedBias*>(described);
     int j = blockIdx.x * blockDim.x + threadIdx.x, which = 0;
-    if (j >= columns) return;
+    if (j >= columns) return;  // whoever waits, the block does
     while (which + 1 < count && j >= known[which].n) j -= known[which++].n;
     const PartedBias bias = known[which];
+    follow_launch_before();
     float sum = 0.0f;
 #pragma unroll 8
     for (int i = 0; i < bias.parts; ++i) sum += column_parts[bias.begin + static_cast<int64_t>(i) * bias.pitch + j];
     const int64_t offset = static_cast<int64_t>(bias.offset_high) << 31 | bias.offset;
     const float scale = static_cast<float>(inverse_weight(totals));
-    const InPlace<Rule> move = {biases + offset, bias_slots ? bias_slots + offset : nullptr, size, bias.n, scale,
+    const InPlace<Rule> move = {biases + offset, biases_slots ? biases_slots + offset : nullptr, size, bias.n, scale,
                                 schedule + step->run * COLUMNS};
     move(0, j, sum);
 }

@@ -74,24 +74,42 @@ __device__ __forceinline__ void bring(uint32_t destination, const TensorMap* map
 
 template <class T, bool A_INNER, bool B_INNER>
 __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, int m, int n, int k_begin, int slices,
-                                        Ring<T> ring) {
+                                        Ring<T> ring, int early) {
     tensor_map_acquire(a);
     tensor_map_acquire(b);
     const int rank = cluster_rank<T::CLUSTER>();
-    for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
-        int m0, n0;
+    Scheduler<T> scheduler(m, n);
+    int m0, n0;
+    const auto bring_a = [&](int slice) {
+        for (int plane = 0; plane < T::PLANES; ++plane)
+            bring<T::M, 1, A_INNER>(ring.address() + plane * T::A_BYTES, a, ring.full + 8 * ring.stage, m0,
+                                    k_begin + slice * T::K, plane, 0);
+    };
+    const auto bring_b = [&](int slice) {
+        for (int plane = 0; plane < T::PLANES; ++plane)
+            bring<T::N, T::CLUSTER, B_INNER>(ring.address() + T::PLANES * T::A_BYTES + plane * T::B_BYTES, b,
+                                             ring.full + 8 * ring.stage, n0, k_begin + slice * T::K, plane, rank);
+    };
+    // One operand of the first slices may come while the launch before still makes the other one.
+    int ahead = 0;
+    if (early != (EARLY_A | EARLY_B) && !scheduler.is_done()) {
         scheduler.place(rank, m0, n0);
-        for (int slice = 0; slice < slices; ++slice) {
-            const int k0 = k_begin + slice * T::K;
+        const Ring<T> first = ring;
+        for (; early && ahead < min(slices, T::STAGES); ++ahead, ring.advance()) {
+            barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
+            early == EARLY_A ? bring_a(ahead) : bring_b(ahead);
+        }
+        await_launch_before();
+        ring = first;
+        for (int slice = 0; slice < ahead; ++slice, ring.advance()) early == EARLY_A ? bring_b(slice) : bring_a(slice);
+    }
+    for (; !scheduler.is_done(); scheduler.advance(), ahead = 0) {
+        scheduler.place(rank, m0, n0);
+        for (int slice = ahead; slice < slices; ++slice) {
             ring.wait_empty();
-            const uint32_t full = ring.full + 8 * ring.stage;
-            barrier_expect(full, T::STAGE_BYTES);
-            for (int plane = 0; plane < T::PLANES; ++plane) {
-                const uint32_t at_a = ring.address() + plane * T::A_BYTES;
-                const uint32_t at_b = ring.address() + T::PLANES * T::A_BYTES + plane * T::B_BYTES;
-                bring<T::M, 1, A_INNER>(at_a, a, full, m0, k0, plane, 0);
-                bring<T::N, T::CLUSTER, B_INNER>(at_b, b, full, n0, k0, plane, rank);
-            }
+            barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
+            bring_a(slice);
+            bring_b(slice);
             ring.advance();
         }
     }
@@ -120,8 +138,18 @@ struct Slices {
     }
 };
 
+// Once the producer's last warp has waited for the launch before, the consumers come here, which wait for it no sooner
+// than they have to: that takes half a microsecond, even if there is nothing to wait for.
+template <class T>
+__device__ __forceinline__ void meet_at_end() {
+    sync_some<1, WARP + T::CONSUMERS * WARPGROUP>();
+}
+
+// What could not be read ahead is read beside the products of so many slices.
+constexpr int LAST_SLICES = 4;
+
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
-__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches,
+__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches, bool reads_early,
                                         const Epilogue& epilogue) {
     using Slice = Slices<T, A_INNER, B_INNER>;
     const int rank = cluster_rank<T::CLUSTER>();
@@ -133,12 +161,30 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         if (++given_back == T::STAGES) given_back = 0;
     };
     const bool plane_alone = Epilogue::HAS_PLANE && epilogue.is_plane_alone();
+    // What reads more has waited for the launch before already.
+    constexpr bool LATER = sizeof(typename Epilogue::Read) <= sizeof(float4);
+    if (!LATER) reads_early = true;
+    bool has_waited = false;
+    const auto follow = [&] {
+        if (!has_waited) meet_at_end<T>();
+        has_waited = true;
+    };
+    const bool all_early = !plane_alone && epilogue.is_aligned();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.place(rank, m0, n0);
         m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
-        PlaneHandOver<T, Epilogue> of_plane(epilogue, m0, n0, m, n, plane_alone);
-        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n, !plane_alone && epilogue.is_aligned());
+        PlaneHandOver<T, Epilogue> of_plane(epilogue, m0, n0, m, n, plane_alone && reads_early);
+        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n, all_early && reads_early);
+        const auto read_late = [&] {
+            if constexpr (LATER) {
+                if (reads_early) return;
+                follow();
+                if (plane_alone) of_plane.read_ahead();
+                if (all_early) hand_over.read_ahead();
+                reads_early = true;
+            }
+        };
         float c[T::COUNT] = {};
         if constexpr (T::PLANES == 1) {
             ring.wait_full();
@@ -148,6 +194,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             ring.advance();
             for (int slice = 1; slice < slices; ++slice) {
                 ring.wait_full();
+                if (slice == slices - LAST_SLICES) read_late();
                 wgmma_fence();
                 Slice(ring.address(), consumer).multiply(c, 0, 0, true);
                 wgmma_commit();
@@ -186,11 +233,14 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             give_back();
             for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(cross[i], 0x1p-11f, c[i]);
         }
+        follow();
+        read_late();
         if (plane_alone)
             of_plane.run(c, patch);
         else
             hand_over.run(c, patch);
     }
+    follow();
 }
 
 // By the producer's other warps, which have nothing else to do.
@@ -231,6 +281,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
             if (lane < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, lane);
             ring.advance();
         }
+        await_launch_before();
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const int j = n0 + (q * WARP + lane) * 4;
@@ -249,7 +300,7 @@ struct WgmmaProduct {
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
-                                                    const Epilogue& epilogue) {
+                                                    int early, const Epilogue& epilogue) {
         SHARED(float, patches);
         const Ring<T> ring(patches + 4 * T::CONSUMERS * T::PATCH);
         // Columns of scaled planes are summed where planes are made.
@@ -261,15 +312,22 @@ struct WgmmaProduct {
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();
-            if (threadIdx.x == 0) produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring);
+            const int warp = threadIdx.x / WARP;
+            if (threadIdx.x == 0)
+                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, early & (EARLY_A | EARLY_B));
+            if (warp == WARPGROUP / WARP - 1) {
+                follow_launch_before();
+                meet_at_end<T>();
+            }
+            if (warp > 0 && !(MAY_SUM && column_parts)) await_launch_before();
             if (MAY_SUM && column_parts) {
-                if (threadIdx.x / WARP == 1) sum_columns<T>(m, n, slices, ring, column_parts);
-            } else if (threadIdx.x >= WARP) {
+                if (warp == 1) sum_columns<T>(m, n, slices, ring, column_parts);
+            } else if (warp > 0) {
                 finish_columns<T>(m, n, epilogue);
             }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
-            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, epilogue);
+            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, early & EARLY_END, epilogue);
         }
         if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory
     }

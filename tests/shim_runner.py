@@ -22,7 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +150,8 @@ def run(
     prepare([entry])
 
     def launch(order: int) -> dict[str, np.ndarray]:
-        head = (*sizes[0], *sizes[1], shared, order, POISON[order], seconds)
-        buffers = _Buffers(POISON[order])
+        head = (*sizes[0], *sizes[1], shared, order, POISON[order], seconds, entry.early is not None)
+        buffers = _Buffers(POISON[order], _late(entry, args))
         arguments = [buffers.pack(argument, args[argument.name]) for argument in entry.arguments]
         parts = [_text(entry.name), _numbers(*head), _numbers(len(constants or {}))]
         for name, value in (constants or {}).items():
@@ -196,11 +196,22 @@ def _text(text: str) -> bytes:
     return _numbers(len(text)) + text.encode()
 
 
+def _late(entry: Entry, args: Mapping[str, object]) -> set[int]:
+    """Ids of the arrays that a launch which overlaps finds only when the launch before it is complete."""
+    if entry.early is None:
+        return set()
+    mask = args.get("early", 0)
+    early = {"step", *(name for name, bit in entry.early if not bit or mask & bit)}
+    pointers = [argument.name for argument in entry.arguments if argument.is_pointer]
+    return {id(args[name]) for name in pointers} - {id(args[name]) for name in early & args.keys()}
+
+
 class _Buffers:
     """The arrays of one launch, each once, in the order in which arguments first name them."""
 
-    def __init__(self, poison: int) -> None:
+    def __init__(self, poison: int, late: Collection[int]) -> None:
         self.poison = poison
+        self.late = late  # ids of arguments
         self.arrays: list[np.ndarray] = []
         self.places: dict[int, int] = {}  # by id of the argument
         self.returned: dict[str, int] = {}
@@ -240,8 +251,9 @@ class _Buffers:
 
     def request(self) -> list[bytes]:
         parts = [_numbers(len(self.arrays))]
+        late = {place for known, place in self.places.items() if known in self.late}
         for place, array in enumerate(self.arrays):
-            parts += [_numbers(self._is_returned(place), array.nbytes), array.tobytes()]
+            parts += [_numbers(self._is_returned(place), place in late, array.nbytes), array.tobytes()]
         return parts
 
     def returned_bytes(self) -> int:

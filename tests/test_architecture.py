@@ -43,8 +43,8 @@ INNER_LEVELS = {
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cuda": (
         *("kernels", "compiler", "driver", "launches", "costs", "share", "local_stack", "tensor_cores", "tail"),
-        *("lowering", "resident", "sorting", "metrics", "feed", "orders", "state", "program", "timing", "probe"),
-        *("explain", "products", "workbench", "__init__"),
+        *("overlap", "lowering", "resident", "sorting", "metrics", "feed", "orders", "state", "program", "timing"),
+        *("probe", "explain", "products", "workbench", "__init__"),
     ),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "losses", "tensor", "local", "rows", "patterns", "metrics", "updates", "rates"),

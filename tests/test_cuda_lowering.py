@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -149,6 +149,64 @@ def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str) -> None:
                 value = launch.values[argument.name]
                 if isinstance(value, At) and argument.is_pointer and not argument.ctype.startswith("const "):
                     written.add(value.array)
+
+
+def touched(launch: Launch, name: str) -> tuple[str, float, float]:
+    """The array that an argument points to, and where in it what is read or written begins and ends at the most."""
+    value = launch.values[name]
+    assert isinstance(value, (At, Map))
+    k, n = launch.values.get("k"), launch.values.get("n")
+    sizes = {"w": (k, n), "weight": (k, n), "weight_slots": (k, n), "b": (n,), "bias": (n,), "bias_slots": (n,)}
+    if not isinstance(value, At) or name not in sizes:
+        return value.array, 0, math.inf
+    return value.array, value.offset, value.offset + math.prod(cast("tuple[int, ...]", sizes[name]))
+
+
+@given(plans(), ARCHITECTURES)
+def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str) -> None:
+    """Of a step's first launch, by the one that ends the step before."""
+    low = on_tensor_cores(plan, arch=arch)
+    steps = [[*low.begin, *share, *low.finish] for share in low.shares]
+    for part in (*steps, low.evaluation):
+        for before, launch in zip([part[-1], *part], part, strict=False):
+            if not launch.overlaps:
+                continue
+            assert launch.entry.early is not None and (part is low.evaluation or len(low.shares) == 1)
+            mask = launch.values.get("early", 0)
+            written = [
+                touched(before, argument.name)
+                for argument in before.entry.arguments
+                if isinstance(before.values[argument.name], At) and argument.is_pointer
+                if not argument.ctype.startswith("const ")
+            ]
+            for name, bit in launch.entry.early:
+                if not isinstance(launch.values[name], (At, Map)) or (bit and not mask & bit):
+                    continue
+                array, begin, end = touched(launch, name)
+                assert not any(array == a and begin < e and b < end for a, b, e in written), (launch, before)
+    assert not any(launch.overlaps for launch in (*low.run_begin, *low.ahead, *low.deal, *low.staged))
+    assert not low.evaluation or not low.evaluation[0].overlaps
+
+
+def test_products_read_what_was_there_before_the_launch_before() -> None:
+    """Of a product's operands A and B and what its end reads, 1, 2 and 4."""
+    low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
+    early = [launch.values.get("early") for launch in low.shares[0]]
+    assert all(launch.overlaps for launch in (*low.shares[0], *low.finish))
+    assert list(zip(families(low.shares[0]), early, strict=True)) == [
+        ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
+        ("tensor_forward_gelu_bfloat16", 6),
+        ("head_softmax_cross_entropy_index", None),
+        ("dense_backward_update_Momentum_narrow", None),
+        ("tensor_backward_input_relu_bfloat16", 7),
+        ("tensor_backward_update_Momentum_bfloat16", 7),
+        ("tensor_backward_update_Momentum_bfloat16", 7),
+    ]
+    scaled = families(lowered(tensor_plan(precision="tf32"), arch="sm_90a").shares[0])
+    split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update
+    assert scaled[split + 1] == "dense_backward_update_Momentum_narrow"
+    apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
+    assert not any(launch.overlaps for share in apart.shares for launch in share)
 
 
 def test_a_small_plan_in_full() -> None:

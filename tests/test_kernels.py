@@ -327,8 +327,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a block's part of the cluster's slice not brought": (
         "wgmma.cuh",
-        "n0, k0, plane, rank);",
-        "n0, k0, plane, 0);",
+        "slice * T::K, plane, rank);",
+        "slice * T::K, plane, 0);",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.FORMS["bfloat16"])[0]),
     ),
     "patch read before it is whole": (
@@ -420,6 +420,18 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "row = schedule + step->run * COLUMNS",
         "row = schedule + step->batch * COLUMNS",
         kernels.update("SGD"),
+    ),
+    "totals read while the launch before makes them": (
+        "dense_update.cuh",
+        "        follow_launch_before();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
+        "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        follow_launch_before();",
+        kernels.dense_backward_update("Momentum", "narrow"),
+    ),
+    "blocks that do not wait for the launch before": (
+        "head.cuh",
+        "    follow_launch_before();\n",
+        "",
+        kernels.head("softmax_cross_entropy", "index"),
     ),
 }
 

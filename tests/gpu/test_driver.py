@@ -15,9 +15,9 @@ from mlpgpu.backends.cuda import driver
 from mlpgpu.backends.cuda.compiler import Cubin, compile_units
 from mlpgpu.backends.cuda.driver import (
     Arena,
-    CooperativeModule,
     Device,
     Event,
+    ExtendedModule,
     Function,
     Module,
     Stream,
@@ -361,7 +361,7 @@ def test_constants_change_between_launches(bench: Bench, module: Module) -> None
 
 
 def test_blocks_that_wait_for_each_other(bench: Bench, cubin: Cubin, current: Device) -> None:
-    module = CooperativeModule(current, cubin.image)
+    module = ExtendedModule(current, cubin.image)
     meet, blocks = module.function(MEET), current.multiprocessors
     counter, seen = bench.array(np.zeros(1, np.int32)), bench.array(np.zeros(blocks, np.int32))
     bench.launch(meet, counter, seen, blocks=blocks)
@@ -372,21 +372,21 @@ def test_blocks_that_wait_for_each_other(bench: Bench, cubin: Cubin, current: De
 
 def test_more_blocks_that_wait_than_fit(device: Device, cubin: Cubin) -> None:
     with pytest.raises(BackendError, match="COOPERATIVE_LAUNCH_TOO_LARGE"), device:
-        bench, meet = Bench(device), CooperativeModule(device, cubin.image).function(MEET)
+        bench, meet = Bench(device), ExtendedModule(device, cubin.image).function(MEET)
         bench.launch(meet, bench.array(), bench.array(), blocks=100_000)
     with device:
         device.synchronize()
 
 
 def test_a_cooperative_kernel_is_not_launched_plainly(module: Module) -> None:
-    with pytest.raises(BackendError, match="CooperativeModule"):
+    with pytest.raises(BackendError, match="ExtendedModule"):
         module.function(MEET)
 
 
 # ---- errors, threads, neighbours
 
 
-@pytest.mark.parametrize("load", [Module, CooperativeModule])
+@pytest.mark.parametrize("load", [Module, ExtendedModule])
 def test_a_module_must_be_a_cubin(device: Device, load: Callable[[Device, bytes], Module]) -> None:
     with pytest.raises(BackendError, match=f"a cubin for {device.arch}"), device:
         load(device, b"no cubin")

@@ -22,7 +22,7 @@ from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda import program, tensor_cores
+from mlpgpu.backends.cuda import driver, program, tensor_cores
 from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.backends.cuda.kernels import FORMS
 from mlpgpu.layers import Layer
@@ -343,6 +343,16 @@ def test_tensor_cores_repeat_their_bits(streams: int, precision: str) -> None:
     first, *others = (on_card(case) for _ in range(3))
     for other in others:
         assert all((other[name] == first[name]).all() for name in first)
+
+
+@EACH_PRECISION
+def test_launches_that_overlap_change_no_bit(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = (Dense(700, 600, "relu"), Dense(600, 530, "gelu"), Dense(530, 10))
+    case = Case(layers, rows=5000, batch_size=1024, epochs=3, precision=precision)
+    overlapping = on_card(case)
+    monkeypatch.setattr(driver, "OVERLAP_CAPABILITY", (1000, 0))
+    apart = on_card(case)
+    assert all((overlapping[name] == apart[name]).all() for name in apart)
 
 
 def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> None:

@@ -406,7 +406,7 @@ def tensor_forward(
         **batch.args, "x_planes": x_source, "x_plane": x_planes.bits[0].size, "w_planes": w_source,
         "x_lines": x_planes.lines, "w_columns": w_planes.columns, "x": batch.rows_of(x), "w": w, "b": b,
         "z": None if plain else blank(rows, n), "y": blank(rows, n) if "y" in outputs else None, "y_planes": y_planes,
-        "k": k, "n": n,
+        "early": _early(rows, k), "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_forward(activation, tile)
     name = f"{batch}-{k}x{n}" + "-plain" * plain + "-planes-alone" * planes_alone
@@ -470,10 +470,16 @@ def tensor_backward_input(
         **batch.args, "dz_planes": dz_source, "dz_plane": dz_planes.bits[0].size, "w_planes": w_source,
         "dz_lines": dz_planes.lines if rows else np.zeros(1, np.int32),
         "w_lines": w_planes.lines, "dz": batch.rows_of(dz), "w": w, "saved": saved, "saved_planes": saved_planes,
-        "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes, "k": k, "n": n,
+        "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes, "early": _early(rows, n),
+        "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_backward_input(activation, tile)
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
+
+
+def _early(m: int, k: int) -> int:
+    """Each mask of overlap.cuh in turn, from size to size: no bit depends on it."""
+    return (m + k) % 8
 
 
 def _line_sums(dz: np.ndarray, parts: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -509,7 +515,8 @@ def tensor_backward_weight(
     args = {
         **batch.args, "x_planes": x_source, "x_plane": x_planes.bits[0].size, "dz_planes": dz_source,
         "dz_plane": dz_planes.bits[0].size, "x_columns": x_planes.columns, "w_lines": w_lines,
-        "dz_columns": dz_planes.columns, "x": batch.rows_of(x), "dz": batch.rows_of(dz), "k": k, "n": n,
+        "dz_columns": dz_planes.columns, "x": batch.rows_of(x), "dz": batch.rows_of(dz),
+        "early": _early(k, rows), "k": k, "n": n,
     }  # fmt: skip
     dw, grid = expect(*product_of(form, x[batch.part].T, dz[batch.part])), tile.grid(k, n, multiprocessors)
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)

@@ -166,11 +166,11 @@ def update_biases(name: str) -> Case:
         "step": np.array([(5 + run, run, 0, 1, 1)], STEP), "totals": np.array([3.0, weight]),
         "described": np.array(described, np.int32), "count": 3,
         "column_parts": np.concatenate([part.ravel() for part in values]), "biases": w,
-        "bias_slots": slots if slots.size else None, "size": size, "columns": 5 + 300 + 64,
+        "biases_slots": slots if slots.size else None, "size": size, "columns": 5 + 300 + 64,
     }  # fmt: skip
     outputs = {"biases": expect(new_w, w_bound, written)}
     if slots.size:
-        outputs["bias_slots"] = expect(new_slots, slot_bound, np.broadcast_to(written, slots.shape))
+        outputs["biases_slots"] = expect(new_slots, slot_bound, np.broadcast_to(written, slots.shape))
     return Case("three", kernels.update_biases(name), (2,), args, outputs, constants_of(optimizer, table))
 
 

@@ -76,6 +76,9 @@ void pause(const Site& site);
 // Waits for the lanes of `mask`; the value of lane `source`, or with VOTE the mask of values not 0.
 uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site);
 void check_width(int width, const Site& site);
+// See cuda/overlap.cuh.
+void wait_for_launch_before();
+void begin_launch_after(const Site& site);
 void* shared_memory();
 void* shared_memory_of(unsigned block);  // of the block of that x, which runs beside this one
 // Ends the program with a message.
@@ -113,6 +116,11 @@ void sync_some(SHIM_PLACE) {
 
 // A wait for other threads: every loop that polls memory calls it.
 inline void pause_spinning(SHIM_PLACE) { shim::pause({"pause_spinning", file, line}); }
+
+namespace mlpgpu {
+inline void await_launch_before() { shim::wait_for_launch_before(); }
+inline void allow_launch_after(SHIM_PLACE) { shim::begin_launch_after({"allow_launch_after", file, line}); }
+}  // namespace mlpgpu
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, SHIM_PLACE) {
     shim::exchange(mask, 0, shim::VOTE, {"__syncwarp", file, line});

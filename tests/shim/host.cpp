@@ -99,6 +99,13 @@ struct Block {
 };
 
 // The launch that runs, and the scheduler's own place.
+struct Buffer {
+    void* memory;
+    size_t bytes;
+    bool returned, late;
+    std::string contents;  // of a late one, which come when the launch before is complete
+};
+
 struct Launch {
     const char* kernel;
     void (*call)(void** arguments);
@@ -106,6 +113,10 @@ struct Launch {
     bool descending;
     std::vector<Block*> blocks;  // that run side by side
     int64_t events;              // what threads did other than pause
+    std::vector<Buffer>* buffers;
+    int poison;
+    bool follows;                     // the launch before may still run when it begins
+    std::vector<bool> blocks_waited;  // for that one, by their number
 };
 Launch launch;
 Fibre* current;
@@ -397,11 +408,6 @@ void* allocate(size_t alignment, size_t bytes) {
     return memory;
 }
 
-struct Buffer {
-    void* memory;
-    size_t bytes;
-    bool returned;
-};
 
 // Fills the variable from its first byte on, and poisons the rest of it.
 void set_constant(const std::string& name, const std::string& bytes, int poison) {
@@ -459,6 +465,30 @@ void limit_seconds(int64_t seconds) {
     setitimer(ITIMER_VIRTUAL, &limit, nullptr);
 }
 
+// What the launch before makes is there when the first thread has waited for it; and nobody wrote before.
+void complete_launch_before() {
+    for (Buffer& buffer : *launch.buffers) {
+        if (!buffer.late) continue;
+        const unsigned char* const bytes = static_cast<const unsigned char*>(buffer.memory);
+        for (size_t i = 0; i < buffer.bytes; ++i)
+            if (bytes[i] != launch.poison) fail("%s writes before it has waited for the launch before", launch.kernel);
+        memcpy(buffer.memory, buffer.contents.data(), buffer.bytes);
+        buffer.late = false;
+    }
+}
+
+void wait_for_launch_before() {
+    complete_launch_before();
+    const size_t number = (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    launch.blocks_waited.at(number) = true;
+}
+
+void begin_launch_after(const Site& site) {
+    const size_t number = (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (launch.follows && !launch.blocks_waited.at(number))
+        fail("%s:%d: a launch may begin after a block that has not waited for the one before", site.file, site.line);
+}
+
 // Reads one launch, runs it and writes the buffers it changed to `reply`.
 void answer(FILE* reply) {
     const std::string name = read_bytes();
@@ -472,6 +502,7 @@ void answer(FILE* reply) {
     const bool descending = read_number() != 0;
     const int poison = static_cast<int>(read_number());
     const int64_t seconds = read_number();
+    const bool follows = read_number() != 0;
 
     for (int64_t constants = read_number(); constants > 0; --constants) {
         const std::string constant = read_bytes();
@@ -481,9 +512,13 @@ void answer(FILE* reply) {
     std::vector<Buffer> buffers(static_cast<size_t>(read_number()));
     for (Buffer& buffer : buffers) {
         buffer.returned = read_number() != 0;
+        buffer.late = read_number() != 0;
         buffer.bytes = static_cast<size_t>(read_number());
         buffer.memory = allocate(256, buffer.bytes);  // as cudaMalloc aligns
         if (!read_exactly(buffer.memory, buffer.bytes)) fail("the request ends early");
+        if (!buffer.late) continue;
+        buffer.contents.assign(static_cast<const char*>(buffer.memory), buffer.bytes);
+        memset(buffer.memory, poison, buffer.bytes);
     }
 
     // An argument is a value, or names a buffer: by its pointer or as a texture.
@@ -507,10 +542,13 @@ void answer(FILE* reply) {
         arguments.push_back(value.data());
     }
 
-    launch = {kernel->name, kernel->call, arguments.data(), descending, {}, 0};
+    launch = {kernel->name, kernel->call, arguments.data(), descending, {}, 0, &buffers, poison, follows, {}};
+    launch.blocks_waited.resize(size_t(gridDim.x) * gridDim.y * gridDim.z);
     limit_seconds(seconds);
     run(*kernel, shared_bytes, poison);
     limit_seconds(0);
+    for (size_t i = 0; follows && i < launch.blocks_waited.size(); ++i)
+        if (!launch.blocks_waited[i]) fail("block %zu of %s ends before the launch before it may have", i, kernel->name);
     launch = {};
     for (const Buffer& buffer : buffers) {
         if (buffer.returned) fwrite(buffer.memory, 1, buffer.bytes, reply);

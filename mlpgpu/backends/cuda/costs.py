@@ -76,13 +76,15 @@ AXES: dict[str, dict[str, Axes]] = {
     "update.cuh": {
         "partials": ("shares", "uses", "size"), "gradient": ("size",), "sums": ("count",), "totals": (2,),
         "factor": (), "parameters": ("size",), "slots": ("slot_count", "size"), "described": ("count", 6),
-        "column_parts": ("columns", "part_count"), "biases": ("columns",), "bias_slots": ("slot_count", "columns"),
+        "column_parts": ("columns", "part_count"), "biases": ("columns",),
+        "biases_slots": ("slot_count", "columns"),
     },
 }  # fmt: skip
 INDEX_AXES: dict[str, Axes] = {"targets": ("rows",)}  # of a loss that takes class numbers
 # Read, and written.
 IN_PLACE = {
-    "dy", "deltas", "parameters", "slots", "weight", "bias", "biases", "weight_slots", "bias_slots", "arrived", "words",
+    "dy", "deltas", "parameters", "slots", "weight", "bias", "biases", "weight_slots", "bias_slots", "biases_slots",
+    "arrived", "words",
 }  # fmt: skip
 
 SPLIT_WEIGHTS_AXES: dict[str, Axes] = {

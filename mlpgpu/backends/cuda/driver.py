@@ -5,7 +5,7 @@ thread enters, puts back what was current before, and turns every error of the d
 block into a :class:`BackendError`.  Blocks nest.  What was made in one thread may be used in another.
 
 PyCUDA owns the context, memory, streams and modules, and launches kernels.  cuda-bindings does what it
-cannot: graphs, texture objects, tensor maps, cooperative launches.
+cannot: graphs, texture objects, tensor maps, launches that are cooperative or overlap.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ except ImportError as error:
 
 LEAST_CAPABILITY = (7, 5)
 ALIGNMENT = 512  # bytes; what a texture over linear memory asks for, and cuMemAlloc keeps
+OVERLAP_CAPABILITY = (9, 0)  # from which on launches may overlap
 PLAIN_SHARED_BYTES = 48 << 10  # dynamic shared memory of a block that need not be asked for
 
 # After one of these every call on the context fails, in this process, for ever.
@@ -441,17 +442,21 @@ class Function(_Resource):
     def _set(self, attribute: str, value: int) -> None:
         self.handle.set_attribute(getattr(drv.function_attribute, attribute), value)
 
-    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes) -> None:
-        """Put it on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`."""
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
+        """Put it on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`.
+
+        ``overlaps`` is for functions of an :class:`ExtendedModule`; others always begin when all before is complete.
+        """
         self.device.last_launch = self.entry.name
         block = (self.entry.threads, 1, 1)
         self.handle._launch_kernel(grid, block, arguments, self.entry.shared_bytes, stream.handle)
 
 
-class CooperativeFunction(Function):
-    """A kernel whose blocks wait for each other, so that all of them must run at once.
+class ExtendedFunction(Function):
+    """A kernel that is launched with more than a grid: cooperatively, or so that it may overlap.
 
-    A launch of more than fit on the card fails.
+    Blocks of a cooperative one wait for each other, so that all of them must run at once; a launch of more than fit on
+    the card fails.
     """
 
     def _get(self, attribute: str) -> int:
@@ -462,8 +467,11 @@ class CooperativeFunction(Function):
         kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
         _call(cu.cuFuncSetAttribute, self.handle, kind, value)
 
-    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes) -> None:
-        """As of any function, at once with no other that fills the card."""
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
+        """As of any function; what ``overlaps`` may begin before the launch before it on the stream is complete.
+
+        That is a permission: where a card cannot, or has no room for its blocks, they begin later.
+        """
         self.device.last_launch = self.entry.name
         # This call takes no buffer, but a pointer to each argument.
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
@@ -471,9 +479,26 @@ class CooperativeFunction(Function):
         ends = [struct.calcsize(layout[: i + 2]) for i in range(len(layout) - 1)]
         places = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
         pointers = (ctypes.c_void_p * len(places))(*(start + place for place in places))
-        x, y, z = (*grid, 1, 1)[:3]
-        size = (x, y, z, self.entry.threads, 1, 1, self.entry.shared_bytes)
-        _call(cu.cuLaunchCooperativeKernel, self.handle, *size, stream.bound, ctypes.addressof(pointers))
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.entry.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.entry.shared_bytes, stream.bound
+        attributes = self._attributes(overlaps and self.device.compute_capability >= OVERLAP_CAPABILITY)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        _call(cu.cuLaunchKernelEx, config, self.handle, ctypes.addressof(pointers), 0)
+
+    def _attributes(self, overlaps: bool) -> list[Any]:
+        """How it is launched beside its grid."""
+        found = []
+        if self.entry.cooperative:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            found[-1].value.cooperative = 1
+        if overlaps:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            found[-1].value.programmaticStreamSerializationAllowed = 1
+        return found
 
 
 class Module(_Resource):
@@ -501,7 +526,7 @@ class Module(_Resource):
             BackendError: it must be launched cooperatively, or takes more shared memory than the card has.
         """
         if entry.cooperative:
-            raise BackendError(f"kernel {entry.name}", expected="a CooperativeModule", got="a Module")
+            raise BackendError(f"kernel {entry.name}", expected="an ExtendedModule", got="a Module")
         return Function(self, entry, self.handle.get_function(entry.name))
 
     def constant(self, name: str) -> tuple[int, int]:
@@ -510,8 +535,8 @@ class Module(_Resource):
         return int(address), int(nbytes)
 
 
-class CooperativeModule(Module):
-    """Kernels to launch cooperatively.  PyCUDA cannot, and does not show the handles of what it loaded."""
+class ExtendedModule(Module):
+    """Kernels to launch with attributes.  PyCUDA cannot, and does not show the handles of what it loaded."""
 
     def _load(self, image: bytes) -> Any:
         return _call(cu.cuModuleLoadData, image)
@@ -520,8 +545,8 @@ class CooperativeModule(Module):
         _call(cu.cuModuleUnload, handle)
 
     def function(self, entry: Entry) -> Function:
-        """The kernel of an entry, launched cooperatively whether or not it needs to be."""
-        return CooperativeFunction(self, entry, _call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
+        """The kernel of an entry."""
+        return ExtendedFunction(self, entry, _call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
 
     def constant(self, name: str) -> tuple[int, int]:
         """As of any module; each module has variables of its own."""

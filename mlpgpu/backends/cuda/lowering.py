@@ -18,6 +18,7 @@ from . import kernels
 from .kernels import Entry, Team, ceil_div
 from .launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
 from .local_stack import Stacks, stacked_partials
+from .overlap import overlap
 from .share import (
     BLOCKS_PER_MULTIPROCESSOR,
     Setting,
@@ -478,6 +479,7 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
         lowered.deal = [Launch(kernels.deal_steps(), (1, 1, 1), dealt)]
         lowered.bytes["steps"] = STEP_BYTES * GRAPH_STEPS[0]
         lowered.stages = _stages(lowered)
+    overlap(lowered)
 
     of_evaluation = SUMS_BYTES * ceil_div(plan.capacity, Team.of(plan.n_out).block_rows)
     slots = len(plan.optimizer.slots) if plan.optimizer else 0

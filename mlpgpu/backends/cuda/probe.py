@@ -225,6 +225,7 @@ class Probe(CudaProgram):
         lowered = self._kernels(data).lowered
 
         def bound(launch: Launch, steps: int = 1, **others: int) -> _Bound:
+            launch = replace(launch, overlaps=False)  # it is timed by itself
             put = self._bind(launch, data, self._sampling.seed, **others)
             return _Bound(launch, self._kernels(data).functions[launch.entry], put, steps)
 

@@ -249,8 +249,11 @@ class CudaProgram(CudaState):
             its_own = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
 
             def bind(launch: Launch) -> Put:
+                if launch is first and place % lowered.stages == 0:  # it does not follow the step before
+                    launch = replace(launch, overlaps=False)
                 return self._bind(launch, data, sampling.seed, stage, step=self._step_at(place), **its_own)
 
+            first = [*lowered.begin, *lowered.shares[0]][0]
             self._placed[place] = _Step(
                 [bind(launch) for launch in lowered.begin],
                 [[(bind(launch), launch.aside) for launch in share] for share in lowered.shares],
@@ -433,7 +436,8 @@ class CudaProgram(CudaState):
         function = self._kernels(data).functions.get(launch.entry) or self._others[launch.entry]
         packed = pack(launch.entry, [resolve(launch.values[a.name]) for a in launch.entry.arguments])
         grid = launch.grid
-        return lambda stream: function.launch(stream, grid, packed)
+        overlaps = launch.overlaps
+        return lambda stream: function.launch(stream, grid, packed, overlaps=overlaps)
 
 
 class _Sampler(CudaProgram):

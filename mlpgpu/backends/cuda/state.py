@@ -12,7 +12,7 @@ from ...plan import Parameter, Plan
 from ...random import WORDS_PER_BLOCK, Purpose
 from ..base import MOST_BINS, Histogram, Program, State, bin_edges
 from . import compiler, kernels
-from .driver import Arena, CooperativeModule, Device, Event, Function, Module, Stream, aligned, pack, pinned
+from .driver import Arena, Device, Event, ExtendedModule, Function, Module, Stream, aligned, pack, pinned
 from .kernels import ROW_THREADS, Entry, ceil_div
 from .local_stack import OF_ROWS
 
@@ -240,9 +240,7 @@ class CudaState(Program):
         units = kernels.units(entries)
         cubins = compiler.compile_units(units, self._device.arch)
         modules = {
-            header: (CooperativeModule if any(e.cooperative for e in units[header]) else Module)(
-                self._device, cubin.image
-            )
+            header: (ExtendedModule if any(e.is_extended for e in units[header]) else Module)(self._device, cubin.image)
             for header, cubin in cubins.items()
         }
         return modules, {entry: modules[entry.header].function(entry) for unit in units.values() for entry in unit}

@@ -36,7 +36,7 @@ def update_biases(plan: Plan, lowered: Lowered) -> list[Launch]:
     values: dict[str, Value] = {
         "step": At("step"), "totals": At("totals"), "described": At(PARTED_BIASES), "count": len(known),
         "column_parts": At(BIAS_PARTS), "biases": At("parameters"),
-        "bias_slots": At("slots") if plan.optimizer.slots else None, "size": plan.parameter_count,
+        "biases_slots": At("slots") if plan.optimizer.slots else None, "size": plan.parameter_count,
         "columns": columns,
     }  # fmt: skip
     entry = kernels.update_biases(type(plan.optimizer).__name__)
@@ -206,7 +206,8 @@ class TensorCores:
             kernels.tensor_forward(op.activation, tile),
             tile.grid(padded_rows(share.rows) if y_planes else share.rows, n, share.multiprocessors),
             **operands, x_lines=self._lines_of(op.x), w_columns=self._weight(op.weight)["columns"],
-            x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y, y_planes=y_planes, k=k, n=n,
+            x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y, y_planes=y_planes,
+            early=0, k=k, n=n,
         )  # fmt: skip
 
     def ends_with(self, op: ops.Dense, loss: ops.Loss) -> bool:
@@ -301,7 +302,7 @@ class TensorCores:
         operands: dict[str, Value] = {
             "x_planes": x_source, "x_plane": self._plane(k), "dz_planes": dz_source, "dz_plane": plane,
             "x_columns": self._columns(self._of_share(f"{op.x}.columns"), k), "w_lines": weight_lines,
-            "dz_columns": columns, "x": self._held(op.x), "dz": self._held(op.dz), "k": k, "n": n,
+            "dz_columns": columns, "x": self._held(op.x), "dz": self._held(op.dz), "early": 0, "k": k, "n": n,
         }  # fmt: skip
         grid = tile.grid(k, n, share.multiprocessors)
         if share.in_place:
@@ -363,6 +364,6 @@ class TensorCores:
             dz_planes=dz_source, dz_plane=self._plane(n), w_planes=w_source,
             dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
             dz=self._held(op.dz), w=self._held(op.weight), **saved, dx=dx,
-            dx_planes=dx_planes, k=k, n=n,
+            dx_planes=dx_planes, early=0, k=k, n=n,
         )  # fmt: skip
         return array is not None

@@ -223,7 +223,8 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
             entry, "split_update.cuh", function, signature, *shape, needs="sm_90a", spill_bytes=_HELD_BYTES,
             constants=True,
         )  # fmt: skip
-    return Entry(entry, header, function, signature, *NARROW, constants=True)
+    early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
+    return Entry(entry, header, function, signature, *NARROW, constants=True, early=early, patient=True)
 
 
 TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a warpgroup: TallUpdate of split_update.cuh

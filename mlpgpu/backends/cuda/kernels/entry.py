@@ -54,6 +54,9 @@ class Entry:
         needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
             ``sm_90a``, is the only one.
         cluster: blocks that share their memory, in groups along the grid's first axis.
+        early: arguments whose arrays it may read before the launch before it is complete (overlap.cuh), each with the
+            bit of its argument ``early`` that lets it, or 0 where it always does.  None where it does not overlap.
+        patient: whether nothing in its step waits for it.
         constants: whether it reads the constant variables of update.cuh, which each compiled unit has for itself.
     """
 
@@ -70,6 +73,13 @@ class Entry:
     needs: str = "sm_75"
     cluster: int = 1
     constants: bool = False
+    early: tuple[tuple[str, int], ...] | None = None
+    patient: bool = False
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether its launches have attributes, which not every call can give them."""
+        return self.cooperative or self.early is not None
 
     def runs_on(self, arch: str) -> bool:
         """Whether it can be compiled for ``arch``."""

@@ -84,7 +84,13 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(
-        f"head_{name}_{kind}{suffix}", "head.cuh", function, arguments(signature), HEAD_THREADS, HEAD_SHARED_BYTES
+        f"head_{name}_{kind}{suffix}",
+        "head.cuh",
+        function,
+        arguments(signature),
+        HEAD_THREADS,
+        HEAD_SHARED_BYTES,
+        early=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
     )
 
 

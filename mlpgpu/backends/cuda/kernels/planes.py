@@ -57,7 +57,7 @@ def padded_columns(n: int) -> int:
 
 
 def _planes(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
-    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes)
+    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, early=())
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from .losses import SUMS_OF_TERMS
 from .planes import FORMS, Form
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
+EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of overlap.cuh
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MatrixTile:
     needs = "sm_80"
     host_excluded = None
     spill_bytes = 0
+    overlaps = False
     K = 32
 
     @property
@@ -93,6 +95,7 @@ class WgmmaTile:
     host_excluded = None
     blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled forms
+    overlaps = True  # the launch before, as overlap.cuh has it
     K = 64
 
     @property
@@ -194,20 +197,31 @@ def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str)
 
 
 def _tensor_product(
-    name: str, epilogue: str, tile: ProductTile, rest: str, *, a_inner: bool, b_inner: bool, constants: bool = False
+    name: str,
+    epilogue: str,
+    tile: ProductTile,
+    rest: str,
+    *,
+    a_inner: bool,
+    b_inner: bool,
+    end: tuple[str, ...] = (),
+    constants: bool = False,
 ) -> Entry:
     """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
-    In ``rest``, SOURCE is what the product takes.
+    In ``rest``, SOURCE is what the product takes, of A and then of B; ``end`` what its epilogue reads early if it may.
     """
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [tile.struct, struct]))
+    its_arguments = arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source)}")
+    a, b = [argument.name for argument in its_arguments if argument.ctype == tile.source][:2]
+    early = (a, EARLY_A), (b, EARLY_B), *((each, EARLY_END) for each in end)
     return Entry(
         f"{kind}_{tile.name}",
         tile.header,
         f"{name}<{parameters}>",
-        arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source)}"),
+        its_arguments,
         tile.threads,
         tile.shared_bytes(a_inner=a_inner, b_inner=b_inner),
         host_excluded=tile.host_excluded,
@@ -216,15 +230,17 @@ def _tensor_product(
         needs=tile.needs,
         cluster=tile.cluster,
         constants=constants,
+        early=early if tile.overlaps and "early" in {argument.name for argument in its_arguments} else None,
     )
 
 
 def tensor_forward(activation: str, tile: ProductTile) -> Entry:
     rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
-        "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int k, int n"
+        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, const float* x, "
+        "const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int early, int k, int n"
     )
-    return _tensor_product("tensor_forward", activation, tile.with_light_end(), rest, a_inner=True, b_inner=False)
+    name, tile = "tensor_forward", tile.with_light_end()
+    return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
 
 
 def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
@@ -241,15 +257,16 @@ def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
     rest = (
         "SOURCE dz_planes, int64_t dz_plane, SOURCE w_planes, const int* dz_lines, const int* w_lines, "
         "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
-        "uint16_t* dx_planes, int k, int n"
+        "uint16_t* dx_planes, int early, int k, int n"
     )
-    return _tensor_product("tensor_backward_input", activation, tile.with_light_end(), rest, a_inner=True, b_inner=True)
+    name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_planes")
+    return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
 
 
 def tensor_backward_weight(tile: ProductTile) -> Entry:
     rest = (
         "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
-        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, float* dw, int k, int n"
+        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, float* dw, int early, int k, int n"
     )
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
@@ -259,10 +276,10 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
         "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
         "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
         "float* db_parts, const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
-        "float* bias_slots, int64_t size, int k, int n"
+        "float* bias_slots, int64_t size, int early, int k, int n"
     )
-    name = "tensor_backward_update"
-    return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, constants=True)
+    name, end = "tensor_backward_update", ("totals", "weight", "weight_slots")
+    return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, end=end, constants=True)
 
 
 def tensor_entries() -> list[Entry]:

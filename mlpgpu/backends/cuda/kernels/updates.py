@@ -34,11 +34,13 @@ def update_biases(optimizer: str) -> Entry:
     """Of biases whose gradients products have left as parts."""
     signature = (
         "const Step* step, const double* totals, const int* described, int count, const float* column_parts, "
-        "float* biases, float* bias_slots, int64_t size, int columns"
+        "float* biases, float* biases_slots, int64_t size, int columns"
     )
     function = f"update_biases<{optimizer}Rule>"
     name = f"update_biases_{optimizer}"
-    return Entry(name, "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
+    return Entry(
+        name, "update.cuh", function, arguments(signature), ROW_THREADS, constants=True, early=(("described", 0),)
+    )
 
 
 def update_entries() -> list[Entry]:
