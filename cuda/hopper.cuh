@@ -161,6 +161,9 @@ __device__ __forceinline__ void await_bulk_stores() {
 // What this thread wrote to shared memory comes before what the copy engine and products read of it, once they are told.
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of what it wrote to global memory.
+__device__ __forceinline__ void publish_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // --- what it brought: lines of 128 bytes, whose sixteens change places by the line's place among eight ---
 
 __device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }

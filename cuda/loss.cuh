@@ -47,6 +47,22 @@ struct BlockTeam {
     }
 };
 
+// Half a warp, whose other half does the same.
+struct HalfWarpTeam {
+    static constexpr int SIZE = WARP / 2, DELTA_SIZE = SIZE;
+    static __device__ __forceinline__ int rank() { return threadIdx.x % SIZE; }
+    static __device__ __forceinline__ int delta_rank() { return rank(); }
+    static __device__ __forceinline__ float sum(float value) {
+        for (int offset = SIZE / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(WARP_ALL, value, offset);
+        return value;
+    }
+    static __device__ __forceinline__ float max(float value) {
+        for (int offset = SIZE / 2; offset > 0; offset /= 2)
+            value = fmaxf(value, __shfl_xor_sync(WARP_ALL, value, offset));
+        return value;
+    }
+};
+
 // A team's row: n logits z, targets t(j), and delta(j, d) to put each output's delta away.
 template <class Team_, class Target, class Delta>
 struct RowOf {
@@ -89,6 +105,14 @@ struct SumOfTerms {
             }
         }
         return R::Team::sum(sum) * scale;
+    }
+
+    // The delta of the output that a thread of the team holds, if there is one.
+    template <class Team, class Target>
+    static __device__ __forceinline__ float delta(float z, bool, float t, int n) {
+        float delta;
+        Loss::term(z, t, delta);
+        return delta * Loss::share(n);
     }
 };
 
@@ -156,11 +180,19 @@ struct SoftmaxCrossEntropy {
             r.delta(j, mass * (expf(r.z[j] - largest) / sum) - r.target(j));
         return mass * logf(sum) - dot;
     }
+    template <class Team, class Target>
+    static __device__ __forceinline__ float delta(float z, bool is_there, float t, int) {
+        const float largest = Team::max(is_there ? z : -INFINITY);
+        const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power);
+        const float mass = Target::IS_CLASS ? 1.0f : Team::sum(is_there ? t : 0.0f);
+        return mass * (power / sum) - t;
+    }
 };
 
 // How a target is found: a class number for each row, or n numbers.  Source is Texture or const float*.
 template <class Source>
 struct Index {
+    static constexpr bool IS_CLASS = true;  // targets are 0 but for a 1
     Source texture;
     int64_t row;
     int n;
@@ -174,6 +206,7 @@ struct Index {
 
 template <class Source>
 struct DenseTarget {
+    static constexpr bool IS_CLASS = false;
     Source texture;
     int64_t row;
     int n;

@@ -20,14 +20,16 @@
 //     resident_shape.cuh      layers and their tiles
 //     resident_memory.cuh     what is where in shared memory and in the mail
 //     resident_inputs.cuh     batches to come
-//     resident_forward.cuh, resident_backward.cuh, resident_update.cuh
+//     resident_forward.cuh, resident_turn.cuh, resident_backward.cuh, resident_update.cuh
 //                             the stages of a step, which this file puts in order
 #pragma once
 
 #include "resident_backward.cuh"
 #include "resident_forward.cuh"
 #include "resident_inputs.cuh"
+#include "resident_turn.cuh"
 #include "resident_update.cuh"
+
 
 namespace mlpgpu {
 
@@ -68,10 +70,17 @@ __device__ __forceinline__ void load_state(const K& k, const float* parameters, 
         for (int s = 0; s < SLOTS; ++s) w[(s + 1) * T::TILE + at] = slots[s * PARAMETERS + from];
     });
     const ResidentTile t = tile_of<L>(k);
-    if (T::HAS_BIAS && t.is_mine && t.first_line + t.lines == T::LINES) {  // the line of ones
-        constexpr int ALL = (L == 0 ? 2 : 1) * K::STAGED_ROWS;
-        for (int row = worker(); row < ALL; row += RESIDENT_THREADS)
-            k.shared[Place<K, L>::INPUTS + row * T::INPUT_PITCH + t.lines - 1] = 1.0f;
+    if constexpr (L == 0) {
+        for (int i = worker(); i < t.lines * T::COLUMNS / 2; i += RESIDENT_THREADS) {
+            const int line = i / (T::COLUMNS / 2), column = i % (T::COLUMNS / 2) * 2;
+            const int64_t at = static_cast<int64_t>(t.first_line + line) * T::N_OUT + t.first_column + column;
+            if (column < t.columns)
+                put_operand<L>(k, line, column,
+                               make_float2(parameters[at], column + 1 < t.columns ? parameters[at + 1] : 0.0f));
+        }
+    } else if (T::HAS_BIAS && t.is_mine && t.first_line + t.lines == T::LINES) {  // the line of ones
+        for (int row = worker(); row < Place<K, L>::STAGED_ROWS; row += RESIDENT_THREADS)
+            inputs_of<L>(k, 0)[row * T::INPUT_PITCH + t.lines - 1] = 1.0f;
     }
     if constexpr (T::IS_REPLICATED)
         for (int i = worker(); i < T::LINES * T::N_OUT; i += RESIDENT_THREADS) {
@@ -107,22 +116,44 @@ struct Course {
         Step its = step;
         its.batch += done;
         const int64_t first = static_cast<int64_t>(its.batch) * its.batch_rows;
-        return {tag + done, step.number + done, first, done < steps ? batch_rows(its) : 0};
+        return {tag + done, step.number + done, step.run + done, first, done < steps ? batch_rows(its) : 0};
     }
 };
 
-// Couriers and workers meet at the end of each step.
+// Before the first batch's inputs are asked for, each block has dealt out its rows of it.
 template <class K>
-__device__ __forceinline__ void fetch_batches(const K& k, const Course& course) {
-    find_places(k, course.batch(0));
-    find_places(k, course.batch(1));
-    wait_for_copies();
+__device__ __forceinline__ void meet(const K& k) {
+    uint64_t* const words = k.mail + BeginMail<K>::AT;
+    if (worker() == 0) send(words + blockIdx.x, 0.0f, k.tag);
+    const auto place = [=](int i) { return words + i; };
+    receive(letters<RESIDENT_THREADS, K::BLOCKS>(K::BLOCKS, k.tag, place, [](int, float) {}));
+    sync_workers();
+}
+
+// Couriers and workers meet before the first and at the end of each step.
+template <class K>
+__device__ __forceinline__ void fetch_batches(const K& k, const Course& course, float* errors) {
+    for (int done = 0; done < Dealt<K>::AHEAD; ++done) Dealt<K>::deal(k, course.batch(done));
+    fetch(k, course.batch(0));
     sync_couriers();
+    leave_scale(k, course.batch(0));
+    publish_dealt<K>();
+    sync_all();
+    Copies<K>::answer(k, course.batch(0));
     for (int done = 0; done <= course.steps; ++done) {
-        fetch(k, course.batch(done));
-        if (done > 0) find_places(k, course.batch(done + 1));
-        wait_for_copies();
         sync_all();
+        Dealt<K>::deal(k, course.batch(done + Dealt<K>::AHEAD));
+        if constexpr (K::TURNS) {
+            sync_couriers();
+            if (const Batch last = course.batch(done - 1); done > 0 && static_cast<int>(blockIdx.x) < last.rows)
+                rows_value(k, last.tag, errors + 2ll * K::ROWS * last.run);
+            sync_couriers();  // who still needed the last targets
+        }
+        fetch(k, course.batch(done + 1));
+        sync_couriers();
+        leave_scale(k, course.batch(done + 1));
+        publish_dealt<K>();
+        if (done < course.steps) Copies<K>::answer(k, course.batch(done + 1));
     }
 }
 
@@ -131,34 +162,36 @@ __device__ __forceinline__ void train(K& k, const Course& course, float* paramet
     constexpr int LAST = K::LAST;
     load_state<0>(k, parameters, slots);
     sync_all();
+    meet(k);
+    Copies<K>::ask(k, course.batch(0));
+    sync_all();
     k.rows = course.batch(0).rows;
-    float scale = inverse_row_weight(k);
     for (int done = 0; done < course.steps; ++done) {
         k.key.step = course.step.number + done;
         k.tag = course.tag + done;
-        const int run = course.step.run + done;
-        receive_copies_beside<LAST>(k, done > 0 && k.has_rows(), [&] {
-            sum_z<0>(k);
-            sync_workers();
-            send_z<0>(k);
-        });
+        if (!K::HAS_COPY_ENGINE) forget(k.block);  // the tiles' places would take more registers than there are
+        Copies<K>::wait(k, done);
+        receive_copies_beside<LAST>(k, done > 0 && k.has_rows(), [&] { send_z<0>(k); });
         forward<0>(k);
-        sync_workers();
-        rows_loss(k, errors + 2ll * K::ROWS * run);
-        backward<LAST>(k);
+        if constexpr (K::TURNS) {
+            if (k.has_rows()) rows_turn(k);
+            backward<LAST - 1>(k);
+        } else {
+            sync_workers();
+            rows_loss(k, errors + 2ll * K::ROWS * (course.step.run + done));
+            backward<LAST>(k);
+        }
         receive_rest<LAST>(k);
         sync_workers();
-        float rates[COLUMNS];
-        for (int i = 0; i < COLUMNS; ++i) rates[i] = schedule[run * COLUMNS + i];
-        update_all<LAST>(k, scale, rates);
+        Copies<K>::ask(k, course.batch(done + 1));
+        update_all<LAST>(k);
         const int rows = course.batch(done + 1).rows;
-        if (rows < k.rows) clear_dz<LAST>(k);
-        sync_all();
-        if (rows != k.rows || k.data.weights) {
-            k.rows = rows;
-            k.tag += 1;
-            scale = inverse_row_weight(k);
+        if (rows < k.rows) {
+            sync_workers();  // of dZ
+            clear_dz<LAST>(k);
         }
+        sync_all();
+        k.rows = rows;
     }
     store_state<0>(k, parameters, slots);
 }
@@ -172,18 +205,19 @@ __device__ __forceinline__ void resident(const Step* step, int steps, uint32_t t
                                          const Input* inputs, float scale, const float* mean, const float* deviation,
                                          Source targets, const float* weights, const float* target_mean,
                                          const float* target_scale, uint64_t seed, uint64_t purpose, float* parameters,
-                                         float* slots, uint64_t* mail, float* errors) {
+                                         float* slots, uint64_t* mail, void* dealt, float* errors) {
     using K = Resident<Net, Loss, Target, Source, Rule, Input>;
-    static_assert(BatchPlace<K>::END * 4 == SHARED_BYTES && Mail<K, K::LAST>::END == MAIL_WORDS,
+    static_assert(BatchPlace<K>::END * 4 == SHARED_BYTES && BeginMail<K>::END == MAIL_WORDS,
                   "resident.py lays the kernel's memory out in another way");
     SHARED(float, shared);
     K k = {{order, inputs, scale, mean, deviation, weights, target_mean, target_scale},
-           targets, mail, shared, {seed, purpose, 0}, tag, 0};
+           targets, mail, static_cast<typename K::X*>(dealt), shared, {seed, purpose, 0}, tag, 0,
+           static_cast<int>(blockIdx.x)};
     for (int i = threadIdx.x; i < BatchPlace<K>::END; i += blockDim.x) shared[i] = 0.0f;  // pads must be 0
-    __syncthreads();
+    Copies<K>::make(k);
     const Course course = {*step, steps, tag};
     if (threadIdx.x < RESIDENT_THREADS) train(k, course, parameters, slots, errors);
-    else fetch_batches(k, course);
+    else fetch_batches(k, course, errors);
 }
 
 }  // namespace mlpgpu

@@ -17,13 +17,26 @@ __device__ __forceinline__ float through_activation(const K& k, int64_t element,
     return T::Dropout::element(k.key, element, dy) * T::Activation::derivative(saved);
 }
 
+// dz of a pair of a row's units, to the tiles.
+template <int L, class K>
+__device__ __forceinline__ void post_dz(const K& k, int row, int unit, float2 dz) {
+    constexpr int WORDS = Mail<K, L>::DZ_WORDS, PITCH = LayerOf<K, L>::OUT_PITCH;
+    uint64_t* const mail =
+        k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * WORDS) + row * WORDS;
+    if constexpr (Mail<K, L>::IS_SHORT) {
+        send(mail + unit / 2, __uint_as_float(bfloat_pair(dz.x, dz.y)), k.tag);
+        if (WORDS > PITCH / 2 && unit + 2 == PITCH) send(mail + WORDS - 1, 0.0f, k.tag);
+    } else {
+        send(mail + unit, dz, k.tag);
+    }
+}
+
 // Each own row's value and weight to `errors` (rows, 2), and the last layer's dz from it.  A warp takes a row.
 template <class K>
 __device__ __forceinline__ void rows_loss(const K& k, float* errors) {
     constexpr int L = K::LAST;
     using T = LayerOf<K, L>;
     constexpr int N = T::N_OUT, PITCH = T::OUT_PITCH;
-    uint64_t* const mail = k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * PITCH);
     const int lane = threadIdx.x % WARP;
     for (int i = worker() / WARP; i < K::OWN_ROWS; i += RESIDENT_WARPS) {
         const int row = k.own_row(i);
@@ -43,9 +56,20 @@ __device__ __forceinline__ void rows_loss(const K& k, float* errors) {
         else value = weighted_row<typename K::Loss>(h, N, target, w, put);
         __syncwarp();
         for (int j = 2 * lane; j < N; j += 2 * WARP)
-            send(mail + row * PITCH + j, *reinterpret_cast<const float2*>(delta + j), k.tag);
+            post_dz<L>(k, row, j, *reinterpret_cast<const float2*>(delta + j));
         if (lane == 0) errors[2 * row] = value, errors[2 * row + 1] = w;
     }
+}
+
+// dz of a pair of a row's units, by what the activation saved of them: to `delta`, and to the tiles.
+template <int L, class K>
+__device__ __forceinline__ void send_dz(const K& k, int row, int unit, float2 dy, float2 saved, float* delta) {
+    using T = LayerOf<K, L>;
+    const int64_t element = static_cast<int64_t>(row) * T::N_OUT + unit;
+    const float2 dz = make_float2(through_activation<T>(k, element, dy.x, saved.x),
+                                  unit + 1 < T::N_OUT ? through_activation<T>(k, element + 1, dy.y, saved.y) : 0.0f);
+    *reinterpret_cast<float2*>(delta) = dz;
+    post_dz<L>(k, row, unit, dz);
 }
 
 // dz of the block's own rows, by pairs of units, from what the layer above gives: its dz and weights, or mail.
@@ -78,31 +102,26 @@ __device__ __forceinline__ void rows_backward(const K& k) {
     sum_by_lanes<K::OWN_ROWS * PAIRS, TERMS>(part, [&](int i, float2 dy) {
         const int row = k.own_row(i / PAIRS), unit = i % PAIRS * 2;
         if (row >= k.rows) return;
-        const int64_t element = static_cast<int64_t>(row) * N + unit;
-        float* const at = k.shared + i * 2;  // (own rows, PITCH)
-        const float2 saved = *reinterpret_cast<const float2*>(at + Place<K, L>::SAVED);
-        const float2 dz = make_float2(through_activation<T>(k, element, dy.x, saved.x),
-                                      unit + 1 < N ? through_activation<T>(k, element + 1, dy.y, saved.y) : 0.0f);
-        *reinterpret_cast<float2*>(at + Place<K, L>::DELTA) = dz;
-        send(k.words(Mail<K, L>::DZ, WORDS) + row * PITCH + unit, dz, k.tag);
+        send_dz<L>(k, row, unit, dy, *reinterpret_cast<const float2*>(k.shared + Place<K, L>::SAVED + i * 2),
+                   k.shared + Place<K, L>::DELTA + i * 2);
     });
 }
 
-// Mail for a tile: its columns of the rows' dZ.
+// Mail for a tile: its columns of the rows' dZ, in pairs of words.
 template <int L, class K>
 __device__ __forceinline__ auto dz_mail(const K& k) {
     using T = LayerOf<K, L>;
-    constexpr int PAIRS = T::COLUMNS / 2;
+    constexpr int SIZE = Mail<K, L>::IS_SHORT ? 4 : 2, PAIRS = T::COLUMNS / SIZE, WORDS = Mail<K, L>::DZ_WORDS;
     const ResidentTile t = tile_of<L>(k);
     const uint64_t* const dz =
-        k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * T::OUT_PITCH) + t.first_column;
-    float* const to = k.shared + Place<K, L>::DZ;
+        k.words(Mail<K, L>::DZ, static_cast<int64_t>(K::ROWS) * WORDS) + t.first_column / SIZE * 2;
+    auto* const to = dz_of<L>(k);
     return letters<RESIDENT_THREADS, K::ROWS * PAIRS, MailPair>(
         t.is_mine ? k.rows * PAIRS : 0, k.tag,
-        [=](int i) { return dz + i / PAIRS * T::OUT_PITCH + min(i % PAIRS, (t.columns - 1) / 2) * 2; },
+        [=](int i) { return dz + i / PAIRS * WORDS + min(i % PAIRS, (t.columns - 1) / SIZE) * 2; },
         [=](int i, float2 values) {
-            if (i % PAIRS * 2 < t.columns)
-                *reinterpret_cast<float2*>(to + i / PAIRS * T::DZ_PITCH + i % PAIRS * 2) = values;
+            if (i % PAIRS * SIZE < t.columns)
+                *reinterpret_cast<float2*>(to + i / PAIRS * ProductsOf<K, L>::DZ_PITCH + i % PAIRS * SIZE) = values;
         });
 }
 
@@ -138,7 +157,7 @@ __device__ __forceinline__ void send_dx(const K& k) {
 
 template <int L, class K>
 __device__ __forceinline__ void backward(const K& k) {
-    if constexpr (L < K::LAST)
+    if constexpr (L < K::LAST && !(K::TURNS && L == K::LAST - 1))
         if (k.has_rows()) rows_backward<L>(k);
     if constexpr (L > 0) {
         constexpr bool IS_TILED = !LayerOf<K, L>::IS_REPLICATED;

@@ -1,10 +1,11 @@
 // The two products of a tile of the resident kernel, by all of the block's warps, from shared memory to shared memory:
 //
-//     Products::sum_z    x (rows, INPUT_PITCH) · W (a tile), cut along the lines in Z_PARTS parts
+//     Products::sum_z    x (rows, X_PITCH) · W (a tile), cut along the lines in Z_PARTS parts
 //     Products::sum_dw   xᵀ · dZ (rows, DZ_PITCH), cut along the rows in DW_PARTS parts
 //
-// The parts, of Z (parts, rows, SUM_PITCH) and of dW (parts, a tile), are added up by others.  The same is done by
-// multiply-adds, or on tensor cores with each operand taken as one number of tf32 or as two: Products<T, ROWS, NUMBERS>.
+// put(part, row or line, column, sums) takes pairs of neighbouring columns, which others add up if there are several
+// parts.  The same is done by multiply-adds, or on tensor cores with each operand taken as one number of tf32 or as
+// two, or with operands that lie there as bfloat16: Products<T, ROWS, NUMBERS>.
 #pragma once
 
 #include "matrix.cuh"
@@ -12,9 +13,18 @@
 
 namespace mlpgpu {
 
+// What lies in shared memory as float32.
+template <class T>
+struct Floats {
+    using Operand = float;
+    static constexpr int X_PITCH = T::INPUT_PITCH, DZ_PITCH = T::DZ_PITCH;
+    static constexpr int W_OPERANDS = 0, W_PITCH = 0;
+    static constexpr int DW_TERMS = 8, DZ_ROWS = 8;  // rows of which dW takes as many at once, and has room for
+};
+
 // By multiply-adds in float32.  What bounds them is what they read of shared memory, a word of each lane a clock.
 template <class T, int ROWS>
-struct MultiplyAdds {
+struct MultiplyAdds : Floats<T> {
     static constexpr int C = T::COLUMNS;
     // For Z, rows go to the lanes of a warp, one or two each; what warps are left over share the lines.
     static constexpr int LANE_ROWS = ROWS > WARP ? 2 : 1, ROW_WARPS = ceil_div(ROWS, LANE_ROWS * WARP);
@@ -25,7 +35,8 @@ struct MultiplyAdds {
     static constexpr int DW_PARTS = smallest(smallest(ceil_div(ROWS, 4), MOST_PARTS), RESIDENT_THREADS / QUAD_LANES);
 
     // All lanes of a warp read the same weights, each for its own rows.
-    static __device__ __forceinline__ void sum_z(const float* inputs, const float* w, float* parts) {
+    template <class Put>
+    static __device__ __forceinline__ void sum_z(const float* inputs, const float* w, Put put) {
         const int lane = threadIdx.x % WARP, warp = worker() / WARP, part = warp / ROW_WARPS;
         for (int row_warp = warp % ROW_WARPS; row_warp < ROW_WARPS && part < Z_PARTS; row_warp += RESIDENT_WARPS) {
             const int first = row_warp * LANE_ROWS * WARP + lane;  // and WARP further, if there are two
@@ -50,17 +61,18 @@ struct MultiplyAdds {
                         for (int c = 0; c < C; ++c) sum[i][c] = fmaf(four[i][line], weight[c], sum[i][c]);
                 }
             }
-            float* const to = parts + (part * ROWS + first) * T::SUM_PITCH;
 #pragma unroll
             for (int i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
-                for (int c = 0; c < C; c += 4)
-                    if (first + i * WARP < ROWS) store_four(to + i * WARP * T::SUM_PITCH + c, sum[i] + c);
+                for (int c = 0; c < C; c += 2)
+                    if (const int row = first + i * WARP; row < ROWS)
+                        put(part, row, c, make_float2(sum[i][c], sum[i][c + 1]));
         }
     }
 
     // A thread takes four lines of every DW_PARTS-th row.
-    static __device__ __forceinline__ void sum_dw(const float* inputs, const float* dz, int rows, float* parts) {
+    template <class Put>
+    static __device__ __forceinline__ void sum_dw(const float* inputs, const float* dz, int rows, Put put) {
         const int quad = worker() % QUAD_LANES, part = worker() / QUAD_LANES;
         if (part >= DW_PARTS || quad >= T::QUADS) return;
         const float* const x = inputs + 4 * quad;
@@ -76,11 +88,10 @@ struct MultiplyAdds {
 #pragma unroll
                 for (int c = 0; c < C; ++c) sum[line][c] = fmaf(four[line], delta[c], sum[line][c]);
         }
-        float* const to = parts + part * T::TILE + quad * T::QUAD_PITCH;
 #pragma unroll
         for (int line = 0; line < 4; ++line)
 #pragma unroll
-            for (int c = 0; c < C; c += 4) store_four(to + line * T::PITCH + c, sum[line] + c);
+            for (int c = 0; c < C; c += 2) put(part, 4 * quad + line, c, make_float2(sum[line][c], sum[line][c + 1]));
     }
 };
 
@@ -124,18 +135,38 @@ struct TensorSums<2> {
     __device__ __forceinline__ float at(int i) const { return high[i] + (mixed[0][i] + mixed[1][i]); }
 };
 
+// Into how many parts so many steps of each of so many sixteens of sums are cut, for all warps to have some.
+__host__ __device__ constexpr int parts_of(int sixteens, int steps) {
+    return smallest(steps, largest(1, RESIDENT_WARPS / sixteens));
+}
+
+// A warp's sixteen rows of sums from m on, as far as they are before `end`.
+template <int C, class Sums, int EIGHTS, class Put>
+__device__ __forceinline__ void put_sixteen(const Sums (&sums)[EIGHTS], int m, int end, Put put) {
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < EIGHTS; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (const int row = m + g + 8 * half, column = 8 * n + 2 * t; row < end && column < C)
+                put(row, column, make_float2(sums[n].at(2 * half), sums[n].at(2 * half + 1)));
+}
+
 // On tensor cores: a warp takes 16 rows of Z or lines of dW, all columns, and every parts-th eight terms.  Lane 4 g + t
 // reads rows or columns g and terms t, and the pitches spread these over all banks.
 template <class T, int ROWS, int NUMBERS>
-struct TensorProducts {
+struct TensorProducts : Floats<T> {
     static constexpr int C = T::COLUMNS, EIGHTS = ceil_div(C, 8), LINES = 4 * T::QUADS;
     static constexpr int Z_STEPS = ceil_div(LINES, 8), DW_STEPS = ceil_div(ROWS, 8);
     static constexpr int Z_SIXTEENS = ceil_div(ROWS, 16), DW_SIXTEENS = ceil_div(LINES, 16);
-    static constexpr int Z_PARTS = smallest(Z_STEPS, largest(1, RESIDENT_WARPS / Z_SIXTEENS));
-    static constexpr int DW_PARTS = smallest(DW_STEPS, largest(1, RESIDENT_WARPS / DW_SIXTEENS));
+    // Z of many rows is sent from registers, by half of the warps; that takes less time than to add parts up.
+    static constexpr int MANY_ROWS = 96;
+    static constexpr int Z_PARTS = ROWS >= MANY_ROWS ? 1 : parts_of(Z_SIXTEENS, Z_STEPS);
+    static constexpr int DW_PARTS = parts_of(DW_SIXTEENS, DW_STEPS);
     using Sums = TensorSums<NUMBERS>;
 
-    static __device__ __forceinline__ void sum_z(const float* inputs, const float* weights, float* parts) {
+    template <class Put>
+    static __device__ __forceinline__ void sum_z(const float* inputs, const float* weights, Put put) {
         const int warp = worker() / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, part = warp % Z_PARTS;
         for (int m = warp / Z_PARTS * 16; m < ROWS; m += RESIDENT_WARPS / Z_PARTS * 16) {
             const float* const w = weights + t * T::PITCH + g;
@@ -147,14 +178,14 @@ struct TensorProducts {
                 const float* const quads = w + 2 * step * T::QUAD_PITCH;
                 add(sums, a, quads, quads + T::QUAD_PITCH);
             });
-            float* const to = parts + (part * ROWS + m) * T::SUM_PITCH;
-            store(sums, ROWS - m, [=](int row) { return to + row * T::SUM_PITCH; });
+            put_sixteen<C>(sums, m, ROWS, [&](int row, int column, float2 z) { put(part, row, column, z); });
         }
     }
 
     // Which of eight rows is which term of an instruction does not matter: a lane's are two that follow each other.
     // dZ is 0 beyond the batch.
-    static __device__ __forceinline__ void sum_dw(const float* inputs, const float* deltas, int, float* parts) {
+    template <class Put>
+    static __device__ __forceinline__ void sum_dw(const float* inputs, const float* deltas, int, Put put) {
         const int warp = worker() / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, part = warp % DW_PARTS;
         for (int m = warp / DW_PARTS * 16; m < LINES; m += RESIDENT_WARPS / DW_PARTS * 16) {
             const float* const x = inputs + 2 * t * T::INPUT_PITCH + m + g;
@@ -167,9 +198,7 @@ struct TensorProducts {
                 const float* const delta = dz + 8 * step * T::DZ_PITCH;
                 add(sums, a, delta, delta + T::DZ_PITCH);
             });
-            // A tile's lines lie in fours, QUAD_PITCH apart.
-            float* const to = parts + part * T::TILE + m / 4 * T::QUAD_PITCH;
-            store(sums, LINES - m, [=](int line) { return to + line / 4 * T::QUAD_PITCH + line % 4 * T::PITCH; });
+            put_sixteen<C>(sums, m, LINES, [&](int line, int column, float2 g) { put(part, line, column, g); });
         }
     }
 
@@ -191,18 +220,62 @@ struct TensorProducts {
         for (int n = 0; n < EIGHTS; ++n)
             sums[n].add(operands, {Sums::operand(first[8 * n]), Sums::operand(second[8 * n])});
     }
+};
 
-    // The first `count` of sixteen rows of sums, each to where place(row) says.
-    template <class Place>
-    static __device__ __forceinline__ void store(const Sums (&sums)[EIGHTS], int count, Place place) {
-        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+// On tensor cores, of operands in bfloat16.  A warp takes 16 rows of Z or lines of dW, and all terms.
+template <class T, int ROWS>
+struct BfloatProducts {
+    using Operand = uint16_t;
+    static constexpr int C = T::COLUMNS, EIGHTS = ceil_div(C, 8), LINES = 4 * T::QUADS;
+    // Pitches that are odd multiples of sixteen bytes spread eight rows over all banks.
+    static constexpr int X_PITCH = round_up(LINES, 16) + 8, W_PITCH = EIGHTS == 1 ? 8 : 24, DZ_PITCH = W_PITCH;
+    static constexpr int DW_TERMS = 16, DZ_ROWS = 32;  // the other operand comes in two steps' terms
+    static constexpr int W_OPERANDS = round_up(LINES, 32) * W_PITCH;
+    static constexpr int Z_PARTS = 1, DW_PARTS = 1;
+
+    template <class Put>
+    static __device__ __forceinline__ void sum_z(const uint16_t* x, const uint16_t* w, Put put) {
+        for (int m = worker() / WARP * 16; m < ROWS; m += RESIDENT_WARPS * 16) {
+            Sums sums[EIGHTS];
+            multiply<true, ceil_div(LINES, 16)>(sums, x, m, w);
+            put_sixteen<C>(sums, m, ROWS, [&](int row, int column, float2 z) { put(0, row, column, z); });
+        }
+    }
+
+    template <class Put>
+    static __device__ __forceinline__ void sum_dw(const uint16_t* x, const uint16_t* dz, int, Put put) {
+        for (int m = worker() / WARP * 16; m < LINES; m += RESIDENT_WARPS * 16) {
+            Sums sums[EIGHTS];
+            multiply<false, ceil_div(ROWS, 16)>(sums, x, m, dz);
+            put_sixteen<C>(sums, m, LINES, [&](int line, int column, float2 g) { put(0, line, column, g); });
+        }
+    }
+
+  private:
+    struct Sums {
+        float sum[2][4] = {};  // two, so that an instruction need not wait for the one before
+        __device__ __forceinline__ float at(int i) const { return sum[0][i] + sum[1][i]; }
+    };
+
+    // Sixteen rows of x, or of its transpose, from m on, times the other operand.
+    template <bool INNER_FIRST, int STEPS>
+    static __device__ __forceinline__ void multiply(Sums (&sums)[EIGHTS], const uint16_t* x, int m,
+                                                    const uint16_t* other) {
+        const uint16_t* const line = other + threadIdx.x % WARP * W_PITCH;
 #pragma unroll
-        for (int n = 0; n < EIGHTS; ++n)
+        for (int step = 0; step < STEPS; step += 2) {
+            unsigned b[EIGHTS][4];
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (const int row = g + 8 * half, column = 8 * n + 2 * t; row < count && column < C)
-                    *reinterpret_cast<float2*>(place(row) + column) =
-                        make_float2(sums[n].at(2 * half), sums[n].at(2 * half + 1));
+            for (int n = 0; n < EIGHTS; ++n) load_matrices<true>(b[n], line + 16 * step * W_PITCH + 8 * n);
+#pragma unroll
+            for (int i = 0; i < 2 && step + i < STEPS; ++i) {
+                unsigned a[4];
+                load_fragments<INNER_FIRST, 0, X_PITCH>(a, x, m, 16 * (step + i));
+#pragma unroll
+                for (int n = 0; n < EIGHTS; ++n)
+                    multiply_matrices<false>(sums[n].sum[i], a, b[n][2 * i], b[n][2 * i + 1]);
+            }
+        }
     }
 };
 
@@ -210,5 +283,7 @@ template <class T, int ROWS, int NUMBERS>
 struct Products : TensorProducts<T, ROWS, NUMBERS> {};
 template <class T, int ROWS>
 struct Products<T, ROWS, 0> : MultiplyAdds<T, ROWS> {};
+template <class T, int ROWS>
+struct Products<T, ROWS, BFLOATS> : BfloatProducts<T, ROWS> {};
 
 }  // namespace mlpgpu

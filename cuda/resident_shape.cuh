@@ -17,6 +17,9 @@ __device__ __forceinline__ void sync_all() { sync_some<1, RESIDENT_THREADS + COU
 __device__ __forceinline__ void sync_workers() { sync_some<2, RESIDENT_THREADS>(); }
 __device__ __forceinline__ void sync_couriers() { sync_some<3, COURIERS>(); }
 
+// The compiler no longer knows of it what it was, and makes anew what follows from it.
+__device__ __forceinline__ void forget(int& number) { asm volatile("" : "+r"(number)); }
+
 // How many neighbouring lanes share each of so many sums of so many terms: a power of two.
 __host__ __device__ constexpr int lanes_for(int sums, int terms) {
     int lanes = 1;
@@ -83,6 +86,7 @@ struct ResidentDense {
     static constexpr int LINE_QUADS = ceil_div(LINES, 4), COLUMN_QUADS = ceil_div(N_OUT, 4);
     static constexpr int QUADS = ceil_div(LINE_QUADS, LINE_SLICES), COLUMNS = 4 * ceil_div(COLUMN_QUADS, COLUMN_SLICES);
     // In shared memory: pitches that are odd multiples of eight, of four or of two spread neighbours over all banks.
+    static constexpr int TERMS = IS_REPLICATED ? N_IN : LINE_SLICES;  // of a row's z
     static constexpr int PITCH = COLUMNS > 8 ? 24 : 8;              // of a line of a tile
     static constexpr int QUAD_PITCH = 4 * PITCH + 4;                // of four lines
     static constexpr int TILE = round_up(QUADS, 2) * QUAD_PITCH;    // floats of a tile
@@ -95,9 +99,14 @@ struct ResidentDense {
 };
 
 // The layers, for at most ROWS rows a batch on BLOCKS blocks; inputs may be standardized and dropped before.
-template <int ROWS_, int BLOCKS_, int NUMBERS_, bool IS_STANDARDIZED_, class InputDropout_, class... Layers>
+constexpr int BFLOATS = -1;  // for NUMBERS of a network
+
+template <int ROWS_, int BLOCKS_, int NUMBERS_, bool HAS_COPY_ENGINE_, bool IS_STANDARDIZED_, class InputDropout_,
+          class... Layers>
 struct ResidentNetwork {
-    static constexpr int NUMBERS = NUMBERS_;  // of tf32 for an operand of a tile's products; 0: multiply-adds
+    // Of tf32 for an operand of a tile's products; 0: multiply-adds; BFLOATS: it is bfloat16, of the first layer.
+    static constexpr int NUMBERS = NUMBERS_;
+    static constexpr bool HAS_COPY_ENGINE = HAS_COPY_ENGINE_;
     static constexpr int ROWS = ROWS_, BLOCKS = BLOCKS_, LAST = sizeof...(Layers) - 1;
     static constexpr int OWN_ROWS = ceil_div(ROWS, BLOCKS);  // the most rows of a block: every BLOCKS-th
     static constexpr bool IS_STANDARDIZED = IS_STANDARDIZED_;
@@ -111,6 +120,14 @@ struct ResidentNetwork {
     };
     template <int L>
     using Layer = typename Pick<L, Layers...>::Type;
+
+    // A block has one row, the last layer is replicated, half a warp holds its outputs, and the block the units below.
+    static constexpr bool turns() {
+        if constexpr (LAST == 0) return false;
+        else
+            return OWN_ROWS == 1 && Layer<LAST>::IS_REPLICATED && Layer<LAST>::N_OUT <= WARP / 2 &&
+                   Layer<LAST>::IN_PITCH / 2 <= RESIDENT_THREADS;
+    }
 };
 
 // The tile of a layer that a block has; without one it has no lines.

@@ -1,7 +1,7 @@
 // A resident network's last stages: the gradient of each tile's weights, and the optimizer's step along it.
 //
-//     tile  sum_dw          xᵀ (lines, rows) · dZ (rows, columns) of the tile, in parts
-//           update          the parts added up; weights and slots move; of a replicated layer  -> mail COPY
+//     tile  update          xᵀ (lines, rows) · dZ (rows, columns) of the tile; weights and slots move along it;
+//                           of a replicated layer                                              -> mail COPY
 //     row   copy_mail       mail COPY, before the next step's forward stages
 #pragma once
 
@@ -9,58 +9,68 @@
 
 namespace mlpgpu {
 
+// The optimizer's rule for two neighbouring weights of the tile, by their sums of the gradient.
 template <int L, class K>
-__device__ __forceinline__ void sum_dw(const K& k) {
-    ProductsOf<K, L>::sum_dw(inputs_of<L>(k, k.tag), k.shared + Place<K, L>::DZ, k.rows,
-                             k.shared + BatchPlace<K>::SUMS);
-}
-
-// The parts added up, and the optimizer's rule, by pairs of columns.  `scale` divides by the batch's weight.
-template <int L, class K>
-__device__ __forceinline__ void update(const K& k, float scale, const float* rates) {
+__device__ __forceinline__ void move_two(const K& k, const ResidentTile& t, int line, int column, float2 g) {
     using T = LayerOf<K, L>;
     using Rule = typename K::Rule;
-    constexpr int C = T::COLUMNS, PAIRS = C / 2;
+    if (line >= t.lines || column >= t.columns) return;
+    float* const w = k.shared + Place<K, L>::WEIGHTS + (line >> 2) * T::QUAD_PITCH + (line & 3) * T::PITCH + column;
+    float2 moved = *reinterpret_cast<const float2*>(w);
+    float slot[2][Rule::SLOTS > 0 ? Rule::SLOTS : 1];
+    for (int s = 0; s < Rule::SLOTS; ++s) {
+        const float2 two = *reinterpret_cast<const float2*>(w + (s + 1) * T::TILE);
+        slot[0][s] = two.x, slot[1][s] = two.y;
+    }
+    const float scale = k.shared[BatchPlace<K>::SCALE + k.parity()];
+    const float* const rates = k.shared + BatchPlace<K>::RATES + k.parity() * COLUMNS;
+    step_parameter<Rule>(moved.x, slot[0], g.x, scale, rates);
+    if (column + 1 < t.columns) step_parameter<Rule>(moved.y, slot[1], g.y, scale, rates);
+    for (int s = 0; s < Rule::SLOTS; ++s)
+        *reinterpret_cast<float2*>(w + (s + 1) * T::TILE) = make_float2(slot[0][s], slot[1][s]);
+    *reinterpret_cast<float2*>(w) = moved;
+    put_operand<L>(k, line, column, moved);
+    if constexpr (T::IS_REPLICATED) {
+        uint64_t* const copies = k.words(Mail<K, L>::COPY, T::LINES * T::OUT_PITCH);
+        send(copies + (t.first_line + line) * T::OUT_PITCH + t.first_column + column, moved, k.tag);
+    }
+}
+
+template <int L, class K>
+__device__ __forceinline__ void update(const K& k) {
+    using T = LayerOf<K, L>;
+    using P = ProductsOf<K, L>;
+    constexpr int PAIRS = T::COLUMNS / 2;
     const ResidentTile t = tile_of<L>(k);
-    for (int i = worker(); i < 4 * T::QUADS * PAIRS; i += RESIDENT_THREADS) {
-        const int line = i / PAIRS, column = i % PAIRS * 2, at = line / 4 * T::QUAD_PITCH + line % 4 * T::PITCH + column;
-        if (line >= t.lines || column >= t.columns) continue;
-        const float* const sums = k.shared + BatchPlace<K>::SUMS + at;
-        float* const w = k.shared + Place<K, L>::WEIGHTS + at;
-        float2 g = *reinterpret_cast<const float2*>(sums);
+    float* const sums = k.shared + BatchPlace<K>::SUMS;
+    const auto place = [](int line, int column) { return (line >> 2) * T::QUAD_PITCH + (line & 3) * T::PITCH + column; };
+    P::sum_dw(inputs_of<L>(k, k.tag), dz_of<L>(k), k.rows, [&](int part, int line, int column, float2 g) {
+        if constexpr (P::DW_PARTS == 1) move_two<L>(k, t, line, column, g);
+        else *reinterpret_cast<float2*>(sums + part * T::TILE + place(line, column)) = g;
+    });
+    if constexpr (P::DW_PARTS > 1) {
+        sync_workers();
+        for (int i = worker(); i < 4 * T::QUADS * PAIRS; i += RESIDENT_THREADS) {
+            const int line = i / PAIRS, column = i % PAIRS * 2;
+            float2 g = make_float2(0.0f, 0.0f);
 #pragma unroll
-        for (int part = 1; part < ProductsOf<K, L>::DW_PARTS; ++part) {
-            const float2 more = *reinterpret_cast<const float2*>(sums + part * T::TILE);
-            g.x += more.x, g.y += more.y;
-        }
-        float2 moved = *reinterpret_cast<const float2*>(w);
-        float slot[2][Rule::SLOTS > 0 ? Rule::SLOTS : 1];
-        for (int s = 0; s < Rule::SLOTS; ++s) {
-            const float2 two = *reinterpret_cast<const float2*>(w + (s + 1) * T::TILE);
-            slot[0][s] = two.x, slot[1][s] = two.y;
-        }
-        step_parameter<Rule>(moved.x, slot[0], g.x, scale, rates);
-        if (column + 1 < t.columns) step_parameter<Rule>(moved.y, slot[1], g.y, scale, rates);
-        for (int s = 0; s < Rule::SLOTS; ++s)
-            *reinterpret_cast<float2*>(w + (s + 1) * T::TILE) = make_float2(slot[0][s], slot[1][s]);
-        *reinterpret_cast<float2*>(w) = moved;
-        if constexpr (T::IS_REPLICATED) {
-            uint64_t* const copies = k.words(Mail<K, L>::COPY, T::LINES * T::OUT_PITCH);
-            send(copies + (t.first_line + line) * T::OUT_PITCH + t.first_column + column, moved, k.tag);
+            for (int part = 0; part < P::DW_PARTS; ++part) {
+                const float2 more = *reinterpret_cast<const float2*>(sums + part * T::TILE + place(line, column));
+                g.x += more.x, g.y += more.y;
+            }
+            move_two<L>(k, t, line, column, g);
         }
     }
 }
 
 // The last layer first: copies of it are on their way while the others move.
 template <int L, class K>
-__device__ __forceinline__ void update_all(const K& k, float scale, const float* rates) {
+__device__ __forceinline__ void update_all(const K& k) {
     if (tile_of<L>(k).is_mine) {
-        sum_dw<L>(k);
-        sync_workers();
-        update<L>(k, scale, rates);
+        update<L>(k);
         if constexpr (L > 0) sync_workers();
     }
-    if constexpr (L > 0) update_all<L - 1>(k, scale, rates);
+    if constexpr (L > 0) update_all<L - 1>(k);
 }
 
 // No dZ, for a batch of fewer rows.

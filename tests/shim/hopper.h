@@ -137,6 +137,7 @@ inline void commit_bulk_stores() {}
 template <int PENDING>
 void await_bulk_stores() {}
 inline void publish_shared() {}
+inline void publish_global() {}
 
 template <int SIZE>
 void copy_or_clear(uint32_t destination, const void* source, int bytes) {

@@ -459,6 +459,13 @@ class ExtendedFunction(Function):
     the card fails.
     """
 
+    def __init__(self, module: Module, entry: Entry, handle: Any) -> None:
+        super().__init__(module, entry, handle)
+        layout = _layout(entry)
+        ends = [struct.calcsize(layout[: i + 2]) for i in range(len(layout) - 1)]
+        # Of each argument in the buffer.
+        self._places = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
+
     def _get(self, attribute: str) -> int:
         kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
         return int(_call(cu.cuFuncGetAttribute, kind, self.handle))
@@ -475,10 +482,8 @@ class ExtendedFunction(Function):
         self.device.last_launch = self.entry.name
         # This call takes no buffer, but a pointer to each argument.
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
-        start, layout = ctypes.addressof(buffer), _layout(self.entry)
-        ends = [struct.calcsize(layout[: i + 2]) for i in range(len(layout) - 1)]
-        places = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
-        pointers = (ctypes.c_void_p * len(places))(*(start + place for place in places))
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * len(self._places))(*(start + place for place in self._places))
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = self.entry.threads, 1, 1

@@ -22,7 +22,10 @@ from .kernels import Entry, arguments, camel, ceil_div
 from .launches import MOST_RUN_STEPS, At, Launch, Value
 
 IS_USED = True  # False: every plan trains launch by launch
+BFLOATS = -1  # for a number of tf32: operands of the first layer's products are bfloat16
+MANY_ROWS = 96  # of which Z is not made in parts
 THREADS, COURIERS = 512, 128  # of a block: those that compute, and those that fetch the next step's batch
+RATES = 3  # of a step: COLUMNS of update.cuh
 WARP, WARPS = kernels.WARP, THREADS // kernels.WARP
 MOST_ROWS = 1024  # of a batch: what a step's rows leave of the loss is kept for every step of a launch
 MOST_COLUMNS, MOST_ADDED_COLUMNS = 16, 12  # of a tile: on tensor cores, and by multiply-adds, in registers
@@ -103,11 +106,6 @@ class Cut:
         """Of a row of a part of Z in shared memory."""
         return self.columns + 4
 
-    def shared_floats(self, rows: int, slots: int, is_first: bool) -> int:
-        """What grows with the tile: weights, slots, inputs (of the first layer two batches), dZ."""
-        pitches = (2 if is_first else 1) * self.input_pitch + 4 * (self.columns // 4 | 1)
-        return (1 + slots) * self.floats + round_up(rows, 8) * pitches + 8
-
 
 @dataclass(frozen=True)
 class Products(ABC):
@@ -115,6 +113,21 @@ class Products(ABC):
 
     cut: Cut
     rows: int
+
+    def operand_floats(self, batches: int) -> int:
+        """Of what products read beside the weights, in float32: inputs of so many batches, dZ."""
+        return round_up(self.rows, 8) * (batches * self.input_pitch + 4 * (self.cut.columns // 4 | 1)) + 8
+
+    def shared_floats(self, slots: int, is_first: bool) -> int:
+        """What grows with the tile: weights, slots, inputs (of the first layer two batches), dZ."""
+        return (1 + slots) * self.cut.floats + self.operand_floats(2 if is_first else 1)
+
+    @property
+    def input_pitch(self) -> int:
+        """Of a row of the tile's inputs in shared memory."""
+        return self.cut.input_pitch
+
+    input_bytes = 4  # of an element
 
     @property
     @abstractmethod
@@ -136,8 +149,8 @@ class Products(ABC):
 
     def sums(self, is_replicated: bool) -> int:
         """What threads leave each other to be added up, in floats: parts of Z, if tiles make it, then of dW."""
-        z = 0 if is_replicated else self.z_parts * self.rows * self.cut.sum_pitch
-        return max(z, self.dw_parts * self.cut.floats)
+        z = 0 if is_replicated or self.z_parts == 1 else self.z_parts * self.rows * self.cut.sum_pitch
+        return max(z, 0 if self.dw_parts == 1 else self.dw_parts * self.cut.floats)
 
 
 @dataclass(frozen=True)
@@ -172,21 +185,28 @@ class TensorCores(Products):
 
     @property
     def z_parts(self) -> int:
-        return min(ceil_div(4 * self.cut.quads, 8), max(1, WARPS // ceil_div(self.rows, 16)))
+        if self.rows >= MANY_ROWS:
+            return 1
+        return self._parts(ceil_div(self.rows, 16), ceil_div(4 * self.cut.quads, 8))
 
     @property
     def dw_parts(self) -> int:
-        return min(ceil_div(self.rows, 8), max(1, WARPS // ceil_div(4 * self.cut.quads, 16)))
+        return self._parts(ceil_div(4 * self.cut.quads, 16), ceil_div(self.rows, 8))
+
+    @staticmethod
+    def _parts(sixteens: int, steps: int) -> int:
+        return min(steps, max(1, WARPS // sixteens))
 
     @property
     def z_clocks(self) -> float:
-        return self._clocks(ceil_div(self.rows, 16), ceil_div(4 * self.cut.quads, 8), self.z_parts)
+        return self._clocks(ceil_div(self.rows, 16), ceil_div(4 * self.cut.quads, 8))
 
     @property
     def dw_clocks(self) -> float:
-        return self._clocks(ceil_div(4 * self.cut.quads, 16), ceil_div(self.rows, 8), self.dw_parts)
+        return self._clocks(ceil_div(4 * self.cut.quads, 16), ceil_div(self.rows, 8))
 
-    def _clocks(self, sixteens: int, steps: int, parts: int) -> float:
+    def _clocks(self, sixteens: int, steps: int) -> float:
+        parts = self._parts(sixteens, steps)
         of_a_warp = ceil_div(sixteens, WARPS // parts) * ceil_div(steps, parts)
         return 4 * of_a_warp * (20 + 12 * ceil_div(self.cut.columns, 8))
 
@@ -196,8 +216,34 @@ def most_columns(numbers: int) -> int:
     return MOST_COLUMNS if numbers else MOST_ADDED_COLUMNS
 
 
-def _products(cut: Cut, rows: int, numbers: int) -> Products:
-    """By multiply-adds, or on tensor cores with so many numbers of tf32 for an operand."""
+@dataclass(frozen=True)
+class Bfloats(TensorCores):
+    """Tensor cores' of operands that lie in shared memory as bfloat16."""
+
+    input_bytes = 2
+
+    @property
+    def z_parts(self) -> int:
+        return 1
+
+    @property
+    def dw_parts(self) -> int:
+        return 1
+
+    @property
+    def input_pitch(self) -> int:
+        return round_up(4 * self.cut.quads, 16) + 8
+
+    def operand_floats(self, batches: int) -> int:
+        pitch = 8 if self.cut.columns <= 8 else 24  # of weights and of dZ
+        inputs = batches * round_up(self.rows, 16) * self.input_pitch
+        return (inputs + pitch * (round_up(4 * self.cut.quads, 32) + round_up(self.rows, 32))) // 2 + 8
+
+
+def _products(cut: Cut, rows: int, numbers: int, is_first: bool) -> Products:
+    """By multiply-adds, or on tensor cores with so many numbers of tf32 for an operand, or with bfloat16."""
+    if numbers == BFLOATS and is_first:
+        return Bfloats(cut, rows)
     return TensorCores(cut, rows) if numbers else MultiplyAdds(cut, rows)
 
 
@@ -231,12 +277,14 @@ class Design:
         rows: the most of a batch.
         blocks: of the grid, all of which run at once.
         numbers: of tf32 that an operand of a tile's products is taken as; 0: products are multiply-adds.
+        has_copy_engine: whether that brings inputs.
         scaled: the names of the mean and the scale of standardized inputs, and of targets, or None.
     """
 
     rows: int
     blocks: int
     numbers: int
+    has_copy_engine: bool
     layers: tuple[DenseLayer, ...]
     input_dropout: Dropout | None
     loss: str
@@ -257,13 +305,37 @@ class Design:
         floats = 0
         for place, layer in enumerate(self.layers):
             cut = layer.cut
-            floats += cut.shared_floats(self.rows, self.slots, place == 0)
+            floats += _products(cut, self.rows, self.numbers, place == 0).shared_floats(self.slots, place == 0)
             floats += round_up(cut.lines * cut.copy_pitch, 4) if layer.is_replicated else 0
             floats += 3 * round_up(self.own_rows * cut.out_pitch, 4)
         targets = 1 if self.target_kind == "index" else self.layers[-1].cut.n_out
-        floats += 2 * round_up(2 * self.rows, 4) + round_up(2 * self.own_rows * targets, 4)
-        sums = (_products(each.cut, self.rows, self.numbers).sums(each.is_replicated) for each in self.layers)
+        floats += 4 + round_up(2 * self.rows, 4) + round_up(2 * self.own_rows * targets, 4)
+        floats += 2 * (RATES + 1)
+        floats += (WARPS + 2) * WARP // 2 if self._turns else 0
+        sums = (
+            _products(each.cut, self.rows, self.numbers, place == 0).sums(each.is_replicated)
+            for place, each in enumerate(self.layers)
+        )
         return 4 * (floats + max(sums))
+
+    @property
+    def _turns(self) -> bool:
+        """Whether rows turn back in one stage: ``ResidentNetwork::turns`` of resident_shape.cuh."""
+        *below, last = self.layers
+        return (
+            bool(below)
+            and self.own_rows == 1
+            and last.is_replicated
+            and last.cut.n_out <= WARP // 2
+            and round_up(last.n_in, 2) // 2 <= THREADS
+        )
+
+    @property
+    def dealt_bytes(self) -> int:
+        """Of the inputs of three batches, cut up for the tiles: ``Dealt`` of resident_inputs.cuh."""
+        cut = self.layers[0].cut
+        products = _products(cut, self.rows, self.numbers, True)
+        return 3 * cut.line_slices * self.rows * products.input_pitch * products.input_bytes
 
     @cached_property
     def mail_words(self) -> int:
@@ -276,13 +348,15 @@ class Design:
             else:
                 words += self.rows * cut.line_slices * cut.out_pitch
                 words += self.rows * cut.column_slices * round_up(layer.n_in, 2) if place else 0
-            words += self.rows * cut.out_pitch * (1 if place == len(self.layers) - 1 else 2)
-        return 2 * words
+            is_short = self.numbers == BFLOATS and place == 0
+            words += self.rows * (round_up(cut.out_pitch // 2, 2) if is_short else cut.out_pitch)
+            words += self.rows * cut.out_pitch if place < len(self.layers) - 1 else 0
+        return 2 * words + round_up(self.blocks, 2)
 
     @property
     def bytes(self) -> dict[str, int]:
         """Of each array that the kernel takes beside the launches' own."""
-        return {"mail": 8 * self.mail_words, "row errors": 8 * self.rows * MOST_RUN_STEPS}
+        return {"mail": 8 * self.mail_words, "dealt": self.dealt_bytes, "row errors": 8 * self.rows * MOST_RUN_STEPS}
 
     def train(self, source: str, *, textured: bool) -> Launch:
         """The launch that trains; ``steps`` and ``tag`` change from one to the next."""
@@ -294,7 +368,8 @@ class Design:
             "scale": At("scale"), "mean": mean, "deviation": scale, "targets": At("targets"),
             "weights": At("weights"), "target_mean": target_mean, "target_scale": target_scale, "seed": At("seed"),
             "purpose": int(Purpose.DROPOUT), "parameters": At("parameters"),
-            "slots": At("slots") if self.slots else None, "mail": At("mail"), "errors": At("row errors"),
+            "slots": At("slots") if self.slots else None, "mail": At("mail"), "dealt": At("dealt"),
+            "errors": At("row errors"),
         }  # fmt: skip
         return Launch(entry, (self.blocks, 1, 1), values)
 
@@ -305,11 +380,17 @@ class Design:
         }  # fmt: skip
         return Launch(kernels.step_errors(), (steps, 1, 1), values)
 
+    @property
+    def _needs(self) -> str:
+        """The oldest architecture that has the kernel's instructions."""
+        return "sm_90" if self.has_copy_engine else "sm_80" if self.numbers else "sm_75"
+
     def _entry(self, source: str, textured: bool) -> Entry:
         ctype, texels = kernels.SOURCES[source], "Texture" if textured else "const float*"
         target = {"index": "Index", "dense": "DenseTarget"}[self.target_kind]
         layers = ", ".join(map(str, self.layers))
-        head = f"{self.rows}, {self.blocks}, {self.numbers}, {str(self.scaled_inputs is not None).lower()}"
+        flags = ", ".join(str(flag).lower() for flag in (self.has_copy_engine, self.scaled_inputs is not None))
+        head = f"{self.rows}, {self.blocks}, {self.numbers}, {flags}"
         network = f"ResidentNetwork<{head}, {self.input_dropout or 'NotDropped'}, {layers}>"
         function = (
             f"resident<{network}, {camel(self.loss)}, {target}, {texels}, {self.optimizer}Rule, {ctype}, "
@@ -319,7 +400,7 @@ class Design:
             f"const Step* step, int steps, uint32_t tag, const int* order, const {ctype}* inputs, float scale, "
             f"const float* mean, const float* deviation, {texels} targets, const float* weights, "
             "const float* target_mean, const float* target_scale, uint64_t seed, uint64_t purpose, "
-            "float* parameters, float* slots, uint64_t* mail, float* errors"
+            "float* parameters, float* slots, uint64_t* mail, void* dealt, float* errors"
         )
         widths = "_".join(str(width) for width in (self.layers[0].n_in, *(layer.cut.n_out for layer in self.layers)))
         name = f"resident_{widths}_{zlib.crc32(function.encode()):08x}"
@@ -327,7 +408,7 @@ class Design:
         # A few words around the loops: of so many threads each has 96 registers.
         return Entry(
             name, "resident.cuh", function, arguments(signature), THREADS + COURIERS, shared, cooperative=True,
-            spill_bytes=256, constants=True, needs="sm_80" if self.numbers else "sm_75",
+            spill_bytes=256, constants=True, needs=self._needs,
         )  # fmt: skip
 
 
@@ -352,16 +433,17 @@ def design(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: str) ->
     found = _layers_of(plan)
     if isinstance(found, str):
         return found
-    numbers = {"float32-ieee": 0, "float32": 2}.get(plan.precision, 1)
+    numbers = {"float32-ieee": 0, "float32": 2, "tf32": 1, "bfloat16": BFLOATS}[plan.precision]
     if kernels.architecture(arch) < kernels.architecture("sm_80"):
         numbers = 0
+    has_copy_engine = kernels.architecture(arch) >= kernels.architecture("sm_90")
     widest = max(dense.n_out for dense in found.dense)
     if ceil_div(widest, most_columns(numbers)) > multiprocessors:
         return f"a layer of {widest} units is too wide for {multiprocessors} multiprocessors"
     # Tiles are chosen for speed, then, where they do not fit together, each among those of less and less memory.
     why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {shared_bytes:,} bytes"
     for share in MEMORY_SHARES:
-        made = _choose(plan, found, multiprocessors, shared_bytes * share // 16, numbers)
+        made = _choose(plan, found, multiprocessors, shared_bytes * share // 16, numbers, has_copy_engine)
         if made is None:
             break
         if made.shared_bytes <= shared_bytes:
@@ -370,7 +452,9 @@ def design(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: str) ->
     return why
 
 
-def _choose(plan: Plan, found: _Found, blocks: int, most_bytes: int, numbers: int) -> Design | None:
+def _choose(
+    plan: Plan, found: _Found, blocks: int, most_bytes: int, numbers: int, has_copy_engine: bool
+) -> Design | None:
     """The design whose layers are the fastest of those that take at most so many bytes each, if there are any."""
     assert plan.optimizer is not None and plan.loss is not None and plan.target_kind is not None
     rows, slots, copied = plan.capacity, len(plan.optimizer.slots), 0
@@ -389,7 +473,8 @@ def _choose(plan: Plan, found: _Found, blocks: int, most_bytes: int, numbers: in
         dense, is_replicated = found.dense[place], replicated[place]
         best = math.inf
         for cut in _cuts(dense, blocks if is_replicated else blocks - kept, most_columns(numbers)):
-            floats = cut.shared_floats(rows, slots, place == 0) + _products(cut, rows, numbers).sums(is_replicated)
+            products = _products(cut, rows, numbers, place == 0)
+            floats = products.shared_floats(slots, place == 0) + products.sums(is_replicated)
             if 4 * floats > most_bytes:
                 continue
             clocks = _clocks(cut, dense.n_in, rows, blocks, place == 0, is_replicated, numbers)
@@ -409,7 +494,7 @@ def _choose(plan: Plan, found: _Found, blocks: int, most_bytes: int, numbers: in
         for place, dense in enumerate(found.dense)
     )  # fmt: skip
     return Design(
-        rows, blocks, numbers, layers, found.input_dropout, plan.loss, plan.target_kind,
+        rows, blocks, numbers, has_copy_engine, layers, found.input_dropout, plan.loss, plan.target_kind,
         type(plan.optimizer).__name__, slots, found.scaled_inputs, found.scaled_targets,
     )  # fmt: skip
 
@@ -492,7 +577,7 @@ def _cuts(dense: _Dense, blocks: int, most_columns: int) -> list[Cut]:
 def _clocks(cut: Cut, n_in: int, rows: int, blocks: int, is_first: bool, is_replicated: bool, numbers: int) -> float:
     """About what a step of the layer takes a multiprocessor."""
     own_rows, lines = ceil_div(rows, blocks), 4 * cut.quads
-    products = _products(cut, rows, numbers)
+    products = _products(cut, rows, numbers, is_first)
     clocks = products.dw_clocks
     words = rows * cut.columns + rows * lines / (
         4 if is_first else 1
