@@ -1,6 +1,5 @@
-// Lines of a weight and of its slots that a warp moves by itself: the copy engine brings them to a place of the warp's own
-// in shared memory, they are moved there, and it takes them back.  So what is on its way needs no registers, and no warp
-// waits for another one.
+// Lines of a weight and of its slots on their way through shared memory: a warp has the copy engine bring them to a
+// place there, they are moved in it, and taken back.  So what is on its way needs no registers.
 #pragma once
 
 #include "hopper.cuh"
@@ -61,19 +60,6 @@ struct OwnLines {
     static __device__ __forceinline__ void release() {
         if (threadIdx.x % WARP == 0) await_bulk_stores<PENDING>();
         __syncwarp();
-    }
-
-    // The step of one element of them along its gradient, if it is wanted; without branches.
-    __device__ __forceinline__ float step(bool wanted, int at, float sum, float scale, const float* rates) const {
-        float w = wanted ? place[at] : 0.0f, own[ARRAYS];  // of which the last one is unused
-#pragma unroll
-        for (int s = 0; s < Rule::SLOTS; ++s) own[s] = wanted ? placed(s + 1)[at] : 0.0f;
-        step_parameter<Rule>(w, own, sum, scale, rates);
-        if (wanted) place[at] = w;
-#pragma unroll
-        for (int s = 0; s < Rule::SLOTS; ++s)
-            if (wanted) placed(s + 1)[at] = own[s];
-        return w;
     }
 };
 

@@ -41,23 +41,27 @@ __device__ __forceinline__ void copy_lines(const float* const* starts, const flo
     static_assert(APART * PER_LINE == THREADS && EACH * APART == LINES && EACH % BATCH == 0,
                   "a thread has the same columns of every so manieth line");
     const int line = thread / PER_LINE, column = thread % PER_LINE * 4, wanted = max(0, min(4, end - start - column));
+    const auto place = [=](int i) { return to + 4 * ((line + i * APART) * PITCH + column); };
+    if (vectored) {
 #pragma unroll 1
-    for (int i0 = 0; i0 < EACH; i0 += BATCH) {
-        const float* at[BATCH];
+        for (int i0 = 0; i0 < EACH; i0 += BATCH) {
+            const float* at[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) at[i] = starts[line + (i0 + i) * APART];
+            for (int i = 0; i < BATCH; ++i) at[i] = starts[line + (i0 + i) * APART];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int count = at[i] ? wanted : 0;
-            const float* const source = count > 0 ? at[i] + start + column : data;
-            const uint32_t place = to + 4 * ((line + (i0 + i) * APART) * PITCH + column);
-            if (vectored) {
-                copy_or_clear<16>(place, source, 4 * count);
-            } else {
-#pragma unroll 1
-                for (int e = 0; e < 4; ++e) copy_or_clear<4>(place + 4 * e, e < count ? source + e : data, e < count ? 4 : 0);
+            for (int i = 0; i < BATCH; ++i) {
+                const int count = at[i] ? wanted : 0;
+                copy_or_clear<16>(place(i0 + i), count > 0 ? at[i] + start + column : data, 4 * count);
             }
         }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < EACH; ++i) {
+        const float* const at = starts[line + i * APART];
+        const int count = at ? wanted : 0;
+        for (int e = 0; e < 4; ++e)
+            copy_or_clear<4>(place(i) + 4 * e, e < count ? at + start + column + e : data, e < count ? 4 : 0);
     }
 }
 
@@ -93,26 +97,34 @@ struct SplitPlanes {
 
 // --- products ---
 
-// sums = A · B over PROMOTED of the inner index, the smaller products of parts first.  pair(row, k) gives two neighbours
-// along k of A, from those on which are the lane's own of each 8 x 8, once begin(k) has been called for the sixteen k
-// that they are among; `least` are the smallest of rows 0 and 8.
-template <class Planes, class Begin, class Pair>
-__device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD], const Begin& begin, const Pair& pair,
-                                               uint32_t planes, int k0, unsigned (&least)[2]) {
-    using T = SplitProduct;
-    unsigned a[2][T::PARTS][4];  // of one product of sixteen k, and of the one that is under way
-#pragma unroll
-    for (int k = 0; k < T::PROMOTED; k += 16) {
-        unsigned (&own)[T::PARTS][4] = a[k / 16 % 2];
-        begin(k);
-        if (k >= 32) wgmma_wait<1>();  // who read them
+// A's parts, in a lane's registers: of one product of sixteen k, and of the one that is under way.
+struct SplitFragments {
+    unsigned parts[2][SplitProduct::PARTS][4];
+    unsigned least[2] = {~0u, ~0u};  // the smallest of rows 0 and 8
+
+    // pair(row, k) gives two neighbours along k of A, from those on which are the lane's own of each 8 x 8.
+    template <class Pair>
+    __device__ __forceinline__ void fill(int k, const Pair& pair) {
+        unsigned (&own)[SplitProduct::PARTS][4] = parts[k / 16 % 2];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             float2 two = pair(q % 2 * 8, k + q / 2 * 8);
             least[q % 2] = min(least[q % 2], min(smallness(two.x), smallness(two.y)));
 #pragma unroll
-            for (int part = 0; part < T::PARTS; ++part) own[part][q] = split_off(two.x, two.y);
+            for (int part = 0; part < SplitProduct::PARTS; ++part) own[part][q] = split_off(two.x, two.y);
         }
+    }
+};
+
+// sums = A · B over PROMOTED of the inner index, the smaller products of parts first.  The first sixteen k of A are in
+// `a`; fill(k) brings the sixteen from k on while products are under way, and the next sum's first sixteen at the end.
+template <class Planes, class Fill>
+__device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD], const SplitFragments& a,
+                                               uint32_t planes, int k0, const Fill& fill) {
+    using T = SplitProduct;
+#pragma unroll
+    for (int k = 0; k < T::PROMOTED; k += 16) {
+        const unsigned (&own)[T::PARTS][4] = a.parts[k / 16 % 2];
         wgmma_fence();
 #pragma unroll
         for (int both = T::PARTS - 1; both >= 0; --both)
@@ -121,6 +133,8 @@ __device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD]
                 wgmma_of_registers(sums, own[part], Planes::lines(planes, both - part, k0 + k),
                                    k > 0 || both < T::PARTS - 1 || part > 0);
         wgmma_commit();
+        wgmma_wait<1>();  // who read what is filled now
+        fill(k + 16);
     }
     wgmma_wait<0>();
 }
@@ -143,10 +157,11 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
         of_row = min(of_row, __shfl_xor_sync(WARP_ALL, of_row, 2));
         is_row_doubtful[half] = of_row < TOO_SMALL;
     }
-    float zeros = 0.0f;  // NaN if an element is not finite
+    float zeros[4] = {};  // NaN if an element is not finite; of chains side by side
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) zeros = fmaf(c[i], 0.0f, zeros);
-    if (!__any_sync(WARP_ALL, any_column || is_row_doubtful[0] || is_row_doubtful[1] || zeros != 0.0f)) {
+    for (int i = 0; i < HELD; ++i) zeros[i % 4] = fmaf(c[i], 0.0f, zeros[i % 4]);
+    const bool is_finite = zeros[0] + zeros[1] + (zeros[2] + zeros[3]) == 0.0f;
+    if (!__any_sync(WARP_ALL, any_column || is_row_doubtful[0] || is_row_doubtful[1] || !is_finite)) {
 #pragma unroll
         for (int i = 0; i < HELD; ++i) finish(row(i) < rows && column(i) < columns, row(i), column(i), c[i]);
         return;
@@ -165,20 +180,18 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
 
 // --- a tile of C for gemm.cuh's kernels: A lies along k, B along C's columns ---
 
-// Besides the warps that multiply there are some that have A copied, in pieces as long as shared memory allows since
-// each lies in another page of memory, and some that split B.
+// Besides the warps that multiply there are some that have A copied, and some that split B.
 struct WarpgroupTile {
     static constexpr int GROUPS = 2, M = GROUPS * SplitProduct::M, N = SplitProduct::N, DEPTH = SplitProduct::PROMOTED;
     static constexpr int MULTIPLIERS = GROUPS * WARPGROUP, COPIERS = 2 * WARP, SPLITTERS = 6 * WARP;
     static constexpr int THREADS = MULTIPLIERS + COPIERS + SPLITTERS;
     static constexpr int MULTIPLIER_REGISTERS = 168, OTHER_REGISTERS = 80;
-    static_assert(COPIERS + SPLITTERS == 2 * WARPGROUP &&
-                      MULTIPLIERS * MULTIPLIER_REGISTERS + 2 * WARPGROUP * OTHER_REGISTERS <= 65536,
+    static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + (COPIERS + SPLITTERS) * OTHER_REGISTERS <= 65536,
                   "registers change hands by warpgroups");
     using Planes = SplitPlanes<DEPTH, N>;
-    struct OfA {  // pieces of A's rows, which begin eight banks apart from each other
-        static constexpr int DEPTH = 2 * WarpgroupTile::DEPTH, PITCH = DEPTH + 8;
-        static constexpr int STAGES = 2, STAGE_BYTES = 4 * M * PITCH, ALIGNMENT = 16;
+    struct OfA {  // slices of A, whose rows begin eight banks apart from each other
+        static constexpr int DEPTH = WarpgroupTile::DEPTH, PITCH = DEPTH + 8;
+        static constexpr int STAGES = 4, STAGE_BYTES = 4 * M * PITCH, ALIGNMENT = 16;
         static constexpr int CONSUMERS = MULTIPLIERS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
     struct OfB {  // planes
@@ -186,22 +199,26 @@ struct WarpgroupTile {
         static constexpr int CONSUMERS = MULTIPLIERS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
     static constexpr int SHARED_BYTES = OfA::BYTES + OfB::BYTES + 8 * M + 4 * N;
+    // A warp's part of C on its way out, whose rows begin eight banks apart from each other.
+    static constexpr int PATCH_PITCH = N + 8, PATCH = 16 * PATCH_PITCH;
+    static_assert(4 * MULTIPLIERS / WARP * PATCH <= OfB::BYTES, "in the end they take the place of B's planes");
 };
 
 // B's slices on their way through a splitter's registers, which hold one while the one before is multiplied.
 struct SplitColumns {
     using T = WarpgroupTile;
-    static constexpr int APART = T::SPLITTERS / T::N, UNITS = T::DEPTH / 8 / APART;  // units of eight elements of a column
-    static_assert(APART * T::N == T::SPLITTERS && UNITS * APART * 8 == T::DEPTH, "a column for each thread");
+    static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTERS;  // of eight elements of a column
+    static_assert(UNITS * T::SPLITTERS * 8 == T::N * T::DEPTH, "the same for each thread");
     float held[UNITS][8];
 
-    static __device__ __forceinline__ int column(int thread) { return thread % T::N; }
-    static __device__ __forceinline__ int octet(int thread, int unit) { return thread / T::N + unit * APART; }
+    static __device__ __forceinline__ int column(int thread, int unit) { return (thread + unit * T::SPLITTERS) % T::N; }
+    static __device__ __forceinline__ int octet(int thread, int unit) { return (thread + unit * T::SPLITTERS) / T::N; }
 
     // Columns beyond B's are as its last one: nobody asks for their sums.
     __device__ __forceinline__ void fetch(const Operand<false>& b, int n0, int k0, int k_end, int thread, int unit) {
         const int first = k0 + 8 * octet(thread, unit);
-        const float* const at = b.data + static_cast<int64_t>(first) * b.pitch + min(n0 + column(thread), b.outer - 1);
+        const int from = min(n0 + column(thread, unit), b.outer - 1);
+        const float* const at = b.data + static_cast<int64_t>(first) * b.pitch + from;
         if (k0 + T::DEPTH <= k_end) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) held[unit][e] = at[e * b.pitch];
@@ -244,62 +261,78 @@ __device__ __forceinline__ void gemm_tile(WarpgroupTile, const Operand<true>& a,
             return;
         }
         SplitColumns columns;
-        const int column = SplitColumns::column(splitter);
 #pragma unroll
         for (int unit = 0; unit < SplitColumns::UNITS; ++unit) columns.fetch(b, n0, k_begin, k_end, splitter, unit);
         for (int k0 = k_begin; k0 < k_end; k0 += T::DEPTH) {
             of_b.wait_empty();
 #pragma unroll
             for (int unit = 0; unit < SplitColumns::UNITS; ++unit) {
-                const int octet = SplitColumns::octet(splitter, unit);
+                const int column = SplitColumns::column(splitter, unit), octet = SplitColumns::octet(splitter, unit);
                 unsigned char* const stage = planes + of_b.stage * T::OfB::STAGE_BYTES;
                 if (T::Planes::store(stage, column, octet, columns.held[unit])) column_flags[column] = 1;
-                if (k0 + T::DEPTH < k_end) columns.fetch(b, n0, k0 + T::DEPTH, k_end, splitter, unit);
             }
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier_arrive<1>(of_b.full + 8 * of_b.stage, 0);
             of_b.advance();
+            // Not before, as what publishes would wait for it.
+            if (k0 + T::DEPTH < k_end)
+#pragma unroll
+                for (int unit = 0; unit < SplitColumns::UNITS; ++unit)
+                    columns.fetch(b, n0, k0 + T::DEPTH, k_end, splitter, unit);
         }
         return;
     }
 
     registers_raise<T::MULTIPLIER_REGISTERS>();
     float c[SplitProduct::HELD] = {};
-    unsigned least[2] = {~0u, ~0u};
-    const int own = (warp * 16 + lane / 4) * T::OfA::PITCH + lane % 4 * 2;
-    for (int k0 = k_begin, place = 0; k0 < k_end; k0 += T::DEPTH, place ^= T::DEPTH) {
-        if (place == 0) of_a.wait_full();
+    SplitFragments a_parts;
+    const float* slice = nullptr;
+    const auto begin_slice = [&] {
+        of_a.wait_full();
+        slice = reinterpret_cast<const float*>(slices + of_a.stage * T::OfA::STAGE_BYTES) +
+                (warp * 16 + lane / 4) * T::OfA::PITCH + lane % 4 * 2;
+    };
+    const auto fill = [&](int k) {
+        a_parts.fill(k, [=](int row, int inner) {
+            return *reinterpret_cast<const float2*>(slice + row * T::OfA::PITCH + inner);
+        });
+    };
+    if (k_begin < k_end) begin_slice(), fill(0);
+    for (int k0 = k_begin; k0 < k_end; k0 += T::DEPTH) {
         of_b.wait_full();
-        const float* const slice = reinterpret_cast<const float*>(slices + of_a.stage * T::OfA::STAGE_BYTES) + own + place;
         float sums[SplitProduct::HELD];
-        multiply_parts<T::Planes>(
-            sums, [](int) {},
-            [=](int row, int k) { return *reinterpret_cast<const float2*>(slice + row * T::OfA::PITCH + k); },
-            of_b.address(), 0, least);
-        __syncwarp();
-        if (lane == 0) barrier_arrive<1>(of_b.empty + 8 * of_b.stage, 0);
-        of_b.advance();
-        if (place > 0) {
+        multiply_parts<T::Planes>(sums, a_parts, of_b.address(), 0, [&](int k) {
+            if (k < T::DEPTH) return fill(k);
+            __syncwarp();
             if (lane == 0) barrier_arrive<1>(of_a.empty + 8 * of_a.stage, 0);
             of_a.advance();
-        }
+            if (k0 + T::DEPTH < k_end) begin_slice(), fill(0);
+        });
+        if (lane == 0) barrier_arrive<1>(of_b.empty + 8 * of_b.stage, 0);
+        of_b.advance();
 #pragma unroll
         for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += sums[i];
     }
     const int row0 = m0 + warp * 16;
+    float* const patch = reinterpret_cast<float*>(planes) + warp * T::PATCH;
+    sync_some<1, T::MULTIPLIERS>();
     bool any_column = false;
     for (int i = lane; i < T::N; i += WARP) any_column = any_column || column_flags[i];
     finish_fragments(
-        c, least, column_flags, any_column, a.outer - row0, b.outer - n0,
+        c, a_parts.least, column_flags, any_column, a.outer - row0, b.outer - n0,
         [=](int row, int column) {
             float sum = 0.0f;
             for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(row0 + row, k), b.at(n0 + column, k), sum);
             return sum;
         },
         [=](bool wanted, int row, int column, float value) {
-            if (wanted) epilogue(row0 + row, n0 + column, value);
+            if (wanted) patch[row * T::PATCH_PITCH + column] = value;
         });
+    __syncwarp();
+    for (int row = 0; row < min(16, a.outer - row0); ++row)
+        for (int column = lane; column < min(T::N, b.outer - n0); column += WARP)
+            epilogue(row0 + row, n0 + column, patch[row * T::PATCH_PITCH + column]);
 }
 
 }  // namespace mlpgpu

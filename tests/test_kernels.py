@@ -305,6 +305,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "own_lines.cuh",
         "for (int i = 0; i < ARRAYS; ++i) bulk_store",
         "for (int i = 0; i < ARRAYS - 1; ++i) bulk_store",
+        kernels.dense_update_few("Momentum", stream=True),
+    ),
+    "sums of a tall weight's tile are taken before they are there": (
+        "split_update.cuh",
+        "barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);",
+        "",
         kernels.dense_backward_update("Momentum", "tall"),
     ),
     "a place is used again before its lines have left it": (

@@ -110,9 +110,10 @@ class WarpgroupTile(BlockTile):
 
     @property
     def shared_bytes(self) -> int:
-        """Two stages of a slice of A, and two of B's planes, with two barriers each; A's rows, and flags of columns."""
-        depth, stages = 64, 2
-        return stages * (4 * self.m * (2 * depth + 8) + 16 + _plane_bytes(depth, self.n) + 16) + 8 * self.m + 4 * self.n
+        """Four stages of A's slices, two of B's planes, with two barriers each; A's rows, and flags of columns."""
+        depth = 64
+        of_a, of_b = 4 * (4 * self.m * (depth + 8) + 16), 2 * (_plane_bytes(depth, self.n) + 16)
+        return of_a + of_b + 8 * self.m + 4 * self.n
 
     def __str__(self) -> str:
         return "WarpgroupTile"
@@ -227,16 +228,16 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     return Entry(entry, header, function, signature, *NARROW, constants=True, early=early, patient=True)
 
 
-TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a warpgroup: TallUpdate of split_update.cuh
+TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a tile: TallUpdate of split_update.cuh
 
 
 def _tall_shape(slots: int) -> tuple[int, int]:
     """Threads and shared bytes of a block."""
-    arrays, stages, depth = 1 + slots, 3, 32
-    groups = 2 if arrays < 3 else 1
-    ring = stages * (4 * depth * (groups * TALL_LINES + 4) + 16)
-    places = groups * 4 * (4 * arrays * 16 * TALL_COLUMNS + 8)
-    return groups * 192, _plane_bytes(TALL_ROWS, TALL_COLUMNS) + ring + places + 8 + 8 * TALL_ROWS + 4 * TALL_COLUMNS
+    groups, stages, depth = 2 if slots < 2 else 1, 12, 32
+    ring = stages * (4 * depth * (TALL_LINES + 4) + 16)
+    sums, barriers = groups * 4 * TALL_LINES * TALL_COLUMNS, 8 * 2 * groups
+    shared = _plane_bytes(TALL_ROWS, TALL_COLUMNS) + sums + ring + barriers + 8 * TALL_ROWS + 4 * TALL_COLUMNS
+    return (groups + 3) * 128, shared
 
 
 NARROW_LINES, NARROW_COLUMNS = 8, 16
@@ -250,7 +251,7 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
 
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
 STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of stream_update.cuh
-STREAM_THREADS, STREAM_SHARED_BYTES = 512, 4 * (16 * (2880 + 2 * 8) + 2 * FEW_ROWS * STREAM_PART)
+STREAM_THREADS, STREAM_SHARED_BYTES = 480, 4 * (46080 + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * 12)
 
 
 def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
