@@ -53,7 +53,8 @@ class Launch:
     ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
     operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
     arrays' axes, by name, that no argument tells.  What is done ``aside`` may run beside all that follows in
-    its step.  What ``overlaps`` may begin before the launch before it is complete.
+    its step, and if it is to be ``behind``, where that leaves room.  What ``overlaps`` may begin before the launch
+    before it is complete.
     """
 
     entry: Entry
@@ -62,6 +63,7 @@ class Launch:
     operation: str = ""
     lengths: Mapping[str, int] = field(default_factory=dict)
     aside: bool = False
+    behind: bool = False
     overlaps: bool = False
 
 

@@ -409,7 +409,8 @@ class _Lowering(Share):
         entry, grid = self._updating(type(self.plan.optimizer).__name__, k, n)
         self.add(entry, grid, **self.rows_of(op.x), dz=self.at(op.dz), **self.updated(op), k=k, n=n)
         if self.tail and op.dx:  # beside the first layer's update, for which these blocks leave room
-            self.launches[-1] = replace(self.launches[-1], aside=True)
+            behind = self.rows > kernels.FEW_ROWS  # of few rows that update is the shorter one
+            self.launches[-1] = replace(self.launches[-1], aside=True, behind=behind)
 
     def _updating(self, optimizer: str, k: int, n: int) -> tuple[Entry, tuple[int, int, int]]:
         """The kernel for a weight of this shape, and its grid."""

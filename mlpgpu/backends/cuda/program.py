@@ -71,10 +71,10 @@ class _Kernels:
 
 @dataclass
 class _Step:
-    """The launches of a step, ready for streams: its begin, each share's with whether they are aside, and its end."""
+    """The launches of a step, ready for streams: its begin, each share's with what it is of the plan's, and its end."""
 
     begin: list[Put]
-    shares: list[list[tuple[Put, bool]]]
+    shares: list[list[tuple[Put, Launch]]]
     finish: list[Put]
 
 
@@ -256,7 +256,7 @@ class CudaProgram(CudaState):
             first = [*lowered.begin, *lowered.shares[0]][0]
             self._placed[place] = _Step(
                 [bind(launch) for launch in lowered.begin],
-                [[(bind(launch), launch.aside) for launch in share] for share in lowered.shares],
+                [[(bind(launch), launch) for launch in share] for share in lowered.shares],
                 [bind(launch) for launch in lowered.finish],
             )
         return self._placed[place]
@@ -269,14 +269,22 @@ class CudaProgram(CudaState):
         self._stream.record(self._fork)
         for stream in self._streams[1:]:
             stream.wait(self._fork)
+        behind: list[Put] = []
         has_asides = False
         for stream, share in zip(self._streams, step.shares, strict=True):
-            for launch, aside in share:
-                if aside:
-                    stream.record(self._rejoin)
-                    self._aside.wait(self._rejoin)
-                    has_asides = True
-                launch(self._aside if aside else stream)
+            for put, lowered in share:
+                if not lowered.aside:
+                    put(stream)
+                    continue
+                stream.record(self._rejoin)
+                self._aside.wait(self._rejoin)
+                has_asides = True
+                if lowered.behind:
+                    behind.append(put)
+                else:
+                    put(self._aside)
+        for put in behind:  # else they take multiprocessors that what they run beside wants whole
+            put(self._aside)
         if has_asides:
             self._aside.record(self._rejoin)
             self._stream.wait(self._rejoin)
