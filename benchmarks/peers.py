@@ -419,17 +419,18 @@ class CudaArray:
 
     def __init__(self, operand: Operand) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (operand.rows, operand.pitch),
-            "typestr": "<i2" if operand.is_bfloat16 else "<f4",
+            "shape": (max(1, operand.planes), operand.rows, operand.pitch),
+            "strides": None if operand.planes < 2 else (2 * operand.plane, 2 * operand.pitch, 2),
+            "typestr": "<i2" if operand.planes else "<f4",
             "data": (operand.address, False),
             "version": 2,
         }
 
 
 def torch_operand(operand: Operand) -> Any:
-    """A copy of a matrix that our product multiplies."""
-    matrix = torch.as_tensor(CudaArray(operand), device="cuda")[:, : operand.columns].clone()
-    return matrix.view(torch.bfloat16) if operand.is_bfloat16 else matrix
+    """A copy of a matrix that our product multiplies, its nearest bfloat16 alone where it lies in planes of those."""
+    matrix = torch.as_tensor(CudaArray(operand), device="cuda")[0, :, : operand.columns].clone()
+    return matrix.view(torch.bfloat16) if operand.planes else matrix
 
 
 def cublas_turn(form: str, a: Any, b: Any, precision: str) -> Callable[[], float]:

@@ -10,12 +10,13 @@
 //     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
 //                                              first rows, sometime
 //     column_parts()                           where wgmma.cuh leaves sums of B's columns over parts of its rows, or null
-// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANE, and perhaps
-// READS_PLANE; if is_plane_alone(),
+// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANES, and perhaps
+// READS_PLANES; if is_planes_alone(),
 // it can be handed pairs of neighbouring columns instead, whose words of the planes are no concern of its own:
-//     saved(), plane(), filled()               the plane it reads, or null; that it writes; which of its rows are not 0
+//     saved(), planes(), plane(), filled()     the planes it reads, or null; those it writes; elements from one to the
+//                                              next, of either; which of their rows are not 0
 //     of_columns(column)                       loads what a pair of columns needs
-//     pair(sum, of_columns, saved)             what becomes of a pair, and of the word of the plane it reads
+//     pair(sum, of_columns, saved)             what becomes of a pair, and of what it is in the planes it reads
 // One that MEETS_ROWS reads no plane, but knows of a Row of C, and meets numbers there:
 //     row(row, column)                         what it knows, given a lane's first column of a tile
 //     meet(row, column)                        loads what a pair meets
@@ -60,27 +61,26 @@ __device__ __forceinline__ void store_quad(float* row, int column, int n, const 
     if (column + 3 < n) row[column + 3] = value.w;
 }
 
-// The same of a row of a plane of bfloat16, where a quad is a vector always, and holds 0 beyond n.
-template <bool ALIGNED>
-__device__ __forceinline__ void store_quad(uint16_t* row, int column, int n, const float4& value) {
+// The same of a row of planes of bfloat16, where a quad is a vector always, and holds 0 beyond n.
+template <class Form, bool ALIGNED>
+__device__ __forceinline__ void store_quad(uint16_t* row, int64_t plane, int column, int n, const float4& value) {
     const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
-    *reinterpret_cast<uint2*>(row + column) = make_uint2(bfloat_pair(inside(0, value.x), inside(1, value.y)),
-                                                         bfloat_pair(inside(2, value.z), inside(3, value.w)));
+    put_bfloats<Form::PLANES>(row + column, plane, make_float4(inside(0, value.x), inside(1, value.y),
+                                                               inside(2, value.z), inside(3, value.w)));
 }
 
-// A row of the plane, of which those from `rows` on hold 0.
-template <bool ALIGNED>
-__device__ __forceinline__ void store_padded(uint16_t* plane, int row, int rows, int column, int n,
+// A row of planes, of which those from `rows` on hold 0.
+template <class Form, bool ALIGNED>
+__device__ __forceinline__ void store_padded(uint16_t* planes, int64_t plane, int row, int rows, int column, int n,
                                              const float4& value) {
-    uint16_t* const line = plane + static_cast<int64_t>(row) * padded_columns(n);
-    store_quad<ALIGNED>(line, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    uint16_t* const line = planes + static_cast<int64_t>(row) * padded_columns(n);
+    store_quad<Form, ALIGNED>(line, plane, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
 // --- from sums to C ---
 
 // Planes without scales.
 struct AsIs {
-    static constexpr bool AS_IS = true;
     struct Lines {};
     __device__ __forceinline__ Lines lines(int, int) const { return {}; }
     __device__ __forceinline__ void settle(int, int, float4&, const Lines&) const {}
@@ -96,7 +96,6 @@ struct Original {
 // the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one plane: nothing beside 16 √length
 // where sums are that large, as docs/mathematics.md derives.
 struct Scaled {
-    static constexpr bool AS_IS = false;
     const int* rows;         // lines of C's rows
     const int* row_weights;  // lines whose exponents the rows' are less by, or null
     const int* columns;      // lines of C's columns
@@ -147,7 +146,7 @@ struct Scaled {
 
     __device__ __forceinline__ bool is_doubtful(float sum, int line, int column) const {
         const float size = fabsf(sum);
-        const bool good = size >= least && size <= 3.4028235e38f;
+        const bool good = size >= least && size <= LARGEST;
         const int either = line | column, both = line & column;
         return (either & UNHELD) && !(either & NAN_IN) && (both & USED) && !good;
     }
@@ -168,13 +167,14 @@ struct Scaled {
 
 struct Nothing {};  // is known of rows, where none are met
 
-// z = C + b, y = f(z).  `y_plane` takes y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
-template <class Activation>
+// z = C + b, y = f(z).  `y_planes` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
+template <class Form, class Activation>
 struct Forward {
     const float* b;  // (n,)
     float* z;        // (rows, n)
     float* y;        // (rows, n)
-    uint16_t* y_plane;
+    uint16_t* y_planes;
+    int64_t y_plane;
     int rows, n;
 
     __device__ __forceinline__ bool is_aligned() const {
@@ -194,92 +194,106 @@ struct Forward {
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
         if (y && row < rows) store_quad<ALIGNED>(y + at, column, n, sum);
-        if (y_plane) store_padded<ALIGNED>(y_plane, row, rows, column, n, sum);
+        if (HAS_PLANES && y_planes) store_padded<Form, ALIGNED>(y_planes, y_plane, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true, READS_PLANE = false, MEETS_ROWS = false;
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = false, MEETS_ROWS = false;
     using Row = Nothing;
-    __device__ __forceinline__ bool is_plane_alone() const {
-        return y_plane && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
+    __device__ __forceinline__ bool is_planes_alone() const {
+        return y_planes && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
     }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* plane() const { return y_plane; }
+    __device__ __forceinline__ uint16_t* planes() const { return y_planes; }
+    __device__ __forceinline__ int64_t plane() const { return y_plane; }
     __device__ __forceinline__ int filled() const { return rows; }
     __device__ __forceinline__ float2 of_columns(int column) const {
         return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
     }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, unsigned) const {
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
         return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
     }
 };
 
-// dx = C ∘ f'(saved), `saved` being an array or a plane of bfloat16, or neither; `dx_plane` as above.
-template <class Activation>
+// dx = C ∘ f'(saved), `saved` being an array or planes of bfloat16, or neither; `dx_planes` as above.
+template <class Form, class Activation>
 struct BackwardInput {
-    const float* saved_array;     // (rows, k)
-    const uint16_t* saved_plane;  // (rows, k)
-    float* dx;                    // (rows, k)
-    uint16_t* dx_plane;
+    const float* saved_array;      // (rows, k)
+    const uint16_t* saved_planes;  // (planes, rows, k)
+    float* dx;                     // (rows, k)
+    uint16_t* dx_planes;
+    int64_t dx_plane;  // and of what is saved
     int rows, k;
+
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = HAS_PLANES, MEETS_ROWS = false;
+    using Row = Nothing;
 
     __device__ __forceinline__ bool is_aligned() const {
         return mlpgpu::is_aligned(saved_array, k) && mlpgpu::is_aligned(dx, k);
     }
 
-    using Read = float4;  // of a plane, two words that hold two numbers each
+    // The words of a quad as they lie in the array, or in the planes.
+    struct Read {
+        BfloatQuad<2> quad;
+    };
     template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
-        if (saved_plane) {
-            const int64_t at = static_cast<int64_t>(row) * padded_columns(k) + column;
-            const float2 words = __ldcg(reinterpret_cast<const float2*>(saved_plane + at));
-            return make_float4(words.x, words.y, 0.0f, 0.0f);
+        Read found = {};
+        if (HAS_PLANES && saved_planes) {
+            const BfloatQuad<Form::PLANES> quad(saved_planes + static_cast<int64_t>(row) * padded_columns(k) + column,
+                                                dx_plane);
+#pragma unroll
+            for (int p = 0; p < Form::PLANES; ++p) found.quad.words[p] = quad.words[p];
+        } else if (saved_array && row < rows) {
+            const float4 x = load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);
+            found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
+            found.quad.words[1] = make_uint2(__float_as_uint(x.z), __float_as_uint(x.w));
         }
-        if (saved_array && row < rows) return load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);
-        return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return found;
     }
     template <bool ALIGNED>
-    __device__ __forceinline__ void write(int row, int column, float4 value, Read of) const {
-        if (saved_plane) of = bfloat_quad(make_uint2(__float_as_uint(of.x), __float_as_uint(of.y)));
-        if (saved_array || saved_plane) {
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
+        if (saved_array || (HAS_PLANES && saved_planes)) {
+            const uint2 (&words)[2] = read.quad.words;
+            float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
+                                    __uint_as_float(words[1].x), __uint_as_float(words[1].y));
+            if (HAS_PLANES && saved_planes) {
+                BfloatQuad<Form::PLANES> quad;
+#pragma unroll
+                for (int p = 0; p < Form::PLANES; ++p) quad.words[p] = words[p];
+                of = quad.value();
+            }
             value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
             value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
         }
         if (dx && row < rows) store_quad<ALIGNED>(dx + static_cast<int64_t>(row) * k, column, k, value);
-        if (dx_plane) store_padded<ALIGNED>(dx_plane, row, rows, column, k, value);
+        if (HAS_PLANES && dx_planes) store_padded<Form, ALIGNED>(dx_planes, dx_plane, row, rows, column, k, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
-    static constexpr bool HAS_PLANE = true, READS_PLANE = true, MEETS_ROWS = false;
-    using Row = Nothing;
-    __device__ __forceinline__ bool is_plane_alone() const { return dx_plane && !dx && !saved_array && k % 8 == 0; }
-    __device__ __forceinline__ const uint16_t* saved() const { return saved_plane; }
-    __device__ __forceinline__ uint16_t* plane() const { return dx_plane; }
+    __device__ __forceinline__ bool is_planes_alone() const { return dx_planes && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ const uint16_t* saved() const { return saved_planes; }
+    __device__ __forceinline__ uint16_t* planes() const { return dx_planes; }
+    __device__ __forceinline__ int64_t plane() const { return dx_plane; }
     __device__ __forceinline__ int filled() const { return rows; }
     __device__ __forceinline__ float2 of_columns(int) const { return {}; }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, unsigned of) const {
-        if (!saved_plane) return sum;
-        return make_float2(sum.x * Activation::derivative(__uint_as_float(of << 16)),
-                           sum.y * Activation::derivative(__uint_as_float(of & 0xffff0000u)));
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
+        if (!saved_planes) return sum;
+        return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
     }
 };
 
 // What no planes are handed to.
-struct NoPlane {
-    static constexpr bool HAS_PLANE = false, READS_PLANE = false, MEETS_ROWS = false;
+struct NoPlanes {
+    static constexpr bool HAS_PLANES = false, READS_PLANES = false, MEETS_ROWS = false;
     using Row = Nothing;
-    __device__ __forceinline__ bool is_plane_alone() const { return false; }
-    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* plane() const { return nullptr; }
-    __device__ __forceinline__ int filled() const { return 0; }
-    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, unsigned) const { return sum; }
+    __device__ __forceinline__ bool is_planes_alone() const { return false; }
 };
 
 // C as it is, to (m, n).
-struct Store : NoPlane {
+struct Store : NoPlanes {
     float* to;
     int n;
 
@@ -324,18 +338,18 @@ struct Epilogue {
     }
     __device__ __forceinline__ float* column_parts() const { return values.column_parts(); }
 
-    static constexpr bool HAS_PLANE = Sums::AS_IS && Values::HAS_PLANE;
-    static constexpr bool READS_PLANE = HAS_PLANE && Values::READS_PLANE;
-    __device__ __forceinline__ bool is_plane_alone() const { return HAS_PLANE && values.is_plane_alone(); }
+    static constexpr bool HAS_PLANES = Values::HAS_PLANES, READS_PLANES = Values::READS_PLANES;
+    __device__ __forceinline__ bool is_planes_alone() const { return HAS_PLANES && values.is_planes_alone(); }
     __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
-    __device__ __forceinline__ uint16_t* plane() const { return values.plane(); }
+    __device__ __forceinline__ uint16_t* planes() const { return values.planes(); }
+    __device__ __forceinline__ int64_t plane() const { return values.plane(); }
     __device__ __forceinline__ int filled() const { return values.filled(); }
     __device__ __forceinline__ float2 of_columns(int column) const { return values.of_columns(column); }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, unsigned saved) const {
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, const float2& saved) const {
         return values.pair(sum, of, saved);
     }
 
-    static constexpr bool MEETS_ROWS = HAS_PLANE && Values::MEETS_ROWS;
+    static constexpr bool MEETS_ROWS = Values::MEETS_ROWS;
     using Row = typename Values::Row;
     __device__ __forceinline__ Row row(int row, int column) const { return values.row(row, column); }
     __device__ __forceinline__ float2 meet(const Row& row, int column) const { return values.meet(row, column); }

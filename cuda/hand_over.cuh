@@ -20,10 +20,10 @@ struct HandOver {
     using Read = typename Epilogue::Read;
     using Lines = typename Epilogue::Lines;
     // Where registers hold all that the epilogue reads, it is on its way while the product is made.
-    static constexpr int SUMS = T::PLANES == 1 ? T::COUNT : 3 * T::COUNT;
+    static constexpr int SUMS = (T::PLANES + T::Form::PROMOTED) * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
     static constexpr bool SETTLES = LINE_WORDS > 0;  // which is much code
-    static constexpr bool EARLY = !Epilogue::READS_PLANE && !SETTLES && SUMS + PATCHES * QUADS * READ_WORDS <= 192;
+    static constexpr bool EARLY = !Epilogue::READS_PLANES && !SETTLES && SUMS + PATCHES * QUADS * READ_WORDS <= 192;
     static constexpr bool IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
 
     const Epilogue& epilogue;
@@ -177,23 +177,32 @@ struct HandOver {
 };
 
 // The same for an epilogue of planes alone.  Pairs pass through it as registers hold them, so that a warp lays out only
-// what it has made, 16 rows and 64 columns at a time; what they meet of the plane that it reads comes the same way.
+// what it has made, 16 rows and 64 columns of a plane at a time; what they meet of the planes that it reads comes the
+// same way.  Where an epilogue has no planes there is nothing to it.
+template <class T, class Epilogue, bool HAS_PLANES = Epilogue::HAS_PLANES>
+struct PlanesHandOver {
+    __device__ __forceinline__ PlanesHandOver(const Epilogue&, int, int, int, int, bool) {}
+    __device__ __forceinline__ void read_ahead() {}
+    __device__ __forceinline__ void run(const float (&)[T::COUNT], float*) const {}
+};
+
 template <class T, class Epilogue>
-struct PlaneHandOver {
+struct PlanesHandOver<T, Epilogue, true> {
     static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PATCHES = T::WIDTH / WIDTH;  // in numbers of 16 bits
     static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
+    static constexpr int PLANES = T::PLANES, PAIRS = WIDTH / 4;                      // of a thread in a patch
     static_assert(16 * PITCH * sizeof(uint16_t) <= T::PATCH * sizeof(float));
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
     // Of the next patch.
-    uint4 saved[VECTORS];
+    uint4 saved[PLANES][VECTORS];
     float2 of[WIDTH / 8];
     float2 met[Epilogue::MEETS_ROWS ? WIDTH / 8 : 1][2];
     // Those of a lane, eight lines apart.
     typename Epilogue::Row rows[2];
 
-    __device__ __forceinline__ PlaneHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+    __device__ __forceinline__ PlanesHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), met(), rows() {
         if (reads) read_ahead();
     }
@@ -224,15 +233,17 @@ struct PlaneHandOver {
     __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
     __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 8; }
     __device__ __forceinline__ bool inside(int each, int v) const { return m0 + line(v) < m && column(each) < n; }
-    __device__ __forceinline__ int64_t place(int each, int v) const {
-        return static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
+    __device__ __forceinline__ int64_t place(int each, int v, int plane) const {
+        return plane * epilogue.plane() + static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
     }
 
     __device__ __forceinline__ void read(int each) {
         const uint16_t* const from = epilogue.saved();
 #pragma unroll
-        for (int v = 0; from && v < VECTORS; ++v)
-            if (inside(each, v)) saved[v] = __ldcg(reinterpret_cast<const uint4*>(from + place(each, v)));
+        for (int p = 0; p < PLANES; ++p)
+#pragma unroll
+            for (int v = 0; from && v < VECTORS; ++v)
+                if (inside(each, v)) saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(from + place(each, v, p)));
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
             const int j = pair_column(each, i);
@@ -240,47 +251,85 @@ struct PlaneHandOver {
         }
     }
 
-    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) {
-        uint16_t* const lines = reinterpret_cast<uint16_t*>(patch);
-        uint16_t* const vectors = lines + threadIdx.x % LANES * 8;
+    // A thread's vectors of a patch, and its words there.
+    __device__ __forceinline__ uint4* vector(uint16_t* patch, int v) const {
+        return reinterpret_cast<uint4*>(patch + line(v) * PITCH + threadIdx.x % LANES * 8);
+    }
+    __device__ __forceinline__ unsigned* word(uint16_t* patch, int pair) const {
         const int lane = threadIdx.x % WARP;
+        return reinterpret_cast<unsigned*>(patch + (lane / 4 + pair % 2 * 8) * PITCH + pair / 2 * 8 + lane % 4 * 2);
+    }
+
+    __device__ __forceinline__ void lay_out(int plane, uint16_t* patch) const {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) *vector(patch, v) = saved[plane][v];
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void store(uint16_t* patch, int each, int plane) const {
+        __syncwarp();
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            uint4 found = *vector(patch, v);
+            if (m0 + line(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
+            if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.planes() + place(each, v, plane)) = found;
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* room) {
+        uint16_t* const patch = reinterpret_cast<uint16_t*>(room);
+        constexpr bool MANY = PLANES > 1;
 #pragma unroll
         for (int each = 0; each < PATCHES; ++each) {
+            float2 rest[PAIRS];  // of what is read behind the first plane, then of what is made
             if (epilogue.saved()) {
 #pragma unroll
-                for (int v = 0; v < VECTORS; ++v) *reinterpret_cast<uint4*>(vectors + line(v) * PITCH) = saved[v];
-                __syncwarp();
+                for (int p = PLANES - 1; p > 0; --p) {
+                    lay_out(p, patch);
+#pragma unroll
+                    for (int i = 0; i < PAIRS; ++i) {
+                        const float2 found = bfloats(*word(patch, i));
+                        rest[i] = p == PLANES - 1 ? found : joined(found, rest[i]);
+                    }
+                    __syncwarp();
+                }
+                lay_out(0, patch);
             }
             float2 now[WIDTH / 8];
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
-            if (each + 1 < PATCHES) read(each + 1);
+            if (!MANY && each + 1 < PATCHES) read(each + 1);
 #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) {
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float* const sum = c + each * (WIDTH / 2) + i * 4 + h * 2;
-                    unsigned* const word =
-                        reinterpret_cast<unsigned*>(lines + (lane / 4 + h * 8) * PITCH + i * 8 + lane % 4 * 2);
-                    const unsigned known = epilogue.saved() ? *word : 0;
-                    float2 made = make_float2(sum[0], sum[1]);
-                    if constexpr (Epilogue::MEETS_ROWS)
-                        made = begins(each, i) ? epilogue.pair(made, now[i], rows[h], met[i][h]) : made;
-                    else
-                        made = epilogue.pair(made, now[i], known);
-                    *word = bfloat_pair(made.x, made.y);
-                }
+            for (int i = 0; i < PAIRS; ++i) {
+                const float* const sum = c + each * (WIDTH / 2) + i * 2;
+                unsigned* const place = word(patch, i);
+                float2 made = make_float2(sum[0], sum[1]), known = {};
+                if (epilogue.saved()) known = MANY ? joined(bfloats(*place), rest[i]) : bfloats(*place);
                 if constexpr (Epilogue::MEETS_ROWS)
-                    if (each + 1 < PATCHES) meet(each + 1, i);
+                    made = begins(each, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], met[i / 2][i % 2]) : made;
+                else
+                    made = epilogue.pair(made, now[i / 2], known);
+                if (MANY)
+                    rest[i] = made;
+                else
+                    *place = bfloat_pair(made.x, made.y);
+                if constexpr (Epilogue::MEETS_ROWS)
+                    if (i % 2 == 1 && each + 1 < PATCHES) meet(each + 1, i / 2);
             }
-            __syncwarp();
+            if (!MANY) {
+                store(patch, each, 0);
+                continue;
+            }
+            unsigned words[PLANES][PAIRS];
+            hold_bfloats(rest, words);
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                uint4 vector = *reinterpret_cast<const uint4*>(vectors + line(v) * PITCH);
-                if (m0 + line(v) >= epilogue.filled()) vector = make_uint4(0, 0, 0, 0);
-                if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.plane() + place(each, v)) = vector;
+            for (int p = 0; p < PLANES; ++p) {
+#pragma unroll
+                for (int i = 0; i < PAIRS; ++i) *word(patch, i) = words[p][i];
+                store(patch, each, p);
+                if (p == 0 && each + 1 < PATCHES) read(each + 1);  // only now are there registers for it
             }
-            __syncwarp();
         }
         if constexpr (Epilogue::MEETS_ROWS) {
 #pragma unroll

@@ -180,16 +180,47 @@ __device__ __forceinline__ void put_lines(const HeadThread& own, const int (&top
     lines[row] = line_exponent(top) * 8 | (top > NO_EXPONENT ? USED : 0);
 }
 
+// A thread's part of the block's rows of dx from column k0 on, to so many planes of bfloat16; 0 where there is no row.
+__device__ __forceinline__ void put_planes(const HeadThread& own, const float (&dx)[HeadThread::COUNT], int rows, int k,
+                                           int k0, int row0, uint16_t* to, int64_t plane, int planes) {
+    constexpr int ROWS = 2;               // held at once
+    const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
+#pragma unroll
+    for (int v = 0; v < HeadThread::VECTORS; ++v) {
+        const int column = k0 + own.place(v);
+        if (column >= k) break;
+        uint16_t* place = to + static_cast<int64_t>(row0 + own.row0) * pitch + column;
+#pragma unroll
+        for (int r0 = 0; r0 < Head::ROWS_PER_LANE; r0 += ROWS) {
+            float2 pairs[2 * ROWS];
+#pragma unroll
+            for (int i = 0; i < 2 * ROWS; ++i) {
+                const float* const pair = dx + (r0 + i / 2) * Head::PER_LANE + 4 * v + i % 2 * 2;
+                pairs[i] = own.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
+            }
+            unsigned words[MOST_PLANES][2 * ROWS];
+            hold_bfloats(pairs, planes, words);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r, place += pitch)
+#pragma unroll
+                for (int p = 0; p < MOST_PLANES; ++p)
+                    if (p < planes)
+                        *reinterpret_cast<uint2*>(place + p * plane) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
+        }
+    }
+}
+
 // z = x W + b, the loss of the rows (see loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
-// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as a plane of
-// bfloat16 (planes.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
+// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many planes
+// of bfloat16 (planes.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
 // Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int share, int shares, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float* dx, uint16_t* dx_planes, int* dx_lines, int k, int n) {
+                                     int activation, float* dx, uint16_t* dx_planes, int64_t dx_plane,
+                                     int dx_plane_count, int* dx_lines, int k, int n) {
     using T = Head;
     SHARED(float, staged);
     float* const partial = staged + T::GROUP * T::PITCH;  // (WARPS, ROWS, MOST_COLUMNS)
@@ -291,17 +322,8 @@ __device__ __forceinline__ void head(const Step* step, int share, int shares, co
                     put_row_vector(dx + (first + own.row0 + r) * k, k, column,
                                    make_float4(four[0], four[1], four[2], four[3]));
             }
-            if (!dx_planes) continue;
-            const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
-            uint16_t* place = dx_planes + static_cast<int64_t>(row0 + own.row0) * pitch + column;
-#pragma unroll
-            for (int r = 0; r < T::ROWS_PER_LANE; ++r, place += pitch) {
-                const float* const four = sum + r * T::PER_LANE + 4 * v;
-                const bool is_row = own.row0 + r < rows;
-                *reinterpret_cast<uint2*>(place) = make_uint2(is_row ? bfloat_pair(four[0], four[1]) : 0u,
-                                                              is_row ? bfloat_pair(four[2], four[3]) : 0u);
-            }
         }
+        if (dx_planes) put_planes(own, sum, rows, k, k0, row0, dx_planes, dx_plane, dx_plane_count);
     }
     if (dx_lines) put_lines(own, tops, rows, reinterpret_cast<int*>(partial), dx_lines + row0);
 }

@@ -300,16 +300,16 @@ struct Total {
 };
 
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is left as
-// floats, as a plane of bfloat16 (planes.cuh), or in an evaluation not at all: what is null is not wanted.
+// floats, as so many planes of bfloat16 (planes.cuh), or in an evaluation not at all: what is null is not wanted.
 // Grid: as many teams as the capacity has rows, or as planes pad it to.
 template <class Loss, class Target, class Team, class Source>
 __device__ __forceinline__ void loss(const Step* step, int share, int shares, const int* order, const float* logits,
                                      Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
-                                     uint16_t* planes, int n) {
+                                     uint16_t* planes, int64_t plane, int plane_count, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
-    uint16_t* const plane = planes ? planes + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
+    uint16_t* const held = planes ? planes + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
     double value = 0.0, weight = 0.0;
     if (row < rows.count) {
         const int64_t at = rows.first + row, from = order[rows.order + at];
@@ -318,11 +318,17 @@ __device__ __forceinline__ void loss(const Step* step, int share, int shares, co
         const Target target = {targets, from, n, mean, scale};
         const float v = weighted_row<Loss, Team>(logits + at * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
-            if (plane) plane[j] = static_cast<uint16_t>(bfloat_pair(d, 0.0f));
+            const float2 pair[1] = {make_float2(d, 0.0f)};
+            unsigned words[MOST_PLANES][1];
+            if (held) hold_bfloats(pair, plane_count, words);
+#pragma unroll
+            for (int p = 0; held && p < MOST_PLANES; ++p)
+                if (p < plane_count) held[p * plane + j] = static_cast<uint16_t>(words[p][0]);
         });
         if (Team::rank() == 0) value = v, weight = w;
-    } else if (plane && row < padded_rows(rows.count)) {
-        for (int j = Team::rank(); j < n; j += Team::SIZE) plane[j] = 0;
+    } else if (held && row < padded_rows(rows.count)) {
+        for (int p = 0; p < plane_count; ++p)
+            for (int j = Team::rank(); j < n; j += Team::SIZE) held[p * plane + j] = 0;
     }
     Total(step, value, weight, sums, arrived, totals, losses).finish();
 }

@@ -1,9 +1,10 @@
 // The 16-bit planes that tensor cores multiply, made of float32 arrays.
 //
 // A form says how a number x is held:
-//   Bfloat16   the bfloat16 nearest to x
-//   Half       x' = x · 2^-e; the half nearest to x'
-//   HalfPair   x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
+//   Bfloat16      the bfloat16 nearest to x
+//   Bfloat16Pair  x = hi + lo · 2^-7: hi as Bfloat16, lo the bfloat16 nearest to (x - hi) · 2^7
+//   Half          x' = x · 2^-e; the half nearest to x'
+//   HalfPair      x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
 // Exponents e belong to lines.  A line is what a product does not sum over: a row of C for its first
 // operand, a column of C for its second; so C's element is its sum times 2^(e of the row + e of the
 // column).  A line's largest |x'| lies in [2^14, 2^15).  What is many binades smaller is held with an
@@ -35,10 +36,6 @@ constexpr int USED = 4;    // it has an element other than 0
 constexpr int FLAGS = 7;
 
 __device__ __forceinline__ int exponent_in(int line) { return line >> 3; }
-
-// Products of pairs leave lo · lo out, up to 2^-22 of a term.  Where this few terms are summed it may show, so there
-// it is added.
-constexpr int SHORT_DEPTH = 128;
 
 // Of |x'|: its place in the range, and below what it is not held to the last bit.
 constexpr int TOP_EXPONENT = 14;
@@ -82,41 +79,149 @@ __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4
     }
 }
 
-// An element as a form holds it, in 16-bit words, and what that says of its lines.
-struct Held {
-    uint16_t hi, lo;
-    int flags;
-};
+constexpr float LARGEST = 3.4028235e38f;
 
-struct Bfloat16 {
-    static constexpr int PLANES = 1;
-    static constexpr bool SCALED = false, HALF = false;
-    static __device__ __forceinline__ Held hold(float x, int) { return {bfloat_bits(x), 0, 0}; }
-};
+constexpr int MOST_PLANES = 2;
 
-// `exponent` is what x is multiplied with, as a power of two.
-__device__ __forceinline__ Held hold_half(float x, int exponent) {
-    const float scaled = scale_by(x, exponent);
-    const float size = fabsf(scaled);
-    const int flags = (x != 0.0f ? USED : 0) | (x != x ? NAN_IN : 0) |
-                      ((exponent_of(x) > NO_EXPONENT && size < LEAST_HELD) || fabsf(x) > 3.4028235e38f ? UNHELD : 0);
-    const uint16_t hi = half_bits(scaled);
-    // Of what is not finite there is no rest: infinity less infinity would be NaN.
-    const float rest = size <= 65504.0f ? (scaled - half_value(hi)) * 2048.0f : 0.0f;
-    return {hi, half_bits(rest), flags};
+// What a plane's word leaves of x for the next plane, 2^7 times as large.  A word that rounding has made infinite becomes
+// the largest one; of what is not finite there is no rest, for infinity less infinity would be NaN.
+__device__ __forceinline__ float rest_behind(float x, unsigned& word) {
+    if (!(fabsf(x) <= LARGEST)) return 0.0f;
+    if ((word & 0x7fff) == 0x7f80) word = __float_as_uint(x) >> 16;
+    return (x - __uint_as_float(word << 16)) * 128.0f;
 }
 
-struct Half {
-    static constexpr int PLANES = 1;
-    static constexpr bool SCALED = true, HALF = true;
-    static __device__ __forceinline__ Held hold(float x, int exponent) { return hold_half(x, exponent); }
+// Pairs of neighbours as words of planes of bfloat16.
+template <int PLANES, int PAIRS>
+__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[PLANES][PAIRS]) {
+    float2 spoilt = {};  // NaN where something is not finite, for zeros are added
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+        float2 rest = x[i];
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) {
+            words[p][i] = bfloat_pair(rest.x, rest.y);
+            if (p + 1 == PLANES) break;
+            const float2 taken = bfloats(words[p][i]);
+            rest = make_float2((rest.x - taken.x) * 128.0f, (rest.y - taken.y) * 128.0f);
+        }
+        if (PLANES > 1) spoilt = make_float2(fmaf(rest.x, 0.0f, spoilt.x), fmaf(rest.y, 0.0f, spoilt.y));
+    }
+    if (PLANES > 1 && !(spoilt.x + spoilt.y == 0.0f)) {  // rarely
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) {
+            float2 rest = x[i];
+#pragma unroll
+            for (int p = 0; p + 1 < PLANES; ++p) {
+                const unsigned both = bfloat_pair(rest.x, rest.y);
+                unsigned first = both & 0xffff, second = both >> 16;
+                rest = make_float2(rest_behind(rest.x, first), rest_behind(rest.y, second));
+                words[p][i] = first | second << 16;
+            }
+            words[PLANES - 1][i] = bfloat_pair(rest.x, rest.y);
+        }
+    }
+}
+
+// The same where a kernel is told how many planes there are: further words have no meaning.
+template <int PAIRS>
+__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int planes,
+                                             unsigned (&words)[MOST_PLANES][PAIRS]) {
+    if (planes > 1) {
+        hold_bfloats(x, words);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) words[0][i] = bfloat_pair(x[i].x, x[i].y);
+    }
+}
+
+// Four neighbours to their places in planes of bfloat16.
+template <int PLANES>
+__device__ __forceinline__ void put_bfloats(uint16_t* to, int64_t plane, const float4& x) {
+    const float2 pairs[2] = {make_float2(x.x, x.y), make_float2(x.z, x.w)};
+    unsigned words[PLANES][2];
+    hold_bfloats(pairs, words);
+#pragma unroll
+    for (int p = 0; p < PLANES; ++p) *reinterpret_cast<uint2*>(to + p * plane) = make_uint2(words[p][0], words[p][1]);
+}
+
+// What numbers of one plane and those of the planes behind it are together.
+__device__ __forceinline__ float2 joined(const float2& high, const float2& low) {
+    return make_float2(fmaf(low.x, 1.0f / 128, high.x), fmaf(low.y, 1.0f / 128, high.y));
+}
+
+// Four neighbours' words, as they lie in planes of bfloat16.
+template <int PLANES>
+struct BfloatQuad {
+    uint2 words[PLANES];
+
+    BfloatQuad() = default;
+    __device__ __forceinline__ BfloatQuad(const uint16_t* from, int64_t plane) {
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) words[p] = __ldcg(reinterpret_cast<const uint2*>(from + p * plane));
+    }
+    __device__ __forceinline__ float4 value() const {
+        float2 first = bfloats(words[PLANES - 1].x), second = bfloats(words[PLANES - 1].y);
+#pragma unroll
+        for (int p = PLANES - 2; p >= 0; --p)
+            first = joined(bfloats(words[p].x), first), second = joined(bfloats(words[p].y), second);
+        return make_float4(first.x, first.y, second.x, second.y);
+    }
 };
 
-struct HalfPair {
-    static constexpr int PLANES = 2;
-    static constexpr bool SCALED = true, HALF = true;
-    static __device__ __forceinline__ Held hold(float x, int exponent) { return hold_half(x, exponent); }
+// Forms have
+//     PLANES       of numbers that stand for 2^SHIFT times less in each further plane
+//     HALF         whether they are halves, else bfloat16
+//     SCALED       whether they have lines
+//     PROMOTED     whether sums of hi · hi restart every so often, because tensor cores cut off
+//     SHORT_DEPTH  products of pairs leave lo · lo out, up to 2^-22 of a term; where this few terms are summed it may
+//                  show, so there it is added
+//     put          four neighbours' words to their places in each plane, unless they are null, and what each element
+//                  says of its lines; where x is scaled it is multiplied with 2^shift
+
+template <int PLANES_>
+struct Bfloat16s {
+    static constexpr int PLANES = PLANES_, SHIFT = 7, SHORT_DEPTH = 0;
+    static constexpr bool SCALED = false, HALF = false, PROMOTED = false;
+
+    static __device__ __forceinline__ void put(uint16_t* to, int64_t plane, const float4& x, const int (&)[4],
+                                               int (&flags)[4]) {
+        flags[0] = flags[1] = flags[2] = flags[3] = 0;
+        if (to) put_bfloats<PLANES>(to, plane, x);
+    }
 };
+
+using Bfloat16 = Bfloat16s<1>;
+using Bfloat16Pair = Bfloat16s<2>;
+
+template <int PLANES_>
+struct Halves {
+    static constexpr int PLANES = PLANES_, SHIFT = 11, SHORT_DEPTH = PLANES == 2 ? 128 : 0;
+    static constexpr bool SCALED = true, HALF = true, PROMOTED = PLANES == 2;
+
+    static __device__ __forceinline__ void put(uint16_t* to, int64_t plane, const float4& x, const int (&shift)[4],
+                                               int (&flags)[4]) {
+        uint16_t hi[4], lo[4];
+        hold(x.x, shift[0], hi[0], lo[0], flags[0]), hold(x.y, shift[1], hi[1], lo[1], flags[1]);
+        hold(x.z, shift[2], hi[2], lo[2], flags[2]), hold(x.w, shift[3], hi[3], lo[3], flags[3]);
+        if (!to) return;
+        *reinterpret_cast<ushort4*>(to) = make_ushort4(hi[0], hi[1], hi[2], hi[3]);
+        if (PLANES == 2) *reinterpret_cast<ushort4*>(to + plane) = make_ushort4(lo[0], lo[1], lo[2], lo[3]);
+    }
+
+    static __device__ __forceinline__ void hold(float x, int shift, uint16_t& hi, uint16_t& lo, int& flags) {
+        const float scaled = scale_by(x, shift);
+        const float size = fabsf(scaled);
+        flags = (x != 0.0f ? USED : 0) | (x != x ? NAN_IN : 0) |
+                ((exponent_of(x) > NO_EXPONENT && size < LEAST_HELD) || fabsf(x) > LARGEST ? UNHELD : 0);
+        hi = half_bits(scaled);
+        // Of what is not finite there is no rest: infinity less infinity would be NaN.
+        lo = half_bits(size <= 65504.0f ? (scaled - half_value(hi)) * (1 << SHIFT) : 0.0f);
+    }
+};
+
+using Half = Halves<1>;
+using HalfPair = Halves<2>;
 
 // A float32 array's row in vectors of four, which are read past the first-level cache; 0 beyond its end.
 __device__ __forceinline__ float4 row_vector(const float* row, int n, int column, bool vectored) {
@@ -147,14 +252,6 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
 
-// Four neighbours' words to their places in each plane.
-template <class Form>
-__device__ __forceinline__ void put_held(uint16_t* to, int64_t plane, const Held (&held)[4]) {
-    *reinterpret_cast<ushort4*>(to) = make_ushort4(held[0].hi, held[1].hi, held[2].hi, held[3].hi);
-    if (Form::PLANES == 2)
-        *reinterpret_cast<ushort4*>(to + plane) = make_ushort4(held[0].lo, held[1].lo, held[2].lo, held[3].lo);
-}
-
 // What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
 template <class Form>
 struct RowPlanes {
@@ -167,18 +264,18 @@ struct RowPlanes {
 
     // Four elements from column j on; the weights that they meet; and what is known of their columns.
     __device__ __forceinline__ void put(int j, const float4& x, const int4& weight, const int4& there) {
-        const Held held[4] = {
-            Form::hold(x.x, shift + exponent_in(weight.x)), Form::hold(x.y, shift + exponent_in(weight.y)),
-            Form::hold(x.z, shift + exponent_in(weight.z)), Form::hold(x.w, shift + exponent_in(weight.w))};
+        const int shifts[4] = {shift + exponent_in(weight.x), shift + exponent_in(weight.y),
+                               shift + exponent_in(weight.z), shift + exponent_in(weight.w)};
+        int found[4];
         if (copy) put_row_vector(copy, n, j, x);
-        if (planes) put_held<Form>(planes + j, plane, held);
+        Form::put(planes ? planes + j : nullptr, plane, x, shifts, found);
         if (!Form::SCALED) return;
-        flags |= held[0].flags | held[1].flags | held[2].flags | held[3].flags;
+        flags |= found[0] | found[1] | found[2] | found[3];
         if (!columns) return;
         const int known[4] = {there.x, there.y, there.z, there.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (held[i].flags & ~known[i]) atomicOr(columns + j + i, held[i].flags);
+            if (found[i] & ~known[i]) atomicOr(columns + j + i, found[i]);
     }
 };
 
@@ -308,15 +405,18 @@ struct ColumnBlock {
     static constexpr int SHARED_WORDS = LINES * WIDTH;
 };
 
-// Four neighbours of a row of the share in dz, or in its plane of bfloat16.
-__device__ __forceinline__ float4 delta_vector(const float* dz, const Rows& rows, int row, int n, int column) {
+// Four neighbours of a row of the share in dz, or in its planes of bfloat16.
+template <class Form>
+__device__ __forceinline__ float4 delta_vector(const float* dz, int64_t, const Rows& rows, int row, int n, int column) {
     const float* const line = dz + (rows.first + static_cast<int64_t>(row)) * n;
     return row_vector(line, n, column, reinterpret_cast<uintptr_t>(line) % 16 == 0);
 }
 
-__device__ __forceinline__ float4 delta_vector(const uint16_t* plane, const Rows&, int row, int n, int column) {
-    const int64_t at = static_cast<int64_t>(row) * padded_columns(n) + column;
-    return bfloat_quad(*reinterpret_cast<const uint2*>(plane + at));
+template <class Form>
+__device__ __forceinline__ float4 delta_vector(const uint16_t* planes, int64_t plane, const Rows&, int row, int n,
+                                               int column) {
+    const BfloatQuad<Form::PLANES> quad(planes + static_cast<int64_t>(row) * padded_columns(n) + column, plane);
+    return quad.value();
 }
 
 // shared (LINES, WIDTH) holds four values of each thread; thread j gets those of column j, one after another.
@@ -376,27 +476,24 @@ __device__ __forceinline__ void split_columns(const Step* step, int share, int s
             const bool inside = r < min(rows.count, part_end) && column < n;
             shift[i] = Form::SCALED && inside ? exponent_in(x_lines[r]) - top : 0;
             row_shift[i] = Form::SCALED && inside && row_planes ? -exponent_in(lines[r]) : 0;
-            four[i] = inside ? delta_vector(dz, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            four[i] = inside ? delta_vector<Form>(dz, plane, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
             const int r = first + i * T::LINES;
             if (r >= part_end) break;
             const float x[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
-            Held held[4];
-#pragma unroll
-            for (int q = 0; q < 4; ++q) {
-                held[q] = Form::hold(x[q], shift[i]);
-                sum[q] += x[q], seen[q] |= held[q].flags;
-            }
-            if (!planes) continue;
             const int64_t at = r * static_cast<int64_t>(pitch) + column;
-            put_held<Form>(planes + at, plane, held);
-            if (Form::SCALED && row_planes) {
+            const int shifts[4] = {shift[i], shift[i], shift[i], shift[i]};
+            int found[4];
+            Form::put(planes ? planes + at : nullptr, plane, four[i], shifts, found);
 #pragma unroll
-                for (int q = 0; q < 4; ++q) held[q] = Form::hold(x[q], row_shift[i]);
-                put_held<Form>(row_planes + at, plane, held);
-                const int flags = (held[0].flags | held[1].flags | held[2].flags | held[3].flags) & ~USED;
+            for (int q = 0; q < 4; ++q) sum[q] += x[q], seen[q] |= found[q];
+            if (!planes) continue;
+            if (Form::SCALED && row_planes) {
+                const int row_shifts[4] = {row_shift[i], row_shift[i], row_shift[i], row_shift[i]};
+                Form::put(row_planes + at, plane, four[i], row_shifts, found);
+                const int flags = (found[0] | found[1] | found[2] | found[3]) & ~USED;
                 if (r >= rows.count)
                     lines[r] = line_exponent(NO_EXPONENT) * 8;
                 else if (flags)

@@ -173,6 +173,10 @@ __device__ __forceinline__ float bfloat_value(uint16_t bits) {
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }
 
+__device__ __forceinline__ float2 bfloats(unsigned pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 // Four of them in two words.
 __device__ __forceinline__ float4 bfloat_quad(const uint2& words) {
     return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),

@@ -115,7 +115,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
     using SliceA = PlaneSlice<T::M, T::K, A_INNER>;
     using SliceB = PlaneSlice<T::N, T::K, B_INNER>;
     constexpr int P = Form::PLANES, STAGE = P * (SliceA::SIZE + SliceB::SIZE);
-    constexpr bool PROMOTED = P == 2;
+    constexpr bool PROMOTED = P > 1;
     SHARED(uint16_t, shared);
     const int warp = threadIdx.x / WARP;
     const int warp_m = warp / T::WARPS_N * T::WARP_M, warp_n = warp % T::WARPS_N * T::WARP_N;
@@ -163,14 +163,16 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         fetch(slice + T::STAGES - 1);
         const uint16_t* const stage = shared + slice % T::STAGES * STAGE;
         if constexpr (PROMOTED) {
+            constexpr float STEP = 1.0f / (1 << Form::SHIFT);
             for_each(part, [](float& x) { x = 0.0f; });
-            if (depth <= SHORT_DEPTH) {
+            if (depth <= Form::SHORT_DEPTH) {
                 multiply(stage, 1, 1, part);
-                for_each(part, [](float& x) { x *= 1.0f / 2048.0f; });
+                for_each(part, [](float& x) { x *= STEP; });
             }
             multiply(stage, 1, 0, part);
             multiply(stage, 0, 1, part);
-            for_each(part, [](float& x) { x *= 1.0f / 2048.0f; });
+            // Without scales lo of what is infinite is 0, and that of what it meets has either sign: hi · hi is right.
+            for_each(part, [](float& x) { x = Form::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
             multiply(stage, 0, 0, part);
 #pragma unroll
             for (int i = 0; i < T::LINES_M; ++i)

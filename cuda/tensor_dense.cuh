@@ -21,11 +21,13 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int share, int 
                                                typename Product::Source x_planes, int64_t x_plane,
                                                typename Product::Source w_planes, const int* x_lines,
                                                const int* w_columns, const float* x, const float* w, const float* b,
-                                               float* z, float* y, uint16_t* y_planes, int early, int k, int n) {
+                                               float* z, float* y, uint16_t* y_planes, int64_t y_plane, int early,
+                                               int k, int n) {
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
-    const Forward<Activation> end = {b, z ? z + first * n : z, y ? y + first * n : y, y_planes, rows.count, n};
+    const Forward<typename Product::Form, Activation> end = {
+        b, z ? z + first * n : z, y ? y + first * n : y, y_planes, y_plane, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
                                                 written, n, k, early, epilogue);
@@ -37,19 +39,20 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int share, int 
         multiply(y_planes ? padded_rows(rows.count) : rows.count, epilogue_of(AsIs(), end));
 }
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; planes of dx as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; planes of dx, and of what is saved, as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int share, int shares,
                                                       typename Product::Source dz_planes, int64_t dz_plane,
                                                       typename Product::Source w_planes, const int* dz_lines,
                                                       const int* w_lines, const float* dz, const float* w,
                                                       const float* saved, const uint16_t* saved_planes, float* dx,
-                                                      uint16_t* dx_planes, int early, int k, int n) {
+                                                      uint16_t* dx_planes, int64_t dx_plane, int early, int k,
+                                                      int n) {
     const Rows rows = share_rows(step, share, shares);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
-    const BackwardInput<Activation> end = {saved ? saved + first * k : saved, saved_planes, dx ? dx + first * k : dx,
-                                           dx_planes, rows.count, k};
+    const BackwardInput<typename Product::Form, Activation> end = {
+        saved ? saved + first * k : saved, saved_planes, dx ? dx + first * k : dx, dx_planes, dx_plane, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_planes, dz_plane, pitch, w_planes, padded_rows(k) * pitch, pitch,
                                                written, k, n, early, epilogue);

@@ -65,16 +65,17 @@ struct LossEnd {
             delta(read.row, sum.x + read.b.x, read.t.x), delta(read.row, sum.y + read.b.y, read.t.y),
             delta(read.row, sum.z + read.b.z, read.t.z), delta(read.row, sum.w + read.b.w, read.t.w));
         leave(read.row);
-        store_padded<ALIGNED>(deltas, its_row, rows, column, n, made);
+        store_padded<Bfloat16, ALIGNED>(deltas, 0, its_row, rows, column, n, made);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_parts() const { return nullptr; }
 
     // Pairs.
-    static constexpr bool HAS_PLANE = true, READS_PLANE = false, MEETS_ROWS = true;
-    __device__ __forceinline__ bool is_plane_alone() const { return true; }
+    static constexpr bool HAS_PLANES = true, READS_PLANES = false, MEETS_ROWS = true;
+    __device__ __forceinline__ bool is_planes_alone() const { return true; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* plane() const { return deltas; }
+    __device__ __forceinline__ uint16_t* planes() const { return deltas; }
+    __device__ __forceinline__ int64_t plane() const { return 0; }  // there is one
     __device__ __forceinline__ int filled() const { return rows; }
     __device__ __forceinline__ float2 of_columns(int column) const {
         return b ? make_float2(b[column], b[column + 1]) : make_float2(0.0f, 0.0f);

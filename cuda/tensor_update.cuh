@@ -8,12 +8,13 @@
 namespace mlpgpu {
 
 // An epilogue: quads of dW move their parameters, and columns the biases along db.
-template <class Rule>
-struct Move : NoPlane {
+template <class Form, class Rule>
+struct Move : NoPlanes {
     static constexpr int SLOTS = Rule::SLOTS;
     float* weight;  // (k, n)
     float* bias;    // (n,), or null
     uint16_t* planes;  // of the weights as bfloat16, for the next step; or null
+    int64_t plane;
     float* weight_slots;
     float* bias_slots;
     int64_t pitch;  // from a slot to the next
@@ -50,7 +51,8 @@ struct Move : NoPlane {
         const int64_t at = static_cast<int64_t>(row) * n;
         step(found, sum);
         store_quad<ALIGNED>(weight + at, column, n, found.w);
-        if (planes) store_quad<ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), column, n, found.w);
+        if (!Form::SCALED && planes)
+            store_quad<Form, ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), plane, column, n, found.w);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
     }
@@ -95,8 +97,9 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
     if (!(early & EARLY_END)) await_launch_before();
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * COLUMNS;
-    const Move<Rule> end = {{}, weight, bias, w_planes, weight_slots, bias_slots, size, db, db_parts, n, scale,
-                            {rates[0], rates[1], rates[2]}};
+    const Move<typename Product::Form, Rule> end = {
+        {}, weight, bias, w_planes, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_parts, n,
+        scale, {rates[0], rates[1], rates[2]}};
     multiply_backward_weight<Product>(step, share, shares, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
                                       dz_columns, x, dz, early, k, n, end);
 }

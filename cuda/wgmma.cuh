@@ -7,8 +7,9 @@
 // compute neighbouring tiles: each brings its part of a slice that they share, to all of them at once.
 // The grid is as large as the card, and a cluster takes one tile after another.
 //
-// With two planes a · b = hi · hi + 2^-11 (hi · lo + lo · hi), and for few k + 2^-22 lo · lo.  Tensor cores truncate when they accumulate, so
-// the first sum restarts with each slice, and is added to C by ordinary float32 additions.
+// With two planes a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi); of halves, and for few k, + 2^-22 lo · lo.  Tensor cores
+// truncate when they accumulate, so where forms are PROMOTED the first sum restarts with each slice, and is added to C by
+// ordinary float32 additions.
 #pragma once
 
 #include "hand_over.cuh"
@@ -136,6 +137,12 @@ struct Slices {
             Wgmma<A_INNER, B_INNER>::multiply(ElementIs<T::Form::HALF>(), c, from_a, from_b, add || step > 0);
         }
     }
+
+    // c += hi · lo + lo · hi.
+    __device__ __forceinline__ void multiply_cross(float (&c)[T::COUNT]) const {
+        multiply(c, 0, 1, true);
+        multiply(c, 1, 0, true);
+    }
 };
 
 // Once the producer's last warp has waited for the launch before, the consumers come here, which wait for it no sooner
@@ -147,6 +154,16 @@ __device__ __forceinline__ void meet_at_end() {
 
 // What could not be read ahead is read beside the products of so many slices.
 constexpr int LAST_SLICES = 4;
+
+// c += 2^-SHIFT cross; without scales only where that is finite: of an infinite operand lo is 0, and that of the one which
+// it meets has either sign.
+template <class T>
+__device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cross)[T::COUNT]) {
+    constexpr float STEP = 1.0f / (1 << T::Form::SHIFT);
+#pragma unroll
+    for (int i = 0; i < T::COUNT; ++i)
+        c[i] = T::Form::SCALED || fabsf(cross[i]) <= LARGEST ? fmaf(cross[i], STEP, c[i]) : c[i];
+}
 
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
 __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches, bool reads_early,
@@ -160,7 +177,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * given_back, thread);
         if (++given_back == T::STAGES) given_back = 0;
     };
-    const bool plane_alone = Epilogue::HAS_PLANE && epilogue.is_plane_alone();
+    const bool planes_alone = Epilogue::HAS_PLANES && epilogue.is_planes_alone();
     // What reads more has waited for the launch before already.
     constexpr bool LATER = sizeof(typename Epilogue::Read) <= sizeof(float4);
     if (!LATER) reads_early = true;
@@ -169,23 +186,24 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         if (!has_waited) meet_at_end<T>();
         has_waited = true;
     };
-    const bool all_early = !plane_alone && epilogue.is_aligned();
+    const bool all_early = !planes_alone && epilogue.is_aligned();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.place(rank, m0, n0);
         m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
-        PlaneHandOver<T, Epilogue> of_plane(epilogue, m0, n0, m, n, plane_alone && reads_early);
+        PlanesHandOver<T, Epilogue> of_planes(epilogue, m0, n0, m, n, planes_alone && reads_early);
         HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n, all_early && reads_early);
         const auto read_late = [&] {
             if constexpr (LATER) {
                 if (reads_early) return;
                 follow();
-                if (plane_alone) of_plane.read_ahead();
+                if (planes_alone) of_planes.read_ahead();
                 if (all_early) hand_over.read_ahead();
                 reads_early = true;
             }
         };
         float c[T::COUNT] = {};
+        float cross[T::COUNT] = {};
         if constexpr (T::PLANES == 1) {
             ring.wait_full();
             wgmma_fence();
@@ -204,8 +222,23 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             }
             wgmma_wait<0>();
             give_back();
+        } else if constexpr (!T::Form::PROMOTED) {
+            for (int slice = 0; slice < slices; ++slice) {
+                ring.wait_full();
+                if (slice == slices - LAST_SLICES) read_late();
+                const Slice planes(ring.address(), consumer);
+                wgmma_fence();
+                planes.multiply(c, 0, 0, true);
+                planes.multiply_cross(cross);
+                wgmma_commit();
+                ring.advance();
+                wgmma_wait<1>();
+                if (slice > 0) give_back();  // the slice before
+            }
+            wgmma_wait<0>();
+            give_back();
         } else {
-            float high[T::COUNT], cross[T::COUNT] = {};
+            float high[T::COUNT];
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_full();
                 const Slice planes(ring.address(), consumer);
@@ -215,12 +248,11 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
                 wgmma_wait<1>();
                 if (slice > 0) give_back();  // the slice before
                 wgmma_fence();
-                planes.multiply(cross, 0, 1, true);
-                planes.multiply(cross, 1, 0, true);
+                planes.multiply_cross(cross);
                 wgmma_commit();
                 wgmma_wait<1>();
                 for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
-                if (slices <= SHORT_DEPTH / T::K) {
+                if (slices <= T::Form::SHORT_DEPTH / T::K) {
                     wgmma_fence();
                     planes.multiply(high, 1, 1, false);
                     wgmma_commit();
@@ -231,12 +263,12 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             }
             wgmma_wait<0>();
             give_back();
-            for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(cross[i], 0x1p-11f, c[i]);
         }
         follow();
         read_late();
-        if (plane_alone)
-            of_plane.run(c, patch);
+        if (T::PLANES > 1) add_cross<T>(c, cross);
+        if (planes_alone)
+            of_planes.run(c, patch);
         else
             hand_over.run(c, patch);
     }
@@ -273,8 +305,12 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
-                    const uint32_t at = ring.address() + T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
-                    const float4 four = bfloat_quad(load_shared(swizzled(at)));
+                    const uint32_t at =
+                        ring.address() + T::PLANES * T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
+                    BfloatQuad<T::PLANES> quad;
+#pragma unroll
+                    for (int p = 0; p < T::PLANES; ++p) quad.words[p] = load_shared(swizzled(at + p * T::B_BYTES));
+                    const float4 four = quad.value();
                     sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
                 }
             __syncwarp();
@@ -303,7 +339,7 @@ struct WgmmaProduct {
                                                     int early, const Epilogue& epilogue) {
         SHARED(float, patches);
         const Ring<T> ring(patches + 4 * T::CONSUMERS * T::PATCH);
-        // Columns of scaled planes are summed where planes are made.
+        // Columns of scaled planes are summed where the planes are made.
         constexpr bool MAY_SUM = !Form::SCALED && !A_INNER && !B_INNER;
         float* const column_parts = MAY_SUM ? epilogue.column_parts() : nullptr;
         if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_parts != nullptr));

@@ -27,7 +27,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels, tensor_cores
-from mlpgpu.backends.cuda.kernels import FORMS, TILES, all_entries
+from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, TILES, Form, all_entries
 from mlpgpu.backends.cuda.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lowering import lower
 from mlpgpu.backends.cuda.program import DOUBLES, STEP
@@ -96,7 +96,7 @@ def plans(draw: st.DrawFn) -> Plan:
         optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0]))),
         shares=draw(st.integers(1, 3)),
         reduction=draw(st.sampled_from(REDUCTIONS)),
-        precision=draw(st.sampled_from(["float32-ieee", *FORMS])),
+        precision=draw(st.sampled_from(["float32-ieee", *OF_PRECISION])),
     )
 
 
@@ -104,15 +104,24 @@ LEAST = ("LEAST_WIDTH", "LEAST_WEIGHTS", "LEAST_ROWS")
 ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
 
 
-def on_tensor_cores(plan: Plan, **options: Any) -> Lowered:
-    """As :func:`lowered`, with every product that may be on tensor cores there."""
-    with patch.multiple(tensor_cores, **dict.fromkeys(LEAST, 1)):
+def on_tensor_cores(plan: Plan, *, large: bool = False, **options: Any) -> Lowered:
+    """As :func:`lowered`, with every product that may be on tensor cores there, in the form of large layers or not."""
+    limits = {**dict.fromkeys(LEAST, 1), "MOST_UNSCALED_WEIGHTS": 0 if large else 1 << 62}
+    with patch.multiple(tensor_cores, **limits):
         return lowered(plan, **options)
 
 
-@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 20, 132]), ARCHITECTURES)
-def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multiprocessors: int, arch: str) -> None:
-    low = on_tensor_cores(plan, multiprocessors=multiprocessors, source=source, arch=arch)
+def with_scales(plan: Plan, **options: Any) -> Lowered:
+    """As :func:`lowered`, in the form of large layers."""
+    with patch.object(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0):
+        return lowered(plan, **options)
+
+
+@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 20, 132]), ARCHITECTURES, st.booleans())
+def test_launches_fit_the_table_and_the_arrays(
+    plan: Plan, source: str, multiprocessors: int, arch: str, large: bool
+) -> None:
+    low = on_tensor_cores(plan, large=large, multiprocessors=multiprocessors, source=source, arch=arch)
     known = set(all_entries())
     assert {entry for entry in low.entries() if not entry.header.startswith("local_stack")} <= known
     assert all(low.bytes[name] == 4 * len(words) for name, words in low.words.items())
@@ -131,9 +140,9 @@ def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multipro
                 assert 0 <= value.offset * element < low.bytes[value.array]
 
 
-@given(plans(), ARCHITECTURES)
-def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str) -> None:
-    low = on_tensor_cores(plan, arch=arch)
+@given(plans(), ARCHITECTURES, st.booleans())
+def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str, large: bool) -> None:
+    low = on_tensor_cores(plan, large=large, arch=arch)
     state = {"step", "parameters", "slots", "statistics", "sums", *low.words, *OWNED}
     for part in (
         *([*low.run_begin, *low.ahead, *low.deal, *low.staged, *low.begin, *share] for share in low.shares),
@@ -202,7 +211,7 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
         ("tensor_backward_update_Momentum_bfloat16", 7),
         ("tensor_backward_update_Momentum_bfloat16", 7),
     ]
-    scaled = families(lowered(tensor_plan(precision="tf32"), arch="sm_90a").shares[0])
+    scaled = families(with_scales(tensor_plan(precision="tf32"), arch="sm_90a").shares[0])
     split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update
     assert scaled[split + 1] == "dense_backward_update_Momentum_narrow"
     apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
@@ -349,7 +358,7 @@ def families(part: list[Launch]) -> list[str]:
 
 
 def test_planes_with_scales_are_split_before_each_product() -> None:
-    low = lowered(tensor_plan(precision="float32"), arch="sm_80")
+    low = with_scales(tensor_plan(precision="float32"), arch="sm_80")
     pair = "half_pair"
     assert families(low.begin) == ["mask_words", f"split_weights_{pair}"]  # two weights at once
     assert families(low.begin) == families(low.evaluation_begin)
@@ -361,7 +370,7 @@ def test_planes_with_scales_are_split_before_each_product() -> None:
     fetching, reading = (low.evaluation[place].values for place in (0, 1))  # there is no gather
     assert (fetching["x"], fetching["order"], fetching["copy"]) == (At("data"), At("order"), At("x"))
     assert reading["x"] == At("x")
-    of_bytes = lowered(tensor_plan(precision="float32"), source="uint8", arch="sm_80")
+    of_bytes = with_scales(tensor_plan(precision="float32"), source="uint8", arch="sm_80")
     assert names(of_bytes.evaluation)[0] == "gather_uint8"
     weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
     backward = [name for name in families(low.shares[0]) if "backward" in name or "split" in name][2:]
@@ -435,7 +444,7 @@ def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None
 
 def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    assert "sum_columns" not in names(low.shares[0]) and names(low.finish) == ["update_biases_Momentum"]
+    assert "sum_columns_bfloat16" not in names(low.shares[0]) and names(low.finish) == ["update_biases_Momentum"]
     updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 parts each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
@@ -449,7 +458,7 @@ def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
     apart = lowered(tensor_plan(precision="bfloat16", optimizer=OPTIMIZERS["SGD"](0.1, clip_norm=1.0)), arch="sm_90a")
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
     for other in (apart, before):
-        assert names(other.shares[0]).count("sum_columns") == 2 and not other.words
+        assert names(other.shares[0]).count("sum_columns_bfloat16") == 2 and not other.words
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -471,8 +480,8 @@ def test_on_compute_capability_9_products_take_maps_of_planes(precision: str) ->
 
 def test_tiles_of_wgmma_follow_what_they_cost() -> None:
     """A product of few large tiles is made of small ones, and one of many of large ones."""
-    for form in kernels.FORMS.values():
-        large, small = kernels.wgmma_tiles(form)
+    for form in FORMS:
+        large, small = kernels.wgmma_tiles(form)[0], kernels.wgmma_tiles(form)[-1]
         for m, n, best in (
             (8192, 4096, large),
             (4096, 4096, large),
@@ -747,21 +756,28 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "case, precision",
+    "case, form",
     [
-        *(("planes from product to product", precision) for precision in FORMS),
-        ("dropout between, shares", "float32"),
-        ("dropout between, shares", "bfloat16"),
-        *((case, "bfloat16") for case in TENSOR_STEPS if case.startswith("a loss")),
-        ("tied, clipped", "tf32"),
+        *(("planes from product to product", form) for form in FORMS),
+        ("dropout between, shares", kernels.HALF_PAIR),
+        ("dropout between, shares", kernels.BFLOAT16),
+        ("dropout between, shares", kernels.BFLOAT16_PAIR),
+        ("tied, clipped", kernels.HALF),
+        ("tied, clipped", kernels.BFLOAT16_PAIR),
+        *((case, kernels.BFLOAT16) for case in TENSOR_STEPS if case.startswith("a loss")),
     ],
 )
-def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_on_tensor_cores(case: str, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
         monkeypatch.setattr(tensor_cores, name, 1)
+    monkeypatch.setattr(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
+    precision = next(precision for precision, forms in OF_PRECISION.items() if form in forms)
     epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)
+    assert all(
+        form.name in launch.entry.name for launch in host.low.launches() if launch.entry.name.startswith("tensor")
+    )
     assert not any(launch.entry.name.startswith("dense") for launch in host.low.launches())
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
@@ -770,5 +786,5 @@ def test_an_epoch_on_tensor_cores(case: str, precision: str, tmp_path: Path, mon
     products = len(epoch.rates) * sum(launch.entry.name.startswith("tensor") for launch in host.low.launches())
     ours = (host.parameters - before, losses, host.evaluate())
     for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
-        rounding = ERRORS[FORMS[precision].struct] + 64 * EPS32  # of a product, and of its sum
+        rounding = ERRORS[form.struct] + 64 * EPS32  # of a product, and of its sum
         assert np.linalg.norm(got - value) <= np.sqrt(products) * rounding * np.linalg.norm(value)

@@ -8,7 +8,15 @@ from __future__ import annotations
 import pytest
 from kernel_cases.case import Case
 from kernel_cases.dense import split_product
-from kernel_cases.tensor import CHECKS, DISTRIBUTIONS, check_float32, check_not_finite, not_finite, operands, products
+from kernel_cases.tensor import (
+    DISTRIBUTIONS,
+    check_float32,
+    check_not_finite,
+    check_product,
+    not_finite,
+    operands,
+    products,
+)
 from shim_runner import run
 
 from mlpgpu.backends.cuda.kernels import FORMS, SPLIT, WARPGROUP_SPLIT, Form, SplitTile, WarpgroupTile, matrix_tiles
@@ -21,11 +29,11 @@ def smallest(form: Form, cases: list[tuple[Case, str]]) -> list[tuple[Case, str]
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("precision", FORMS)
-def test_products_err_as_their_precision_says(precision: str, distribution: str) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_products_err_as_their_precision_says(form: Form, distribution: str) -> None:
     a, b = operands(distribution, 17, 129, 19)
-    for case, output in smallest(FORMS[precision], list(products(FORMS[precision], a, b))):
-        CHECKS[precision](run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
+    for case, output in smallest(form, list(products(form, a, b))):
+        check_product(form, run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
 
 
 SPLIT_TILES = pytest.mark.parametrize("tile", [SPLIT, WARPGROUP_SPLIT], ids=str)
@@ -48,8 +56,8 @@ def test_a_product_of_split_operands_that_are_not_finite(tile: SplitTile | Warpg
     check_not_finite(run(case.entry, case.grid, case.entry.threads, dict(case.args))["parts"][0], a, b)
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_products_of_what_is_not_finite(precision: str) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_products_of_what_is_not_finite(form: Form) -> None:
     a, b = not_finite(17, 40, 19)
-    for case, output in smallest(FORMS[precision], list(products(FORMS[precision], a, b))):
+    for case, output in smallest(form, list(products(form, a, b))):
         check_not_finite(run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)

@@ -15,10 +15,10 @@ from kernel_cases.case import Case, Mapped, Shifted, normal, whole
 from kernel_cases.dense import split_product
 from kernel_cases.rows import check_dealt, dealt_steps
 from kernel_cases.tensor import (
-    CHECKS,
     DISTRIBUTIONS,
     check_float32,
     check_not_finite,
+    check_product,
     not_finite,
     operands,
     products,
@@ -44,6 +44,7 @@ pytestmark = pytest.mark.gpu
 
 CASES = all_cases()
 SMALLEST = TILES[-1]
+EACH_FORM = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
 class Bench:
@@ -148,14 +149,14 @@ def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("tiles", [matrix_tiles, wgmma_tiles])
-@pytest.mark.parametrize("precision", FORMS)
+@EACH_FORM
 def test_all_tiles_of_tensor_cores_give_the_same_bits(
-    precision: str, tiles: Callable[[Form], tuple[ProductTile, ...]], bench: Bench
+    form: Form, tiles: Callable[[Form], tuple[ProductTile, ...]], bench: Bench
 ) -> None:
     """And a row has the same ones in any batch."""
     x, w = normal(300, 1030), normal(1030, 260)
     products = []
-    for tile in tiles(FORMS[precision]):
+    for tile in tiles(form):
         few, many = (tensor_forward(tile, "identity", whole(rows), x[:rows], w, plain=True) for rows in (70, 300))
         if many.entry not in bench.functions:
             pytest.skip(f"needs {many.entry.needs}")
@@ -183,19 +184,19 @@ def test_a_product_errs_no_more_than_a_chain_of_float32(distribution: str, bench
 
 @pytest.mark.parametrize("shape", [(65, 1023, 70), (130, 8190, 33), (257, 5, 129), (3, 1, 1)], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("precision", FORMS)
+@EACH_FORM
 def test_products_on_tensor_cores_err_as_their_precision_says(
-    precision: str, distribution: str, shape: tuple[int, int, int], bench: Bench
+    form: Form, distribution: str, shape: tuple[int, int, int], bench: Bench
 ) -> None:
     """All three products, of every tile."""
     a, b = operands(distribution, *shape)
-    cases = products(FORMS[precision], a, b)
+    cases = products(form, a, b)
     runnable = [(case, output) for case, output in cases if case.entry in bench.functions]
     if not runnable:
         pytest.skip("needs tensor cores")
     for case, output in runnable:
         print(case.entry.name)
-        CHECKS[precision](bench.run_case(case)[output], a, b)
+        check_product(form, bench.run_case(case)[output], a, b)
 
 
 @pytest.mark.parametrize("tile", [kernels.SPLIT, kernels.WARPGROUP_SPLIT], ids=str)
@@ -211,9 +212,9 @@ def test_a_product_of_split_operands_errs_no_more_than_a_chain(
     check_float32(bench.run_case(case)["parts"][0], a, b)
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_products_of_what_is_not_finite(precision: str, bench: Bench) -> None:
+@EACH_FORM
+def test_products_of_what_is_not_finite(form: Form, bench: Bench) -> None:
     a, b = not_finite(65, 70, 66)
-    for case, output in products(FORMS[precision], a, b):
+    for case, output in products(form, a, b):
         if case.entry in bench.functions:
             check_not_finite(bench.run_case(case)[output], a, b)

@@ -24,7 +24,7 @@ from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentu
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import driver, program, tensor_cores
 from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.kernels import FORMS
+from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, Form
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
@@ -55,6 +55,7 @@ class Case:
     weighted: bool = False
     class_weight: str | None = None
     precision: str = "float32"
+    form: Form | None = None  # of a precision other than float32
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -75,7 +76,7 @@ class Case:
     def reach(self) -> float:
         """How far, of their size, all roundings of a training may move weights and inputs."""
         products = 3 * sum(isinstance(layer, Dense) for layer in self.layers)
-        form = 0.0 if self.precision == "float32" else ERRORS[FORMS[self.precision].struct]
+        form = 0.0 if self.precision == "float32" or self.form is None else ERRORS[self.form.struct]
         return self.steps * (self.roundings * EPS32 + products * form)
 
     def data(self) -> Dataset:
@@ -302,7 +303,22 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         monkeypatch.setattr(tensor_cores, name, 1)
 
 
-EACH_PRECISION = pytest.mark.parametrize("precision", FORMS)
+PRECISION_OF = {form: precision for precision, forms in OF_PRECISION.items() for form in forms}
+EACH_FORM = pytest.mark.parametrize("form", FORMS, indirect=True, ids=lambda form: form.name)
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
+    """What planes hold in the test, whatever the widths."""
+    form: Form = request.param
+    monkeypatch.setattr(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
+    return form
+
+
+def in_form(case: Case, form: Form) -> Case:
+    return dataclasses.replace(case, precision=PRECISION_OF[form], form=form)
+
+
 TENSOR_CASES = {
     "activations": Case((*(Dense(33, 33, name) for name in ACTIVATIONS), Dense(33, 3)), epochs=1),
     "large": Case((Dense(700, 600, "relu"), Dense(600, 530, "tanh"), Dense(530, 10)), rows=600, batch_size=512),
@@ -321,40 +337,42 @@ TENSOR_CASES = {
 }
 
 
-@EACH_PRECISION
+@EACH_FORM
 @pytest.mark.parametrize("case", TENSOR_CASES)
 @pytest.mark.usefixtures("on_tensor_cores")
-def test_plans_on_tensor_cores(case: str, precision: str) -> None:
-    check_both(dataclasses.replace(TENSOR_CASES[case], precision=precision))
+def test_plans_on_tensor_cores(case: str, form: Form) -> None:
+    check_both(in_form(TENSOR_CASES[case], form))
 
 
-@EACH_PRECISION
+@EACH_FORM
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.usefixtures("on_tensor_cores")
-def test_random_plans_on_tensor_cores(seed: int, precision: str) -> None:
-    check_both(dataclasses.replace(random_case(seed), reduction="ordered", precision=precision))
+def test_random_plans_on_tensor_cores(seed: int, form: Form) -> None:
+    check_both(in_form(dataclasses.replace(random_case(seed), reduction="ordered"), form))
 
 
-@EACH_PRECISION
+@EACH_FORM
 @pytest.mark.parametrize("streams", [1, 2])
-def test_tensor_cores_repeat_their_bits(streams: int, precision: str) -> None:
+def test_tensor_cores_repeat_their_bits(streams: int, form: Form) -> None:
     layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
-    case = Case(layers, rows=1100, batch_size=1024, streams=streams, precision=precision)
+    case = in_form(Case(layers, rows=1100, batch_size=1024, streams=streams), form)
     first, *others = (on_card(case) for _ in range(3))
     for other in others:
         assert all((other[name] == first[name]).all() for name in first)
 
 
-@EACH_PRECISION
-def test_launches_that_overlap_change_no_bit(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@EACH_FORM
+def test_launches_that_overlap_change_no_bit(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = (Dense(700, 600, "relu"), Dense(600, 530, "gelu"), Dense(530, 10))
-    case = Case(layers, rows=5000, batch_size=1024, epochs=3, precision=precision)
+    case = in_form(Case(layers, rows=5000, batch_size=1024, epochs=3), form)
     overlapping = on_card(case)
     monkeypatch.setattr(driver, "OVERLAP_CAPABILITY", (1000, 0))
     apart = on_card(case)
     assert all((overlapping[name] == apart[name]).all() for name in apart)
 
 
+@pytest.mark.parametrize("form", OF_PRECISION["float32"], indirect=True, ids=lambda form: form.name)
+@pytest.mark.usefixtures("form")
 def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> None:
     network = Network([Dense(900, 1025, "gelu"), Dense(1025, 640, "tanh"), Dense(640, 7)], seed=1)
     network.output = "softmax"
@@ -367,10 +385,10 @@ def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> Non
     np.testing.assert_array_equal(network.predict(x[:40], backend="cuda", batch_size=1), whole[:40])
 
 
-@EACH_PRECISION
-def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(precision: str, tmp_path: Path) -> None:
+@EACH_FORM
+def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(form: Form, tmp_path: Path) -> None:
     layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
-    case = Case(layers, rows=1100, batch_size=512, precision=precision)
+    case, precision = in_form(Case(layers, rows=1100, batch_size=512), form), PRECISION_OF[form]
     data, options = case.data(), {"batch_size": 512, "backend": "cuda", "precision": precision}
     unbroken, broken = (Trainer(Network(layers, seed=5), case.loss, MOMENTUM, **options) for _ in range(2))
     unbroken.fit(data, 2, progress=False)

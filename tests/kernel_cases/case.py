@@ -174,8 +174,42 @@ def batches(rows: int) -> list[Batch]:
     return [whole(rows), *thirds, *last]
 
 
+BFLOAT16_SHIFT = 7  # by which each plane's numbers are larger than what they stand for beside those of the plane before
+# By the number of planes of bfloat16: what they may be off by of a number.
+HELD = {1: 2.0**-8, 2: 2.0**-17}
+
+
 def bfloat16_values(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def bfloat16_bits(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def bfloat16_words(x: np.ndarray, planes: int) -> np.ndarray:
+    """The words (P, …) of so many planes of bfloat16."""
+    words, rest = [], np.ascontiguousarray(x, np.float32)
+    for _ in range(planes - 1):
+        word = bfloat16_bits(rest)
+        word = np.where(np.isfinite(rest) & (word & 0x7FFF == 0x7F80), rest.view(np.uint32) >> 16, word)
+        words.append(word.astype(np.uint16))
+        with np.errstate(invalid="ignore"):
+            left = (wide(rest) - bfloat16_values(words[-1])) * 2.0**BFLOAT16_SHIFT
+        rest = np.where(np.isfinite(rest), left, 0.0).astype(np.float32)
+    return np.stack([*words, bfloat16_bits(rest)])
+
+
+def joined(words: np.ndarray) -> np.ndarray:
+    """What the words (P, …) of planes of bfloat16 stand for."""
+    return sum(bfloat16_values(plane) * 2.0 ** (-BFLOAT16_SHIFT * p) for p, plane in enumerate(words))
+
+
+def together(words: np.ndarray) -> np.ndarray:
+    """What words (P, …) stand for, in the place of the first plane, and 0 in those of the others."""
+    return np.stack([joined(words), *np.zeros(words[1:].shape)])
 
 
 def generator() -> np.random.Generator:

@@ -14,6 +14,7 @@ from mlpgpu.backends.cuda.program import STEP
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
 
 from .case import (
+    HELD,
     ROUNDINGS,
     STEP_NUMBER,
     Batch,
@@ -21,7 +22,6 @@ from .case import (
     Output,
     activation_bound,
     batches,
-    bfloat16_values,
     blank,
     chained,
     derivative,
@@ -30,6 +30,7 @@ from .case import (
     magnitude,
     normal,
     saved_of,
+    together,
     whole,
     wide,
 )
@@ -62,13 +63,13 @@ def loss(
     activation: str | None = None,
     of_x: bool = False,
     team: Team = kernels.WARP_TEAM,
-    planes: bool = False,
+    planes: int = 0,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
-    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``planes`` as a
-    plane of bfloat16 as well.
+    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``planes`` as so
+    many planes of bfloat16 as well.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -133,16 +134,17 @@ def loss(
     variant += "-total" * total
     args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
     if width is None:
-        args["planes"] = None
+        args |= {"planes": None, "plane": 0, "plane_count": planes}
         if planes:
-            args |= _planes_of(batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "planes")
-            blocks, variant = len(args["sums"]), variant + "-planes"
+            args |= _planes_of(planes, batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "")
+            blocks, variant = len(args["sums"]), variant + f"-planes-{planes}"
         entry = kernels.loss(name, kind, textured=textured, team=team)
         return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
     args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None, "dx_lines": None}
+    args |= {"dx_plane": 0, "dx_plane_count": planes}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
@@ -157,9 +159,9 @@ def loss(
         variant += "-of-x" * of_x
         if planes:
             vectors = 4 * ceil_div(width, 4)
-            args |= _planes_of(batch, width, dx[part], dx_bound[part], outputs, "dx_planes", written=vectors)
+            args |= _planes_of(planes, batch, width, dx[part], dx_bound[part], outputs, "dx_", written=vectors)
             blocks = len(args["sums"])
-            variant += "-planes"
+            variant += f"-planes-{planes}"
         else:
             lines = np.full(batch.most_rows, -77, np.int32)
             args["dx_lines"], outputs["dx_lines"] = lines, _lines_of(dx[part], lines)
@@ -177,27 +179,28 @@ def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
 
 
 def _planes_of(
+    planes: int,
     batch: Batch,
     n: int,
     value: np.ndarray,
     bound: np.ndarray,
     outputs: dict[str, Output],
-    name: str,
+    prefix: str,
     *,
     written: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """A plane of bfloat16 that a kernel leaves as well, in ``outputs`` under its name; its blocks take padding too.
+    """Planes of bfloat16 that a kernel leaves as well, in ``outputs`` under their name; its blocks take padding too.
 
     ``written`` is how many columns are, with 0 beyond those that there are.
     """
-    padded, rows = (padded_rows(batch.most_rows), padded_columns(n)), len(value)
+    padded, rows = (planes, padded_rows(batch.most_rows), padded_columns(n)), len(value)
     full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
-    full[:rows, :n], full_bound[:rows, :n] = value, bound + 2.0**-8 * abs(value)
-    is_written[: padded_rows(rows), : written or n] = True
-    outputs[name] = Output(full, full_bound, is_written, bfloat16_values)
+    full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + HELD[planes] * (abs(value) + bound)
+    is_written[:, : padded_rows(rows), : written or n] = True
+    outputs[f"{prefix}planes"] = Output(full, full_bound, is_written, together)
     del outputs["sums"]  # of other blocks
-    sums = blank(padded[0] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)
-    return {name: np.full(padded, 0x5A5A, np.uint16), "sums": sums}
+    words, sums = np.full(padded, 0x5A5A, np.uint16), blank(padded[1] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)
+    return {f"{prefix}planes": words, f"{prefix}plane": words[0].size, "sums": sums}
 
 
 def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True) -> Case:
@@ -223,7 +226,9 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
         "y": expect(np.where(of_rows, flat(wide(x), logits), 0.0), 0.0, of_rows),
         "dz": expect(flat(dx.value, delta.value), flat(dx.bound, delta.bound), of_rows),
     }
-    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "dx_planes", "dx_lines", "delta"):
+    for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
+        del args[key]
+    for key in ("dx_planes", "dx_plane", "dx_plane_count", "dx_lines"):
         del args[key]
     args |= {
         "parts": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
@@ -319,8 +324,9 @@ def loss_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for batch in batches(130):
-        yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", planes=True)
-        yield loss("huber", "dense", batch, 70, planes=True)
+        for planes in HELD:
+            yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", planes=planes)
+            yield loss("huber", "dense", batch, 70, planes=planes)
     for width in (33, 1100):
         yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
     for function in OUTPUTS:

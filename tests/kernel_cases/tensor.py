@@ -7,7 +7,7 @@ product of the float32 arrays: to what its form loses, and to what its sums do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,6 +19,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     FORMS,
+    OF_PRECISION,
     Entry,
     Form,
     MatrixTile,
@@ -32,18 +33,21 @@ from mlpgpu.backends.cuda.kernels import (
 from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
+    HELD,
     Batch,
     Case,
     Mapped,
     Output,
     activation_bound,
     batches,
-    bfloat16_values,
+    bfloat16_words,
     blank,
     derivative,
     expect,
+    joined,
     normal,
     saved_of,
+    together,
     whole,
     wide,
 )
@@ -56,13 +60,13 @@ TOP_EXPONENT, LEAST_HELD = 14, 2.0**-13
 UNWRITTEN_BITS = 0x5A5A
 
 # What a form makes of a product of two numbers: each factor is off by half a unit of its last of 11 or 8 bits, or
-# by 2^-23 with two planes, which lose lo · lo beside that, 2^-22.
-ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7}
+# by 2^-23 with two planes, which lose lo · lo beside that, 2^-22; with two of bfloat16 by 2^-17, and 2^-16.
+ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16Pair": 2.0**-15}
 
 
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
 # epilogues, and those of most cases below.  A GPU runs all; the smallest of tensor.cuh's tiles has all of them anyway.
-SAMPLED_TILES = [tile for form in FORMS.values() for tile in (*wgmma_tiles(form), matrix_tiles(form)[0])]
+SAMPLED_TILES = [tile for form in FORMS for tile in (*wgmma_tiles(form), matrix_tiles(form)[0])]
 SAMPLE = {
     entry
     for tile in SAMPLED_TILES
@@ -89,12 +93,6 @@ class Planes:
     columns: np.ndarray
 
 
-def bfloat16_bits(x: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
-
-
 def exponents(x: np.ndarray) -> np.ndarray:
     """floor(log2 |x|) of finite numbers that are neither 0 nor denormal; elsewhere a very low number."""
     biased = np.ascontiguousarray(x, np.float32).view(np.uint32) >> 23 & 0xFF
@@ -108,7 +106,7 @@ def line_exponent(top: np.ndarray) -> np.ndarray:
 def hold(form: Form, x: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The words (P, …) that hold x · 2^shift, and each element's flags."""
     if not form.scaled:
-        return bfloat16_bits(x)[np.newaxis], np.zeros(x.shape, int)
+        return bfloat16_words(x, form.planes), np.zeros(x.shape, int)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         scaled = np.ldexp(x, shift.astype(np.int32)).astype(np.float32)
         hi = scaled.astype(np.float16)
@@ -172,12 +170,12 @@ def _in_blank(array: np.ndarray, whole_of: np.ndarray) -> Output:
 
 
 def _alike(form: Form, words: np.ndarray) -> np.ndarray:
-    """Halves with the same bits for each NaN and each zero: a host and a card make different ones.
+    """Words with the same bits for each NaN, and halves for each zero: a host and a card make different ones.
 
     A card may multiply and subtract in one, so that of what is too small for float32 the sign is left.
     """
     if not form.scaled:
-        return words
+        return np.where(words & 0x7FFF > 0x7F80, 0x7FFF, words).astype(np.uint16)
     sizes = words & 0x7FFF
     return np.where(sizes > 0x7C00, 0x7FFF, np.where(sizes == 0, 0, words)).astype(np.uint16)
 
@@ -321,16 +319,16 @@ def _column_parts(batch: Batch, n: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def sum_columns(batch: Batch, n: int) -> Case:
-    planes = np.full((padded_rows(batch.most_rows), padded_columns(n)), 0x7FC0, np.uint16)  # NaN
+def sum_columns(form: Form, batch: Batch, n: int) -> Case:
+    planes = np.full((form.planes, padded_rows(batch.most_rows), padded_columns(n)), 0x7FC0, np.uint16)  # NaN
     rows = batch.part.stop - batch.part.start
-    planes[:rows, :n] = bfloat16_bits(normal(rows, n))
-    planes[:rows, n:] = 0
-    values = bfloat16_values(planes[:rows, :n])
+    planes[:, :rows, :n] = bfloat16_words(normal(rows, n), form.planes)
+    planes[:, :rows, n:] = 0
+    values = joined(planes[:, :rows, :n])
     outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
-    args = {**batch.args, **_column_parts(batch, n), "dz": planes, "db": blank(n), "plane": 0, "n": n}
+    args = {**batch.args, **_column_parts(batch, n), "dz": planes, "db": blank(n), "plane": planes[0].size, "n": n}
     args |= dict.fromkeys(("lines", "x_lines", "planes", "row_planes", "columns"))
-    return Case(f"{batch}-{n}", kernels.sum_columns(), kernels.column_blocks(batch.most_rows, n), args, outputs)
+    return Case(f"{batch}-{n}", kernels.sum_columns(form), kernels.column_blocks(batch.most_rows, n), args, outputs)
 
 
 def mask_words(size: int, mask: int) -> Case:
@@ -350,15 +348,16 @@ def product_of(form: Form, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
         return a @ b, (ERRORS[form.struct] + 2 * (a.shape[1] + 16) * EPS32) * (abs(a) @ abs(b))
 
 
-def _plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
-    """An array as a plane of bfloat16, where the share's rows are ``value`` and the padding is 0."""
-    shape = into.shape
+def plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
+    """An array as planes of bfloat16, where the share's rows are ``value`` and the padding is 0."""
+    shape, columns = into.shape, value.shape[1]
     words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
-    words[0, :rows, : value.shape[1]] = value
-    off[0, :rows, : value.shape[1]] = bound + 2.0**-8 * (abs(value) + bound)
+    words[0, :rows, :columns] = value
+    with np.errstate(invalid="ignore"):
+        off[0, :rows, :columns] = bound + HELD[len(into)] * (abs(value) + bound)
     # Quads reach past the last column to a multiple of 4.
-    written[0, : padded_rows(rows), : 4 * ceil_div(value.shape[1], 4)] = rows > 0
-    return Output(words, off, written, decode=bfloat16_values)
+    written[:, : padded_rows(rows), : 4 * ceil_div(columns, 4)] = rows > 0
+    return Output(words, off, written, decode=together)
 
 
 def _sources(tile: ProductTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_inner: bool) -> tuple[object, object]:
@@ -396,7 +395,7 @@ def tensor_forward(
     y_planes = None if form.scaled else into
     if y_planes is not None:
         y = outputs["y"]
-        outputs["y_planes"] = _plane_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
+        outputs["y_planes"] = plane_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
         if planes_alone:
             del outputs["y"]
     x_source, w_source = _sources(
@@ -406,7 +405,7 @@ def tensor_forward(
         **batch.args, "x_planes": x_source, "x_plane": x_planes.bits[0].size, "w_planes": w_source,
         "x_lines": x_planes.lines, "w_columns": w_planes.columns, "x": batch.rows_of(x), "w": w, "b": b,
         "z": None if plain else blank(rows, n), "y": blank(rows, n) if "y" in outputs else None, "y_planes": y_planes,
-        "early": _early(rows, k), "k": k, "n": n,
+        "y_plane": into[0].size, "early": _early(rows, k), "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_forward(activation, tile)
     name = f"{batch}-{k}x{n}" + "-plain" * plain + "-planes-alone" * planes_alone
@@ -431,7 +430,7 @@ def tensor_forward_loss(tile: ProductTile, name: str, batch: Batch, k: int, n: i
     outputs = {name: head.outputs[name] for name in ("arrived", "totals", "losses")}
     for total in ("totals", "losses"):  # a thread adds a quarter of a row's terms up in float32
         outputs[total] = replace(outputs[total], bound=outputs[total].bound + n / 4 * EPS32 * abs(outputs[total].value))
-    outputs["delta_planes"] = _plane_output(delta.value[part], delta.bound[part], rows, into)
+    outputs["delta_planes"] = plane_output(delta.value[part], delta.bound[part], rows, into)
     entry = kernels.tensor_forward_loss(name, tile)
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, grid, args, outputs)
 
@@ -448,9 +447,9 @@ def tensor_backward_input(
     if not plain:
         values = saved_of(activation, 2 * normal(batch.capacity, k))
         if not form.scaled:
-            bits = bfloat16_bits(values)
-            values = bfloat16_values(bits).astype(np.float32)
-            saved_planes = padded(bits[np.newaxis, batch.part])
+            words = bfloat16_words(values, form.planes)
+            values = joined(words).astype(np.float32)
+            saved_planes = padded(words[:, batch.part])
             if not rows:
                 saved_planes = into
         else:
@@ -461,7 +460,7 @@ def tensor_backward_input(
     outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
     dx_planes = None if form.scaled else into
     if dx_planes is not None:
-        outputs["dx_planes"] = _plane_output(dx[batch.part], bound[batch.part], rows, into)
+        outputs["dx_planes"] = plane_output(dx[batch.part], bound[batch.part], rows, into)
         if not plain:
             del outputs["dx"]
     dz_bits = dz_planes.bits if rows else blank_planes(form, batch.most_rows, n)
@@ -470,8 +469,8 @@ def tensor_backward_input(
         **batch.args, "dz_planes": dz_source, "dz_plane": dz_planes.bits[0].size, "w_planes": w_source,
         "dz_lines": dz_planes.lines if rows else np.zeros(1, np.int32),
         "w_lines": w_planes.lines, "dz": batch.rows_of(dz), "w": w, "saved": saved, "saved_planes": saved_planes,
-        "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes, "early": _early(rows, n),
-        "k": k, "n": n,
+        "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_planes": dx_planes,
+        "dx_plane": into[0].size, "early": _early(rows, n), "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_backward_input(activation, tile)
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
@@ -526,7 +525,7 @@ def tensor_backward_weight(
     parts = None if plain else tile.column_parts(k)
     if parts is not None:
         pitch = padded_columns(n)
-        sums["db_parts"] = expect(*_line_sums(bfloat16_values(dz_planes.bits[0]), parts, pitch))
+        sums["db_parts"] = expect(*_line_sums(joined(dz_planes.bits), parts, pitch))
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
@@ -536,8 +535,8 @@ def tensor_backward_weight(
     w_planes = None if form.scaled else blank_planes(form, k, n)
     if w_planes is not None:
         after, written = outputs["weight"], np.zeros(w_planes.shape, bool)
-        written[0, :k, : 4 * ceil_div(n, 4)] = True
-        outputs["w_planes"] = replace(_plane_output(after.value, after.bound, k, w_planes), written=written)
+        written[:, :k, : 4 * ceil_div(n, 4)] = True
+        outputs["w_planes"] = replace(plane_output(after.value, after.bound, k, w_planes), written=written)
     entry = kernels.tensor_backward_update(optimizer, tile)
     args |= {"w_planes": w_planes, **moved}
     return Case(name + "-plain" * plain, entry, grid, args, outputs, constants)
@@ -624,17 +623,18 @@ def check_float32(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     assert all(own <= max(other, 2.0**-21) for own, other in zip(found, of_chain, strict=True)), (found, of_chain)
 
 
-def check_rounded(precision: str, product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+def check_rounded(form: Form, product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     """Each factor rounded, and a sum whose additions cut off."""
-    limit = ERRORS[FORMS[precision].struct] + 2 * (a.shape[1] + 16) * EPS32
+    limit = ERRORS[form.struct] + 2 * (a.shape[1] + 16) * EPS32
     assert errors(product, a, b)[1] <= limit
 
 
-CHECKS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], None]] = {
-    "float32": check_float32,
-    "tf32": partial(check_rounded, "tf32"),
-    "bfloat16": partial(check_rounded, "bfloat16"),
-}
+def check_product(form: Form, product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """That it is what the precision says for which its form stands."""
+    if form in OF_PRECISION["float32"]:
+        check_float32(product, a, b)
+    else:
+        check_rounded(form, product, a, b)
 
 
 def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
@@ -645,7 +645,7 @@ def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 
 
 def plane_cases() -> Iterator[Case]:
-    for form in FORMS.values():
+    for form in FORMS:
         for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300), (3, 700), (2, 4101)):
             yield split_rows(form, whole(rows), n)
             yield split_weights(form, rows, n)
@@ -663,28 +663,30 @@ def plane_cases() -> Iterator[Case]:
             yield split_columns(form, batch, 35)
             if form.scaled:
                 yield split_columns(form, batch, 37, both=True)
-    for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
-        yield sum_columns(batch, n)
+        for batch, n in ((whole(1), 1), (whole(131), 257), *((batch, 35) for batch in batches(65))):
+            if not form.scaled:
+                yield sum_columns(form, batch, n)
     for size, mask in ((1, 0), (1027, 0), (1027, USED)):
         yield mask_words(size, mask)
 
 
 def product_cases() -> Iterator[Case]:
     sizes = [(1, 1, 1), (31, 33, 32), (65, 127, 70), (130, 67, 129)]
-    for form, tiles in product(FORMS.values(), (matrix_tiles, wgmma_tiles)):
-        largest, smallest = tiles(form)
+    for form, tiles in product(FORMS, (matrix_tiles, wgmma_tiles)):
+        largest, smallest = tiles(form)[0], tiles(form)[-1]
+        each = tiles(form)
         large = [] if tiles is matrix_tiles else [(300, 70, 260), (129, 200, 61)]
         for tile, (rows, k, n) in [*product((smallest,), sizes), *product((largest,), [sizes[-1], *large])]:
             batch = whole(rows)
             yield tensor_forward(tile, "relu", batch, normal(rows, k), normal(k, n))
             yield tensor_backward_input(tile, "relu", batch, normal(rows, n), normal(k, n))
             yield tensor_backward_weight(tile, batch, normal(rows, k), 1 - normal(rows, n))
-        for tile, optimizer in product((largest, smallest), OPTIMIZERS):
+        for tile, optimizer in product(each, OPTIMIZERS):
             yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), optimizer=optimizer)
         for plain, n in ((False, 69), (True, 69), (False, 72)):
             x, dz = normal(65, 67), normal(65, n)
             yield tensor_backward_weight(smallest, whole(65), x, dz, optimizer="Adam", plain=plain)
-        for tile, activation in product((largest, smallest), ACTIVATIONS):
+        for tile, activation in product(each, ACTIVATIONS):
             yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
             yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
         for batch in batches(65):
@@ -696,22 +698,22 @@ def product_cases() -> Iterator[Case]:
         if not form.scaled:
             x, w = normal(33, 35), normal(35, 36)
             yield tensor_forward(smallest, "tanh", whole(33), x, w, planes_alone=True)
-            for tile in (largest, smallest):  # with nothing but planes, in whole vectors
+            for tile in each:  # with nothing but planes, in whole vectors
                 for batch in (whole(130), *batches(65)):
                     x, w = normal(batch.capacity, 67), normal(67, 328)
                     yield tensor_forward(tile, "tanh", batch, x, w, planes_alone=True)
                     yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
-            for tile in (largest, smallest):  # more slices than tiles that sum their columns, some of them beyond C
+            for tile in each:  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
                 yield tensor_backward_weight(tile, whole(300), x, dz, optimizer="Momentum", multiprocessors=4)
         if form.is_single:
-            for tile, name in product((largest, smallest), kernels.SUMS_OF_TERMS):
+            for tile, name in product(each, kernels.SUMS_OF_TERMS):
                 yield tensor_forward_loss(tile, name, whole(33), 37, 72)
                 yield tensor_forward_loss(tile, name, whole(33), 37, 72, plain=True)
-            for tile, batch in product((largest, smallest), (whole(300), *batches(130))):
+            for tile, batch in product(each, (whole(300), *batches(130))):
                 yield tensor_forward_loss(tile, "huber", batch, 67, 328)
         if form.scaled:
-            for tile in (largest, smallest):
+            for tile in each:
                 x, w = hard(33, 70), normal(70, 37)
                 yield tensor_forward(tile, "identity", whole(33), x, w)
                 yield tensor_backward_input(tile, "identity", whole(33), x, w.T.copy(), plain=True)

@@ -6,7 +6,9 @@ Both follow from the launch's arguments alone, by what each kernel's arrays are.
 from __future__ import annotations
 
 import math
+import re
 
+from .kernels import FORMS, Form
 from .launches import Launch
 
 # The axes of each array that a kernel takes, by the file that defines it and the argument's name; below,
@@ -27,7 +29,8 @@ OF_DENSE: dict[str, Axes] = {
 OF_TENSOR_CORES: dict[str, Axes] = {
     **OF_LOSS, "delta_planes": ("rows", "n"),
     "x_planes": ("planes", "rows", "k"), "dz_planes": ("planes", "rows", "n"), "w_planes": ("planes", "k", "n"),
-    "saved_planes": ("rows", "k"), "y_planes": ("rows", "n"), "dx_planes": ("rows", "k"), "x_lines": ("rows",),
+    "saved_planes": ("planes", "rows", "k"), "y_planes": ("planes", "rows", "n"),
+    "dx_planes": ("planes", "rows", "k"), "x_lines": ("rows",),
     "dz_lines": ("rows",), "w_lines": ("k",), "w_columns": ("n",), "x_columns": ("k",), "dz_columns": ("n",),
     "x": (0,), "w": (0,), "dz": (0,), "b": ("n",), "z": ("rows", "n"), "y": ("rows", "n"), "saved": ("rows", "k"),
     "dx": ("rows", "k"), "dw": ("k", "n"), "db": ("n",), "totals": (2,), "weight": ("k", "n"), "bias": ("n",),
@@ -65,9 +68,9 @@ AXES: dict[str, dict[str, Axes]] = {
         "scale": ("n",), "saved": ("rows", "n"), "dy": ("rows", "n"),
     },
     "loss.cuh": {
-        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"), "planes": ("rows", "n"),
+        **OF_LOSS, "logits": ("rows", "n"), "y": ("rows", "n"), "planes": ("plane_count", "rows", "n"),
     },
-    "head.cuh": {**OF_DENSE, **OF_LOSS, "dx_planes": ("rows", "k"), "dx_lines": ("rows",)},
+    "head.cuh": {**OF_DENSE, **OF_LOSS, "dx_planes": ("dx_plane_count", "rows", "k"), "dx_lines": ("rows",)},
     # Of the layers behind the first, which are small, nothing is counted.
     "tail.cuh": {
         **OF_LOSS, "parts": ("count", "rows", "n"), "parameters": (0,), "described": (0,), "y": ("rows", "n"),
@@ -161,16 +164,24 @@ def moved_bytes(launch: Launch, rows: int, slot_count: int = 0) -> int:
     return total
 
 
+def form_in(launch: Launch) -> Form | None:
+    """What a launch's planes hold, if it has any of a form of its own."""
+    names = re.findall(r"\w+", launch.entry.function)
+    return next((form for form in FORMS if form.struct in names), None)
+
+
 def speed_of(launch: Launch) -> float:
     """How many times faster than plain cores the card could make a launch's products."""
     if launch.entry.header not in TENSOR_HEADERS:
         return 1.0
-    return TENSOR_SPEED / (3 if "HalfPair" in launch.entry.function else 1)  # products of planes for each
+    form = form_in(launch)
+    return TENSOR_SPEED / (form.products if form else 1)
 
 
 def _lengths(launch: Launch, rows: int) -> dict[str, int]:
     given = {name: value for name, value in launch.values.items() if isinstance(value, int)}
     # A kernel that is not told how many parts or sums there are makes one for each layer or block of its grid.
     made = launch.grid[2] if "part" in given and launch.entry.header != "dense_update.cuh" else launch.grid[0]
-    planes = 2 if "HalfPair" in launch.entry.function else 1
-    return {"rows": rows, "uses": 1, "part_count": 1, "count": made, "planes": planes, **given, **launch.lengths}
+    form = form_in(launch)
+    known = {"uses": 1, "part_count": 1, "count": made, "planes": form.planes if form else 1}
+    return {"rows": rows, **known, **given, **launch.lengths}

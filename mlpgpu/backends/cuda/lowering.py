@@ -45,8 +45,7 @@ class _Lowering(Share):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        form = kernels.form_of(self.plan.precision, self.arch) if self.plan.reduction == "ordered" else None
-        self.tensor_cores = TensorCores(self, form) if form else None
+        self.tensor_cores = TensorCores.of(self)
         self.stacks = Stacks(self)
         self.head: tuple[ops.Dense, str] | None = None  # the last layer, if the loss's kernel does it; its title
         self.made: set[str] = set()  # deltas that were made before their operation's turn
@@ -260,7 +259,7 @@ class _Lowering(Share):
         elif self.head:
             self._loss_of_head(op, *self.head)
         else:
-            delta, planes = None, None
+            delta, planes, held = None, None, self._held_in(op.logits)
             if op.delta and isinstance(following, ops.ActivationBackward):  # which changes the delta as floats
                 delta = self.stored(op.delta)
             elif op.delta:
@@ -269,13 +268,19 @@ class _Lowering(Share):
             grid = ceil_div(rows, team.block_rows), 1, 1
             self.add(
                 kernels.loss(op.loss, op.kind, textured=self.setting.textured, team=team), grid,
-                **self._weighed(grid), delta=delta, planes=planes, logits=self.at(op.logits), n=self.width(op.logits),
+                **self._weighed(grid), delta=delta, planes=planes, plane=held[0], plane_count=held[1],
+                logits=self.at(op.logits), n=self.width(op.logits),
             )  # fmt: skip
         return False
 
     def _written(self, delta: str) -> tuple[Value, Value]:
         """The arrays that a loss or a head leaves deltas in: of floats, and of planes."""
         return self.tensor_cores.written(delta) if self.tensor_cores else (self.stored(delta), None)
+
+    def _held_in(self, name: str) -> tuple[int, int]:
+        """How many elements a plane of a buffer has, and how many planes there are of it."""
+        cores = self.tensor_cores
+        return (cores.plane_of(name), cores.form.planes) if cores else (0, 0)
 
     def _weighed(self, grid: tuple[int, int, int]) -> dict[str, Value]:
         """What a loss is given beside its rows; each block leaves a sum."""
@@ -315,6 +320,7 @@ class _Lowering(Share):
         self.operation = its_title
         delta = self.stored(backward.dz)
         activation, saved, dx, planes, lines = "identity", None, None, None, None
+        plane, plane_count = self._held_in(dense.x)
         if backward.dx:
             activation, saved = self.taken_in(backward.dx, self.operations[place + 1])
             dx, planes = self._written(backward.dx)
@@ -325,8 +331,8 @@ class _Lowering(Share):
         self.add(
             kernels.head(op.loss, op.kind, textured=self.setting.textured), grid,
             **self._weighed(grid), x=self.at(dense.x), w=self.at(dense.weight), b=self.at(dense.bias), delta=delta,
-            saved=saved, activation=kernels.activation_number(activation), dx=dx, dx_planes=planes, dx_lines=lines,
-            k=self.shapes[dense.weight][0], n=self.width(op.logits),
+            saved=saved, activation=kernels.activation_number(activation), dx=dx, dx_planes=planes, dx_plane=plane,
+            dx_plane_count=plane_count, dx_lines=lines, k=self.shapes[dense.weight][0], n=self.width(op.logits),
         )  # fmt: skip
 
     def _is_head(self, op: ops.Dense, following: ops.Operation | None) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from . import kernels
-from .costs import TENSOR_HEADERS
+from .costs import TENSOR_HEADERS, form_in
 from .driver import Event, capture
-from .kernels import ProductTile, padded_columns
+from .kernels import ProductTile, padded_columns, padded_rows
 from .launches import At, Launch, Map
 from .probe import Probe
 from .timing import seconds_of
@@ -32,13 +32,14 @@ AXES = {"x": ("rows", "k"), "w": ("k", "n"), "dz": ("rows", "n")}
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a matrix lies that is multiplied: bfloat16 numbers, or float32 ones."""
+    """Where a matrix lies that is multiplied: in planes of bfloat16 numbers, or none of them and in float32."""
 
     address: int
     rows: int
     columns: int
     pitch: int  # elements from one row to the next
-    is_bfloat16: bool
+    planes: int
+    plane: int = 0  # elements from one plane to the next
 
 
 class Products(Probe):
@@ -54,7 +55,7 @@ class Products(Probe):
     def alone(self, launch: Launch) -> Launch:
         """The same product, by the same kernel but for its end, which stores C in an array of its own as it is.
 
-        It is stored as a plane of bfloat16 in that precision, but for gradients of weights; else in float32.
+        It is stored as a plane of bfloat16 where operands have one, but for gradients of weights; else in float32.
         """
         family, tile = _family(launch), self._tile(launch)
         widths = [int(launch.values[axis]) for launch in self.launches for axis in AXES["w"]]  # type: ignore[arg-type]  # numbers
@@ -68,7 +69,7 @@ class Products(Probe):
             entry = kernels.tensor_backward_input("identity", tile)
         else:
             entry = kernels.tensor_backward_weight(tile)
-        ending = "" if kernels.FORMS[self._plan.precision].scaled else "_planes"
+        ending = "_planes" if tile.form.is_single else ""
         stored = {
             **dict.fromkeys(("y", "y_planes", "dx", "dx_planes")),
             f"y{ending}": At(SCRATCH),
@@ -111,7 +112,8 @@ class Products(Probe):
         return run
 
     def _tile(self, launch: Launch) -> ProductTile:
-        form = kernels.FORMS[self._plan.precision]
+        form = form_in(launch)
+        assert form is not None
         tiles: tuple[ProductTile, ...] = (*kernels.matrix_tiles(form), *kernels.wgmma_tiles(form))
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
 
@@ -119,13 +121,15 @@ class Products(Probe):
         lengths = {**launch.values, "rows": self._plan.capacity}
         rows, columns = (lengths[axis] for axis in AXES[name])
         assert isinstance(rows, int) and isinstance(columns, int)
-        if not kernels.FORMS[self._plan.precision].scaled:
-            planes = launch.values[f"{name}_planes"]
+        form = form_in(launch)
+        if form and not form.scaled:
+            planes, pitch = launch.values[f"{name}_planes"], padded_columns(columns)
             assert isinstance(planes, At | Map)
-            return Operand(self._addresses[planes.array], rows, columns, padded_columns(columns), True)
+            address = self._addresses[planes.array]
+            return Operand(address, rows, columns, pitch, form.planes, padded_rows(rows) * pitch)
         array = launch.values[name]
         assert isinstance(array, At)
-        return Operand(self._addresses[array.array] + 4 * array.offset, rows, columns, columns, False)
+        return Operand(self._addresses[array.array] + 4 * array.offset, rows, columns, columns, 0)
 
 
 def _family(launch: Launch) -> str:

@@ -18,6 +18,9 @@ from .share import Share, part_length, title
 # Below, plain cores have made a product before tensor cores have its operands.
 LEAST_WIDTH, LEAST_WEIGHTS, LEAST_ROWS = 128, 1 << 18, 256
 
+# Up to here in each layer, more products without scales take less time than passes that scale what goes between them.
+MOST_UNSCALED_WEIGHTS = 1 << 21
+
 Grid = tuple[int, int, int]
 
 # Arrays: parts of biases' gradients, and what is known of each, PartedBias of update.cuh.
@@ -58,6 +61,19 @@ class TensorCores:
         self.in_planes: set[str] = set()
         self.looked_at: set[str] = set()
 
+    @classmethod
+    def of(cls, share: Share) -> TensorCores | None:
+        """Those of a share, if any of the plan's products may be made there."""
+        plan = share.plan
+        widths = [share.shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]
+        weights = max((k * n for k, n in widths if cls._is_wide(k, n)), default=0)
+        form = kernels.form_of(plan.precision, share.arch, is_large=weights > MOST_UNSCALED_WEIGHTS)
+        return cls(share, form) if form and plan.reduction == "ordered" else None
+
+    @staticmethod
+    def _is_wide(k: int, n: int) -> bool:
+        return min(k, n) >= LEAST_WIDTH and k * n >= LEAST_WEIGHTS and part_length(k, n) is None
+
     def makes(self, op: ops.Operation) -> bool:
         """Whether tensor cores make the products of an operation.
 
@@ -65,8 +81,7 @@ class TensorCores:
         """
         if not isinstance(op, (ops.Dense, ops.DenseBackward)):
             return False
-        k, n = self.share.shapes[op.weight]
-        is_wide = min(k, n) >= LEAST_WIDTH and k * n >= LEAST_WEIGHTS and part_length(k, n) is None
+        is_wide = self._is_wide(*self.share.shapes[op.weight])
         return is_wide and (self.share.rows >= LEAST_ROWS or not self.share.is_training)
 
     def _multiplies(self, name: str) -> bool:
@@ -118,6 +133,10 @@ class TensorCores:
         """Elements of one plane of the share's rows."""
         return padded_rows(self.share.rows) * padded_columns(n)
 
+    def plane_of(self, name: str) -> int:
+        """The same of a buffer."""
+        return self._plane(self.share.width(name))
+
     def _planes(self, name: str, size: int) -> At:
         """The planes, of so many elements each, beside an array."""
         self.share.lowered.bytes[name] = max(self.share.lowered.bytes.get(name, 0), 2 * self.form.planes * size)
@@ -125,7 +144,7 @@ class TensorCores:
 
     def _planes_of(self, name: str) -> At:
         """Those of a buffer."""
-        return self._planes(self._of_share(f"{name}.planes"), self._plane(self.share.width(name)))
+        return self._planes(self._of_share(f"{name}.planes"), self.plane_of(name))
 
     def written(self, name: str) -> tuple[Value, Value]:
         """The arrays that a kernel which can make planes leaves a buffer in: of floats, and of planes."""
@@ -207,7 +226,7 @@ class TensorCores:
             tile.grid(padded_rows(share.rows) if y_planes else share.rows, n, share.multiprocessors),
             **operands, x_lines=self._lines_of(op.x), w_columns=self._weight(op.weight)["columns"],
             x=self._held(op.x), w=self._held(op.weight), b=share.at(op.bias), z=z, y=y, y_planes=y_planes,
-            early=0, k=k, n=n,
+            y_plane=self._plane(n), early=0, k=k, n=n,
         )  # fmt: skip
 
     def ends_with(self, op: ops.Dense, loss: ops.Loss) -> bool:
@@ -294,7 +313,7 @@ class TensorCores:
             self._add_columns(kernels.split_columns(form), n, **dz, db=db)
         elif db:
             given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "row_planes", "columns"))
-            self._add_columns(kernels.sum_columns(), n, **given, dz=planes, db=db)
+            self._add_columns(kernels.sum_columns(form), n, **given, dz=planes, db=db)
         fused = self._backward_input(op, following) if op.dx else False
         x_source, dz_source = self._sources(
             tile, (self._planes_of(op.x), share.rows, k), (planes, share.rows, n), a_inner=False, b_inner=False
@@ -364,6 +383,6 @@ class TensorCores:
             dz_planes=dz_source, dz_plane=self._plane(n), w_planes=w_source,
             dz_lines=self._lines_of(op.dz), w_lines=self._weight(op.weight)["lines"],
             dz=self._held(op.dz), w=self._held(op.weight), **saved, dx=dx,
-            dx_planes=dx_planes, early=0, k=k, n=n,
+            dx_planes=dx_planes, dx_plane=self._plane(k), early=0, k=k, n=n,
         )  # fmt: skip
         return array is not None

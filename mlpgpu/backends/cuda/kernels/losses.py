@@ -53,7 +53,10 @@ WIDE_LEAST_N = 16384
 def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:
     """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
     source, target, suffix = target_reader(kind, textured)
-    signature = f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, uint16_t* planes, int n"
+    signature = (
+        f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, uint16_t* planes, "
+        "int64_t plane, int plane_count, int n"
+    )
     function, full = f"loss<{camel(name)}, {target}, {team.struct}>", f"loss_{name}_{kind}{suffix}{team.suffix}"
     return Entry(full, "loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
 
@@ -80,7 +83,8 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     source, target, suffix = target_reader(kind, textured)
     signature = (
         f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, {_WEIGHED}, "
-        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int* dx_lines, int k, int n"
+        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int64_t dx_plane, int dx_plane_count, "
+        "int* dx_lines, int k, int n"
     )
     function = f"head<{camel(name)}, {target}>"
     return Entry(

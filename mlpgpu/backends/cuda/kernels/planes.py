@@ -29,21 +29,33 @@ class Form:
         return self.planes == 1 and not self.scaled
 
     @property
+    def products(self) -> int:
+        """Of planes for each product of numbers."""
+        return self.planes * (self.planes + 1) // 2
+
+    @property
     def name(self) -> str:
         """As part of an entry's name."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.struct).lower()
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.struct).lower()
 
 
-FORMS: dict[str, Form] = {
-    "float32": Form("HalfPair", 2, scaled=True),
-    "tf32": Form("Half", 1, scaled=True),
-    "bfloat16": Form("Bfloat16", 1, scaled=False),
-}  # by precision
+HALF_PAIR, HALF = Form("HalfPair", 2, scaled=True), Form("Half", 1, scaled=True)
+BFLOAT16, BFLOAT16_PAIR = Form("Bfloat16", 1, scaled=False), Form("Bfloat16Pair", 2, scaled=False)
+FORMS = BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR
+
+# By precision: the form for networks of small layers, and that for those of large ones.
+OF_PRECISION = {
+    "float32": (HALF_PAIR, HALF_PAIR),
+    "tf32": (BFLOAT16_PAIR, HALF),
+    "bfloat16": (BFLOAT16, BFLOAT16),
+}
 
 
-def form_of(precision: str, arch: str) -> Form | None:
+def form_of(precision: str, arch: str, *, is_large: bool) -> Form | None:
     """How products are made in this precision; None where plain cores make them all."""
-    return FORMS.get(precision) if architecture(arch) >= 80 else None
+    if precision not in OF_PRECISION or architecture(arch) < 80:
+        return None
+    return OF_PRECISION[precision][is_large]
 
 
 def padded_rows(rows: int) -> int:
@@ -101,10 +113,10 @@ def split_columns(form: Form) -> Entry:
     return _planes(f"split_columns_{form.name}", function, f"{ROWS}, const float* dz, {_COLUMNS}", COLUMN_BYTES)
 
 
-def sum_columns() -> Entry:
-    """As :func:`split_columns`, of a plane of bfloat16 that there is already."""
-    function = "split_columns<Bfloat16, uint16_t>"
-    return _planes("sum_columns", function, f"{ROWS}, const uint16_t* dz, {_COLUMNS}", COLUMN_BYTES)
+def sum_columns(form: Form) -> Entry:
+    """As :func:`split_columns`, of planes without scales that there are already."""
+    function = f"split_columns<{form.struct}, uint16_t>"
+    return _planes(f"sum_columns_{form.name}", function, f"{ROWS}, const uint16_t* dz, {_COLUMNS}", COLUMN_BYTES)
 
 
 def mask_words() -> Entry:
@@ -114,4 +126,5 @@ def mask_words() -> Entry:
 def plane_entries() -> list[Entry]:
     """All that make planes of any form."""
     makers = (split_rows, split_weights, split_columns)
-    return [*(make(form) for form in FORMS.values() for make in makers), sum_columns(), mask_words()]
+    entries = [make(form) for form in FORMS for make in makers]
+    return [*entries, *(sum_columns(form) for form in FORMS if not form.scaled), mask_words()]

@@ -8,7 +8,7 @@ from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import ROWS, Entry, arguments, camel, ceil_div
 from .losses import SUMS_OF_TERMS
-from .planes import FORMS, Form
+from .planes import BFLOAT16_PAIR, FORMS, Form
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
 EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of overlap.cuh
@@ -149,8 +149,8 @@ class WgmmaTile:
         return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
 
     def with_light_end(self) -> WgmmaTile:
-        """For a product whose end reads and writes little: one warpgroup will do, unless it scales sums back."""
-        return self if self.form.scaled else replace(self, across=1)
+        """For a product whose end reads and writes little: one warpgroup will do for a plane that has no scales."""
+        return replace(self, across=1) if self.form.is_single else self
 
     def column_parts(self, m: int) -> int | None:
         """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled planes."""
@@ -165,7 +165,7 @@ class WgmmaTile:
 
     def clocks(self, m: int, n: int, multiprocessors: int) -> int:
         """About how long the card takes for every 64 along k of an m by n product."""
-        products = {1: 1, 2: 3}[self.form.planes]
+        products = self.form.products
         multiply = products * self.m * self.n * self.K // 2048
         # Each consumer reads 64 lines of A and its own of B; the copy engine writes each slice once.
         read = products * self._consumers * 2 * self.K * (64 + self.n // self.across)
@@ -179,19 +179,21 @@ ProductTile = MatrixTile | WgmmaTile
 
 def matrix_tiles(form: Form) -> tuple[MatrixTile, ...]:
     """The largest first."""
-    return MatrixTile(form, 128, 128), MatrixTile(form, 64, 64)
+    small = MatrixTile(form, 64, 64)
+    return (small,) if form == BFLOAT16_PAIR else (MatrixTile(form, 128, 128), small)
 
 
 def wgmma_tiles(form: Form) -> tuple[WgmmaTile, ...]:
-    """The largest first: as wide as registers allow."""
-    return WgmmaTile(form, 128, 256 // form.planes), WgmmaTile(form, 64, 128, across=2)
+    """The largest first: as wide as registers allow.  Pairs of bfloat16 are for layers that small ones suit."""
+    small = WgmmaTile(form, 64, 128, across=2)
+    return (small,) if form == BFLOAT16_PAIR else (WgmmaTile(form, 128, 256 // form.planes), small)
 
 
 def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str) -> ProductTile:
     """As :func:`.dense.tile_for`; here too the bits do not depend on the tile."""
     if arch == WgmmaTile.needs:
         return min(wgmma_tiles(form), key=lambda tile: tile.clocks(m, n, multiprocessors))
-    largest, smallest = matrix_tiles(form)
+    largest, smallest = matrix_tiles(form)[0], matrix_tiles(form)[-1]
     x, y, _ = largest.grid(m, n, multiprocessors)
     return largest if 10 * x * y >= 9 * multiprocessors else smallest
 
@@ -236,8 +238,9 @@ def _tensor_product(
 
 def tensor_forward(activation: str, tile: ProductTile) -> Entry:
     rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, const float* x, "
-        "const float* w, const float* b, float* z, float* y, uint16_t* y_planes, int early, int k, int n"
+        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
+        "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, "
+        "int64_t y_plane, int early, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_end()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
@@ -257,7 +260,7 @@ def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
     rest = (
         "SOURCE dz_planes, int64_t dz_plane, SOURCE w_planes, const int* dz_lines, const int* w_lines, "
         "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
-        "uint16_t* dx_planes, int early, int k, int n"
+        "uint16_t* dx_planes, int64_t dx_plane, int early, int k, int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_planes")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
@@ -285,7 +288,7 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
 def tensor_entries() -> list[Entry]:
     """All products of planes of any form."""
     entries = []
-    for form in FORMS.values():
+    for form in FORMS:
         tiles: tuple[ProductTile, ...] = (*matrix_tiles(form), *wgmma_tiles(form))
         for tile in tiles:
             entries.append(tensor_backward_weight(tile))
