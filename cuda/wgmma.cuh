@@ -145,11 +145,11 @@ struct Slices {
     }
 };
 
-// Once the producer's last warp has waited for the launch before, the consumers come here, which wait for it no sooner
-// than they have to: that takes half a microsecond, even if there is nothing to wait for.
+// A barrier behind the ring's, which is passed once the producer's last warp has waited for the launch before.  Consumers
+// wait here, no sooner than they have to: for the launch itself that takes half a microsecond, even if it is complete.
 template <class T>
-__device__ __forceinline__ void meet_at_end() {
-    sync_some<1, WARP + T::CONSUMERS * WARPGROUP>();
+__device__ __forceinline__ uint32_t followed(const Ring<T>& ring) {
+    return ring.empty + 8 * T::STAGES;
 }
 
 // What could not be read ahead is read beside the products of so many slices.
@@ -183,7 +183,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
     if (!LATER) reads_early = true;
     bool has_waited = false;
     const auto follow = [&] {
-        if (!has_waited) meet_at_end<T>();
+        if (!has_waited) barrier_wait(followed(ring), 0);
         has_waited = true;
     };
     const bool all_early = !planes_alone && epilogue.is_aligned();
@@ -342,7 +342,10 @@ struct WgmmaProduct {
         // Columns of scaled planes are summed where the planes are made.
         constexpr bool MAY_SUM = !Form::SCALED && !A_INNER && !B_INNER;
         float* const column_parts = MAY_SUM ? epilogue.column_parts() : nullptr;
-        if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_parts != nullptr));
+        if (threadIdx.x == 0) {
+            barrier_init(followed(ring), 1);
+            ring.make(1, T::CONSUMERS + (column_parts != nullptr));
+        }
         cluster_synchronize<T::CLUSTER>();
         // Of nothing, one slice beyond the border, where the copy engine reads zeros.
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
@@ -353,7 +356,8 @@ struct WgmmaProduct {
                 produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, early & (EARLY_A | EARLY_B));
             if (warp == WARPGROUP / WARP - 1) {
                 follow_launch_before();
-                meet_at_end<T>();
+                __syncwarp();
+                if (threadIdx.x % WARP == 0) barrier_arrive<T::CLUSTER>(followed(ring), cluster_rank<T::CLUSTER>());
             }
             if (warp > 0 && !(MAY_SUM && column_parts)) await_launch_before();
             if (MAY_SUM && column_parts) {

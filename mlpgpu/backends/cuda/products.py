@@ -75,7 +75,8 @@ class Products(Probe):
             f"y{ending}": At(SCRATCH),
             f"dx{ending}": At(SCRATCH),
         }
-        unscaled = dict.fromkeys(("x_lines", "w_columns", "x", "w"))  # which one that ends with a loss does not take
+        # One that ends with a loss takes none of these.
+        unscaled = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "early": 0}
         values = {"dw": At(SCRATCH), **unscaled, **launch.values, **taken, **stored}
         return replace(
             launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}
@@ -89,6 +90,7 @@ class Products(Probe):
     def turn(self, launch: Launch, seconds: float) -> Callable[[], float]:
         """A function that runs a launch for about so many seconds, as one graph, and returns what each time took."""
         assert self._training is not None
+        launch = replace(launch, overlaps=False)  # of a launch of its own, whose arrays it may not read too early
         with self._device:
             self._have([launch.entry])
             put = self._bind(launch, self._training[0], self._sampling.seed)

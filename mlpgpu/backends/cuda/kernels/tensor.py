@@ -117,8 +117,8 @@ class WgmmaTile:
         """As many as shared memory holds; more than 6 gain nothing."""
         return min(6, (self.SHARED_BYTES - self._patch_bytes) // (self._stage_bytes + self.BARRIER_BYTES))
 
-    SHARED_BYTES = (227 << 10) - 1024  # of a block, less what aligning the stages may take
-    BARRIER_BYTES = 16  # of a stage
+    BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one behind them
+    SHARED_BYTES = (227 << 10) - 1024 - END_BYTES  # of a block, less what aligning the stages may take
 
     @property
     def _patch_bytes(self) -> int:
@@ -142,7 +142,7 @@ class WgmmaTile:
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
         """Patches, then the stages, aligned to 1024, and their barriers."""
-        return self._patch_bytes + 1024 + self.stages * (self._stage_bytes + self.BARRIER_BYTES)
+        return self._patch_bytes + 1024 + self.stages * (self._stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
 
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
         """How many rows of the planes of A and of B, stored along k or not, the kernel copies at once."""
