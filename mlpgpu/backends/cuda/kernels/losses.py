@@ -94,6 +94,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         arguments(signature),
         HEAD_THREADS,
         HEAD_SHARED_BYTES,
+        spill_bytes=32,  # on sm_120 alone
         early=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
     )
 

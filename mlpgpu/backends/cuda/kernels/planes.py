@@ -69,7 +69,8 @@ def padded_columns(n: int) -> int:
 
 
 def _planes(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
-    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, early=())
+    """For cards whose tensor cores take planes."""
+    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, needs="sm_80", early=())
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
