@@ -74,16 +74,20 @@ def gemm_tables(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
         heading = (
             f"TFLOP/s where m = {m:,} and n = k = {n:,}, and of the same product in a step of `benchmarks/peers.py`:"
         )
-        rows = [["precision", "the ladder", "in a step, with its epilogue"], ["---"] * 3]
+        rows = [["precision", "the ladder", "alone, in turns with cuBLAS", "in a step, with its epilogue"], ["---"] * 4]
         for line in layer:
             precision = line["rung"].removeprefix("mlpgpu, ")
             steps = [
-                each["teraflops"]
+                each
                 for each in peers
                 if (each.get("form"), each["workload"], each["precision"]) == ("forward", "large", precision)
             ]
             if line["seconds"] is not None and steps:
-                rows.append([precision, f"{line['gflops'] / 1000:.0f}", f"{statistics.median(steps):.0f}"])
+                alone, in_step = (
+                    statistics.median(1e3 * each["gigaflop"] / each[time] for each in steps)
+                    for time in ("alone_microseconds", "microseconds")
+                )
+                rows.append([precision, f"{line['gflops'] / 1000:.0f}", f"{alone:.0f}", f"{in_step:.0f}"])
         parts += [heading, "\n".join(f"| {' | '.join(row)} |" for row in rows)]
     return "\n\n".join(parts)
 

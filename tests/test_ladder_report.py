@@ -23,10 +23,11 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     page = report["PAGE"].read_text(encoding="utf-8")
     lines = [product("naive", 10, 10, TIMED), product("naive", 20, 20, LEFT_OUT), product("tiles", 20, 20, TIMED)]
     layer = {**product("mlpgpu, tf32", 20, 20, TIMED), "m": 40}
-    step = {"form": "forward", "workload": "large", "precision": "tf32", "teraflops": 250.2}
+    step = {"form": "forward", "workload": "large", "precision": "tf32"}
+    step |= {"gigaflop": 250.2, "microseconds": 1000.0, "alone_microseconds": 500.0}
     others = [{**step, "form": "backward_weight"}, {**step, "precision": "bfloat16"}]
     tables = report["gemm_tables"]([*lines, product("tiles", 20, 4, TIMED), layer], [step, *others])
-    assert "where m = 40 and n = k = 20" in tables and "| tf32 | 1 | 250 |" in tables and "bfloat16" not in tables
+    assert "where m = 40 and n = k = 20" in tables and "| tf32 | 1 | 500 | 250 |" in tables and "bfloat16" not in tables
     assert "| rung | 10 | 20 |\n| --- | --- | --- |\n| naive | 1,234 | – |\n| tiles | – | 1,234 |" in tables
     assert "| tiles | 10 × / – / 25% / 1.0e-07 |" in tables and "by k, where m = n = 20" in tables
     assert "on an Card, driver 1.2, mlpgpu 0.1 at 0123456789." in tables
