@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-# What a tool is known to report wrongly, one line each: "part of kernels' names | tool | reason".
+# What a tool is taken to report wrongly, one line each: "part of kernels' names | tool | reason".
 exceptions=(
     "_tall | racecheck | of several warps that arrive at a barrier in shared memory it takes the last one alone"
     "dense_update_stream | racecheck | the same"

@@ -75,9 +75,9 @@ class Products(Probe):
             f"y{ending}": At(SCRATCH),
             f"dx{ending}": At(SCRATCH),
         }
-        # One that ends with a loss takes none of these.
-        unscaled = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "y_plane": 0, "early": 0}
-        values = {"dw": At(SCRATCH), **unscaled, **launch.values, **taken, **stored}
+        # What one that ends with a loss is not given.
+        missing = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "y_plane": 0, "early": 0}
+        values = {"dw": At(SCRATCH), **missing, **launch.values, **taken, **stored}
         return replace(
             launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}
         )

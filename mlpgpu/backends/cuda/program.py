@@ -272,14 +272,14 @@ class CudaProgram(CudaState):
         behind: list[Put] = []
         has_asides = False
         for stream, share in zip(self._streams, step.shares, strict=True):
-            for put, lowered in share:
-                if not lowered.aside:
+            for put, planned in share:
+                if not planned.aside:
                     put(stream)
                     continue
                 stream.record(self._rejoin)
                 self._aside.wait(self._rejoin)
                 has_asides = True
-                if lowered.behind:
+                if planned.behind:
                     behind.append(put)
                 else:
                     put(self._aside)

@@ -251,7 +251,8 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
 
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
 STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of stream_update.cuh
-STREAM_THREADS, STREAM_SHARED_BYTES = 480, 4 * (46080 + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * 12)
+STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
+STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * STREAM_STAGES)
 
 
 def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
