@@ -1,11 +1,11 @@
 """Seconds per epoch on the CPU: mlpgpu, a bare NumPy loop, scikit-learn and PyTorch, on the same work.
 
-An epoch shuffles 10,000 rows and visits all of them in batches: ReLU between layers, softmax cross
-entropy, stochastic gradient descent with momentum, float32, the mean loss added up.  Each contender
-runs in a process of its own with its own default of threads, so that the spinning threads of one do
-not slow the next down.  They take turns, round by round, and a ratio is the median of the rounds'
-ratios: whatever else the machine does meets all of them alike.  All processes are started afresh a few
-times, because one process may run two threads a fifth slower than the next, for as long as it lives.
+An epoch shuffles 10,000 rows and visits all of them in batches: ReLU between layers, softmax cross entropy, stochastic
+gradient descent with momentum, float32, the mean loss added up.  Each contender has a process, with its default number
+of threads, so that the spinning threads of one do not slow the next down.  They take turns, round by round, so that
+other work of the machine disturbs all of them alike; a ratio is the median of the rounds' ratios.  All processes are
+started again a few times, because one process may run two threads a fifth slower than the next, for as long as it
+lives.
 
     python benchmarks/cpu.py [--starts N] [--rounds N] [--quick] [--only CASE ...] [--json PATH]
 """
@@ -38,7 +38,7 @@ from mlpgpu.bench import surroundings
 ROWS = 10_000
 RATE, MOMENTUM = 0.01, 0.9
 PRODUCT_SIZE = 2048  # of the square matrices whose product shows the CPU's limit
-PAUSE = 0.2  # seconds between turns, for which idle threads may go on spinning
+PAUSE = 0.2  # seconds between turns, in which the threads of the turn before stop spinning
 SLACK = 100e6  # bytes that a fit may take beside data, parameters and activations
 
 
@@ -234,12 +234,12 @@ CONTENDERS: dict[str, Callable[[Case], Train]] = {
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn took: seconds by the clock and of all threads, the loss, and the process's peak so far."""
+    """A turn: seconds by the clock and of all threads, the loss, and the process's peak of memory so far."""
 
     seconds: float
     cpu_seconds: float
     loss: float
-    peak_bytes: int  # beyond what the imports took; 0 where the system does not tell
+    peak_bytes: int  # beside the imports; 0 where the system does not say
 
 
 def peak_bytes() -> int:
@@ -267,12 +267,12 @@ def serve(name: str, case: Case, connection: Connection) -> None:
 
 
 def start(name: str, case: Case) -> tuple[BaseProcess, Connection, str | None]:
-    """A contender's process, the way to it, and why it cannot run, if so."""
+    """A contender's process, the connection to it, and why it cannot run, or None."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     process = context.Process(target=serve, args=(name, case, far), daemon=True)
     process.start()
-    far.close()  # the process has its own; with two, its end would not be noticed
+    far.close()  # the process has a copy; while this one is open, the end of the process would not be noticed
     try:
         return process, near, near.recv()
     except EOFError:
@@ -280,7 +280,7 @@ def start(name: str, case: Case) -> tuple[BaseProcess, Connection, str | None]:
 
 
 def take_turns(case: Case, starts: int, rounds: int) -> tuple[dict[str, list[Turn]], dict[str, str]]:
-    """Each contender's turns, and why those that could not run did not."""
+    """Each contender's turns, and the reasons of those that could not run."""
     turns: dict[str, list[Turn]] = {}
     failures: dict[str, str] = {}
     for _ in range(starts):
@@ -306,7 +306,7 @@ def take_turns(case: Case, starts: int, rounds: int) -> tuple[dict[str, list[Tur
 
 
 @dataclass(frozen=True)
-class Line:
+class Result:
     """One contender on one case."""
 
     contender: str
@@ -320,30 +320,30 @@ class Line:
     loss: float
 
 
-def summarize(case: Case, turns: dict[str, list[Turn]]) -> list[Line]:
+def summarize(case: Case, turns: dict[str, list[Turn]]) -> list[Result]:
     limit = 2e-9 * PRODUCT_SIZE**3 / statistics.median(turn.seconds for turn in turns[LIMIT])
     lines = []
-    for name, own in turns.items():
+    for name, taken in turns.items():
         epochs, flops = (1, 2 * PRODUCT_SIZE**3) if name == LIMIT else (case.epochs, case.flops)
-        seconds = statistics.median(turn.seconds for turn in own) / epochs
-        ratios = [a.seconds / b.seconds for a, b in zip(own, turns["mlpgpu"], strict=True)]
+        seconds = statistics.median(turn.seconds for turn in taken) / epochs
+        ratios = [a.seconds / b.seconds for a, b in zip(taken, turns["mlpgpu"], strict=True)]
         lines.append(
-            Line(
+            Result(
                 contender=name,
                 seconds_per_epoch=seconds,
-                fastest_seconds_per_epoch=min(turn.seconds for turn in own) / epochs,
-                cpu_seconds_per_epoch=statistics.median(turn.cpu_seconds for turn in own) / epochs,
+                fastest_seconds_per_epoch=min(turn.seconds for turn in taken) / epochs,
+                cpu_seconds_per_epoch=statistics.median(turn.cpu_seconds for turn in taken) / epochs,
                 gflops=flops / seconds / 1e9,
                 share_of_limit=flops / seconds / 1e9 / limit,
                 speedup=statistics.median(ratios) if name in case.targets else None,
                 target=case.targets.get(name),
-                loss=own[-1].loss,
+                loss=taken[-1].loss,
             )
         )
     return lines
 
 
-def show(case: Case, lines: list[Line], failures: dict[str, str], peak: int) -> None:
+def show(case: Case, lines: list[Result], failures: dict[str, str], peak: int) -> None:
     print(f"\n{case.name}, batches of {case.batch_size}, {ROWS:,} rows")
     columns = ("s/epoch", "fastest", "cpu s", "GFLOP/s", "of limit", " mlpgpu is", "target")
     print(" " * 18 + "".join(f"{column:>10}" for column in columns))

@@ -1,9 +1,8 @@
 """What training takes on a card beside the steps themselves: memory, start-up, streams, feeding, and MNIST.
 
-Whoever is compared does the same work on the same data in the same run.  They take turns, round by round;
-figures are medians, and a ratio is the median of the rounds' ratios.  A turn ends when the card has finished.
-Tables come last; a part that fails says so, and the others go on.  Steps beside PyTorch's and JAX's are in
-peers.py.
+Contenders do the same work on the same data in the same run.  They take turns, round by round; figures are medians,
+and a ratio is the median of the rounds' ratios.  A turn ends when the card has finished.  Tables come last; a part that
+fails says so, and the others go on.  Steps beside PyTorch's and JAX's are in peers.py.
 
     python benchmarks/gpu.py [--only PART ...] [--quick] [--json PATH] [--data FOLDER] [--commit NAME]
 """
@@ -33,9 +32,9 @@ import torch
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling
-from mlpgpu.backends.cuda import CudaBackend, compiler
-from mlpgpu.backends.cuda.driver import Device, describe_machine, find_device
-from mlpgpu.backends.cuda.lowering import lower
+from mlpgpu.backends.cuda import CudaBackend
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.runtime import Device, compiler, describe_machine, find_device
 from mlpgpu.bench import MOMENTUM, WORKLOADS, Epochs, Workload, median_ratio, surroundings, take_turns
 from mlpgpu.errors import BackendError
 from mlpgpu.plan import Plan
@@ -92,7 +91,7 @@ STARTED = time.perf_counter()
 
 
 def free_memory() -> None:
-    """Give back what nobody holds any longer, ours and PyTorch's."""
+    """Give unused memory back to the card, ours and PyTorch's."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -109,7 +108,7 @@ def _first_line(error: BaseException) -> str:
 # --- MNIST ---
 
 EPOCHS = 10
-WANTED_ACCURACY = 0.98
+TARGET_ACCURACY = 0.98
 
 
 def _mnist(options: Options) -> tuple[mg.Dataset, mg.Dataset]:
@@ -135,15 +134,15 @@ def mnist(options: Options) -> Table:
     accuracies: dict[str, list[float]] = {"cpu": [], "cuda": []}
     seconds: dict[str, list[float]] = {"cpu": [], "cuda": []}
     for seed in range(2 if options.quick else 5):
-        for backend, own in accuracies.items():
+        for backend, found in accuracies.items():
             progress(f"MNIST on {backend}, seed {seed}")
             trainer = _mnist_trainer(backend, seed)
             history = trainer.fit(train, EPOCHS, progress=False)
             seconds[backend] += history["seconds"][1:]
-            own.append(trainer.evaluate(test)["accuracy"])
-    for backend, own in accuracies.items():
-        spread = statistics.stdev(own)
-        row = (statistics.mean(own), spread, min(own), max(own), statistics.median(seconds[backend]))
+            found.append(trainer.evaluate(test)["accuracy"])
+    for backend, found in accuracies.items():
+        spread = statistics.stdev(found)
+        row = (statistics.mean(found), spread, min(found), max(found), statistics.median(seconds[backend]))
         table.rows.append((backend, *row))
     differences = [b - a for a, b in zip(accuracies["cpu"], accuracies["cuda"], strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences))
@@ -154,9 +153,9 @@ def mnist(options: Options) -> Table:
 
 
 def target(options: Options) -> Table:
-    """Seconds to a test accuracy from an empty kernel cache, told apart."""
+    """Seconds from an empty kernel cache to a test accuracy, part by part."""
     train, test = _mnist(options)
-    table = Table(f"MNIST, 784-128-10, to {WANTED_ACCURACY:.0%} test accuracy", ("part", "seconds"))
+    table = Table(f"MNIST, 784-128-10, to {TARGET_ACCURACY:.0%} test accuracy", ("part", "seconds"))
     before = os.environ.get(compiler.CACHE_VARIABLE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[compiler.CACHE_VARIABLE] = folder
@@ -175,7 +174,7 @@ def target(options: Options) -> Table:
                 train,
                 EPOCHS,
                 validation=test,
-                callbacks=[lambda record: record["validation_accuracy"] >= WANTED_ACCURACY],
+                callbacks=[lambda record: record["validation_accuracy"] >= TARGET_ACCURACY],
                 progress=False,
             )
             fit = time.perf_counter() - started
@@ -200,7 +199,7 @@ def target(options: Options) -> Table:
 
 # --- the table of 2017 ---
 
-PATTERNS = 60_000
+PUBLISHED_ROWS = 60_000
 PLAIN = "C, one thread"
 STREAMED = "mlpgpu, 8 streams"
 PUBLISHED = {PLAIN: 1.0, "mlpgpu, CPU": 170 / 15.0, "mlpgpu": 3000.0, STREAMED: 3000.0}
@@ -222,7 +221,7 @@ class PlainC:
         self._train.argtypes = [whole, widths, whole, floats, floats, real, real, *[floats] * 5]
         parameters = workload.network().flat_parameters().copy()
         row = np.zeros(sum(workload.widths), np.float32)
-        # Ours divides the sum over patterns by their number, which this loop leaves to the rate.
+        # mlpgpu divides the sum over rows by their number; here the rate does.
         self._arguments = (
             len(workload.widths) - 1, np.array(workload.widths, np.int32), len(x), x, y,
             workload.rate / len(x), MOMENTUM, parameters, np.zeros_like(parameters), np.zeros_like(parameters),
@@ -235,23 +234,23 @@ class PlainC:
 
 def published(options: Options) -> Table:
     """A table of 2017 made again: a plain loop, the CPU backend and the card on one network, full batch."""
-    patterns = PATTERNS // 10 if options.quick else PATTERNS
+    rows = PUBLISHED_ROWS // 10 if options.quick else PUBLISHED_ROWS
     workload = Workload(
-        (784, 300, 10), patterns, patterns, rate=0.1, loss="squared_error", activation="sigmoid", last="sigmoid"
+        (784, 300, 10), rows, rows, rate=0.1, loss="squared_error", activation="sigmoid", last="sigmoid"
     )
     rng = np.random.default_rng(0)
-    x = rng.random((patterns, 784), dtype=np.float32)
-    y = np.eye(10, dtype=np.float32)[rng.integers(10, size=patterns)]
+    x = rng.random((rows, 784), dtype=np.float32)
+    y = np.eye(10, dtype=np.float32)[rng.integers(10, size=rows)]
     data = mg.Dataset(x, y)
     columns = ("contender", "s/epoch", "total error 1", "2", "3", "times the C loop", "published")
-    table = Table(f"Full batch: 784-300-10, sigmoid, squared error, momentum, {patterns:,} patterns", columns)
+    table = Table(f"Full batch: 784-300-10, sigmoid, squared error, momentum, {rows:,} rows", columns)
     contenders = {
         "mlpgpu, CPU": train(workload, data, backend="cpu", shuffle=False),
         "mlpgpu": train(workload, data, shuffle=False),
         STREAMED: train(workload, data, shuffle=False, streams=8),
     }
-    errors = {name: [patterns * contender() for _ in range(3)] for name, contender in contenders.items()}
-    seconds = {name: statistics.median(own) for name, own in take_turns(contenders, options.rounds).items()}
+    errors = {name: [rows * contender() for _ in range(3)] for name, contender in contenders.items()}
+    seconds = {name: statistics.median(turns) for name, turns in take_turns(contenders, options.rounds).items()}
     with tempfile.TemporaryDirectory() as folder:
         plain = PlainC(workload, x, y, Path(folder))
         errors[PLAIN], turns = [], []
@@ -271,7 +270,7 @@ def published(options: Options) -> Table:
 
 
 def streams(options: Options) -> Table:
-    """Shares of a large batch on several streams, and both reductions."""
+    """Shards of a large batch on several streams, and both reductions."""
     workload = Workload((784, 1024, 1024, 10), batch_size=8192, rows=81_920, rate=1e-3)
     data = mg.Dataset(*workload.arrays())
     columns = ("streams", "reduction", "µs/step", "of one stream", "kernels side by side")
@@ -284,15 +283,15 @@ def streams(options: Options) -> Table:
     seconds = take_turns(contenders, options.rounds)
     for name, (count, reduction) in names.items():
         per_step = 1e6 * statistics.median(seconds[name]) / workload.steps
-        shared = _side_by_side(contenders[name])
+        doubled = _side_by_side(contenders[name])
         ratio = median_ratio(seconds[name], seconds["1 ordered"])
-        table.rows.append((count, reduction, per_step, ratio, shared))
-    table.notes.append("side by side: of the time in which kernels run, that in which two or more do, by CUPTI")
+        table.rows.append((count, reduction, per_step, ratio, doubled))
+    table.notes.append("side by side: the part of the time with kernels running in which two or more run, by CUPTI")
     return table
 
 
 def _side_by_side(run: Callable[[], object]) -> float | None:
-    """The share of the card's busy time in which at least two kernels run; None where none were seen."""
+    """The part of the card's busy time in which at least two kernels run; None where none were seen."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         run()
         torch.cuda.synchronize()
@@ -327,10 +326,10 @@ def feed(options: Options) -> Table:
     seconds = take_turns(contenders, options.rounds)
     columns = ("set", "µs/step", "times the resident step", "first epoch's loss")
     table = Table(f"A set of {TIMES_ALLOWED} times the memory allowed: {workload.name}, float32", columns)
-    for name, own in seconds.items():
-        per_step = 1e6 * statistics.median(own) / workload.steps
-        table.rows.append((name, per_step, median_ratio(own, seconds["stays"]), losses[name]))
-    table.notes.append(f"wanted: at most {MOST_OF_RESIDENT} times, and the same bits")
+    for name, turns in seconds.items():
+        per_step = 1e6 * statistics.median(turns) / workload.steps
+        table.rows.append((name, per_step, median_ratio(turns, seconds["stays"]), losses[name]))
+    table.notes.append(f"expected: at most {MOST_OF_RESIDENT} times, and the same bits")
     if len(set(losses.values())) > 1:
         table.notes.append("missed: the losses differ")
     return table
@@ -342,7 +341,7 @@ MEMORY_SLACK = 1.05
 
 
 def memory(options: Options) -> Table:
-    """Device memory that a program and its data take, beside the bound."""
+    """Device memory that a program and its data take, beside a bound."""
     medium = Workload((784, 1024, 1024, 10), batch_size=1024, rows=60_000, rate=1e-3)
     tall = Workload((90_000, 90, 90, 10), batch_size=128, rows=1_280, rate=1e-5)
     wide = Workload((4096,) * 5, batch_size=8192, rows=16_384, rate=1e-7, loss="squared_error")
@@ -354,7 +353,7 @@ def memory(options: Options) -> Table:
         f"times {MEMORY_SLACK}"
     )
     device = find_device(0)
-    _train_briefly(WORKLOADS["tiny"], 1, as_bytes=False)  # what the first use of the card takes is nobody's
+    _train_briefly(WORKLOADS["tiny"], 1, as_bytes=False)  # memory that the first use of the card takes does not count
     for workload, count, as_bytes in cases:
         free_memory()
         with device:
@@ -383,7 +382,7 @@ def _memory_bound(plan: Plan, workload: Workload, device: Device, *, as_bytes: b
     target_width = 1 if plan.target_kind == "index" else plan.n_out
     data = workload.rows * (plan.n_in * (1 if as_bytes else 4) + 4 * target_width + 4)  # and the order
     assert plan.optimizer is not None
-    parameters = 4 * plan.parameter_count * (2 + len(plan.optimizer.slots) + plan.shares)
+    parameters = 4 * plan.parameter_count * (2 + len(plan.optimizer.slots) + plan.shards)
     activations = sum(4 * math.prod(buffer.shape) for buffer in plan.buffers.values() if "row" in buffer.axes)
     counted = {"parameters", "snapshot", "slots", "partials", "gradient", *plan.buffers}
     source = "uint8" if as_bytes else "float32"

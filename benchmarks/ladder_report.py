@@ -31,7 +31,7 @@ def grid(lines: Sequence[Line], size: Callable[[Line], str], cell: Callable[[Lin
     rungs = list(dict.fromkeys(line["rung"] for line in lines))
     found = {(line["rung"], size(line)): cell(line) for line in lines if line["seconds"] is not None}
     rows = [["rung", *sizes], ["---"] * (len(sizes) + 1)]
-    rows += [[rung, *(found.get((rung, at), "–") for at in sizes)] for rung in rungs]
+    rows += [[rung, *(found.get((rung, column), "–") for column in sizes)] for rung in rungs]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -57,10 +57,10 @@ def gemm_tables(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
     def rate(line: Line) -> str:
         return f"{line['gflops']:,.0f}"
 
-    def shares(line: Line) -> str:
-        own = (line["speedup"], line["of_cublas"], line["of_limit"], line["error"])
+    def compared(line: Line) -> str:
+        values = (line["speedup"], line["of_cublas"], line["of_limit"], line["error"])
         texts = ("{:,.0f} ×", "{:.0%}", "{:.0%}", "{:.1e}")
-        return " / ".join("–" if value is None else text.format(value) for text, value in zip(texts, own, strict=True))
+        return " / ".join("–" if v is None else text.format(v) for text, v in zip(texts, values, strict=True))
 
     parts = [about(lines, "GFLOP/s by m = n = k,"), grid(square, lambda line: f"{line['n']:,}", rate)]
     if flat:
@@ -68,7 +68,7 @@ def gemm_tables(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
         parts += [heading, grid(flat, lambda line: str(line["k"]), rate)]
     largest = [line for line in square if line["n"] == squares[-1]]
     heading = f"Speed-up over the serial loop, of cuBLAS, of the card's limit, and error, at {squares[-1]:,}:"
-    parts += [heading, grid(largest, lambda line: f"{line['n']:,}", shares)]
+    parts += [heading, grid(largest, lambda line: f"{line['n']:,}", compared)]
     if layer:
         m, n = layer[0]["m"], layer[0]["n"]
         heading = (
@@ -102,13 +102,13 @@ def local_tables(lines: Sequence[Line]) -> str:
 
     parts = []
     for weights in ("distinct", "reused"):
-        own = [line for line in lines if line["weights"] == weights]
-        parts += [about(lines, f"Outputs per second, weights {weights},"), grid(own, size, cell)]
+        of_weights = [line for line in lines if line["weights"] == weights]
+        parts += [about(lines, f"Outputs per second, weights {weights},"), grid(of_weights, size, cell)]
     return "\n\n".join(parts)
 
 
 def of_peer(line: Line) -> str:
-    """What PyTorch took; where it had room for some of the layers only, as many times as long as all are."""
+    """PyTorch's time; where it had room for some of the layers only, scaled up to all of them."""
     if line["pytorch_ms"] is None:
         return "–"
     layers = line.get("pytorch_layers", line["k"])

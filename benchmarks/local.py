@@ -1,11 +1,12 @@
 """Stacks of locally connected layers as one kernel each, beside PyTorch: forward, and a training step.
 
-Weights are each layer's own, or one matrix serves all layers.  PyTorch's layer is a shift and a multiplication for
-each weight of a window, compiled to one kernel; all layers are one CUDA graph, and so is a whole training step, its
-gradients by autograd.  Ours is checked first, on spans of columns through all layers, against NumPy in float64 on
-weights that NumPy draws; a step's loss must fall.  Forward, both take turns, round by round; steps are measured one
-after the other, for both would not fit.  Figures are medians: of evaluations by the card's clock, of steps by the
-host's.  Of a network whose weights do not fit twice PyTorch trains as many layers as do, and the line says how many.
+Weights are distinct for each layer, or one matrix is reused by all layers.  PyTorch's layer is a shift and a
+multiplication for each weight of a window, compiled to one kernel; all layers are one CUDA graph, and so is a whole
+training step, with its gradients by autograd.  mlpgpu's outputs are checked first, on spans of columns through all
+layers, against NumPy in float64 on weights that NumPy draws; a step's loss must fall.  Forward, both take turns, round
+by round; steps are measured one after the other, since the card has no room for both.  Figures are medians: of
+evaluations by the card's clock, of steps by the host's.  Where a network's weights do not fit twice, PyTorch trains as
+many layers as do fit, and the result says how many.
 
     python benchmarks/local.py [--n N ...] [--k K] [--quick] [--no-peer] [--json benchmarks/results/local.json]
 """
@@ -29,8 +30,8 @@ import numpy as np
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, get_backend
 from mlpgpu.backends.cuda import CudaBackend
-from mlpgpu.backends.cuda.probe import Probe
-from mlpgpu.backends.cuda.timing import card_rates
+from mlpgpu.backends.cuda.profile.peak_rates import measure_peak_rates
+from mlpgpu.backends.cuda.profile.probe import Probe
 from mlpgpu.bench import surroundings
 from mlpgpu.errors import MlpgpuError
 from mlpgpu.initializers import INITIALIZERS
@@ -58,7 +59,7 @@ class Stack:
     distinct: bool
 
     def network(self) -> mg.Network:
-        """Without biases, as one number for a layer would put its weights out of line with vectors of four words."""
+        """Without biases: one number for a layer would misalign the weights behind it for vectors of four words."""
         shrink = WINDOW - 1
         if self.distinct:
             layers = [mg.LocallyConnected(self.n - shrink * i, WINDOW, ACTIVATION, None) for i in range(self.k)]
@@ -72,11 +73,11 @@ class Stack:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all layers' weights that are used."""
+        """Bytes of all layers' weights that are used."""
         return 4 * WINDOW * sum(self.n - (WINDOW - 1) * (i + 1) for i in range(self.k))
 
 
-# --- right first ---
+# --- checks ---
 
 
 def drawn(plan: Plan, place: int, start: int, count: int) -> np.ndarray:
@@ -92,17 +93,17 @@ def drawn(plan: Plan, place: int, start: int, count: int) -> np.ndarray:
 def span(plan: Plan, stack: Stack, x: np.ndarray, first: int) -> np.ndarray:
     """CHECKED outputs of the last layer, from all that they depend on, in float64."""
     y = x[first : first + CHECKED + (WINDOW - 1) * stack.k].astype(np.float64)
-    lines: list[np.ndarray] = []
-    with ThreadPoolExecutor() as pool:  # NumPy draws beside Python
+    rows: list[np.ndarray] = []  # of the weights: one for each place of the window
+    with ThreadPoolExecutor() as pool:  # NumPy draws without holding Python's lock
         for layer in range(stack.k):
             n = len(y) - WINDOW + 1
             if stack.distinct or layer == 0:
                 place, pitch = layer, plan.parameters[layer].shape[1]
                 starts = [r * pitch + first for r in range(WINDOW)]
-                lines = list(pool.map(lambda start, place=place, n=n: drawn(plan, place, start, n), starts))
+                rows = list(pool.map(lambda start, place=place, n=n: drawn(plan, place, start, n), starts))
             total = np.zeros(n)
-            for r, line in enumerate(lines):
-                total += line[:n] * y[r : r + n]
+            for r, row in enumerate(rows):
+                total += row[:n] * y[r : r + n]
             y = 1.0 / (1.0 + np.exp(-total))
     return y
 
@@ -120,12 +121,12 @@ def check(plan: Plan, stack: Stack, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def forward(backend: CudaBackend, stack: Stack) -> tuple[float, Callable[[], float]]:
-    """The error of an evaluation of one row, and what measures its seconds."""
+    """The error of an evaluation of one row, and a function that measures its seconds."""
     network = stack.network()
     plan = network.lower(capacity=1)
     x = np.random.default_rng(1).normal(size=(1, stack.n)).astype(np.float32)
     probe = Probe(plan, backend.device, network.start, mg.Dataset(x))
-    first, second = (probe.predict(mg.Dataset(x), logits=True)[0] for _ in range(2))
+    first, second = (probe.program.predict(mg.Dataset(x), logits=True)[0] for _ in range(2))
     if (first.view(np.uint32) != second.view(np.uint32)).any():
         sys.exit(f"weights {stack.name}: another evaluation has other bits")
 
@@ -137,7 +138,7 @@ def forward(backend: CudaBackend, stack: Stack) -> tuple[float, Callable[[], flo
 
 
 def step(backend: CudaBackend, stack: Stack, rounds: int) -> list[float]:
-    """What training steps of one row by plain SGD take by the host's clock, the loss and the update included."""
+    """The time of training steps of one row by plain SGD, by the host's clock, with the loss and the update."""
     network, optimizer = stack.network(), mg.SGD(1e-3)
     plan = network.lower(capacity=1, loss="squared_error", optimizer=optimizer)
     program = backend.compile(plan)
@@ -168,34 +169,34 @@ def shifted(x: Any, w: Any) -> Any:
 
 
 class Peer:
-    """The network in PyTorch, on random weights; of ``layers`` of the stack's."""
+    """The network in PyTorch, on random weights, with the first ``layers`` of the stack's layers."""
 
     def __init__(self, stack: Stack, layers: int) -> None:
         self._layer = torch.compile(shifted, dynamic=True)
         self._widths = [stack.n - (WINDOW - 1) * (i + 1) for i in range(layers)]
-        own = self._widths if stack.distinct else self._widths[:1]
-        self._own = [torch.rand(WINDOW, n, device="cuda").sub_(0.5).requires_grad_() for n in own]
+        widths = self._widths if stack.distinct else self._widths[:1]
+        self._w = [torch.rand(WINDOW, n, device="cuda").sub_(0.5).requires_grad_() for n in widths]
         self._x = torch.randn(stack.n, device="cuda")
         self._target = torch.randn(self._widths[-1], device="cuda")
 
     def forward(self) -> Any:
-        y, is_one = self._x, len(self._own) == 1
+        y, is_one = self._x, len(self._w) == 1
         for layer, n in enumerate(self._widths):
-            y = self._layer(y, self._own[0][:, :n] if is_one else self._own[layer])
+            y = self._layer(y, self._w[0][:, :n] if is_one else self._w[layer])
         return y
 
     def step(self) -> None:
         """Half the squared error, its gradients, and a step of plain SGD."""
         loss = (self.forward() - self._target).square().sum() / 2
-        gradients = torch.autograd.grad(loss, self._own)
+        gradients = torch.autograd.grad(loss, self._w)
         with torch.no_grad():
-            torch._foreach_add_(self._own, gradients, alpha=-1e-3)
+            torch._foreach_add_(self._w, gradients, alpha=-1e-3)
 
 
 def captured(put: Callable[[], object]) -> Callable[[], float]:
-    """What measures the seconds of a CUDA graph of what ``put`` launches."""
-    aside = torch.cuda.Stream()
-    with torch.cuda.stream(aside):  # autograd remembers streams: none of the capture's may be the default one
+    """A function that measures the seconds of a CUDA graph of what ``put`` launches."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # autograd remembers streams: none of the capture's may be the default one
         put()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -216,14 +217,14 @@ def captured(put: Callable[[], object]) -> Callable[[], float]:
 
 
 def peer_forward(stack: Stack) -> Callable[[], float]:
-    """What measures the seconds of PyTorch's forward."""
+    """A function that measures the seconds of PyTorch's forward."""
     network = Peer(stack, stack.k)
     with torch.no_grad():
         return captured(network.forward)
 
 
 def peer_step(stack: Stack, rounds: int) -> tuple[list[float], int]:
-    """What PyTorch's training steps take, and of how many layers: half as many, until they fit."""
+    """The times of PyTorch's training steps, and of how many layers: half as many again and again, until they fit."""
     layers = stack.k
     while True:
         try:
@@ -231,7 +232,7 @@ def peer_step(stack: Stack, rounds: int) -> tuple[list[float], int]:
             return [seconds() for _ in range(rounds)], layers
         except torch.cuda.OutOfMemoryError:
             layers //= 2
-        gc.collect()  # not while the error is handled: it holds what did not fit
+        gc.collect()  # only now: while the error is handled, it holds what did not fit
         torch.cuda.empty_cache()
 
 
@@ -250,21 +251,21 @@ def main() -> None:
     assert isinstance(backend, CudaBackend)
     rounds, begun = QUICK_ROUNDS if options.quick else ROUNDS, time.perf_counter()
     with backend.device as device:
-        copied = card_rates(device).copied
-    lines: list[dict[str, Any]] = []
+        copied = measure_peak_rates(device).copied
+    results: list[dict[str, Any]] = []
     has_peer = torch is not None and not options.no_peer
 
     def add(what: str, stack: Stack, ours: list[float], passes: int, theirs: list[float], **others: Any) -> None:
         floor = 1000 * passes * stack.weight_bytes / copied if stack.distinct else None
-        line = {"what": what, "weights": stack.name, "n": stack.n, "k": stack.k}
+        about_stack = {"what": what, "weights": stack.name, "n": stack.n, "k": stack.k}
         pytorch = 1000 * statistics.median(theirs) if theirs else None
-        lines.append(
-            {**line, "ms": 1000 * statistics.median(ours), "floor_ms": floor, "pytorch_ms": pytorch, **others}
+        results.append(
+            {**about_stack, "ms": 1000 * statistics.median(ours), "floor_ms": floor, "pytorch_ms": pytorch, **others}
         )  # fmt: skip
-        print(f"{time.perf_counter() - begun:.1f} s:", lines[-1], flush=True)
+        print(f"{time.perf_counter() - begun:.1f} s:", results[-1], flush=True)
         if options.json:
             about = surroundings(backend, ["torch"])
-            options.json.write_text(json.dumps({**about, "results": lines}, indent=1) + "\n", encoding="utf-8")
+            options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", encoding="utf-8")
 
     def clear() -> None:
         gc.collect()

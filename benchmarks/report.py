@@ -25,9 +25,9 @@ OURS, PEERS = "mlpgpu", ("PyTorch", "JAX")
 COLOURS = {OURS: "#d1495b", "PyTorch": "#8d99ae", "JAX": "#2e4057"}
 FORMS = {"forward": "x W", "backward_input": "dz Wᵀ", "backward_weight": "xᵀ dz"}
 
-# What floors are computed from: operations a second by precision, as products of this card reach them (float32: three
-# products of 16-bit operands), and bytes a second; state of up to CHIP_BYTES can stay on the chip between steps.
-RATES = {"NVIDIA H200": {"float32": 790e12 / 3, "tf32": 790e12, "bfloat16": 790e12}}
+# Peak rates from which floors are computed: operations a second by precision, as products of this card reach them
+# (float32: three products of 16-bit operands), and bytes a second.  State of up to CHIP_BYTES can stay on the chip.
+PEAK_RATES = {"NVIDIA H200": {"float32": 790e12 / 3, "tf32": 790e12, "bfloat16": 790e12}}
 BANDWIDTH = {"NVIDIA H200": 4.3e12}
 CHIP_BYTES = 50e6
 
@@ -41,10 +41,10 @@ def read(path: Path) -> list[Line]:
 def floor(line: Line) -> float | None:
     """The fewest microseconds of a step: its operations at the card's rate, or what must come from memory."""
     card = line.get("card")
-    if card not in RATES:
+    if card not in PEAK_RATES:
         return None
     moved = line["batch_bytes"] + (2 * line["state_bytes"] if line["state_bytes"] > CHIP_BYTES else 0)
-    return 1e6 * max(line["flops"] / RATES[card][line["precision"]], moved / BANDWIDTH[card])
+    return 1e6 * max(line["flops"] / PEAK_RATES[card][line["precision"]], moved / BANDWIDTH[card])
 
 
 def by_workload(lines: Iterable[Line]) -> dict[tuple[str, str], dict[str, Line]]:
@@ -93,14 +93,14 @@ def steps_table(lines: Sequence[Line]) -> str:
 
 
 def errors_table(lines: Sequence[Line]) -> str:
-    """Errors of a product by precision and contender, where two of them differ a column each."""
+    """Errors of a product, a row for each precision, a column for each contender."""
     errors: dict[str, dict[str, float]] = {}
     for line in (line for line in lines if line.get("error") is not None):
         errors.setdefault(line["precision"], {})[line["contender"].partition(",")[0]] = line["error"]
     names = list(dict.fromkeys(name for found in errors.values() for name in found))
     rows = [
-        [precision, *(f"{own[name]:.1e}" if name in own else "–" for name in names)]
-        for precision, own in errors.items()
+        [precision, *(f"{found[name]:.1e}" if name in found else "–" for name in names)]
+        for precision, found in errors.items()
     ]
     return markdown(["precision", *names], rows)
 
@@ -173,17 +173,19 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     figure = Figure(figsize=(4.2 * columns, 3.2 * -(-len(workloads) // columns)), layout="constrained")
     panels = figure.subplots(-(-len(workloads) // columns), columns, squeeze=False).ravel()
     for axes, key in zip(panels, workloads, strict=False):
-        own = {precision: best for (workload, precision), best in found.items() if workload == key}
-        one = next(iter(next(iter(own.values())).values()))
+        groups = {precision: best for (workload, precision), best in found.items() if workload == key}
+        one = next(iter(next(iter(groups.values())).values()))
         unit, scale = ("ms", 1e-3) if one["microseconds"] > 2000 else ("µs", 1.0)
         for place, name in enumerate((OURS, *PEERS)):
-            heights = {at: scale * best[name]["microseconds"] for at, best in enumerate(own.values()) if name in best}
-            places = [at + 0.29 * (place - 1) for at in heights]
+            heights = {
+                group: scale * best[name]["microseconds"] for group, best in enumerate(groups.values()) if name in best
+            }
+            places = [group + 0.29 * (place - 1) for group in heights]
             bars = axes.bar(places, list(heights.values()), 0.27, color=COLOURS[name], label=name)
             axes.bar_label(bars, [digits(height) for height in heights.values()], fontsize=8, padding=1)
         axes.set_title(f"{one['network']}, batch {one['batch_size']:,}", fontsize=9)
-        axes.set_xticks(range(len(own)), list(own))
-        middle = (len(own) - 1) / 2
+        axes.set_xticks(range(len(groups)), list(groups))
+        middle = (len(groups) - 1) / 2
         axes.set_xlim(middle - 1.5, middle + 1.5)  # bars as wide in each panel
         axes.set_ylabel(f"{unit} a step", fontsize=8)
         axes.tick_params(labelsize=8)

@@ -1,12 +1,12 @@
 """Strong and weak scaling over the threads of the CPU backend: locally connected stacks, and dense training.
 
 Strong: the same work on 1, 2, … threads; efficiency is T(1) / (p T(p)).  Weak: p times the work on p threads;
-efficiency is T(1) / T(p).  What grows is the width N of a stack, which its threads share out, and the batch of a
-training step, whose shares are streams (`streams=` of a trainer), one to a thread.
+efficiency is T(1) / T(p).  What grows is the width N of a stack, whose columns the threads divide, and the batch of a
+training step, which is split into shards (`streams=` of a trainer), one for each thread.
 
-Each number of threads takes its turns in a process of its own, round by round, so that whatever else the machine does
-meets all of them alike; where it does much else, no efficiency can be measured, and the load is printed and kept.  A
-time is the fastest of the rounds.
+Each number of threads has a process of its own.  They take turns, round by round, so that other work of the machine
+disturbs all of them alike; where there is much of it, no efficiency can be measured, so the load is printed and kept.
+A time is the fastest of the rounds.
 
     python benchmarks/scaling.py [--n N ...] [--k K] [--window R] [--threads P ...] [--rounds N] [--json PATH]
                                  [--picture PATH]
@@ -37,8 +37,8 @@ from mlpgpu.bench import Epochs, Workload, surroundings
 
 RESULTS = Path(__file__).with_name("results") / "scaling.json"
 WIDTHS, DEPTH, WINDOW = (50_000, 100_000, 300_000), 30, 29
-BATCH = 2048  # patterns of a step of dense training, for each thread where work grows
-PAUSE = 0.05  # seconds between turns, for which idle threads may go on spinning
+BATCH = 2048  # rows of a step of dense training, for each thread where work grows
+PAUSE = 0.05  # seconds between turns, in which the threads of the turn before stop spinning
 
 Kind = Literal["locally connected", "dense"]
 
@@ -48,8 +48,8 @@ class Job:
     """What a process does in a turn.
 
     Attributes:
-        size: the width of a stack's inputs, or the patterns of a training step.
-        k: layers of a stack, the inputs among them; ``window`` is what an output sees.
+        size: the width of a stack's inputs, or the rows of a training step.
+        k: layers of a stack, the inputs among them; an output depends on ``window`` inputs.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def work(self) -> int:
-        """Outputs that are computed, or patterns trained on."""
+        """How many outputs are computed, or rows trained on."""
         if self.kind == "dense":
             return self.size
         return (self.k - 1) * self.size - (self.window - 1) * self.k * (self.k - 1) // 2
@@ -82,7 +82,7 @@ def _stack(job: Job) -> Callable[[], object]:
 
 
 def _training(job: Job) -> Callable[[], object]:
-    """A step of 784-300-10 with sigmoid units on all patterns."""
+    """A step of 784-300-10 with sigmoid units on all rows."""
     workload = Workload(
         (784, 300, 10), job.size, job.size, 0.1, loss="squared_error", activation="sigmoid", last="sigmoid"
     )  # fmt: skip
@@ -113,7 +113,7 @@ def take_turns(jobs: Sequence[Job], rounds: int) -> dict[Job, list[float]]:
         near, far = context.Pipe()
         process: BaseProcess = context.Process(target=serve, args=(job, far), daemon=True)
         process.start()
-        far.close()  # the process has its own; with two, its end would not be noticed
+        far.close()  # the process has a copy; while this one is open, the end of the process would not be noticed
         near.recv()
         running[job] = process, near
     seconds: dict[Job, list[float]] = {job: [] for job in running}
@@ -132,8 +132,8 @@ def take_turns(jobs: Sequence[Job], rounds: int) -> dict[Job, list[float]]:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A number of threads on one job; ``rate`` is work per second, outputs or patterns."""
+class Result:
+    """A number of threads on one job; ``rate`` is work per second, in outputs or rows."""
 
     kind: Kind
     scaling: Literal["strong", "weak"]
@@ -147,7 +147,7 @@ class Line:
     efficiency: float
 
 
-def strong_and_weak(base: Job, threads: Sequence[int], rounds: int) -> list[Line]:
+def strong_and_weak(base: Job, threads: Sequence[int], rounds: int) -> list[Result]:
     """Both scalings of a job from one thread on."""
     jobs = {
         (scaling, count): Job(base.kind, base.size * (count if scaling == "weak" else 1), count, base.k, base.window)
@@ -156,11 +156,11 @@ def strong_and_weak(base: Job, threads: Sequence[int], rounds: int) -> list[Line
     }
     seconds = take_turns(list(jobs.values()), rounds)
     one = min(seconds[jobs["strong", 1]]) / jobs["strong", 1].work
-    lines = []
+    results = []
     for (scaling, count), job in jobs.items():
         fastest = min(seconds[job])
-        lines.append(
-            Line(
+        results.append(
+            Result(
                 kind=job.kind,
                 scaling="weak" if scaling == "weak" else "strong",
                 size=base.size,
@@ -174,29 +174,29 @@ def strong_and_weak(base: Job, threads: Sequence[int], rounds: int) -> list[Line
                 efficiency=one * job.work / (count * fastest),
             )
         )
-    return lines
+    return results
 
 
-def show(lines: Sequence[Line]) -> None:
-    for line in lines:
+def show(results: Sequence[Result]) -> None:
+    for each in results:
         print(
-            f"{line.kind:18}{line.size:>10,}{line.scaling:>8}{line.threads:4} threads{1000 * line.seconds:12.2f} ms"
-            f"{line.rate:12.3g}/s  efficiency {line.efficiency:.2f}"
+            f"{each.kind:18}{each.size:>10,}{each.scaling:>8}{each.threads:4} threads{1000 * each.seconds:12.2f} ms"
+            f"{each.rate:12.3g}/s  efficiency {each.efficiency:.2f}"
         )
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw(results: Sequence[Result], path: Path) -> None:
     """Efficiency by threads: strong beside weak."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     for axes, scaling in zip(figure.subplots(1, 2, sharey=True), ("strong", "weak"), strict=True):
-        for kind, size in dict.fromkeys((line.kind, line.size) for line in lines):
-            own = [line for line in lines if (line.kind, line.size, line.scaling) == (kind, size, scaling)]
+        for kind, size in dict.fromkeys((each.kind, each.size) for each in results):
+            curve = [each for each in results if (each.kind, each.size, each.scaling) == (kind, size, scaling)]
             axes.plot(
-                [line.threads for line in own], [line.efficiency for line in own], "o-", label=f"{kind}, {size:,}"
+                [each.threads for each in curve], [each.efficiency for each in curve], "o-", label=f"{kind}, {size:,}"
             )
         axes.axhline(1.0, color="gray", lw=0.8)
         axes.set(xlabel="threads", title=f"{scaling} scaling", ylim=(0, 1.15))
-        axes.set_xticks(sorted({line.threads for line in lines}))
+        axes.set_xticks(sorted({each.threads for each in results}))
     figure.axes[0].set_ylabel("efficiency")
     figure.axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=150)
@@ -205,9 +205,11 @@ def draw(lines: Sequence[Line], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Strong and weak scaling over threads of the CPU backend.")
     parser.add_argument("--n", type=int, nargs="+", default=WIDTHS, help="inputs of a stack (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=DEPTH, help="its layers, inputs among them (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=WINDOW, help="that an output sees (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=BATCH, help="patterns of dense training (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=DEPTH, help="layers, inputs among them (default: %(default)s)")
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, help="inputs that an output depends on (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=int, default=BATCH, help="rows of dense training (default: %(default)s)")
     parser.add_argument("--threads", type=int, nargs="+", help="to try (default: 1 to the cores)")
     parser.add_argument("--rounds", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results (default: %(default)s)")
@@ -221,16 +223,16 @@ def main() -> None:
     about: dict[str, Any] = {**surroundings(), "load_before": os.getloadavg()[0], "rounds": options.rounds}
     print(f"{about['machine']}, {about['cores']} cores, load {about['load_before']:.1f}")
 
-    lines: list[Line] = []
+    results: list[Result] = []
     jobs = [Job("locally connected", n, 1, options.k, options.window) for n in options.n]
     for job in [*jobs, Job("dense", options.batch, 1)]:
         found = strong_and_weak(job, threads, max(1, options.rounds))
         show(found)
-        lines += found
+        results += found
     about["load_after"] = os.getloadavg()[0]
-    results = {**about, "lines": [asdict(line) for line in lines]}
-    options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    draw(lines, options.picture)
+    document = {**about, "lines": [asdict(result) for result in results]}
+    options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    draw(results, options.picture)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def with_offsets(entries: Iterable[Entry], folder: Path) -> dict[Entry, Entry]:
     """Entries by those whose kernels they run; their sources are written to ``folder``."""
     made: dict[Entry, Entry] = {}
     for header, group in units(entries).items():
-        path = folder / f"offsets_{header}"
+        path = folder / f"offsets_{header.replace('/', '_')}"
         lines = ["#pragma once", f'#include "{header}"', "namespace mlpgpu {"]
         for entry in group:
             starts = tuple(Argument(a.name + SUFFIX, "int64_t") for a in entry.arguments if a.is_pointer)

@@ -18,19 +18,17 @@ PACKAGE = ROOT / "mlpgpu"
 
 # Bottom to top: a module imports from lines above its own only.  A package counts as one module.
 LEVELS = (
-    {"errors", "version"},
-    {"files", "random", "activations", "metrics", "descriptions"},
-    {"storage"},
+    {"errors", "text", "version"},
+    {"storage", "random", "activations", "metrics"},
     {"losses", "schedules", "initializers"},
     {"optimizers"},
     {"plan"},
     {"layers"},
     {"datasets"},
     {"backends"},
-    {"network", "task"},
-    {"history"},
+    {"network", "history"},
     {"callbacks"},
-    {"trainer"},
+    {"training"},
     {"bench"},
     {"__init__"},
     {"__main__"},
@@ -39,16 +37,29 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
-    "datasets": ("dataset", "idx", "named", "__init__"),
+    "storage": ("files", "descriptions", "container", "__init__"),
+    "plan": ("operations", "plan", "construction", "__init__"),
+    "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
+    "network": ("parameters", "statistics", "saved", "network", "__init__"),
+    "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
+    "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
-    "backends/cuda": (
-        *("kernels", "compiler", "driver", "launches", "costs", "share", "local_stack", "tensor_cores", "tail"),
-        *("overlap", "lowering", "resident", "sorting", "metrics", "feed", "orders", "state", "program", "timing"),
-        *("probe", "explain", "products", "workbench", "__init__"),
+    "backends/cpu": ("threads", "workspace", "bindings", "updates", "program", "__init__"),
+    "backends/cuda": ("kernels", "runtime", "persistent", "lower", "run", "profile", "__init__"),
+    "backends/cuda/runtime": (
+        *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
+        *("timing", "__init__"),
     ),
+    "backends/cuda/persistent": ("design", "__init__"),
+    "backends/cuda/lower": ("shard", "local_stack", "tensor_cores", "tail", "overlap", "lowering", "__init__"),
+    "backends/cuda/run": (
+        *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),
+        *("evaluation", "graphs", "persistent", "training", "program", "__init__"),
+    ),
+    "backends/cuda/profile": ("peak_rates", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (
         *("entry", "dense", "planes", "losses", "tensor", "local", "rows", "patterns", "metrics", "updates", "rates"),
-        *("table", "__init__"),
+        *("launches", "table", "__init__"),
     ),
 }
 
@@ -61,10 +72,10 @@ REQUIRED = {"h5py", "numpy", "psutil", "threadpoolctl", "tqdm"}
 LAZY = {
     ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu", "mlpgpu.backends.cuda"},
     ("datasets/named.py", "_download"): {"pooch"},
-    ("callbacks.py", "plot"): {"matplotlib"},
+    ("callbacks/histograms.py", "plot"): {"matplotlib"},
     ("history.py", "plot"): {"matplotlib"},
 }
-CUDA_DRIVER = "backends/cuda/driver.py"
+CUDA_BINDINGS = "backends/cuda/runtime/bindings.py"
 
 SOURCES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
@@ -158,7 +169,7 @@ def test_listed_lazy_imports_are_still_there(source: str, function: str) -> None
 @pytest.mark.parametrize("source", SOURCES)
 def test_modules_import_only_required_packages(source: str) -> None:
     top = {found.module.split(".")[0] for found in imports_of(source) if not found.function}
-    cuda = {"cuda", "pycuda"} if source == CUDA_DRIVER else set()
+    cuda = {"cuda", "pycuda"} if source == CUDA_BINDINGS else set()
     assert top <= sys.stdlib_module_names | REQUIRED | cuda | {"mlpgpu"}
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlpgpu.backends.cuda import compiler
-from mlpgpu.backends.cuda.compiler import Resources, compile_units, find_nvcc, nvcc_version
 from mlpgpu.backends.cuda.kernels import Entry, arguments, units
+from mlpgpu.backends.cuda.runtime import compiler
+from mlpgpu.backends.cuda.runtime.compiler import Resources, compile_units, find_nvcc, nvcc_version
 from mlpgpu.errors import BackendError, ConfigurationError, StorageError
 
 ROOT = Path(__file__).parents[1]
@@ -212,7 +212,7 @@ def test_processes_share_a_cache(workshop: Workshop) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import pathlib\n"
-        "from mlpgpu.backends.cuda.compiler import compile_units\n"
+        "from mlpgpu.backends.cuda.runtime.compiler import compile_units\n"
         "from mlpgpu.backends.cuda.kernels import Entry, arguments, units\n"
         "scale = Entry('scale', 'scale.cuh', 'scale', arguments('float* x, float a, int n'), 64)\n"
         "made = compile_units(units([scale]), 'sm_75', sources=pathlib.Path(sys.argv[2]))\n"
@@ -269,4 +269,4 @@ def test_something_else_called_nvcc(workshop: Workshop, script: str, said: str) 
 
 
 def test_sources_are_found() -> None:
-    assert (compiler.source_folder() / "portable.cuh").is_file()
+    assert (compiler.source_folder() / "common/portable.cuh").is_file()

@@ -10,16 +10,18 @@ from helpers import EPS32
 from shim_runner import Unwritten, run
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda import explain, kernels
-from mlpgpu.backends.cuda.costs import flops, moved_bytes
-from mlpgpu.backends.cuda.explain import Profile, gantt
-from mlpgpu.backends.cuda.launches import At, Launch, Lowered
-from mlpgpu.backends.cuda.lowering import lower
-from mlpgpu.backends.cuda.probe import Line, Span
-from mlpgpu.backends.cuda.timing import Rates
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.profile import explain
+from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
+from mlpgpu.backends.cuda.profile.explain import Profile, gantt
+from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
+from mlpgpu.backends.cuda.profile.probe import TimedLaunch
+from mlpgpu.backends.cuda.run.trace import Span
 from mlpgpu.plan import Plan
 
-RATES = Rates(copied=4e12, cached=8e12, computed=50e12, cache_bytes=1 << 20)
+RATES = PeakRates(copied=4e12, cached=8e12, computed=50e12, cache_bytes=1 << 20)
 ROWS = 30
 
 
@@ -40,30 +42,37 @@ def launch_of(launches: list[Launch], family: str) -> Launch:
 
 
 def test_every_launch_names_its_operation() -> None:
-    step = plan(shares=2)
+    step = plan(shards=2)
     low = lowered(step)
-    for launches, operations in ((low.shares[1], step.training), (low.finish, step.training)):
+    for launches, operations in ((low.shards[1], step.training), (low.finish, step.training)):
         for launch in launches:
             number, kind = launch.operation.split()
             assert type(operations[int(number)]).__name__ == kind
-    assert [launch.operation for launch in low.shares[0]][:4] == ["0 Gather", "1 Standardize", "2 Dense", "3 Dense"]
+    assert [launch.operation for launch in low.shards[0]][:4] == ["0 Gather", "1 Standardize", "2 Dense", "3 Dense"]
     assert [launch.operation for launch in low.finish][-2:] == ["16 Norm", "17 Update"]
     assert [launch.operation for launch in low.evaluation][-2:] == ["6 Loss", "7 Output"]
 
 
-@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("reduction", ["ordered", "atomic"])
-def test_flops_are_those_of_the_plan(shares: int, reduction: str) -> None:
-    step = plan(shares=shares, reduction=reduction)
+def test_flops_are_those_of_the_plan(shards: int, reduction: str) -> None:
+    step = plan(shards=shards, reduction=reduction)
     found = sum(
         flops(launch, rows.stop - rows.start)
-        for share, rows in zip(lowered(step).shares, step.share_rows(ROWS), strict=True)
-        for launch in share
+        for shard, rows in zip(lowered(step).shards, step.shard_rows(ROWS), strict=True)
+        for launch in shard
     )
     assert found == sum(step.flops(operation, ROWS) for operation in step.training) > 0
 
 
-BESIDE_PLANS = {"metrics.cuh", "ranks.cuh", "random.cuh", "scan.cuh", "sort.cuh", "histogram.cuh"}
+BESIDE_PLANS = {
+    "elementwise/metrics.cuh",
+    "elementwise/ranking.cuh",
+    "elementwise/random.cuh",
+    "primitives/scan.cuh",
+    "primitives/sort.cuh",
+    "primitives/histogram.cuh",
+}
 OF_PLANS = [entry for entry in kernels.all_entries() if entry.header not in BESIDE_PLANS]
 
 
@@ -79,18 +88,18 @@ def test_the_axes_of_every_array_are_known(entry: kernels.Entry) -> None:
 
 def test_bytes_by_hand() -> None:
     low = lowered(plan())
-    share, finish = low.shares[0], low.finish
-    assert moved_bytes(launch_of(share, "gather"), ROWS) == ROWS * (50 * (1 + 4) + 4)
-    assert moved_bytes(launch_of(share, "standardize"), ROWS) == 4 * (2 * ROWS * 50 + 2 * 50)
-    assert moved_bytes(launch_of(share, "dense_forward"), ROWS) == 4 * (ROWS * (50 + 33) + 50 * 33 + 33)
+    shard, finish = low.shards[0], low.finish
+    assert moved_bytes(launch_of(shard, "gather"), ROWS) == ROWS * (50 * (1 + 4) + 4)
+    assert moved_bytes(launch_of(shard, "standardize"), ROWS) == 4 * (2 * ROWS * 50 + 2 * 50)
+    assert moved_bytes(launch_of(shard, "dense_forward"), ROWS) == 4 * (ROWS * (50 + 33) + 50 * 33 + 33)
     # order, logits (30, 7), class numbers; weights; a value and a weight, in float64, of each block of 8 rows, of all
     # of them, and of the step; the counter of blocks twice
     total = 16 * (4 + 2) + 2 * 4
     assert moved_bytes(launch_of(low.evaluation, "loss"), ROWS) == 4 * ROWS * (1 + 7 + 1 + 1) + total
     # the last layer, without a bias, takes x and what its activation saved, and makes dx and the delta
-    assert moved_bytes(launch_of(share, "head"), ROWS) == 4 * ROWS * (3 * 33 + 1 + 7 + 1 + 1) + 4 * 33 * 7 + total
+    assert moved_bytes(launch_of(shard, "head"), ROWS) == 4 * ROWS * (3 * 33 + 1 + 7 + 1 + 1) + 4 * 33 * 7 + total
     # a weight without a bias, whose dz is the loss's delta
-    assert moved_bytes(launch_of(share, "dense_backward_weight"), ROWS) == 4 * (ROWS * (33 + 7) + 33 * 7)
+    assert moved_bytes(launch_of(shard, "dense_backward_weight"), ROWS) == 4 * (ROWS * (33 + 7) + 33 * 7)
     count = plan().parameter_count
     # gradient once; parameters and both slots twice; the two totals, and the factor
     assert moved_bytes(launch_of(finish, "update"), ROWS, slot_count=2) == 4 * count * (1 + 2 + 4) + 16 + 4
@@ -111,15 +120,15 @@ def test_bytes_of_a_product_in_parts() -> None:
 def test_bytes_of_an_update_in_place() -> None:
     network = mg.Network([mg.Dense(50, 33)], seed=1)
     low = lowered(network.lower(capacity=ROWS, loss="squared_error", optimizer=mg.Adam(0.1)))
-    launch = launch_of(low.shares[0], "dense_backward_update")
+    launch = launch_of(low.shards[0], "dense_backward_update")
     # x, dz and the totals; the weight, the bias and both slots of each twice
     assert moved_bytes(launch, ROWS, 2) == 4 * (ROWS * (50 + 33) + 2 * 3 * (50 * 33 + 33)) + 16
     assert flops(launch, ROWS) == 2 * ROWS * 50 * 33
 
 
 def test_a_dense_target_is_as_wide_as_the_logits() -> None:
-    dense = launch_of(lowered(plan(target_kind="dense")).shares[0], "head")
-    index = launch_of(lowered(plan()).shares[0], "head")
+    dense = launch_of(lowered(plan(target_kind="dense")).shards[0], "head")
+    index = launch_of(lowered(plan()).shards[0], "head")
     assert moved_bytes(dense, ROWS) - moved_bytes(index, ROWS) == 4 * ROWS * (7 - 1)
 
 
@@ -142,23 +151,23 @@ def test_the_chains_of_multiply_adds() -> None:
 
 
 def test_a_profile_is_printed() -> None:
-    step = plan(shares=2)
+    step = plan(shards=2)
     low = lowered(step)
-    launches = [low.shares[0][2], *low.deal]
+    launches = [low.shards[0][2], *low.deal]
     rows = ROWS // 2
     counted = [
         (Fraction(2), flops(launches[0], rows), moved_bytes(launches[0], rows)), (Fraction(1, 32), 0, 0),
     ]  # fmt: skip
-    lines = [
-        Line(launch, count, 40, 1024, operations, nbytes, RATES.floor(operations, nbytes), 2e-6)
+    timed = [
+        TimedLaunch(launch, count, 40, 1024, operations, nbytes, RATES.floor(operations, nbytes), 2e-6)
         for launch, (count, operations, nbytes) in zip(launches, counted, strict=True)
     ]
     spans = [Span("0", "first", 0.0, 2e-6), Span("1", "second", 1e-6, 4e-6)]
-    profile = Profile("a step", RATES, lines, 5e-6, {"x": 6000, "none": 0, "slots": 12_000}, {"one step": spans})
+    profile = Profile("a step", RATES, timed, 5e-6, {"x": 6000, "none": 0, "slots": 12_000}, {"one step": spans})
     assert profile.kernel_seconds == pytest.approx((2 + 1 / 32) * 2e-6)
     head, kernel_table, arrays, timeline = str(profile).split("\n\n")
     assert head.startswith(
-        "a step\nrates of this card: copying 4,000 GB/s, and 8,000 GB/s inside its cache of 1 MiB; 50.0"
+        "a step\npeak rates of this card: copying 4,000 GB/s, and 8,000 GB/s inside its cache of 1 MiB; 50.0"
     )
     heading, dense, deal, total = kernel_table.splitlines()
     assert heading.split()[:4] == ["operation", "kernel", "launches", "grid"]
@@ -179,7 +188,9 @@ def test_a_profile_is_printed() -> None:
         "0.1%",
     ]
     assert deal.split() == ["deal_steps", "1/32", "1×1×1", "32", "40", "1,024", "0.0", "0.00", "2.00", "0.0%"]
-    assert total == "sum of the launches 4.06 µs, all together 5.00 µs (ratio 0.81, where shares run side by side)"
+    assert (
+        total == "sum of the launches 4.06 µs, the whole as one graph 5.00 µs (ratio 0.81, as shards run side by side)"
+    )
     assert [line.split() for line in arrays.splitlines()[1:]] == [
         ["slots", "12,000"],
         ["x", "6,000"],

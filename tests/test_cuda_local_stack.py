@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from test_cuda_lowering import HostProgram, make_plan
 
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
-from mlpgpu.backends.cuda import kernels, local_stack
-from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
-from mlpgpu.backends.cuda.costs import flops, moved_bytes
+from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import HeldWeights, StackShape, StreamedWeights, units
-from mlpgpu.backends.cuda.local_stack import design, runs_of_layers
-from mlpgpu.backends.cuda.lowering import lower
+from mlpgpu.backends.cuda.lower import local_stack
+from mlpgpu.backends.cuda.lower.local_stack import design, runs_of_layers
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
+from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.layers import Layer
 
 Local = LocallyConnected
@@ -128,7 +129,7 @@ def test_predictions_have_the_bits_of_one_launch_for_each_layer(
 def designed(layers: list[Layer], *, multiprocessors: int = 132, arch: str = "sm_90a", **options: Any) -> Any:
     plan = make_plan(layers, **{"capacity": 1, **options})
     (run,) = runs_of_layers(plan.evaluation)
-    return design(plan, run, shares=options.get("shares", 1), multiprocessors=multiprocessors, arch=arch)
+    return design(plan, run, shards=options.get("shards", 1), multiprocessors=multiprocessors, arch=arch)
 
 
 PAIR: list[Layer] = [Local(100, 5, "tanh"), Local(96, 5, "tanh")]
@@ -139,7 +140,7 @@ PAIR: list[Layer] = [Local(100, 5, "tanh"), Local(96, 5, "tanh")]
     [
         ("one layer", [Local(9, 3)], {}),
         ("sm_80 lacks", PAIR, {"arch": "sm_80"}),
-        ("split over streams", PAIR, {"shares": 2}),
+        ("split over streams", PAIR, {"shards": 2}),
         ("a batch of 33 rows is larger than 32", PAIR, {"capacity": 33}),
         ("a window of 66 is larger than 65", [Local(100, 5), Local(96, 66)], {}),
         ("20,000 columns are more than 13,824", [Local(20000, 2), Local(19999, 2)], {"multiprocessors": 4}),
@@ -201,7 +202,7 @@ def test_what_a_stack_must_do_at_least() -> None:
     low = lower(
         make_plan(PAIR, capacity=1, optimizer=Momentum(0.1)), multiprocessors=132, source="float32", arch="sm_90a"
     )
-    launches = {launch.entry.function.partition("<")[0]: launch for launch in low.shares[0]}
+    launches = {launch.entry.function.partition("<")[0]: launch for launch in low.shards[0]}
     weights, outputs = 5 * (96 + 92), 96 + 92
     forward, update = launches["local_stack_forward"], launches["local_stack_update"]
     assert flops(forward, 1) == 2 * weights and flops(update, 1) == 4 * weights
@@ -235,7 +236,7 @@ def test_kernels_compile_without_many_spills(
 
 # --- planted faults ---
 
-FORWARD, UPDATE, TIED_UPDATE = "local_stack.cuh", "local_stack_update.cuh", "local_stack_tied.cuh"
+FORWARD, UPDATE, TIED_UPDATE = "local/stack.cuh", "local/stack_update.cuh", "local/stack_tied_update.cuh"
 ROW, ALIGNMENTS = "one row", "two rows, every alignment"
 FAULTS = {  # the header, what is right there, what is planted, and the case that finds it
     "a halo one column short": (FORWARD, "at.next_window - 1, at.n", "at.next_window - 2, at.n", ROW),

@@ -26,12 +26,14 @@ from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardi
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
-from mlpgpu.backends.cuda import kernels, tensor_cores
+from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, TILES, Form, all_entries
-from mlpgpu.backends.cuda.launches import At, Launch, Lowered, Map
-from mlpgpu.backends.cuda.lowering import lower
-from mlpgpu.backends.cuda.program import DOUBLES, STEP
-from mlpgpu.backends.cuda.share import MOST_PARTS, part_length, updates_in_place
+from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
+from mlpgpu.backends.cuda.lower import tensor_cores
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.lower.shard import MOST_PARTS, part_length, updates_in_place
+from mlpgpu.backends.cuda.run.binding import DOUBLES
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -94,7 +96,7 @@ def plans(draw: st.DrawFn) -> Plan:
         loss=loss,
         target_kind=draw(st.sampled_from(LOSSES[loss].targets)),
         optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0]))),
-        shares=draw(st.integers(1, 3)),
+        shards=draw(st.integers(1, 3)),
         reduction=draw(st.sampled_from(REDUCTIONS)),
         precision=draw(st.sampled_from(["float32-ieee", *OF_PRECISION])),
     )
@@ -145,7 +147,7 @@ def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str, large: b
     low = on_tensor_cores(plan, large=large, arch=arch)
     state = {"step", "parameters", "slots", "statistics", "sums", *low.words, *OWNED}
     for part in (
-        *([*low.run_begin, *low.ahead, *low.deal, *low.staged, *low.begin, *share] for share in low.shares),
+        *([*low.run_begin, *low.ahead, *low.deal, *low.staged, *low.begin, *shard] for shard in low.shards),
         [*low.evaluation_begin, *low.evaluation],
     ):
         written = set(state)
@@ -175,12 +177,12 @@ def touched(launch: Launch, name: str) -> tuple[str, float, float]:
 def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str) -> None:
     """Of a step's first launch, by the one that ends the step before."""
     low = on_tensor_cores(plan, arch=arch)
-    steps = [[*low.begin, *share, *low.finish] for share in low.shares]
+    steps = [[*low.begin, *shard, *low.finish] for shard in low.shards]
     for part in (*steps, low.evaluation):
         for before, launch in zip([part[-1], *part], part, strict=False):
             if not launch.overlaps:
                 continue
-            assert launch.entry.early is not None and (part is low.evaluation or len(low.shares) == 1)
+            assert launch.entry.early is not None and (part is low.evaluation or len(low.shards) == 1)
             mask = launch.values.get("early", 0)
             written = [
                 touched(before, argument.name)
@@ -200,9 +202,9 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
 def test_products_read_what_was_there_before_the_launch_before() -> None:
     """Of a product's operands A and B and what its end reads, 1, 2 and 4."""
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    early = [launch.values.get("early") for launch in low.shares[0]]
-    assert all(launch.overlaps for launch in (*low.shares[0], *low.finish))
-    assert list(zip(families(low.shares[0]), early, strict=True)) == [
+    early = [launch.values.get("early") for launch in low.shards[0]]
+    assert all(launch.overlaps for launch in (*low.shards[0], *low.finish))
+    assert list(zip(families(low.shards[0]), early, strict=True)) == [
         ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
         ("head_softmax_cross_entropy_index", None),
@@ -211,19 +213,19 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
         ("tensor_backward_update_Momentum_bfloat16", 7),
         ("tensor_backward_update_Momentum_bfloat16", 7),
     ]
-    scaled = families(with_scales(tensor_plan(precision="tf32"), arch="sm_90a").shares[0])
+    scaled = families(with_scales(tensor_plan(precision="tf32"), arch="sm_90a").shards[0])
     split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update
     assert scaled[split + 1] == "dense_backward_update_Momentum_narrow"
-    apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
-    assert not any(launch.overlaps for share in apart.shares for launch in share)
+    apart = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
+    assert not any(launch.overlaps for shard in apart.shards for launch in shard)
 
 
 def test_a_small_plan_in_full() -> None:
     layers = [Dense(64, 128, "relu"), Dropout(0.1), Dense(128, 64, "gelu"), Dense(64, 10)]
     optimizer = OPTIMIZERS["Adam"](0.1, clip_norm=1.0)
-    low = lowered(make_plan(layers, loss="softmax_cross_entropy", optimizer=optimizer, shares=2), source="uint8")
-    assert names(low.shares[0]) == names(low.shares[1])
-    assert names(low.shares[0]) == [
+    low = lowered(make_plan(layers, loss="softmax_cross_entropy", optimizer=optimizer, shards=2), source="uint8")
+    assert names(low.shards[0]) == names(low.shards[1])
+    assert names(low.shards[0]) == [
         "gather_uint8",
         "dense_forward_relu_32x32",
         "dropout",
@@ -250,7 +252,7 @@ def test_a_small_plan_in_full() -> None:
 def test_a_plan_that_updates_in_place() -> None:
     layers = [Dense(64, 128, "relu"), Dense(128, 10)]
     low = lowered(make_plan(layers, loss="softmax_cross_entropy"))
-    assert names([*low.shares[0], *low.finish]) == [
+    assert names([*low.shards[0], *low.finish]) == [
         "dense_forward_relu_32x32",  # and the gather
         "head_softmax_cross_entropy_index",  # the last layer, the loss, the total error, and dx
         "dense_backward_update_Momentum_narrow",
@@ -261,7 +263,7 @@ def test_a_plan_that_updates_in_place() -> None:
 
 def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
     low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 300, "tanh"), Dense(300, 64)], capacity=300))
-    assert names(low.shares[0])[3:] == [
+    assert names(low.shards[0])[3:] == [
         "loss_squared_error_dense",  # the last layer is too wide for the head
         "dense_backward_input_tanh_32x32",
         "dense_backward_update_Momentum_narrow",
@@ -274,7 +276,7 @@ def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
 def test_the_kernel_of_an_update_follows_the_shape() -> None:
     def kinds(capacity: int, k: int, n: int) -> list[str]:
         low = lowered(make_plan([Dense(k, n), Dense(n, 3)], capacity=capacity))
-        updates = (name for name in names(low.shares[0]) if "_update_" in name)
+        updates = (name for name in names(low.shards[0]) if "_update_" in name)
         return ["few" if "_few_" in name else name.rpartition("_")[2] for name in updates]
 
     assert kinds(1024, 1024, 1024) == ["narrow", "128x64"]
@@ -299,7 +301,7 @@ def test_products_of_split_operands(options: dict[str, Any], arch: str, expected
     """In a step alone; and not of narrow layers."""
     for n, wide in ((90, True), (48, False)):
         low = lowered(make_plan([Dense(90_000, n, "relu"), Dense(n, 10)], **{"capacity": 128, **options}), arch=arch)
-        split = [name for name in names(low.shares[0]) if "part_split" in name or "tall" in name or "_split_64" in name]
+        split = [name for name in names(low.shards[0]) if "part_split" in name or "tall" in name or "_split_64" in name]
         product = "split_wgmma_128x96" if arch == "sm_90a" else "split_64x96"
         update = "tall" if arch == "sm_90a" and options.get("capacity", 128) <= 128 else "split_64x96"
         wanted = [f"dense_forward_part_{product}", f"dense_backward_update_Momentum_{update}"]
@@ -308,9 +310,9 @@ def test_products_of_split_operands(options: dict[str, Any], arch: str, expected
 
 
 @given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))
-def test_the_head_is_a_short_narrow_layer_without_an_activation(k: int, n: int, activation: str, shares: int) -> None:
-    low = lowered(make_plan([Dense(3, k), Dense(k, n, activation)], shares=shares))
-    is_head = any(name.startswith("head_") for name in names(low.shares[0]))
+def test_the_head_is_a_short_narrow_layer_without_an_activation(k: int, n: int, activation: str, shards: int) -> None:
+    low = lowered(make_plan([Dense(3, k), Dense(k, n, activation)], shards=shards))
+    is_head = any(name.startswith("head_") for name in names(low.shards[0]))
     assert is_head == (n <= 32 and k < 4096 and activation == "identity")
     assert not any(name.startswith("head_") for name in names(low.evaluation))
 
@@ -320,7 +322,7 @@ def test_what_comes_between_keeps_updates_apart() -> None:
     clipped = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
     assert updates_in_place(make_plan([layer, Dense(8, 8)]))
     for layers, options in (
-        ([layer, Dense(8, 8)], {"shares": 2}),
+        ([layer, Dense(8, 8)], {"shards": 2}),
         ([layer, Dense(8, 8)], {"reduction": "atomic"}),
         ([layer, Dense(8, 8)], {"optimizer": clipped}),
         ([layer, layer], {}),
@@ -336,7 +338,7 @@ def test_an_input_that_others_read_is_gathered() -> None:
     layers = [Dense(8, 8, "relu"), Dense(8, 8)]
 
     def first(layers: Sequence[Layer], source: str, **options: object) -> str:
-        return names(lowered(make_plan(layers, **options), source=source).shares[0])[0]
+        return names(lowered(make_plan(layers, **options), source=source).shards[0])[0]
 
     assert first(layers, "float32") == "dense_forward_relu_32x32"
     assert first(layers, "uint8") == "gather_uint8"
@@ -373,40 +375,40 @@ def test_planes_with_scales_are_split_before_each_product() -> None:
     of_bytes = with_scales(tensor_plan(precision="float32"), source="uint8", arch="sm_80")
     assert names(of_bytes.evaluation)[0] == "gather_uint8"
     weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
-    backward = [name for name in families(low.shares[0]) if "backward" in name or "split" in name][2:]
+    backward = [name for name in families(low.shards[0]) if "backward" in name or "split" in name][2:]
     # The head leaves the exponents of rows, so that one pass makes the planes for both products.
-    (head,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("head"))
-    both, _ = (launch.values for launch in low.shares[0] if launch.entry.name.startswith("split_columns"))
+    (head,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("head"))
+    both, _ = (launch.values for launch in low.shards[0] if launch.entry.name.startswith("split_columns"))
     assert head.values["dx_lines"] == both["lines"] == At("dy1.lines") and both["row_planes"] == At("dy1.planes")
     assert [name for name in backward if not name.startswith("dense")] == [
         *(weight[0], f"tensor_backward_input_relu_{pair}", weight[1]),
         *(f"split_rows_{pair}", *weight),
     ]
     # Of the first layer's delta the sizes of rows alone are wanted.
-    assert [launch.values["planes"] for launch in low.shares[0] if "split_rows" in launch.entry.name][-1] is None
+    assert [launch.values["planes"] for launch in low.shards[0] if "split_rows" in launch.entry.name][-1] is None
 
 
 def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    first, second = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_forward"))
+    first, second = (launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_forward"))
     assert (first.values["y"], first.values["y_planes"]) == (None, At("y0.planes"))
     assert (second.values["y"], second.values["y_planes"]) == (At("y1"), None)  # the last layer reads it
-    (dx,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_input"))
+    (dx,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_input"))
     assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
     assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
     (split,) = low.staged
     assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
-    assert "split_rows_bfloat16" not in names(low.shares[0])
+    assert "split_rows_bfloat16" not in names(low.shards[0])
     # Planes (1024, 512) of as many steps as 16 MiB hold.
     assert (low.stages, low.staged_bytes, low.bytes["x.planes"]) == (16, {"x.planes": 1 << 20}, 16 << 20)
     assert not {"x", "y0", "dy1"} & set(low.bytes)
-    (head,) = (launch for launch in low.shares[0] if launch.entry.name.startswith("head"))
+    (head,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("head"))
     assert (head.values["dx"], head.values["dx_planes"]) == (None, At("dy1.planes"))
     # Updates write the weights' planes, so they are split before the first of many steps only.
     assert names(low.run_begin) == ["split_weights_bfloat16"] and not low.begin
-    updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
+    updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert [launch.values["w_planes"] for launch in updates] == [At("1.weight.planes"), At("0.weight.planes")]
-    apart = lowered(tensor_plan(precision="bfloat16", shares=2), arch="sm_90a")
+    apart = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
     assert names(apart.begin) == ["split_weights_bfloat16"] and not apart.run_begin
     assert [launch.values["planes"] for launch in apart.staged] == [At("x.planes"), At("x.planes@1")]
     assert apart.stages == 16 and apart.bytes["x.planes@1"] == 8 << 20
@@ -422,15 +424,15 @@ def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None
         return lowered(plan, arch="sm_90a")
 
     low = step(first, last)
-    ending, following = low.shares[0][1:3]
+    ending, following = low.shards[0][1:3]
     assert ending.entry.name == "tensor_forward_loss_squared_error_bfloat16_wgmma_64x128"
     assert (ending.operation, following.operation) == ("2 Dense", "4 DenseBackward")
     assert ending.values["delta_planes"] == At("dy1.planes") and "dy1" not in low.bytes
     assert (ending.values["sums"], ending.values["totals"]) == (At("sums"), At("totals"))
     assert names(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16_wgmma_64x128", "loss_squared_error_dense"]
-    parts = step(first, last, shares=2)
-    sums = [share[1].values["sums"] for share in parts.shares]
-    assert sums == [At("sums"), At("sums", 2 * math.prod(parts.shares[0][1].grid))]
+    parts = step(first, last, shards=2)
+    sums = [shard[1].values["sums"] for shard in parts.shards]
+    assert sums == [At("sums"), At("sums", 2 * math.prod(parts.shards[0][1].grid))]
     assert names(parts.finish)[0] == "total_error"
     for apart in (
         step(first, last, precision="tf32"),  # a row's exponent is known when the row is whole
@@ -439,13 +441,13 @@ def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None
         step(first, Dense(512, 516)),
         step(first, last, Standardize(512)),
     ):
-        assert sum(name.startswith("loss_") for name in names(apart.shares[0])) == 1
+        assert sum(name.startswith("loss_") for name in names(apart.shards[0])) == 1
 
 
 def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    assert "sum_columns_bfloat16" not in names(low.shares[0]) and names(low.finish) == ["update_biases_Momentum"]
-    updates = [launch for launch in low.shares[0] if launch.entry.name.startswith("tensor_backward_update")]
+    assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
+    updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 parts each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
     assert [launch.values["db_parts"] for launch in updates] == [At("bias parts"), At("bias parts", 8 * 512)]
@@ -458,7 +460,7 @@ def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
     apart = lowered(tensor_plan(precision="bfloat16", optimizer=OPTIMIZERS["SGD"](0.1, clip_norm=1.0)), arch="sm_90a")
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
     for other in (apart, before):
-        assert names(other.shares[0]).count("sum_columns_bfloat16") == 2 and not other.words
+        assert names(other.shards[0]).count("sum_columns_bfloat16") == 2 and not other.words
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -502,12 +504,12 @@ def test_tiles_of_wgmma_follow_what_they_cost() -> None:
         ("float32", "sm_75", {}),
         ("float32", "sm_90a", {"reduction": "atomic"}),
         ("float32", "sm_90a", {"capacity": 255}),
-        ("float32", "sm_90a", {"capacity": 1000, "shares": 4}),
+        ("float32", "sm_90a", {"capacity": 1000, "shards": 4}),
     ],
 )
 def test_what_stays_on_plain_cores(precision: str, arch: str, options: dict[str, Any]) -> None:
     low = lowered(tensor_plan(precision=precision, **options), arch=arch)
-    assert not any(launch.entry.name.startswith("tensor") for share in low.shares for launch in share)
+    assert not any(launch.entry.name.startswith("tensor") for shard in low.shards for launch in shard)
 
 
 def test_the_bits_of_a_row_do_not_follow_its_batch() -> None:
@@ -518,26 +520,26 @@ def test_the_bits_of_a_row_do_not_follow_its_batch() -> None:
 
 def test_atomic_backward_is_one_kernel_on_what_was_cleared() -> None:
     low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 10)], reduction="atomic"))
-    backward = names(low.shares[0])[4:]
+    backward = names(low.shards[0])[4:]
     assert backward == ["zero", "dense_backward_atomic", "activation_backward_relu", "dense_backward_atomic"]
 
 
 def test_the_update_adds_shares_up_unless_something_comes_between() -> None:
     layers = [Dense(8, 8, "relu"), Dense(8, 8)]
     clipped = OPTIMIZERS["SGD"](0.1, clip_norm=1.0)
-    assert "reduce" not in names(lowered(make_plan(layers, shares=3)).finish)
-    assert "reduce" not in names(lowered(make_plan(layers, shares=1, optimizer=clipped)).finish)
-    assert "reduce" in names(lowered(make_plan(layers, shares=3, optimizer=clipped)).finish)
+    assert "reduce" not in names(lowered(make_plan(layers, shards=3)).finish)
+    assert "reduce" not in names(lowered(make_plan(layers, shards=1, optimizer=clipped)).finish)
+    assert "reduce" in names(lowered(make_plan(layers, shards=3, optimizer=clipped)).finish)
     assert "reduce" in names(lowered(make_plan([layers[0], layers[0]])).finish)
 
 
 def test_an_activations_derivative_is_taken_in_by_the_product_before_it() -> None:
     low = lowered(make_plan([Dense(4, 4, "tanh"), Dense(4, 4, "silu"), Dense(4, 4)]))
-    products = [launch for launch in low.shares[0] if launch.values.get("dx")]
+    products = [launch for launch in low.shards[0] if launch.values.get("dx")]
     # silu saves z, tanh y.
     assert [launch.values["saved"] for launch in products] == [At("z1"), At("y0")]
     assert [launch.entry.name.partition("_")[0] for launch in products] == ["head", "dense"]
-    assert not any(name.startswith("activation_backward") for name in names(low.shares[0]))
+    assert not any(name.startswith("activation_backward") for name in names(low.shards[0]))
 
 
 def test_what_a_fused_or_unneeded_operation_would_keep_is_not_stored() -> None:
@@ -561,11 +563,11 @@ def test_parts_cover_the_product(k: int, n: int) -> None:
 
 
 @given(st.sampled_from([1, 64, 5000]), st.integers(1, 3), st.sampled_from([1, 20, 132]))
-def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shares: int, multiprocessors: int) -> None:
+def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shards: int, multiprocessors: int) -> None:
     """Neither rows nor the card change how a product along k is cut."""
     layers = [Dense(5000, 30, "relu"), Dense(30, 10)]
-    low = lowered(make_plan(layers, capacity=capacity, shares=shares), multiprocessors)
-    for part in (*low.shares, low.evaluation):
+    low = lowered(make_plan(layers, capacity=capacity, shards=shards), multiprocessors)
+    for part in (*low.shards, low.evaluation):
         cuts = [
             (launch.values["part"], launch.grid[2])
             for launch in part
@@ -634,7 +636,7 @@ class HostProgram:
         for launch in (*self.low.run_begin, *self.low.ahead):
             self._launch(launch, constants if launch.entry.constants else {})
         for _ in rates:
-            for launch in itertools.chain(self.low.staged, self.low.begin, *self.low.shares, self.low.finish):
+            for launch in itertools.chain(self.low.staged, self.low.begin, *self.low.shards, self.low.finish):
                 self._launch(launch, constants if launch.entry.constants else {})
             for name in ("number", "run", "batch"):
                 self.arrays["step"][name] += 1
@@ -693,8 +695,8 @@ def test_a_step_that_ends_with_the_gradient_keeps_outputs(n_in: int, precision: 
     exact.attach(epoch.data, epoch.sampling)
     exact.run(0, epoch.rates[:1])  # leaves what it computed in the program's arrays
     for y in plan.outputs().values():
-        bound = (n_in + 32) * EPS32 * abs(exact._arrays[y]).max()
-        assert abs(host.arrays[y].reshape(exact._arrays[y].shape) - exact._arrays[y]).max() <= bound
+        bound = (n_in + 32) * EPS32 * abs(exact._work.arrays[y]).max()
+        assert abs(host.arrays[y].reshape(exact._work.arrays[y].shape) - exact._work.arrays[y]).max() <= bound
     gradient, expected = host.arrays["gradient"] / weight, before - exact.read().parameters[0]
     assert abs(gradient - expected).max() <= (n_in + 64) * EPS32 * abs(expected).max()
 
@@ -702,19 +704,19 @@ def test_a_step_that_ends_with_the_gradient_keeps_outputs(n_in: int, precision: 
 TIED = Dense(8, 8, "gelu")
 STACK = LocallyConnected(12, 4, "silu", bias="layer")
 STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
-    "shares": (
+    "shards": (
         [Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 8, "silu", bias=False), Dense(8, 3)],
-        {"loss": "softmax_cross_entropy", "shares": 3, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
+        {"loss": "softmax_cross_entropy", "shards": 3, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
     ),
     "tied, clipped, standardized": (
         [Standardize(9), Dense(9, 8, "relu"), TIED, Dropout(0.2), TIED, Dense(8, 3), Standardize(3)],
-        {"shares": 2, "optimizer": OPTIMIZERS["Nesterov"](0.1, clip_norm=0.1)},
+        {"shards": 2, "optimizer": OPTIMIZERS["Nesterov"](0.1, clip_norm=0.1)},
     ),
     "locally connected": (
         [LocallyConnected(9, 3, "tanh"), Dense(7, 12), STACK, STACK, LocallyConnected(6, 4, bias=None)],
-        {"loss": "softmax_cross_entropy", "shares": 2, "optimizer": OPTIMIZERS["Adam"](0.05, clip_norm=0.5)},
+        {"loss": "softmax_cross_entropy", "shards": 2, "optimizer": OPTIMIZERS["Adam"](0.05, clip_norm=0.5)},
     ),
-    "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shares": 2}),
+    "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shards": 2}),
     "few rows, and a tail": (
         [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh", bias=False), Dense(9, 3)],
         {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1)},
@@ -742,12 +744,12 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
 
 TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "planes from product to product": ([Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)], {"loss": "huber"}),
-    "dropout between, shares": (
+    "dropout between, shards": (
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
-        {"loss": "squared_error", "shares": 2},
+        {"loss": "squared_error", "shards": 2},
     ),
     "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": "huber"}),
-    "a loss at the end, shares": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shares": 2}),
+    "a loss at the end, shards": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shards": 2}),
     "tied, clipped": (
         [Dense(9, 33, "relu"), *[Dense(33, 33, "sigmoid")] * 2, Dense(33, 3)],
         {"loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
@@ -759,9 +761,9 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "case, form",
     [
         *(("planes from product to product", form) for form in FORMS),
-        ("dropout between, shares", kernels.HALF_PAIR),
-        ("dropout between, shares", kernels.BFLOAT16),
-        ("dropout between, shares", kernels.BFLOAT16_PAIR),
+        ("dropout between, shards", kernels.HALF_PAIR),
+        ("dropout between, shards", kernels.BFLOAT16),
+        ("dropout between, shards", kernels.BFLOAT16_PAIR),
         ("tied, clipped", kernels.HALF),
         ("tied, clipped", kernels.BFLOAT16_PAIR),
         *((case, kernels.BFLOAT16) for case in TENSOR_STEPS if case.startswith("a loss")),

@@ -11,9 +11,9 @@ from shim_runner import plant, run
 from test_metric_kernels import HostArrays
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.launches import At, Launch, Value
-from mlpgpu.backends.cuda.orders import KEYS, SORTED, order_launches
-from mlpgpu.backends.cuda.sorting import Chain
+from mlpgpu.backends.cuda.kernels.launches import At, Launch, Value
+from mlpgpu.backends.cuda.run.orders import KEYS, SORTED, order_launches
+from mlpgpu.backends.cuda.run.primitives import Chain
 from mlpgpu.random import Purpose, epoch_order, words
 
 
@@ -55,7 +55,7 @@ def test_an_epoch_s_order_is_the_specification_s(rows: int) -> None:
 
 def small_tiles(dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[kernels.Entry, int]:
     """A prefix sum in tiles of 64 threads, two warps, whose blocks run side by side; and its elements of a tile."""
-    plant("scan.cuh", "THREADS = 512, WARPS", "THREADS = 64, WARPS", folder, monkeypatch)
+    plant("primitives/scan.cuh", "THREADS = 512, WARPS", "THREADS = 64, WARPS", folder, monkeypatch)
     entry = kernels.prefix_sum(dtype)
     scale = entry.threads // 64
     tile = kernels.SCAN_TILE_BYTES // scale // np.dtype(dtype).itemsize

@@ -18,12 +18,12 @@ from shim_runner import plant, run
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
-from mlpgpu.backends.cuda import resident
-from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.backends.cuda.kernels import units
-from mlpgpu.backends.cuda.launches import At, Launch
-from mlpgpu.backends.cuda.program import STEP
-from mlpgpu.backends.cuda.resident import Design, design
+from mlpgpu.backends.cuda.kernels.launches import At, Launch
+from mlpgpu.backends.cuda.persistent import design as resident
+from mlpgpu.backends.cuda.persistent.design import Design, design
+from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -177,7 +177,7 @@ TIED = Dense(8, 8)
     [
         ("no training step", [Dense(4, 3)], {"optimizer": None}),
         ("sums are atomic", [Dense(4, 3)], {"reduction": "atomic"}),
-        ("split over streams", [Dense(4, 3)], {"shares": 2}),
+        ("split over streams", [Dense(4, 3)], {"shards": 2}),
         ("norm is clipped", [Dense(4, 3)], {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}),
         ("share their weights", [Dense(4, 8), TIED, TIED, Dense(8, 3)], {}),
         ("holds LocallyConnected", [LocallyConnected(9, 3), Dense(7, 3)], {}),
@@ -271,40 +271,40 @@ def test_kernels_compile_to_what_their_entries_say(
 
 FAULTS = {  # the header, what is right there, and what is planted
     "barrier removed before Z is added up": (
-        "resident_forward.cuh",
+        "persistent/forward.cuh",
         "    if constexpr (P::Z_PARTS > 1) {\n        sync_workers();\n",
         "    if constexpr (P::Z_PARTS > 1) {\n",
     ),
     "a part of the lines left out of Z": (
-        "resident_forward.cuh",
+        "persistent/forward.cuh",
         "for (int part = 0; part < P::Z_PARTS; ++part)",
         "for (int part = 1; part < P::Z_PARTS; ++part)",
     ),
     "products with low parts left out": (
-        "resident_products.cuh",
+        "persistent/products.cuh",
         "        multiply_tf32(mixed[1], a_high, b[0].low, b[1].low);\n",
         "",
     ),
-    "rows beyond the batch in dW": ("resident.cuh", "            clear_dz<LAST>(k);\n", ""),
+    "rows beyond the batch in dW": ("persistent/persistent.cuh", "            clear_dz<LAST>(k);\n", ""),
     "couriers a step behind": (
-        "resident.cuh",
+        "persistent/persistent.cuh",
         "fetch(k, course.batch(done + 1));",
         "fetch(k, course.batch(done));",
     ),
     "weights moved before dX is made of them": (
-        "resident_backward.cuh",
+        "persistent/backward.cuh",
         "if constexpr (IS_TILED) send_dx<L>(k);",
         "if constexpr (IS_TILED) k.shared[Place<K, L>::WEIGHTS] *= 1.1f, __syncthreads(), send_dx<L>(k);",
     ),
     "a slice too short": (
-        "resident_shape.cuh",
+        "persistent/shape.cuh",
         "T::LINE_QUADS * (k + 1) / T::LINE_SLICES * 4",
         "T::LINE_QUADS * (k + 1) / T::LINE_SLICES * 4 - 1",
     ),
-    "biases without their line of ones": ("resident_inputs.cuh", "four[j] = 1.0f;", "four[j] = 0.0f;"),
-    "rows of a full batch in the last one": ("resident.cuh", "k.rows = rows;", "k.rows = K::ROWS;"),
+    "biases without their line of ones": ("persistent/inputs.cuh", "four[j] = 1.0f;", "four[j] = 0.0f;"),
+    "rows of a full batch in the last one": ("persistent/persistent.cuh", "k.rows = rows;", "k.rows = K::ROWS;"),
     "dropout of the step before": (
-        "resident.cuh",
+        "persistent/persistent.cuh",
         "k.key.step = course.step.number + done;",
         "k.key.step = course.step.number;",
     ),

@@ -22,11 +22,11 @@ from shim_runner import Unwritten, run
 
 from mlpgpu import Dataset
 from mlpgpu.backends import Backend, get_backend
-from mlpgpu.backends.cuda.compiler import CACHE_VARIABLE, compile_units
-from mlpgpu.backends.cuda.costs import speed_of
 from mlpgpu.backends.cuda.kernels import TILES, Entry, units
-from mlpgpu.backends.cuda.program import STEP
-from mlpgpu.backends.cuda.timing import Rates
+from mlpgpu.backends.cuda.profile.costs import speed_of
+from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
+from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.bench import json_lines
 from mlpgpu.plan import Plan
 
@@ -227,14 +227,14 @@ class HostProbe:
         assert array == "parameters"
         return self._parameters
 
-    def lines(self, _: Rates) -> Sequence[SimpleNamespace]:
+    def launches(self, _: PeakRates) -> Sequence[SimpleNamespace]:
         return self.timed
 
     def seconds(self) -> float:
         return 2e-3
 
 
-RATES = Rates(copied=1e9, cached=1e9, computed=1e9, cache_bytes=1)
+RATES = PeakRates(copied=1e9, cached=1e9, computed=1e9, cache_bytes=1)
 
 
 def host_backend() -> Backend:
@@ -246,7 +246,7 @@ def host_backend() -> Backend:
 def test_a_climb_of_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = SimpleNamespace(name="its_kernel", header="wgmma.cuh", function="tensor_forward<HalfPair>")
+    entry = SimpleNamespace(name="its_kernel", header="gemm/gemm_sm90.cuh", function="tensor_forward<HalfPair>")
     line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
     bench = HostBench()
     monkeypatch.setattr(HostProbe, "timed", [line, SimpleNamespace(flops=0)])

@@ -14,9 +14,9 @@ from sklearn import metrics as reference
 
 from mlpgpu import Dataset, Dense, Network
 from mlpgpu.backends.base import target_array
-from mlpgpu.backends.cuda.launches import At, Launch
-from mlpgpu.backends.cuda.metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
-from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.kernels.launches import At, Launch
+from mlpgpu.backends.cuda.run.metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.backends.evaluation import MetricSums
 from mlpgpu.losses import TargetKind
 from mlpgpu.metrics import METRICS
@@ -25,7 +25,7 @@ from mlpgpu.plan import Plan
 CAPACITY, ROWS = 16, 37  # the last batch has five rows
 CLASSIFIERS = [name for name, metric in METRICS.items() if metric.of == "classes"]
 REGRESSIONS = [name for name, metric in METRICS.items() if metric.of == "numbers"]
-RANKINGS = [name for name, metric in METRICS.items() if metric.of == "ranks"]
+RANKINGS = [name for name, metric in METRICS.items() if metric.of == "rankings"]
 # Loss, kind of its targets, outputs, and the metrics that suit them.
 PLANS: list[tuple[str, TargetKind, int, list[str]]] = [
     ("softmax_cross_entropy", "index", 10, [*CLASSIFIERS, *RANKINGS]),

@@ -72,7 +72,7 @@ def tolerance(precision: str) -> float:
 
 
 def batches(kind: str, precision: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """STEPS batches of inputs (B, 7) and targets: classes (B,), or shares of 3 classes (B, 3)."""
+    """STEPS batches of inputs (B, 7) and targets: classes (B,), or probabilities of 3 classes (B, 3)."""
     rng = np.random.default_rng(3)
     made = []
     for step in range(STEPS):

@@ -15,7 +15,7 @@ from shim_runner import KernelFault, Unwritten, prepare, run
 from mlpgpu.backends.cuda.kernels import Entry, arguments
 
 KERNELS = r"""
-#include "portable.cuh"
+#include "common/portable.cuh"
 
 namespace mlpgpu {
 
@@ -441,7 +441,7 @@ def test_refused_launches(kernel: dict[str, Entry], change: dict[str, object], m
 
 def test_excluded_entries_are_refused() -> None:
     with pytest.raises(ValueError, match="does not run on the host: wgmma"):
-        prepare([Entry("fast", "gemm.cuh", "fast", (), 128, host_excluded="wgmma")])
+        prepare([Entry("fast", "gemm/simt.cuh", "fast", (), 128, host_excluded="wgmma")])
 
 
 def test_a_compile_error_shows_the_compilers_lines(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_missing_compiler_is_a_failure(without_compiler: None) -> None:
     with pytest.raises(RuntimeError, match=r"g\+\+, which is not on the PATH"):
-        prepare([Entry("any", "portable.cuh", "any", (), 32)])
+        prepare([Entry("any", "common/portable.cuh", "any", (), 32)])
 
 
 def test_programs_are_kept_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from mlpgpu.backends.cuda import compiler, kernels
-from mlpgpu.backends.cuda.compiler import Cubin
-from mlpgpu.backends.cuda.driver import Device, find_device
+from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry
-from mlpgpu.backends.cuda.program import CudaProgram
+from mlpgpu.backends.cuda.run import program
+from mlpgpu.backends.cuda.runtime import Device, compiler, find_device
+from mlpgpu.backends.cuda.runtime.compiler import Cubin
 from mlpgpu.errors import BackendError
 
 
@@ -36,7 +37,7 @@ def cubins(device: Device) -> dict[str, Cubin]:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans train launch by launch, also those that could inside one kernel."""
-    monkeypatch.setattr(CudaProgram, "_choose", lambda self: "a test asks for it")
+    monkeypatch.setattr(program, "design", lambda *_, **__: "a test asks for it")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,9 @@ def compiled_once(cubins: dict[str, Cubin]) -> Iterator[None]:
     """In this module's process every plan takes its kernels from one compilation of all of them, save resident ones."""
     compile_units = compiler.compile_units
 
-    def take(units: Mapping[str, Sequence[Entry]], arch: str) -> dict[str, Cubin]:
+    def take(units: Mapping[str, Sequence[Entry]], arch: str, **options: Any) -> dict[str, Cubin]:
         own = {header: entries for header, entries in units.items() if header not in cubins}
-        return {header: cubins[header] for header in units if header in cubins} | compile_units(own, arch)
+        return {header: cubins[header] for header in units if header in cubins} | compile_units(own, arch, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compile_units", take)

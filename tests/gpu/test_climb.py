@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.workbench import Workbench
+from mlpgpu.backends.cuda.profile.workbench import Workbench
+from mlpgpu.backends.cuda.runtime import Device
 
 pytestmark = pytest.mark.gpu
 LADDERS = Path(__file__).parents[2] / "examples" / "ladders"

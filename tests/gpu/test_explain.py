@@ -11,9 +11,9 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
-from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.explain import Profile, profile
-from mlpgpu.backends.cuda.probe import PIECES
+from mlpgpu.backends.cuda.profile.explain import Profile, profile
+from mlpgpu.backends.cuda.profile.probe import PIECES
+from mlpgpu.backends.cuda.runtime import Device
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def test_the_launches_make_up_the_step(device: Device, widths: list[int], batch_
 
 
 def test_it_says_which_way_a_plan_trains(device: Device) -> None:
-    inside, by_launches = (str(measured(device, [50, 33, 7], 31, shares=shares)) for shares in (1, 2))
+    inside, by_launches = (str(measured(device, [50, 33, 7], 31, shards=shards)) for shards in (1, 2))
     assert "trains inside one kernel, resident_50_33_7" in inside and "a step takes" in inside
     assert "trains launch by launch, since the batch is split over streams" in by_launches
 
@@ -44,26 +44,26 @@ def test_it_says_which_way_a_plan_trains(device: Device) -> None:
 def test_no_launch_is_faster_than_its_floor(device: Device) -> None:
     found = measured(device, [784, 1024, 1024, 10], 1024)
     assert found.rates.copied > 1e11 and found.rates.cached >= found.rates.copied and found.rates.computed > 1e12
-    assert [line.launch.entry.name for line in found.lines if line.seconds < line.floor] == []
+    assert [each.launch.entry.name for each in found.launches if each.seconds < each.floor] == []
 
 
 def test_an_evaluation_has_no_update(device: Device) -> None:
     found = measured(device, [50, 33, 7], 31, loss=None, optimizer=None)
-    assert [line.launch.operation for line in found.lines] == ["0 Gather", "1 Dense", "2 Dense", "3 Output"]
-    assert all(line.registers > 0 and line.seconds > 0 for line in found.lines)
+    assert [each.launch.operation for each in found.launches] == ["0 Gather", "1 Dense", "2 Dense", "3 Output"]
+    assert all(each.registers > 0 and each.seconds > 0 for each in found.launches)
 
 
 def test_a_timeline_keeps_the_order_of_each_stream(device: Device) -> None:
-    found = measured(device, [784, 256, 10], 512, timeline=True, shares=2)
+    found = measured(device, [784, 256, 10], 512, timeline=True, shards=2)
     step, epoch = found.timelines.values()
-    assert len(step) == sum(math.ceil(line.count) for line in found.lines)
+    assert len(step) == sum(math.ceil(each.count) for each in found.launches)
     assert {span.stream for span in step} == {"0", "1"}
     for stream in ("0", "1"):
         spans = [span for span in step if span.stream == stream]
         assert all(span.start <= span.end for span in spans)
         assert all(first.end <= second.start for first, second in pairwise(spans))
-    last_of_shares = max(span.end for span in step if span.stream == "1")
-    assert next(span for span in step if span.name == "total_error").start >= last_of_shares
+    last_of_shards = max(span.end for span in step if span.stream == "1")
+    assert next(span for span in step if span.name == "total_error").start >= last_of_shards
     assert max(span.end for span in step) < 0.005  # the host had put all on the streams before the card began
 
     copies, steps = ({s.name: s for s in epoch if s.stream == stream} for stream in ("copies", "0"))
@@ -80,7 +80,7 @@ def test_explain_prints_it(
     network.save(tmp_path / "network.h5")
     assert main(["explain", str(tmp_path / "network.h5"), "--backend", "cuda", *options]) == 0
     printed = capsys.readouterr().out
-    assert "rates of this card: copying" in printed and "sum of the launches" in printed
+    assert "peak rates of this card: copying" in printed and "sum of the launches" in printed
     assert ("start µs" in printed) == bool(options)
     assert f"on {device.name}, measured on random data" in printed
 

@@ -11,9 +11,9 @@ from helpers import EPS32
 import mlpgpu as mg
 from mlpgpu import Dense, Dropout
 from mlpgpu import LocallyConnected as Local
-from mlpgpu.backends.cuda import local_stack
-from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.local_stack import LocalStack
+from mlpgpu.backends.cuda.lower import local_stack
+from mlpgpu.backends.cuda.lower.local_stack import LocalStack
+from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.layers import Layer
 
 pytestmark = pytest.mark.gpu

@@ -26,8 +26,6 @@ from kernel_cases.tensor import (
 )
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.compiler import Cubin
-from mlpgpu.backends.cuda.driver import Arena, Device, Module, Stream, Texture, aligned, pack, tensor_map
 from mlpgpu.backends.cuda.kernels import (
     FORMS,
     TENSOR_MAP_BYTES,
@@ -39,6 +37,8 @@ from mlpgpu.backends.cuda.kernels import (
     matrix_tiles,
     wgmma_tiles,
 )
+from mlpgpu.backends.cuda.runtime import Arena, Device, Module, Stream, Texture, aligned, pack, tensor_map
+from mlpgpu.backends.cuda.runtime.compiler import Cubin
 
 pytestmark = pytest.mark.gpu
 

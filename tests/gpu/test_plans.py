@@ -22,9 +22,10 @@ from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda import driver, program, tensor_cores
-from mlpgpu.backends.cuda.driver import Device
 from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, Form
+from mlpgpu.backends.cuda.lower import tensor_cores
+from mlpgpu.backends.cuda.run import training
+from mlpgpu.backends.cuda.runtime import Device, modules
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
@@ -167,7 +168,7 @@ def test_penalties_and_clipping(optimizer: str, streams: int) -> None:
     check_both(Case(mlp(7, 33, 5), optimizer=penalized, streams=streams))
 
 
-# --- sizes, shares, inputs ---
+# --- sizes, shards, inputs ---
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -322,7 +323,7 @@ def in_form(case: Case, form: Form) -> Case:
 TENSOR_CASES = {
     "activations": Case((*(Dense(33, 33, name) for name in ACTIVATIONS), Dense(33, 3)), epochs=1),
     "large": Case((Dense(700, 600, "relu"), Dense(600, 530, "tanh"), Dense(530, 10)), rows=600, batch_size=512),
-    "shares, dropout, bytes": Case(
+    "shards, dropout, bytes": Case(
         (Dense(33, 40, "gelu"), Dropout(0.3), Dense(40, 130, "relu"), Dense(130, 5)), streams=3, source="uint8"
     ),
     "tied, clipped": Case(
@@ -332,7 +333,7 @@ TENSOR_CASES = {
     "a loss at the end": Case(
         (Dense(33, 40, "gelu"), Dense(40, 136)), "squared_error", "dense", rows=300, batch_size=130, weighted=True
     ),
-    "of shares": Case((Dense(33, 40, "gelu"), Dense(40, 72)), "binary_cross_entropy", "dense", streams=2),
+    "of shards": Case((Dense(33, 40, "gelu"), Dense(40, 72)), "binary_cross_entropy", "dense", streams=2),
     "one row": Case(mlp(31, 257, 3), batch_size=1, rows=3),
 }
 
@@ -366,7 +367,7 @@ def test_launches_that_overlap_change_no_bit(form: Form, monkeypatch: pytest.Mon
     layers = (Dense(700, 600, "relu"), Dense(600, 530, "gelu"), Dense(530, 10))
     case = in_form(Case(layers, rows=5000, batch_size=1024, epochs=3), form)
     overlapping = on_card(case)
-    monkeypatch.setattr(driver, "OVERLAP_CAPABILITY", (1000, 0))
+    monkeypatch.setattr(modules, "PDL_CAPABILITY", (1000, 0))
     apart = on_card(case)
     assert all((overlapping[name] == apart[name]).all() for name in apart)
 
@@ -409,8 +410,8 @@ def test_ieee_float32_stays_on_plain_cores() -> None:
 
 
 def test_the_bounds_tell_wrong_from_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, right = Case(mlp(33, 65, 5)), program.hyper_parameters
+    case, right = Case(mlp(33, 65, 5)), training.hyper_parameters
     check(case)
-    monkeypatch.setattr(program, "hyper_parameters", lambda optimizer: np.float32(0.99) * right(optimizer))
+    monkeypatch.setattr(training, "hyper_parameters", lambda optimizer: np.float32(0.99) * right(optimizer))
     with pytest.raises(AssertionError, match="change"):
         check(case)

@@ -11,12 +11,12 @@ from kernel_cases.case import joined, wide
 from kernel_cases.tensor import ERRORS
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.costs import form_in
-from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.explain import random_data
 from mlpgpu.backends.cuda.kernels import BFLOAT16, OF_PRECISION, form_of, padded_columns
-from mlpgpu.backends.cuda.launches import Launch
-from mlpgpu.backends.cuda.products import SCRATCH, Operand, Products
+from mlpgpu.backends.cuda.kernels.launches import Launch
+from mlpgpu.backends.cuda.profile.costs import form_in
+from mlpgpu.backends.cuda.profile.explain import random_data
+from mlpgpu.backends.cuda.profile.products import SCRATCH, Operand, Products
+from mlpgpu.backends.cuda.runtime import Device
 
 pytestmark = pytest.mark.gpu
 
@@ -24,15 +24,15 @@ ROWS, WIDTHS = 384, (512, 768, 1024, 512)
 
 
 def matrix(products: Products, operand: Operand) -> np.ndarray:
-    if not operand.planes:
+    if not operand.components:
         values = np.empty((operand.rows, operand.pitch), np.float32)
-        products._stream.download(values, operand.address)
-        products._stream.synchronize()
+        products.stream.download(values, operand.address)
+        products.stream.synchronize()
         return wide(values)[:, : operand.columns]
-    words = np.empty((operand.planes, operand.rows, operand.pitch), np.uint16)
-    for plane, place in enumerate(words):
-        products._stream.download(place, operand.address + 2 * plane * operand.plane)
-    products._stream.synchronize()
+    words = np.empty((operand.components, operand.rows, operand.pitch), np.uint16)
+    for number, component in enumerate(words):
+        products.stream.download(component, operand.address + 2 * number * operand.component_stride)
+    products.stream.synchronize()
     return joined(words)[..., : operand.columns]
 
 

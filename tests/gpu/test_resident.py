@@ -14,10 +14,11 @@ from test_plans import Case, check_both, train
 import mlpgpu as mg
 from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda import feed, resident
-from mlpgpu.backends.cuda.driver import Device
-from mlpgpu.backends.cuda.program import CudaProgram
-from mlpgpu.backends.cuda.resident import Design
+from mlpgpu.backends.cuda.persistent import design as resident
+from mlpgpu.backends.cuda.persistent.design import Design
+from mlpgpu.backends.cuda.run import feed, program
+from mlpgpu.backends.cuda.run.program import CudaProgram
+from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -78,8 +79,8 @@ SEEDS = list(itertools.islice((seed for seed in itertools.count() if is_resident
 def test_random_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside one kernel and launch by launch: both stay within the bound of the float64 oracle."""
     designs: list[object] = []
-    choose = CudaProgram._choose
-    monkeypatch.setattr(CudaProgram, "_choose", lambda self: designs.append(choose(self)) or designs[-1])
+    choose = program.design
+    monkeypatch.setattr(program, "design", lambda *a, **k: designs.append(choose(*a, **k)) or designs[-1])
     check_both(random_case(seed))
     assert any(isinstance(made, Design) for made in designs)
 
@@ -120,7 +121,7 @@ def new_trainer(**options: Any) -> mg.Trainer:
 
 def fit(trainer: mg.Trainer, *callbacks: Any, epochs: int = 4, **options: Any) -> mg.Trainer:
     trainer.fit(DATA, epochs, callbacks=callbacks, progress=False, **options)
-    assert isinstance(trainer._program, CudaProgram) and isinstance(trainer._program.residency, Design)
+    assert isinstance(trainer._engine.program, CudaProgram) and isinstance(trainer._engine.program.persistent, Design)
     return trainer
 
 
@@ -176,11 +177,11 @@ def test_targets_without_a_texture_change_no_bit(
     assert_same_run(fit(new_trainer()), unbroken)
 
 
-def test_tags_that_run_out_change_no_bit(unbroken: mg.Trainer) -> None:
+def test_sequence_numbers_that_run_out_change_no_bit(unbroken: mg.Trainer) -> None:
     trainer = new_trainer()
     fit(trainer, epochs=1)
-    assert isinstance(trainer._program, CudaProgram)
-    trainer._program._tag = 2**32 - 60  # the next epoch is of 44 steps, and the one after begins anew
+    assert isinstance(trainer._engine.program, CudaProgram) and trainer._engine.program.persistent_steps is not None
+    trainer._engine.program.persistent_steps.sequence = 2**32 - 60  # the next epoch has 44 steps
     assert_same_run(fit(trainer, epochs=3), unbroken)
 
 

@@ -23,8 +23,8 @@ from helpers import EPS, EPS32
 from test_resume import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda import feed, orders
-from mlpgpu.backends.cuda.driver import Device
+from mlpgpu.backends.cuda.run import feed, orders
+from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.errors import BackendError, DivergenceError
 from mlpgpu.metrics import METRICS, curve_count, curve_positives
 from mlpgpu.random import epoch_order
@@ -116,7 +116,7 @@ def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
         x = random.normal(size=(rows, 20)).round(1) + labels[:, np.newaxis] / 10
         y = labels if n_out > 1 else labels[:, np.newaxis].astype(float)
         data = mg.Dataset(x, y, random.integers(0, 9, rows) / 4)
-        names = [name for name, metric in METRICS.items() if metric.of == "ranks"]
+        names = [name for name, metric in METRICS.items() if metric.of == "rankings"]
         found, curves = trainer.evaluate(data, names), curve_count(max(2, n_out))
         scores = trainer.network.predict(data, backend="cuda")[:, -curves:]
         for name in names:
@@ -162,7 +162,7 @@ def test_orders_made_on_the_card_are_the_host_s(tmp_path: Path, monkeypatch: pyt
     def look(self: feed.Feed, places: str, ready: Any) -> None:
         begin_listed(self, places, ready)
         listed = np.empty(len(self.dataset), np.int32)
-        self._stream.download(listed, self.addresses["order"])
+        self._stream.download(listed, self.arrays.addresses["order"])
         self._stream.synchronize()
         place_of = self.place_of
         assert place_of is not None
@@ -199,7 +199,7 @@ def test_a_large_parameter_that_is_not_finite_is_found() -> None:
     trainer = mg.Trainer(network, "squared_error", mg.SGD(0.0), backend="cuda", batch_size=4)
     data = mg.Dataset(DRAW.normal(size=(4, 3)), DRAW.normal(size=4))
     trainer.fit(data, 1, progress=False)
-    program = trainer._program
+    program = trainer._engine.program
     assert program is not None and program.is_finite()
     state = program.read()
     state.parameters[0, -7] = np.nan
@@ -250,7 +250,7 @@ def test_how_many_steps_run_at_a_time_changes_no_bit(unbroken: mg.Trainer) -> No
 def test_pieces_of_the_data_change_no_bit(
     memory_share: float, unbroken: mg.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With a share of 0 nothing stays on the card, and each epoch's pieces go up anew.
+    # With a shard of 0 nothing stays on the card, and each epoch's pieces go up anew.
     monkeypatch.setattr(feed, "PIECE_BYTES", 10_000)
     trainer = fit(new_trainer(memory_share=memory_share))
     np.testing.assert_array_equal(flat(trainer), flat(unbroken))
@@ -504,7 +504,7 @@ def test_a_prefetched_state_is_what_is_read_until_something_changes_it(optimizer
     random = np.random.default_rng(1)
     data = mg.Dataset(random.normal(size=(64, 20)).astype(np.float32), random.integers(0, 3, 64))
     trainer.fit(data, 1, progress=False)
-    program = trainer._program
+    program = trainer._engine.program
     assert program is not None
     plain = program.read()
     program.prefetch()

@@ -11,7 +11,7 @@ import pytest
 import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.__main__ import main
-from mlpgpu.backends.cuda.driver import Device
+from mlpgpu.backends.cuda.runtime import Device
 
 pytestmark = pytest.mark.gpu
 

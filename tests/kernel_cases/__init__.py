@@ -4,7 +4,7 @@ A case is plain data.  Whoever can launch a kernel runs it: on the host (test_ke
 Each entry of the table has at least one; activations, losses and optimizers are enumerated from the
 tables of the specification, so a new row brings its own.
 
-Rows of inputs that belong to another share hold NaN, and outputs hold before the launch what no kernel
+Rows of inputs that belong to another shard hold NaN, and outputs hold before the launch what no kernel
 computes: what is read, written or left out by mistake shows.  Every bound is derived from the number of
 roundings, at most EPS32 each, by which a result is made, and from the magnitudes that are rounded; none
 depends on what a kernel returned.

@@ -1,4 +1,4 @@
-"""What a case is, the share of a batch that it runs on, and what activations and products are held to."""
+"""What a case is, the shard of a batch that it runs on, and what activations and products are held to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import Entry
-from mlpgpu.backends.cuda.program import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS, hyper_parameters
 from mlpgpu.optimizers import Optimizer
 
 # Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
@@ -109,29 +109,29 @@ def expect(value: np.ndarray, bound: np.ndarray | float, written: np.ndarray | b
 
 @dataclass(frozen=True)
 class Batch:
-    """One share of one batch; the capacity is that of a full batch."""
+    """One shard of one batch; the capacity is that of a full batch."""
 
     capacity: int
     epoch_rows: int
     place: int = 0  # of the batch in the epoch
-    share: int = 0
-    shares: int = 1
+    shard: int = 0
+    shards: int = 1
 
     @property
     def part(self) -> slice:
-        """The share's rows of the batch."""
+        """The shard's rows of the batch."""
         rows = min(self.capacity, self.epoch_rows - self.place * self.capacity)
-        return slice(rows * self.share // self.shares, rows * (self.share + 1) // self.shares)
+        return slice(rows * self.shard // self.shards, rows * (self.shard + 1) // self.shards)
 
     @property
     def args(self) -> dict[str, object]:
         step = np.array([(STEP_NUMBER, 2, self.place, self.capacity, self.epoch_rows)], STEP)
-        return {"step": step, "share": self.share, "shares": self.shares}
+        return {"step": step, "shard": self.shard, "shards": self.shards}
 
     @property
     def most_rows(self) -> int:
         """The rows that a grid is made for."""
-        return -(-self.capacity // self.shares)
+        return -(-self.capacity // self.shards)
 
     @property
     def order(self) -> np.ndarray:
@@ -140,37 +140,37 @@ class Batch:
 
     @property
     def fetched(self) -> np.ndarray:
-        """The data set's rows that this share is made of."""
+        """The data set's rows that this shard is made of."""
         start = self.place * self.capacity
         return self.order[start : start + self.capacity][self.part]
 
     def rows_of(self, array: np.ndarray) -> np.ndarray:
-        """``array`` (B, …) with NaN in rows of other shares, in float32."""
+        """``array`` (B, …) with NaN in rows of other shards, in float32."""
         result = np.full(array.shape, np.nan, np.float32)
         result[self.part] = array[self.part]
         return result
 
     def written(self, *shape: int) -> np.ndarray:
-        """Whether an element of an output (B, …) belongs to this share's rows."""
+        """Whether an element of an output (B, …) belongs to this shard's rows."""
         mask = np.zeros(shape, bool)
         mask[self.part] = True
         return mask
 
     def __str__(self) -> str:
-        share = f"-share{self.share}of{self.shares}" if self.shares > 1 else ""
-        return f"{self.part.stop - self.part.start}rows{share}" + "-last" * (self.place > 0)
+        shard = f"-shard{self.shard}of{self.shards}" if self.shards > 1 else ""
+        return f"{self.part.stop - self.part.start}rows{shard}" + "-last" * (self.place > 0)
 
 
 def whole(rows: int) -> Batch:
-    """A batch in one share."""
+    """A batch in one shard."""
     return Batch(rows, rows)
 
 
 def batches(rows: int) -> list[Batch]:
-    """A batch whole and in three shares; and the epoch's last one, two rows, of which one share gets none."""
-    shares = range(3)
-    thirds = [Batch(rows, rows, share=share, shares=3) for share in shares]
-    last = [Batch(rows, 2 * rows + 2, 2, share, 3) for share in shares]
+    """A batch whole and in three shards; and the epoch's last one, two rows, of which one shard gets none."""
+    shards = range(3)
+    thirds = [Batch(rows, rows, shard=shard, shards=3) for shard in shards]
+    last = [Batch(rows, 2 * rows + 2, 2, shard, 3) for shard in shards]
     return [whole(rows), *thirds, *last]
 
 
@@ -264,7 +264,7 @@ def chained(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constants_of(optimizer: Optimizer, table: np.ndarray) -> dict[str, np.ndarray]:
-    """The constant variables of update.cuh, for a table of rates."""
+    """The constant variables of elementwise/update.cuh, for a table of rates."""
     schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
     schedule[:, : table.shape[1]] = table
     return {"hyper": hyper_parameters(optimizer), "schedule": schedule}

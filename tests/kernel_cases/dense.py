@@ -352,8 +352,8 @@ def dense_cases() -> Iterator[Case]:
             for stream in (False, True):
                 yield dense_update_few("Momentum", batch, 36, 33, part=16, stream=stream, ahead=fetched)
             yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
-    for share in range(3):
-        yield dense_forward_part(None, Batch(5, 12, 2, share, 3), 70, 35, part=32)
+    for shard in range(3):
+        yield dense_forward_part(None, Batch(5, 12, 2, shard, 3), 70, 35, part=32)
     for rows, k, n in sizes:
         yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:

@@ -10,7 +10,7 @@ from helpers import EPS, EPS32, LOSS_KINDS
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Team, ceil_div, padded_columns, padded_rows
-from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
 
 from .case import (
@@ -170,7 +170,7 @@ def loss(
 
 
 def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
-    """The lines of dx's rows (planes.cuh), from their largest elements; these are no powers of two."""
+    """The lines of dx's rows (gemm/operands.cuh), from their largest elements; these are no powers of two."""
     _, exponents = np.frexp(abs(dx).max(axis=1, initial=0.0))
     is_used = (dx != 0.0).any(axis=1)
     value = np.zeros(len(into), np.int64)

@@ -124,7 +124,7 @@ def metric_cases() -> Iterator[Case]:
     for special in (np.nan, np.inf, -np.inf):
         yield classes("index", whole(1), 5, special=special)
         yield classes("index", whole(1), 1, special=special)
-    for name in (name for name, row in METRICS.items() if row.of != "ranks"):
+    for name in (name for name, row in METRICS.items() if row.of != "rankings"):
         for batch, n in ((whole(1), 1), (whole(31), 10), (last, 1), (last, 10), (whole(40), 257)):
             yield metric(name, batch, n)
         for batch in (whole(31), last):
@@ -225,7 +225,7 @@ def rank_cases() -> Iterator[Case]:
     for n, positive in ((1, 0), (33, 1), (2000, 2)):
         yield rank_weights(n, positive)
     for name, row in METRICS.items():
-        if row.of == "ranks":
+        if row.of == "rankings":
             for n, values in ((1, 2), (33, 5), (300, 1), (1000, 100), (70000, 10**6)):
                 yield rank_area(name, n, values)
             yield rank_area(name, 500, 20, curve=2, curves=4)

@@ -10,7 +10,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.program import STEP
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.random import Purpose, uniforms
 
 from .case import (

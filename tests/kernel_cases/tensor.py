@@ -65,7 +65,8 @@ ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16
 
 
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
-# epilogues, and those of most cases below.  A GPU runs all; the smallest of tensor.cuh's tiles has all of them anyway.
+# epilogues, and those of most cases below.  A GPU runs all; the smallest of gemm/gemm_sm80.cuh's tiles has all of them
+# anyway.
 SAMPLED_TILES = [tile for form in FORMS for tile in (*wgmma_tiles(form), matrix_tiles(form)[0])]
 SAMPLE = {
     entry
@@ -349,7 +350,7 @@ def product_of(form: Form, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 
 
 def plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
-    """An array as planes of bfloat16, where the share's rows are ``value`` and the padding is 0."""
+    """An array as planes of bfloat16, where the shard's rows are ``value`` and the padding is 0."""
     shape, columns = into.shape, value.shape[1]
     words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
     words[0, :rows, :columns] = value
@@ -477,7 +478,7 @@ def tensor_backward_input(
 
 
 def _early(m: int, k: int) -> int:
-    """Each mask of overlap.cuh in turn, from size to size: no bit depends on it."""
+    """Each mask of common/dependent_launch.cuh in turn, from size to size: no bit depends on it."""
     return (m + k) % 8
 
 

@@ -9,24 +9,24 @@ import numpy as np
 from helpers import EPS, EPS32
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.program import STEP, hyper_parameters
+from mlpgpu.backends.cuda.run.steps import STEP, hyper_parameters
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 
 from .case import ROUNDINGS, UNWRITTEN, Case, Output, blank, constants_of, expect, generator, normal, wide
 
 
-def reduce(shares: int, uses: int, size: int) -> Case:
+def reduce(shards: int, uses: int, size: int) -> Case:
     """Sums in the order of the specification, each rounded once: the same bits."""
     gap = 3
-    partials = np.full((shares, uses * size + gap), np.nan, np.float32)
-    terms = normal(shares, uses, size)
-    partials[:, : uses * size] = terms.reshape(shares, -1)
+    partials = np.full((shards, uses * size + gap), np.nan, np.float32)
+    terms = normal(shards, uses, size)
+    partials[:, : uses * size] = terms.reshape(shards, -1)
     total, *others = terms.reshape(-1, size)
     for term in others:
         total = total + term
-    sizes = {"pitch": partials.shape[1], "shares": shares, "uses": uses, "size": size}
+    sizes = {"pitch": partials.shape[1], "shards": shards, "uses": uses, "size": size}
     args = {"partials": partials, **sizes, "gradient": blank(size)}
-    return Case(f"{shares}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(wide(total), 0.0)})
+    return Case(f"{shards}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(wide(total), 0.0)})
 
 
 def squares(size: int, blocks: int) -> Case:
@@ -109,34 +109,34 @@ def stepped(
     return args, outputs, constants_of(optimizer, table)
 
 
-def update(name: str, run: int, *, shares: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
+def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
            l1: float = 0.0, l2: float = 0.0) -> Case:  # fmt: skip
     """``run`` is the step's place in the run, and so the row of the table of rates."""
     optimizer = OPTIMIZERS[name](0.1, l1=l1, l2=l2)
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
     random = generator()
-    partials = random.normal(size=(shares, size + 3)).astype(np.float32)
+    partials = random.normal(size=(shards, size + 3)).astype(np.float32)
     w = random.normal(size=size).astype(np.float32)
     w[::5] = 0.0
     slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
     scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
 
     terms = wide(partials[:, :size])
-    g_error = (shares + 2) * EPS32 * abs(terms).sum(axis=0) * scale
+    g_error = (shards + 2) * EPS32 * abs(terms).sum(axis=0) * scale
     new_w, w_bound, new_slots, slot_bound = after_step(
         optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
     )
     step = np.array([(5 + run, run, 0, 1, 1)], STEP)
     args = {
         "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
-        "partials": partials, "pitch": partials.shape[1], "shares": shares, "parameters": w,
+        "partials": partials, "pitch": partials.shape[1], "shards": shards, "parameters": w,
         "slots": slots if slots.size else None, "size": size,
     }  # fmt: skip
     outputs = {"parameters": expect(new_w, w_bound)}
     if slots.size:
         outputs["slots"] = expect(new_slots, slot_bound)
     constants = constants_of(optimizer, table)
-    case = f"run{run}-{shares}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
+    case = f"run{run}-{shards}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
     return Case(case, kernels.update(name), (2,), args, outputs, constants)
 
 
@@ -175,8 +175,8 @@ def update_biases(name: str) -> Case:
 
 
 def step_cases() -> Iterator[Case]:
-    for shares, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027)):
-        yield reduce(shares, uses, size)
+    for shards, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027)):
+        yield reduce(shards, uses, size)
     for size, blocks in ((1, 1), (33, 3), (1027, 2)):
         yield squares(size, blocks)
     for count, weight, limit in ((1, 2.0, 0.1), (256, 2.0, 0.5), (256, 2.0, 1e3), (33, 0.0, 0.5)):
@@ -184,7 +184,7 @@ def step_cases() -> Iterator[Case]:
     for name in OPTIMIZERS:
         for run in range(3):
             yield update(name, run)
-        yield update(name, 1, shares=3, size=1027, factor=True, l1=0.02, l2=0.3)
+        yield update(name, 1, shards=3, size=1027, factor=True, l1=0.02, l2=0.3)
         yield update(name, 1, l1=0.02)
         yield update(name, 1, l2=0.3)
         yield update(name, 1, weight=0.0)

@@ -6,8 +6,8 @@ from ...errors import ConfigurationError
 from ...plan import Plan
 from ...version import __version__
 from ..base import MEMORY_SHARE, Backend, Program
-from .driver import Device, find_device
-from .program import CudaProgram
+from .run.program import CudaProgram
+from .runtime import Device, find_device
 
 __all__ = ["CudaBackend"]
 

@@ -1,5 +1,5 @@
-"""Dense layers on plain cores: ``dense.cuh``, ``dense_update.cuh``; and products cut along k, of split operands:
-``split_dense.cuh``, ``split_wgmma.cuh``, ``split_update.cuh``; ``stream_update.cuh``."""
+"""Dense layers on plain cores: ``dense/dense.cuh``, ``dense/update.cuh``; and products cut along k, of split operands:
+``dense/split_dense.cuh``, ``gemm/split_sm90.cuh``, ``dense/large_k_update.cuh``; ``dense/few_rows_update.cuh``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockTile:
 
 @dataclass(frozen=True)
 class Tile(BlockTile):
-    """One that is computed in slices k deep: ``Tile<m, n, k>`` of gemm.cuh."""
+    """One that is computed in slices k deep: ``Tile<m, n, k>`` of gemm/simt.cuh."""
 
     k: int
 
@@ -68,9 +68,9 @@ def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
 
 @dataclass(frozen=True)
 class SplitTile(BlockTile):
-    """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of split.cuh."""
+    """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of gemm/split_sm80.cuh."""
 
-    header: ClassVar[str | None] = "split_dense.cuh"
+    header: ClassVar[str | None] = "dense/split_dense.cuh"
     needs: ClassVar[str] = "sm_80"
     spill_bytes: ClassVar[int] = 40  # around the epilogue
 
@@ -94,17 +94,17 @@ _HELD_BYTES = 208  # a thread's part of C, where some of it is summed again
 
 
 def _plane_bytes(k: int, n: int) -> int:
-    """``SplitPlanes`` of split_wgmma.cuh: three parts of two bytes."""
+    """``SplitPlanes`` of gemm/split_sm90.cuh: three parts of two bytes."""
     return 3 * 2 * k * n
 
 
 @dataclass(frozen=True)
 class WarpgroupTile(BlockTile):
-    """Likewise, by warpgroups: ``WarpgroupTile`` of split_wgmma.cuh."""
+    """Likewise, by warpgroups: ``WarpgroupTile`` of gemm/split_sm90.cuh."""
 
     threads: ClassVar[int] = 512
     blocks: ClassVar[int] = 1
-    header: ClassVar[str | None] = "split_wgmma.cuh"
+    header: ClassVar[str | None] = "gemm/split_sm90.cuh"
     needs: ClassVar[str] = "sm_90a"
     spill_bytes: ClassVar[int] = _HELD_BYTES
 
@@ -158,7 +158,7 @@ def _tiled(
 
 def dense_forward(activation: str, tile: Tile) -> Entry:
     rest = "const float* x, const int* order, const float* w, const float* b, float* z, float* y, int k, int n"
-    return _tiled("dense.cuh", "dense_forward", activation, tile, rest)
+    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
 
 _PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
@@ -166,30 +166,30 @@ _PART = "const float* x, const int* order, const float* w, float* parts, int k, 
 
 def dense_forward_part(tile: Tile | SplitTile | WarpgroupTile) -> Entry:
     """Sums over parts of k."""
-    return _tiled("dense.cuh", "dense_forward_part", "", tile, _PART)
+    return _tiled("dense/dense.cuh", "dense_forward_part", "", tile, _PART)
 
 
-FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense.cuh
+FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/dense.cuh
 
 
 def dense_forward_part_few() -> Entry:
     """As :func:`dense_forward_part`, for at most FEW_ROWS rows."""
     name = "dense_forward_part_few"
-    return Entry(name, "dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
+    return Entry(name, "dense/dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
 
 
 def dense_forward_sum(activation: str) -> Entry:
     signature = f"{ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
     function = f"dense_forward_sum<{camel(activation)}>"
     name = f"dense_forward_sum_{activation}"
-    return Entry(name, "dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
+    return Entry(name, "dense/dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
 
 
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
     rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
     # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
-    return _tiled("dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
+    return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
 
 
 # A few bytes outside the loop cost less than half the warps: 47 against 39 TFLOP/s on an H200.
@@ -199,7 +199,7 @@ _WEIGHT_SPILL_BYTES = 144
 def dense_backward_weight(tile: Tile) -> Entry:
     rest = "const float* x, const int* order, const float* dz, float* dw, float* db, int k, int n"
     spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
-    return _tiled("dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
+    return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
 
 
 def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
@@ -212,7 +212,7 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
         "const float* x, const int* order, const float* dz, const double* totals, float* weight, float* bias, "
         "float* weight_slots, float* bias_slots, int64_t size, int k, int n"
     )
-    header, name = "dense_update.cuh", "dense_backward_update"
+    header, name = "dense/update.cuh", "dense_backward_update"
     if not isinstance(form, str):
         spill_bytes = _WEIGHT_SPILL_BYTES if form in TILES[:2] else 0
         return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
@@ -221,14 +221,14 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     if form == "tall":
         shape = _tall_shape(len(OPTIMIZERS[optimizer].slots))
         return Entry(
-            entry, "split_update.cuh", function, signature, *shape, needs="sm_90a", spill_bytes=_HELD_BYTES,
+            entry, "dense/large_k_update.cuh", function, signature, *shape, needs="sm_90a", spill_bytes=_HELD_BYTES,
             constants=True,
         )  # fmt: skip
     early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(entry, header, function, signature, *NARROW, constants=True, early=early, patient=True)
 
 
-TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a tile: TallUpdate of split_update.cuh
+TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a tile: TallUpdate of dense/large_k_update.cuh
 
 
 def _tall_shape(slots: int) -> tuple[int, int]:
@@ -250,7 +250,7 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
 
 
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
-STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of stream_update.cuh
+STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of dense/few_rows_update.cuh
 STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
 STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * STREAM_STAGES)
 
@@ -268,7 +268,7 @@ def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
     name = "dense_update_stream" if stream else "dense_update_few"
     return Entry(
         f"{name}_{optimizer}",
-        "stream_update.cuh" if stream else "dense_update.cuh",
+        "dense/few_rows_update.cuh" if stream else "dense/update.cuh",
         f"{name}<{optimizer}Rule>",
         arguments(signature),
         STREAM_THREADS if stream else ROW_THREADS,
@@ -289,7 +289,7 @@ def dense_backward_atomic() -> Entry:
         f"{ROWS}, const float* x, const float* dz, const float* w, float* dw, float* db, float* dx, int k, int n"
     )
     name = "dense_backward_atomic"
-    return Entry(name, "dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
+    return Entry(name, "dense/dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
 
 
 def dense_entries() -> list[Entry]:

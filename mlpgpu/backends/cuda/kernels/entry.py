@@ -16,7 +16,7 @@ ROW_THREADS = 256
 WARPS_PER_BLOCK = ROW_THREADS // WARP
 SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 
-ROWS = "const Step* step, int share, int shares"  # what a kernel over the rows of a share takes first
+ROWS = "const Step* step, int shard, int shards"  # what a kernel over the rows of a shard takes first
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -54,10 +54,12 @@ class Entry:
         needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
             ``sm_90a``, is the only one.
         cluster: blocks that share their memory, in groups along the grid's first axis.
-        early: arguments whose arrays it may read before the launch before it is complete (overlap.cuh), each with the
-            bit of its argument ``early`` that lets it, or 0 where it always does.  None where it does not overlap.
+        early: arguments whose arrays it may read before the launch before it is complete (common/dependent_launch.cuh),
+            each with the bit of its argument ``early`` that lets it, or 0 where it always does.  None where it does not
+            overlap.
         patient: whether nothing in its step waits for it.
-        constants: whether it reads the constant variables of update.cuh, which each compiled unit has for itself.
+        constants: whether it reads the constant variables of elementwise/update.cuh, which each compiled unit has for
+        itself.
     """
 
     name: str

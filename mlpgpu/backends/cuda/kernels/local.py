@@ -1,4 +1,4 @@
-"""Locally connected layers: ``locally_connected.cuh``, and stacks of them, ``local_stack.cuh``."""
+"""Locally connected layers: ``local/layer.cuh``, and stacks of them, ``local/stack.cuh``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel, ceil_div
 
-LOCAL_ROWS = 4  # of locally_connected.cuh
+LOCAL_ROWS = 4  # of local/layer.cuh
 
 
 def _local(name: str, rest: str, *, activation: str | None = None, shared_bytes: int = 0) -> Entry:
     kind = f"{name}_{activation}" if activation else name
     instance = f"{name}<{camel(activation)}>" if activation else name
     signature = arguments(f"{ROWS}, {rest}")
-    return Entry(kind, "locally_connected.cuh", instance, signature, ROW_THREADS, shared_bytes)
+    return Entry(kind, "local/layer.cuh", instance, signature, ROW_THREADS, shared_bytes)
 
 
 def local_forward(activation: str) -> Entry:
@@ -51,7 +51,7 @@ def local_entries() -> list[Entry]:
     return [*activated, local_backward_weight(), local_backward_bias(), local_backward_shared_bias()]
 
 
-# --- stacks of layers in one kernel: local_stack.cuh.  A plan's stack has entries of its own (`..local_stack`). ---
+# --- stacks of layers in one kernel: local/stack.cuh.  A plan's stack has entries of its own (`..local_stack`). ---
 
 STACK_SHARED_BYTES = 227 << 10  # of a block, on the one architecture that they are for
 STACK_MOST_HALO = 64
@@ -173,7 +173,7 @@ def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights)
         "float* kept_z, float* y, uint64_t* mail, unsigned* launches"
     )
     function = f"local_stack_forward<{weights}, {camel(activation)}>"
-    return _stack_entry("local_stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes)
+    return _stack_entry("local/stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes)
 
 
 def stack_update_stages(optimizer: str, shape: StackShape) -> int:
@@ -200,7 +200,7 @@ def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> En
     function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
     stage_bytes = stack_stage_bytes(shape, _update_lines(optimizer))
     return _stack_entry(
-        "local_stack_update.cuh", function, f"{optimizer}_{activation}", _UPDATE, WARP * (shape.warps + 1),
+        "local/stack_update.cuh", function, f"{optimizer}_{activation}", _UPDATE, WARP * (shape.warps + 1),
         shape.delta_bytes + stages * stage_bytes, constants=True,
     )  # fmt: skip
 
@@ -209,8 +209,8 @@ def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeight
     """The way back through a stack of one matrix, with the optimizer's step."""
     function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local_stack_tied.cuh", function, f"{optimizer}_{activation}", f"{_UPDATE}, float* deltas", weights.threads,
-        weights.update_bytes, constants=True,
+        "local/stack_tied_update.cuh", function, f"{optimizer}_{activation}", f"{_UPDATE}, float* deltas",
+        weights.threads, weights.update_bytes, constants=True,
     )  # fmt: skip
 
 

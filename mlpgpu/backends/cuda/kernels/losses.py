@@ -1,4 +1,5 @@
-"""Losses and outputs (``loss.cuh``), and a loss in one kernel with the last dense layer (``head.cuh``)."""
+"""Losses and outputs (``elementwise/loss.cuh``), and a loss in one kernel with the last dense layer
+(``fused/head.cuh``)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
 from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
 
-# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of loss.cuh.
+# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of elementwise/loss.cuh.
 SUMS_OF_TERMS = tuple(name for name, row in LOSSES.items() if row.output != "softmax")
 
-# Head of head.cuh.
+# Head of fused/head.cuh.
 HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
 HEAD_SHARED_BYTES = 4 * (12 * 1028 + HEAD_ROWS * (8 + 2) * HEAD_MOST_N + 4 * HEAD_ROWS)
 
@@ -58,24 +59,24 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
         "int64_t plane, int plane_count, int n"
     )
     function, full = f"loss<{camel(name)}, {target}, {team.struct}>", f"loss_{name}_{kind}{suffix}{team.suffix}"
-    return Entry(full, "loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
+    return Entry(full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def total_error() -> Entry:
     signature = "const Step* step, const double* sums, int count, double* totals, double* losses"
-    return Entry("total_error", "loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry("total_error", "elementwise/loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def step_errors() -> Entry:
     """Follows a resident kernel, whose own entry :mod:`~mlpgpu.backends.cuda.resident` makes for each plan."""
     signature = "const Step* step, const float* errors, int capacity, double* losses"
-    return Entry("step_errors", "loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry("step_errors", "elementwise/loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
     signature = f"{ROWS}, const float* logits, const float* mean, const float* scale, float* y, int n"
     name, instance = f"output_{function}{team.suffix}", f"output<{camel(function)}Output, {team.struct}>"
-    return Entry(name, "loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES)
+    return Entry(name, "elementwise/loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def head(name: str, kind: str, *, textured: bool = True) -> Entry:
@@ -89,7 +90,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     function = f"head<{camel(name)}, {target}>"
     return Entry(
         f"head_{name}_{kind}{suffix}",
-        "head.cuh",
+        "fused/head.cuh",
         function,
         arguments(signature),
         HEAD_THREADS,
@@ -99,7 +100,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
 
 
-# Tail of tail.cuh.
+# Tail of fused/tail.cuh.
 TAIL_THREADS, TAIL_MOST_WEIGHTS, TAIL_MOST_UNITS, TAIL_MOST_LAYERS = 1024, 10240, 1024, 32
 TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS + 5 * TAIL_MOST_LAYERS)
 
@@ -114,7 +115,7 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     )
     function = f"tail<{camel(name)}, {target}>"
     return Entry(
-        f"tail_{name}_{kind}{suffix}", "tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES
+        f"tail_{name}_{kind}{suffix}", "fused/tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES
     )
 
 

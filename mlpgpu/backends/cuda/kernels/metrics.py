@@ -1,4 +1,4 @@
-"""Metrics added up batch by batch (``metrics.cuh``), and those of ranks (``ranks.cuh``)."""
+"""Metrics added up batch by batch (``elementwise/metrics.cuh``), and those of ranks (``elementwise/ranking.cuh``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def classes(kind: str, *, textured: bool = True) -> Entry:
         f"const Step* step, const int* order, const float* output, {source} targets, int* predicted, int* actual, "
         "int n, int classes"
     )
-    return Entry(f"classes_{kind}{suffix}", "metrics.cuh", f"classes<{target}>", arguments(signature), ROW_THREADS)
+    return Entry(
+        f"classes_{kind}{suffix}", "elementwise/metrics.cuh", f"classes<{target}>", arguments(signature), ROW_THREADS
+    )
 
 
 def metric(name: str, *, textured: bool = True) -> Entry:
@@ -32,12 +34,14 @@ def metric(name: str, *, textured: bool = True) -> Entry:
         "int n"
     )
     function = f"metric<{camel(name)}Metric, {compared}>"
-    return Entry(f"metric_{name}{suffix}", "metrics.cuh", function, arguments(signature), METRIC_THREADS, SUM_BYTES)
+    return Entry(
+        f"metric_{name}{suffix}", "elementwise/metrics.cuh", function, arguments(signature), METRIC_THREADS, SUM_BYTES
+    )
 
 
 def metric_entries(kind: str, *, textured: bool = True) -> list[Entry]:
     """All that metrics added up by batches can ask for on targets of one kind."""
-    added = (name for name, row in METRICS.items() if row.of != "ranks")
+    added = (name for name, row in METRICS.items() if row.of != "rankings")
     return [classes(kind, textured=textured), *(metric(name, textured=textured) for name in added)]
 
 
@@ -46,7 +50,7 @@ def rank_keys() -> Entry:
         "const Step* step, const int* order, const float* weights, const float* output, const int* actual, "
         "uint32_t* keys, int* of_class, float* of_weight, int n, int curves"
     )
-    return Entry("rank_keys", "ranks.cuh", "rank_keys", arguments(signature), ROW_THREADS)
+    return Entry("rank_keys", "elementwise/ranking.cuh", "rank_keys", arguments(signature), ROW_THREADS)
 
 
 def rank_weights() -> Entry:
@@ -54,7 +58,7 @@ def rank_weights() -> Entry:
         "const int* rows, const int* of_class, const float* of_weight, int64_t n, int positive, double* positives, "
         "double* negatives"
     )
-    return Entry("rank_weights", "ranks.cuh", "rank_weights", arguments(signature), ROW_THREADS)
+    return Entry("rank_weights", "elementwise/ranking.cuh", "rank_weights", arguments(signature), ROW_THREADS)
 
 
 def rank_area(metric: str) -> Entry:
@@ -63,11 +67,13 @@ def rank_area(metric: str) -> Entry:
         "unsigned* arrived, double* sums, int curve, int curves"
     )
     function = f"rank_area<{camel(metric)}Metric>"
-    return Entry(f"rank_area_{metric}", "ranks.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry(
+        f"rank_area_{metric}", "elementwise/ranking.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES
+    )
 
 
 def rank_entries() -> list[Entry]:
     """All that metrics of ranks can ask for, beside the classes of rows."""
-    areas = [rank_area(name) for name, row in METRICS.items() if row.of == "ranks"]
+    areas = [rank_area(name) for name, row in METRICS.items() if row.of == "rankings"]
     sort = [sort_counts("uint32"), prefix_sum("int32"), sort_scatter("uint32")]
     return [rank_keys(), *sort, rank_weights(), prefix_sum("float64"), *areas]

@@ -1,14 +1,15 @@
-"""The parallel patterns: prefix sums (``scan.cuh``), ``sort.cuh``, ``histogram.cuh``, and ``random.cuh``."""
+"""The parallel patterns: prefix sums (``primitives/scan.cuh``), ``primitives/sort.cuh``,
+``primitives/histogram.cuh``, and ``elementwise/random.cuh``."""
 
 from __future__ import annotations
 
 from ...base import MOST_BINS
 from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of scan.cuh
+SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
-SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of sort.cuh
+SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
 KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
 
 
@@ -18,11 +19,11 @@ def prefix_sum(dtype: str) -> Entry:
     signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, uint64_t* tile_sums"
     shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + size) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
-    return Entry(name, "scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
+    return Entry(name, "primitives/scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
 
 
 def scan_tiles(dtype: str, n: int) -> int:
-    """Tiles of n elements: those of ScanTile of scan.cuh."""
+    """Tiles of n elements: those of ScanTile of primitives/scan.cuh."""
     return ceil_div(n, SCAN_TILE_BYTES // SCANNED[dtype][1])
 
 
@@ -37,7 +38,7 @@ def scan_words(dtype: str, n: int) -> int:
 
 
 def sort_tile(dtype: str) -> int:
-    """The keys that a block sorts: SortTile of sort.cuh."""
+    """The keys that a block sorts: SortTile of primitives/sort.cuh."""
     return SORT_TILE_BYTES // KEYS[dtype][1]
 
 
@@ -45,7 +46,7 @@ def sort_counts(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
     signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
-    return Entry(name, "sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
+    return Entry(name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
 
 
 def sort_scatter(dtype: str) -> Entry:
@@ -59,32 +60,32 @@ def sort_scatter(dtype: str) -> Entry:
     shared = SORT_TILE_BYTES + 4 * (SORT_DIGITS * (warps + 1) + warps)
     name, takes = f"sort_scatter_{dtype}", arguments(signature)
     # On sm_75 and sm_80; sm_120 takes 128.  A second block hides more than that costs.
-    return Entry(name, "sort.cuh", "sort_scatter", takes, SORT_THREADS, shared, blocks=2, spill_bytes=16)
+    return Entry(name, "primitives/sort.cuh", "sort_scatter", takes, SORT_THREADS, shared, blocks=2, spill_bytes=16)
 
 
 def extremes() -> Entry:
     signature, shared = "const float* x, int64_t n, float* parts", 4 * 2 * WARPS_PER_BLOCK
-    return Entry("extremes", "histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
+    return Entry("extremes", "primitives/histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
 
 
 def histogram() -> Entry:
     signature = "const float* x, int64_t n, const double* edges, int bins, unsigned long long* counts"
-    return Entry("histogram", "histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
+    return Entry("histogram", "primitives/histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
 
 
 def find_nonfinite() -> Entry:
     signature = "const float* x, int64_t n, unsigned* found"
-    return Entry("find_nonfinite", "histogram.cuh", "find_nonfinite", arguments(signature), ROW_THREADS)
+    return Entry("find_nonfinite", "primitives/histogram.cuh", "find_nonfinite", arguments(signature), ROW_THREADS)
 
 
 def random_words() -> Entry:
     signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words"
-    return Entry("random_words", "random.cuh", "random_words", arguments(signature), ROW_THREADS)
+    return Entry("random_words", "elementwise/random.cuh", "random_words", arguments(signature), ROW_THREADS)
 
 
 def initial_uniform() -> Entry:
     signature = "uint64_t seed, uint64_t purpose, uint64_t layer, double limit, int64_t n, float* x"
-    return Entry("initial_uniform", "random.cuh", "initial_uniform", arguments(signature), ROW_THREADS)
+    return Entry("initial_uniform", "elementwise/random.cuh", "initial_uniform", arguments(signature), ROW_THREADS)
 
 
 def pattern_entries() -> list[Entry]:

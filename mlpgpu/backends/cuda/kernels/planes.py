@@ -1,4 +1,5 @@
-"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``planes.cuh`` that make them."""
+"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``gemm/operands.cuh`` that make
+them."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, architecture
 PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
 TENSOR_MAP_BYTES = 128
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
-COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of planes.cuh
+COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
 USED = 4  # the flag of a line that has an element other than 0
 
 
 @dataclass(frozen=True)
 class Form:
-    """How tensor cores are given float32 numbers: a struct of planes.cuh, and how many planes it takes."""
+    """How tensor cores are given float32 numbers: a struct of gemm/operands.cuh, and how many planes it takes."""
 
     struct: str
     planes: int
@@ -70,11 +71,13 @@ def padded_columns(n: int) -> int:
 
 def _planes(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
     """For cards whose tensor cores take planes."""
-    return Entry(name, "planes.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, needs="sm_80", early=())
+    return Entry(
+        name, "gemm/operands.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, needs="sm_80", early=()
+    )
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks for so many rows ``n`` wide, padded: RowTeam of planes.cuh."""
+    """Blocks for so many rows ``n`` wide, padded: RowTeam of gemm/operands.cuh."""
     team = WARP
     while team < ROW_THREADS and 16 * team < n:
         team *= 2

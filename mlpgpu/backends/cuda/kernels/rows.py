@@ -1,4 +1,4 @@
-"""Which rows a step has (``step.cuh``), and what is done to each by itself (``rows.cuh``)."""
+"""Which rows a step has (``common/step.cuh``), and what is done to each by itself (``elementwise/rows.cuh``)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data se
 
 
 def deal_steps() -> Entry:
-    return Entry("deal_steps", "step.cuh", "deal_steps", arguments("Step* next, Step* steps, int count"), WARP)
+    return Entry("deal_steps", "common/step.cuh", "deal_steps", arguments("Step* next, Step* steps, int count"), WARP)
 
 
 def _over_rows(name: str, function: str, rest: str) -> Entry:
-    return Entry(name, "rows.cuh", function, arguments(f"{ROWS}, {rest}"), ROW_THREADS)
+    return Entry(name, "elementwise/rows.cuh", function, arguments(f"{ROWS}, {rest}"), ROW_THREADS)
 
 
 def gather(source: str) -> Entry:

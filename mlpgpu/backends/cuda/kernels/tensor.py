@@ -1,4 +1,5 @@
-"""Dense layers on tensor cores: the products of ``tensor_dense.cuh``, made by ``tensor.cuh`` or ``wgmma.cuh``."""
+"""Dense layers on tensor cores: the products of ``dense/tensor_dense.cuh``, made by ``gemm/gemm_sm80.cuh`` or
+``gemm/gemm_sm90.cuh``."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from .losses import SUMS_OF_TERMS
 from .planes import BFLOAT16_PAIR, FORMS, Form
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
-EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of overlap.cuh
+EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of common/dependent_launch.cuh
 
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """How tensor.cuh makes a product of planes: blocks with tiles of C, m by n.
+    """How gemm/gemm_sm80.cuh makes a product of planes: blocks with tiles of C, m by n.
 
     Attributes:
         header: where its struct is defined.
@@ -27,7 +28,7 @@ class MatrixTile:
     m: int
     n: int
 
-    header = "tensor.cuh"
+    header = "gemm/gemm_sm80.cuh"
     source = "const uint16_t*"
     threads = 256
     cluster = 1
@@ -61,7 +62,7 @@ class MatrixTile:
 
     @property
     def struct(self) -> str:
-        """The product of tensor_dense.cuh."""
+        """The product of dense/tensor_dense.cuh."""
         return f"MatrixProduct<{self.form.struct}, MatrixTile<{self.m}, {self.n}, {self.stages}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
@@ -77,7 +78,8 @@ class MatrixTile:
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """How wgmma.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after another.
+    """How gemm/gemm_sm90.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after
+    another.
 
     Attributes:
         across: warpgroups that share 64 rows.  Two see to the end of a small tile in half the time, and read a third
@@ -89,13 +91,13 @@ class WgmmaTile:
     n: int
     across: int = 1
 
-    header = "wgmma.cuh"
+    header = "gemm/gemm_sm90.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
     host_excluded = None
     blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled forms
-    overlaps = True  # the launch before, as overlap.cuh has it
+    overlaps = True  # the launch before, as common/dependent_launch.cuh has it
     K = 64
 
     @property
@@ -136,7 +138,7 @@ class WgmmaTile:
 
     @property
     def struct(self) -> str:
-        """The product of tensor_dense.cuh."""
+        """The product of dense/tensor_dense.cuh."""
         shape = f"{self.form.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}, {self.across}"
         return f"WgmmaProduct<WgmmaTile<{shape}>>"
 
@@ -209,7 +211,7 @@ def _tensor_product(
     end: tuple[str, ...] = (),
     constants: bool = False,
 ) -> Entry:
-    """An entry of tensor_dense.cuh; ``epilogue`` is an activation, an optimizer, a loss or nothing.
+    """An entry of dense/tensor_dense.cuh; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
     In ``rest``, SOURCE is what the product takes, of A and then of B; ``end`` what its epilogue reads early if it may.
     """

@@ -1,4 +1,4 @@
-"""From partial gradients to the next step's parameters: ``update.cuh``."""
+"""From partial gradients to the next step's parameters: ``elementwise/update.cuh``."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
 
 
 def reduce() -> Entry:
-    signature = "const float* partials, int64_t pitch, int shares, int uses, int64_t size, float* gradient"
-    return Entry("reduce", "update.cuh", "reduce", arguments(signature), ROW_THREADS)
+    signature = "const float* partials, int64_t pitch, int shards, int uses, int64_t size, float* gradient"
+    return Entry("reduce", "elementwise/update.cuh", "reduce", arguments(signature), ROW_THREADS)
 
 
 def squares() -> Entry:
     signature = "const float* gradient, int64_t size, double* sums"
-    return Entry("squares", "update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry("squares", "elementwise/update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def clip() -> Entry:
     signature = "const double* sums, int count, const double* totals, float* factor"
-    return Entry("clip", "update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
+    return Entry("clip", "elementwise/update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
 
 
 def update(optimizer: str) -> Entry:
     signature = (
         "const Step* step, const double* totals, const float* factor, const float* partials, int64_t pitch, "
-        "int shares, float* parameters, float* slots, int64_t size"
+        "int shards, float* parameters, float* slots, int64_t size"
     )
     function = f"update<{optimizer}Rule>"
-    return Entry(f"update_{optimizer}", "update.cuh", function, arguments(signature), ROW_THREADS, constants=True)
+    return Entry(
+        f"update_{optimizer}", "elementwise/update.cuh", function, arguments(signature), ROW_THREADS, constants=True
+    )
 
 
 def update_biases(optimizer: str) -> Entry:
@@ -39,7 +41,13 @@ def update_biases(optimizer: str) -> Entry:
     function = f"update_biases<{optimizer}Rule>"
     name = f"update_biases_{optimizer}"
     return Entry(
-        name, "update.cuh", function, arguments(signature), ROW_THREADS, constants=True, early=(("described", 0),)
+        name,
+        "elementwise/update.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        constants=True,
+        early=(("described", 0),),
     )
 
 

@@ -1,0 +1,285 @@
+// The update of a tall weight by some rows: dW = xᵀ dz has many lines and few columns, and little is summed over.
+//
+// The time is that of reading x, W and its slots, and of writing them, so all is done to keep them on their way.  A
+// block keeps the parts of dz, and goes through tiles of W's lines.  Copiers have x brought to a ring of slices.
+// Multipliers, each warpgroup on a tile of its own, leave sums in shared memory.  Movers hold a tile of W and of the
+// slots in registers by then, move it along the sums, write it back and fetch their next one.
+#pragma once
+
+#include "gemm/split_sm90.cuh"
+#include "elementwise/update.cuh"
+
+namespace mlpgpu {
+
+template <class Rule>
+struct TallUpdate {
+    static constexpr int ARRAYS = 1 + Rule::SLOTS;
+    static constexpr int GROUPS = ARRAYS < 3 ? 2 : 1;  // of multipliers: as many as leave the movers their registers
+    static constexpr int LINES = SplitProduct::M, COLUMNS = SplitProduct::N, ROWS = 128;
+    static constexpr int MULTIPLIERS = GROUPS * WARPGROUP, MOVERS = 2 * WARPGROUP, COPIERS = WARPGROUP;
+    static constexpr int THREADS = MULTIPLIERS + MOVERS + COPIERS, REGISTERS = 65536 / THREADS / 8 * 8;
+    static constexpr int MULTIPLIER_REGISTERS = 144, MOVER_REGISTERS = GROUPS > 1 ? 80 : 128, COPIER_REGISTERS = 32;
+    static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + MOVERS * MOVER_REGISTERS + COPIERS * COPIER_REGISTERS <=
+                      THREADS * REGISTERS,
+                  "registers change hands by warpgroups");
+    using Planes = SplitPlanes<ROWS, COLUMNS>;
+    struct OfX {  // slices, whose rows begin four banks apart from each other
+        static constexpr int DEPTH = 32, PITCH = LINES + 4;
+        static constexpr int STAGES = 12, STAGE_BYTES = 4 * DEPTH * PITCH, ALIGNMENT = 16;
+        static constexpr int CONSUMERS = WARPGROUP / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
+    };
+    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / MOVERS;  // of a tile; of a mover, of four elements
+    static constexpr int SHARED_BYTES =
+        Planes::BYTES + 4 * GROUPS * SUMS + OfX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
+};
+
+// What a mover has of W and of the slots: every so manieth four of a tile's `length` elements, which lie one after the
+// other from `at` on.
+template <class Rule>
+struct MovedTile {
+    using T = TallUpdate<Rule>;
+    float* first[T::ARRAYS];
+    bool vectored = true;
+    int mover;
+    float4 held[T::UNITS][T::ARRAYS];
+
+    __device__ __forceinline__ MovedTile(float* weight, float* slots, int64_t size, int mover) : mover(mover) {
+        first[0] = weight;
+        for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s] = slots + s * size;
+        for (int i = 0; i < T::ARRAYS; ++i) vectored = vectored && reinterpret_cast<uintptr_t>(first[i]) % 16 == 0;
+    }
+
+    __device__ __forceinline__ int place(int unit) const { return 4 * (mover + unit * T::MOVERS); }
+    __device__ __forceinline__ bool holds(int unit, int length) const { return vectored && place(unit) + 4 <= length; }
+
+    __device__ __forceinline__ void fetch(int64_t at, int length) {
+#pragma unroll
+        for (int unit = 0; unit < T::UNITS; ++unit)
+#pragma unroll
+            for (int i = 0; i < T::ARRAYS; ++i)
+                if (holds(unit, length))
+                    held[unit][i] = *reinterpret_cast<const float4*>(first[i] + at + place(unit));
+    }
+
+    // All of the tile by a step along its sums, and back to memory.
+    __device__ __forceinline__ void move(int64_t at, int length, const float* sums, float scale,
+                                         const float* rates) const {
+#pragma unroll
+        for (int unit = 0; unit < T::UNITS; ++unit) {
+            if (!holds(unit, length)) continue;
+            float sum[4], values[T::ARRAYS][4];
+            load_four(sums + place(unit), sum);
+#pragma unroll
+            for (int i = 0; i < T::ARRAYS; ++i) {
+                const float4 four = held[unit][i];
+                values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float own[T::ARRAYS];  // of which the last one is unused
+#pragma unroll
+                for (int s = 0; s < Rule::SLOTS; ++s) own[s] = values[1 + s][e];
+                step_parameter<Rule>(values[0][e], own, sum[e], scale, rates, penalty_slope(values[0][e]));
+#pragma unroll
+                for (int s = 0; s < Rule::SLOTS; ++s) values[1 + s][e] = own[s];
+            }
+#pragma unroll
+            for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + at + place(unit), values[i]);
+        }
+        for (int e = (vectored ? length / 4 * 4 : 0) + mover; e < length; e += T::MOVERS) {  // what is not held
+            float w = first[0][at + e], own[T::ARRAYS];
+            for (int s = 0; s < Rule::SLOTS; ++s) own[s] = first[1 + s][at + e];
+            step_parameter<Rule>(w, own, sums[e], scale, rates, penalty_slope(w));
+            first[0][at + e] = w;
+            for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s][at + e] = own[s];
+        }
+    }
+};
+
+// A block's tiles, and how its warps hand them on.
+template <class Rule>
+struct TallTiles {
+    using T = TallUpdate<Rule>;
+    using OfX = typename T::OfX;
+    Operand<false> x, dz;
+    int n, begin, end, count, slices;  // lines of W; tiles; slices of x for each
+    unsigned char *planes, *staged;
+    float* sums;                       // of a tile, group after group
+    uint32_t summed, taken;            // barriers of each group: its sums are there, and were taken
+    const float** starts;              // of x's rows
+    int* column_flags;
+    Ring<OfX> ring;
+
+    __device__ __forceinline__ TallTiles(const Operand<false>& x, const Operand<false>& dz, unsigned char* shared)
+        : x(x), dz(dz), n(dz.outer), planes(shared), staged(planes + T::Planes::BYTES + 4 * T::GROUPS * T::SUMS),
+          sums(reinterpret_cast<float*>(planes + T::Planes::BYTES)), summed(shared_address(staged + OfX::BYTES)),
+          taken(summed + 8 * T::GROUPS),
+          starts(reinterpret_cast<const float**>(staged + OfX::BYTES + 2 * T::GROUPS * 8)),
+          column_flags(reinterpret_cast<int*>(starts + T::ROWS)), ring(staged) {
+        const int stretch = (x.outer + gridDim.x * T::LINES - 1) / (gridDim.x * T::LINES) * T::LINES;
+        begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
+        count = max(0, end - begin + T::LINES - 1) / T::LINES;
+        constexpr int PROMOTED = SplitProduct::PROMOTED;
+        slices = (x.inner + PROMOTED - 1) / PROMOTED * (PROMOTED / OfX::DEPTH);
+    }
+
+    // The last tile comes first: the forward product read it last.
+    __device__ __forceinline__ int first_line(int tile) const { return begin + (count - 1 - tile) * T::LINES; }
+    __device__ __forceinline__ int64_t place(int tile) const { return static_cast<int64_t>(first_line(tile)) * n; }
+    __device__ __forceinline__ int length(int tile) const {
+        return tile < count ? min(T::LINES, end - first_line(tile)) * n : 0;
+    }
+
+    // dz is read before any x is asked for, behind which it would have to wait.
+    __device__ __forceinline__ void prepare() {
+        if (threadIdx.x == 0) {
+            ring.make(T::COPIERS);
+            for (int i = 0; i < T::GROUPS; ++i) {
+                barrier_init(summed + 8 * i, WARPGROUP / WARP);
+                barrier_init(taken + 8 * i, T::MOVERS / WARP);
+            }
+            barrier_publish();
+        }
+        for (int i = threadIdx.x; i < T::COLUMNS; i += T::THREADS) column_flags[i] = 0;
+        find_lines<T::ROWS, T::THREADS>(x, 0, x.inner, starts);
+        constexpr int OCTETS = T::COLUMNS * T::ROWS / 8, EACH = (OCTETS + T::THREADS - 1) / T::THREADS;
+        float deltas[EACH][8];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                const int at = threadIdx.x + i * T::THREADS, column = at % T::COLUMNS, row = at / T::COLUMNS * 8 + e;
+                deltas[i][e] = column < n && row < dz.inner ? dz.at(column, row) : 0.0f;
+            }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int at = threadIdx.x + i * T::THREADS, column = at % T::COLUMNS;
+            if (at < OCTETS && T::Planes::store(planes, column, at / T::COLUMNS, deltas[i])) column_flags[column] = 1;
+        }
+        publish_shared();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void copy(int copier) {
+        const bool vectored = is_vectored(x.data, x.pitch);
+        for (int tile = 0; tile < count; ++tile)
+            for (int slice = 0; slice < slices; ++slice) {
+                ring.wait_empty();
+                copy_lines<OfX::DEPTH, T::LINES, OfX::PITCH, T::COPIERS>(
+                    starts + slice * OfX::DEPTH, x.data, vectored, first_line(tile), end, ring.address(), copier);
+                barrier_arrive_copied(ring.full + 8 * ring.stage);
+                ring.advance();
+            }
+    }
+
+    __device__ __forceinline__ void move(MovedTile<Rule> own, float scale, const float* rates) const {
+        own.fetch(place(0), length(0));
+        for (int tile = 0; tile < count; ++tile) {
+            const int group = tile % T::GROUPS;
+            barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);
+            own.move(place(tile), length(tile), sums + group * T::SUMS, scale, rates);
+            __syncwarp();
+            if (threadIdx.x % WARP == 0) barrier_arrive<1>(taken + 8 * group, 0);
+            // Not four by four between the steps: to wait for a load is to wait for those after it as well.
+            own.fetch(place(tile + 1), length(tile + 1));
+        }
+    }
+
+    __device__ __forceinline__ void multiply(int group) {
+        const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
+        float* const own_sums = sums + group * T::SUMS + warp * 16 * n;
+        bool any_column = false;
+        for (int i = lane; i < T::COLUMNS; i += WARP) any_column = any_column || column_flags[i];
+        const float* slice = nullptr;
+        const auto begin_slice = [&] {
+            ring.wait_full();
+            slice = reinterpret_cast<const float*>(staged + ring.stage * OfX::STAGE_BYTES) + lane % 4 * 2 * OfX::PITCH +
+                    warp * 16 + lane / 4;
+        };
+        const auto end_slice = [&] {
+            __syncwarp();
+            if (lane == 0) barrier_arrive<1>(ring.empty + 8 * ring.stage, 0);
+            ring.advance();
+        };
+        const auto skip = [&](int tiles) {
+            for (int i = 0; i < slices * tiles; ++i) ring.advance();
+        };
+        skip(group);
+        for (int tile = group, parity = 1; tile < count; tile += T::GROUPS, parity ^= 1, skip(T::GROUPS - 1)) {
+            float c[SplitProduct::HELD] = {}, part[SplitProduct::HELD];
+            SplitFragments parts;
+            const auto fill = [&](int row) {
+                if (row % OfX::DEPTH == 0) {
+                    if (row > 0) end_slice();
+                    begin_slice();
+                }
+                parts.fill(row, [=](int line, int row) {
+                    const float* const at = slice + row % OfX::DEPTH * OfX::PITCH + line;
+                    return make_float2(at[0], at[OfX::PITCH]);
+                });
+            };
+            for (int row0 = 0; row0 < x.inner; row0 += SplitProduct::PROMOTED) {
+                if (row0 == 0) fill(0);
+                multiply_parts<typename T::Planes>(part, parts, shared_address(planes), row0, [&](int row) {
+                    if (row < SplitProduct::PROMOTED) return fill(row);
+                    end_slice();
+                    if (row0 + row < x.inner) fill(0);
+                });
+#pragma unroll
+                for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += part[i];
+            }
+            barrier_wait(taken + 8 * group, parity);
+            const int line = first_line(tile) + warp * 16;
+            finish_fragments(
+                c, parts.least, column_flags, any_column, end - line, n,
+                [=](int row, int column) {
+                    float sum = 0.0f;
+                    for (int r = 0; r < x.inner; ++r) sum = fmaf(x.at(line + row, r), dz.at(column, r), sum);
+                    return sum;
+                },
+                [=](bool wanted, int row, int column, float sum) {
+                    if (wanted) own_sums[row * n + column] = sum;
+                });
+            __syncwarp();
+            if (lane == 0) barrier_arrive<1>(summed + 8 * group, 0);
+        }
+    }
+};
+
+// As dense_backward_update; at most ROWS rows and COLUMNS columns.  Grid: any number of blocks, of one dimension.
+template <class Rule>
+__device__ __forceinline__ void dense_backward_update_tall(const Step* step, int shard, int shards, const float* x,
+                                                           const int* order, const float* dz, const double* totals,
+                                                           float* weight, float* bias, float* weight_slots,
+                                                           float* bias_slots, int64_t size, int k, int n) {
+    using T = TallUpdate<Rule>;
+    SHARED(unsigned char, shared);
+    const Rows rows = shard_rows(step, shard, shards);
+    const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
+    const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const float* const rates = schedule + step->run * COLUMNS;
+    if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {  // it has the fewest lines
+        const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int row = 0; row < rows.count; ++row) sum += b.at(threadIdx.x, row);
+        of_bias(0, threadIdx.x, sum);
+    }
+    TallTiles<Rule> tiles(a, b, shared);
+    if (tiles.count == 0) return;
+    tiles.prepare();
+    if (threadIdx.x < T::MULTIPLIERS) {
+        registers_raise<T::MULTIPLIER_REGISTERS>();
+        tiles.multiply(threadIdx.x / WARPGROUP);
+    } else if (threadIdx.x < T::MULTIPLIERS + T::MOVERS) {
+        registers_lower<T::MOVER_REGISTERS>();
+        tiles.move(MovedTile<Rule>(weight, weight_slots, size, threadIdx.x - T::MULTIPLIERS), scale, rates);
+    } else {
+        registers_lower<T::COPIER_REGISTERS>();
+        tiles.copy(threadIdx.x - T::MULTIPLIERS - T::MOVERS);
+    }
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,112 @@
+// The last dense layer's product on tensor cores and a loss of its logits in one kernel, which stores no logits: for
+// losses that are sums or means over outputs (elementwise/loss.cuh), with dense targets that are not standardized, of 8 · i columns.
+//
+// Targets are read by plain loads: a warp reads eight columns of eight rows at once; by texture the whole kernel took a
+// third longer (docs/performance.md).
+#pragma once
+
+#include "elementwise/loss.cuh"
+#include "dense/tensor_dense.cuh"
+
+namespace mlpgpu {
+
+// An epilogue: logits become deltas, a plane of bfloat16, and each thread adds up the values of what it meets.
+template <class Loss>
+struct LossEnd {
+    const float* b;        // (n,)
+    const int* order;      // of the shard's rows in the data set
+    const float* targets;  // (data rows, n)
+    const float* weights;  // (data rows,), or null
+    uint16_t* deltas;
+    int rows, n;
+    double& value;   // this thread's part of the loss
+    double& weight;  // of the rows' weights, which whoever has their first column adds up
+
+    struct Row {
+        const float* targets;
+        float weight, sum;
+        bool is_inside;
+    };
+
+    // For a row beyond the shard's its last one stands in, and counts for nothing.
+    __device__ __forceinline__ Row row(int row, int column) const {
+        const int from = rows > 0 ? order[min(row, rows - 1)] : 0;
+        const Row found = {targets + static_cast<int64_t>(from) * n, weights ? weights[from] : 1.0f, 0.0f, row < rows};
+        if (column == 0 && found.is_inside) weight += found.weight;
+        return found;
+    }
+
+    __device__ __forceinline__ void leave(const Row& row) const {
+        if (row.is_inside) value += static_cast<double>(row.sum) * (Loss::term_weight(n) * row.weight);
+    }
+
+    __device__ __forceinline__ float delta(Row& row, float z, float t) const {
+        float found;
+        row.sum += Loss::term(z, t, found);
+        return found * Loss::term_weight(n) * row.weight;
+    }
+
+    // Quads.
+    __device__ __forceinline__ bool is_aligned() const { return mlpgpu::is_aligned(b, n); }
+
+    struct Read {
+        float4 b, t;
+        Row row;
+    };
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int its_row, int column) const {
+        const Row found = row(its_row, column);
+        return {b ? load_quad<ALIGNED>(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f),
+                *reinterpret_cast<const float4*>(found.targets + column), found};
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int its_row, int column, const float4& sum, Read read) const {
+        const float4 made = make_float4(
+            delta(read.row, sum.x + read.b.x, read.t.x), delta(read.row, sum.y + read.b.y, read.t.y),
+            delta(read.row, sum.z + read.b.z, read.t.z), delta(read.row, sum.w + read.b.w, read.t.w));
+        leave(read.row);
+        store_padded<Bfloat16, ALIGNED>(deltas, 0, its_row, rows, column, n, made);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    // Pairs.
+    static constexpr bool HAS_PLANES = true, READS_PLANES = false, MEETS_ROWS = true;
+    __device__ __forceinline__ bool is_planes_alone() const { return true; }
+    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
+    __device__ __forceinline__ uint16_t* planes() const { return deltas; }
+    __device__ __forceinline__ int64_t plane() const { return 0; }  // there is one
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int column) const {
+        return b ? make_float2(b[column], b[column + 1]) : make_float2(0.0f, 0.0f);
+    }
+    __device__ __forceinline__ float2 meet(const Row& row, int column) const {
+        return *reinterpret_cast<const float2*>(row.targets + column);
+    }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, Row& row, const float2& t) const {
+        return make_float2(delta(row, sum.x + bias.x, t.x), delta(row, sum.y + bias.y, t.y));
+    }
+};
+
+// The deltas of x W + b, each row's times its weight, as a plane of bfloat16; and sums of values and weights, totals and
+// losses as elementwise/loss.cuh's kernel leaves them.  Other arrays as of tensor_forward.
+template <class Product, class Loss>
+__device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard, int shards,
+                                                    typename Product::Source x_planes, int64_t x_plane,
+                                                    typename Product::Source w_planes, const float* b,
+                                                    const int* order, const float* targets, const float* weights,
+                                                    double* sums, unsigned* arrived, double* totals, double* losses,
+                                                    uint16_t* delta_planes, int k, int n) {
+    const Rows rows = shard_rows(step, shard, shards);
+    const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
+    double value = 0.0, weight = 0.0;
+    const LossEnd<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_planes, rows.count, n, value,
+                               weight};
+    Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
+                                            padded_rows(rows.count), n, k, EARLY_A | EARLY_B | EARLY_END,
+                                            epilogue_of(AsIs(), end));
+    __syncthreads();  // the sums' shared memory was the product's
+    Total(step, value, weight, sums, arrived, totals, losses).finish();
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,107 @@
+// A dense layer's gradient on tensor cores and the optimizer's step along it in one kernel, as
+// dense/update.cuh has it on plain cores.
+#pragma once
+
+#include "dense/tensor_dense.cuh"
+#include "elementwise/update.cuh"
+
+namespace mlpgpu {
+
+// An epilogue: quads of dW move their parameters, and columns the biases along db.
+template <class Form, class Rule>
+struct Move : NoPlanes {
+    static constexpr int SLOTS = Rule::SLOTS;
+    float* weight;  // (k, n)
+    float* bias;    // (n,), or null
+    uint16_t* planes;  // of the weights as bfloat16, for the next step; or null
+    int64_t plane;
+    float* weight_slots;
+    float* bias_slots;
+    int64_t pitch;  // from a slot to the next
+    const float* db;
+    float* parts;  // of db, (parts, n padded), if it is not there yet: then another launch moves the bias
+    int n;
+    float scale;
+    float rates[COLUMNS];  // this step's
+
+    struct Read {
+        float4 w;
+        float4 slot[SLOTS > 0 ? SLOTS : 1];
+    };
+
+    __device__ __forceinline__ bool is_aligned() const {
+        bool all = mlpgpu::is_aligned(weight, n);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) all = all && mlpgpu::is_aligned(weight_slots + s * pitch, n);
+        return all;
+    }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int row, int column) const {
+        const int64_t at = static_cast<int64_t>(row) * n;
+        Read found = {};
+        found.w = load_quad<ALIGNED>(weight + at, column, n);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_quad<ALIGNED>(weight_slots + s * pitch + at, column, n);
+        return found;
+    }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
+        const int64_t at = static_cast<int64_t>(row) * n;
+        step(found, sum);
+        store_quad<ALIGNED>(weight + at, column, n, found.w);
+        if (!Form::SCALED && planes)
+            store_quad<Form, ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), plane, column, n, found.w);
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
+    }
+
+    __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
+        const InPlace<Rule> of_bias = {bias, bias_slots, pitch, n, scale, rates};
+        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
+    }
+
+    __device__ __forceinline__ float* column_parts() const { return parts; }
+
+    __device__ __forceinline__ void step(Read& read, const float4& sum) const {
+        step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
+        step_one(read.w.y, sum.y, read, [](float4& quad) -> float& { return quad.y; });
+        step_one(read.w.z, sum.z, read, [](float4& quad) -> float& { return quad.z; });
+        step_one(read.w.w, sum.w, read, [](float4& quad) -> float& { return quad.w; });
+    }
+
+    template <class Element>
+    __device__ __forceinline__ void step_one(float& w, float sum, Read& read, const Element& element) const {
+        float slot[SLOTS > 0 ? SLOTS : 1];
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) slot[s] = element(read.slot[s]);
+        step_parameter<Rule>(w, slot, sum, scale, rates, penalty_slope(w));
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) element(read.slot[s]) = slot[s];
+    }
+};
+
+// dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
+// on.  Where db is not there yet, its parts are left in its place, and the bias stays: it is null then.  Planes of W that
+// need no scale are written with it; they are null otherwise.  Arrays as of tensor_backward_weight.
+template <class Product, class Rule>
+__device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
+                                                       typename Product::Source x_planes, int64_t x_plane,
+                                                       typename Product::Source dz_planes, int64_t dz_plane,
+                                                       const int* x_columns, const int* w_lines, const int* dz_columns,
+                                                       const float* x, const float* dz, const float* db,
+                                                       float* db_parts, const double* totals, float* weight,
+                                                       float* bias, uint16_t* w_planes, float* weight_slots,
+                                                       float* bias_slots, int64_t size, int early, int k, int n) {
+    if (!(early & EARLY_END)) await_launch_before();
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const float* const rates = schedule + step->run * COLUMNS;
+    const Move<typename Product::Form, Rule> end = {
+        {}, weight, bias, w_planes, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_parts, n,
+        scale, {rates[0], rates[1], rates[2]}};
+    multiply_backward_weight<Product>(step, shard, shards, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
+                                      dz_columns, x, dz, early, k, n, end);
+}
+
+}  // namespace mlpgpu

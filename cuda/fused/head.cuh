@@ -1,0 +1,331 @@
+// The end of a network in one kernel: its last dense layer, of few columns, the loss, and dx.
+//
+// A block takes Head::ROWS rows from the layer's input x (B, k) to its delta.  A thread has four of them and PER_LANE
+// of the k, whose x it keeps in registers for dx, which needs the slope there; W's columns lie in shared memory one
+// after another, for both products.  One warp more adds the loss up meanwhile.
+#pragma once
+
+#include "elementwise/loss.cuh"
+#include "common/dependent_launch.cuh"
+
+namespace mlpgpu {
+
+struct Head {
+    static constexpr int ROWS = 8, MOST_COLUMNS = 32;
+    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // those that multiply, and one that adds errors up
+    static constexpr int ROWS_PER_LANE = 4, LANES = WARP * ROWS_PER_LANE / ROWS;
+    static constexpr int DEPTH = 1024, OF_WARP = DEPTH / WARPS, PER_LANE = OF_WARP / LANES;  // of k at once
+    static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and what lies between two of them
+    static constexpr int PARTIAL = WARPS * ROWS * MOST_COLUMNS, LOGITS = ROWS * MOST_COLUMNS;
+    static constexpr int SHARED_FLOATS = GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS;
+};
+
+// A target that was read before it is wanted: the lane's own, as a row has no more columns than a warp has lanes.
+template <class Target>
+struct ReadTarget {
+    float t;
+    __device__ __forceinline__ float operator()(int) const { return t; }
+    static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
+};
+
+// Columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n) on their way to shared memory, those that there are,
+// and 0 behind the last line for the warp that has it.  Threads go through W as it lies in memory, each in one column;
+// all their loads are on their way before they store the first.
+struct HeadColumns {
+    static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
+    int place, apart, all;
+    float values[MOST];
+
+    __device__ __forceinline__ HeadColumns(const float* w, int k, int n, int k0, int j0) {
+        const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
+        apart = Head::THREADS / columns;
+        const int column = threadIdx.x % columns, first = threadIdx.x / columns;
+        const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
+        const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
+        const int64_t step = static_cast<int64_t>(apart) * n;
+        const int own = (min(lines, end) - first + apart - 1) / apart;
+        all = (end - first + apart - 1) / apart, place = column * Head::PITCH + first;
+#pragma unroll
+        for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? __ldcg(from) : 0.0f;
+    }
+
+    // To staged (GROUP, PITCH).
+    __device__ __forceinline__ void put(float* staged) const {
+        constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
+#pragma unroll
+        for (int i = 0, at = place; i < MOST; ++i, at += apart) staged[i < all ? at : NOWHERE] = values[i];
+    }
+};
+
+// What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
+struct HeadThread {
+    static constexpr int VECTORS = Head::PER_LANE / 4, COUNT = Head::ROWS_PER_LANE * Head::PER_LANE;
+    int warp, lane, row0;  // the first of its rows in the block
+
+    __device__ __forceinline__ HeadThread()
+        : warp(threadIdx.x / WARP), lane(threadIdx.x % WARP), row0(lane / Head::LANES * Head::ROWS_PER_LANE) {}
+
+    __device__ __forceinline__ bool has_row() const { return warp < Head::ROWS; }
+    // Whether there is something for it in so much of k.
+    __device__ __forceinline__ bool computes(int depth) const { return warp < Head::WARPS && warp * Head::OF_WARP < depth; }
+    // The first element of a vector, of DEPTH.
+    __device__ __forceinline__ int place(int vector) const {
+        return ((warp * VECTORS + vector) * Head::LANES + lane % Head::LANES) * 4;
+    }
+
+    // values (ROWS_PER_LANE, PER_LANE) of x, whose first row is the block's, from column k0 on; 0 where there are none.
+    __device__ __forceinline__ void load(const float* x, int rows, int k, int k0, float (&values)[COUNT]) const {
+        const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+#pragma unroll
+        for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
+            const float* const line = x + static_cast<int64_t>(row0 + r) * k;
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (row0 + r < rows) four = row_vector(line, k, k0 + place(v), vectored);
+                store_four_at(values + r * Head::PER_LANE + 4 * v, four);
+            }
+        }
+    }
+
+    // This thread's k's of a staged column of W.
+    __device__ __forceinline__ void weights(const float* column, float (&w)[Head::PER_LANE]) const {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) load_four(column + place(v), w + 4 * v);
+    }
+
+    // The same where it lies in memory, of so many lines, `n` apart; 0 behind them.
+    __device__ __forceinline__ void weights(const float* column, int lines, int n, float (&w)[Head::PER_LANE]) const {
+#pragma unroll
+        for (int i = 0; i < Head::PER_LANE; ++i) {
+            const int line = place(i / 4) + i % 4;
+            w[i] = line < lines ? column[static_cast<int64_t>(line) * n] : 0.0f;
+        }
+    }
+
+    static __device__ __forceinline__ void store_four_at(float* to, const float4& four) {
+        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    }
+};
+
+// Adds to partial (WARPS, ROWS, MOST_COLUMNS) the products of x's values with the staged columns from j0 on.
+__device__ __forceinline__ void add_products(const HeadThread& own, const float (&x)[HeadThread::COUNT],
+                                             const float* staged, int j0, int n, bool is_first, float* partial) {
+    constexpr int ROWS = Head::ROWS_PER_LANE, COLUMNS = Head::LANES / ROWS;
+#pragma unroll
+    for (int j = 0; j < Head::GROUP; j += COLUMNS) {
+        if (j0 + j >= n) break;
+        float sums[COLUMNS * ROWS] = {};
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            if (j0 + j + c >= n) break;
+            float w[Head::PER_LANE];
+            own.weights(staged + (j + c) * Head::PITCH, w);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int i = 0; i < Head::PER_LANE; ++i)
+                    sums[c * ROWS + r] = fmaf(x[r * Head::PER_LANE + i], w[i], sums[c * ROWS + r]);
+        }
+        const float sum = sum_to_lanes(sums);
+        const int mine = own.lane % Head::LANES, row = own.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
+        if (column >= n) continue;
+        float& place = partial[(own.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
+        place = is_first ? sum : place + sum;
+    }
+}
+
+// By one warp: the block's errors (ROWS, 2) to sums (blocks, 2), and unless `totals` is null, the sums of all blocks, by
+// the last one that comes here, to totals (2,) and the run's losses (steps, 2).
+__device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
+                                              double* totals, double* losses) {
+    const int lane = threadIdx.x % WARP;
+    unsigned before = 0;
+    if (lane == 0) {
+        double value = 0.0, weight = 0.0;
+#pragma unroll
+        for (int r = 0; r < Head::ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
+        sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
+        if (totals) before = count_up(arrived);
+    }
+    if (!totals || __shfl_sync(WARP_ALL, before, 0) != gridDim.x - 1) return;
+    double value = 0.0, weight = 0.0;
+#pragma unroll 4
+    for (int i = lane; i < static_cast<int>(gridDim.x); i += WARP)
+        value += __ldcg(sums + 2 * i), weight += __ldcg(sums + 2 * i + 1);
+    value = warp_sum(value), weight = warp_sum(weight);
+    if (lane > 0) return;
+    *arrived = 0;
+    totals[0] = losses[2 * step->run] = value;
+    totals[1] = losses[2 * step->run + 1] = weight;
+}
+
+// The lines of a block's rows of dx, from the largest exponents of what each thread has of them.
+__device__ __forceinline__ void put_lines(const HeadThread& own, const int (&tops)[Head::ROWS_PER_LANE], int rows,
+                                          int* of_warps, int* lines) {
+#pragma unroll
+    for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
+        int top = tops[r];
+#pragma unroll
+        for (int apart = Head::LANES / 2; apart > 0; apart /= 2) top = max(top, __shfl_xor_sync(WARP_ALL, top, apart));
+        if (own.lane % Head::LANES == 0 && own.warp < Head::WARPS)
+            of_warps[own.warp * Head::ROWS + own.row0 + r] = top;
+    }
+    __syncthreads();
+    const int row = threadIdx.x;
+    if (row >= rows) return;
+    int top = NO_EXPONENT;
+#pragma unroll
+    for (int i = 0; i < Head::WARPS; ++i) top = max(top, of_warps[i * Head::ROWS + row]);
+    lines[row] = line_exponent(top) * 8 | (top > NO_EXPONENT ? USED : 0);
+}
+
+// A thread's part of the block's rows of dx from column k0 on, to so many planes of bfloat16; 0 where there is no row.
+__device__ __forceinline__ void put_planes(const HeadThread& own, const float (&dx)[HeadThread::COUNT], int rows, int k,
+                                           int k0, int row0, uint16_t* to, int64_t plane, int planes) {
+    constexpr int ROWS = 2;               // held at once
+    const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
+#pragma unroll
+    for (int v = 0; v < HeadThread::VECTORS; ++v) {
+        const int column = k0 + own.place(v);
+        if (column >= k) break;
+        uint16_t* place = to + static_cast<int64_t>(row0 + own.row0) * pitch + column;
+#pragma unroll
+        for (int r0 = 0; r0 < Head::ROWS_PER_LANE; r0 += ROWS) {
+            float2 pairs[2 * ROWS];
+#pragma unroll
+            for (int i = 0; i < 2 * ROWS; ++i) {
+                const float* const pair = dx + (r0 + i / 2) * Head::PER_LANE + 4 * v + i % 2 * 2;
+                pairs[i] = own.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
+            }
+            unsigned words[MOST_PLANES][2 * ROWS];
+            hold_bfloats(pairs, planes, words);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r, place += pitch)
+#pragma unroll
+                for (int p = 0; p < MOST_PLANES; ++p)
+                    if (p < planes)
+                        *reinterpret_cast<uint2*>(place + p * plane) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
+        }
+    }
+}
+
+// z = x W + b, the loss of the rows (see elementwise/loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
+// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many planes
+// of bfloat16 (gemm/operands.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
+// Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.
+template <class Loss, class Target, class Source>
+__device__ __forceinline__ void head(const Step* step, int shard, int shards, const int* order, const float* x,
+                                     const float* w, const float* b, Source targets, const float* weights,
+                                     const float* mean, const float* scale, float* delta, double* sums,
+                                     unsigned* arrived, double* totals, double* losses, const float* saved,
+                                     int activation, float* dx, uint16_t* dx_planes, int64_t dx_plane,
+                                     int dx_plane_count, int* dx_lines, int k, int n) {
+    using T = Head;
+    SHARED(float, staged);
+    float* const partial = staged + T::GROUP * T::PITCH;  // (WARPS, ROWS, MOST_COLUMNS)
+    float* const z = partial + T::PARTIAL;                // (ROWS, MOST_COLUMNS)
+    float* const deltas = z + T::LOGITS;                  // (n, ROWS)
+    float* const errors = deltas + T::LOGITS;             // (ROWS, 2)
+    const HeadThread own;
+    const Rows shard_of = shard_rows(step, shard, shards);
+    const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, shard_of.count - row0);
+    const int64_t first = shard_of.first + row0;  // of the block's rows, in the batch
+    const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // W that is staged serves both products
+
+    // A warp's row and a lane's column, of the loss.
+    const bool is_there = own.has_row() && own.warp < rows, has_column = own.lane < n;
+    const int64_t from = is_there ? order[shard_of.order + first + own.warp] : 0;
+    const float bias = b && has_column ? __ldcg(b + own.lane) : 0.0f;
+    ReadTarget<Target> target = {0.0f};
+    float row_weight = 1.0f;
+    float values[HeadThread::COUNT];  // of x, and later of dx's slope
+    for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
+        for (int j0 = 0; j0 < n; j0 += T::GROUP) {
+            const HeadColumns columns(w, k, n, k0, j0);
+            if (k0 + j0 == 0) follow_launch_before();
+            if (j0 == 0 && own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
+            columns.put(staged);
+            if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
+                if (has_column) target.t = Target{targets, from, n, mean, scale}(own.lane);
+                if (weights) row_weight = weights[from];
+            }
+            __syncthreads();
+            if (own.computes(k - k0)) add_products(own, values, staged, j0, n, k0 == 0, partial);
+            __syncthreads();
+        }
+    }
+    if (is_there) {
+        float* const logits = z + own.warp * T::MOST_COLUMNS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < T::WARPS; ++i)
+            if (i * T::OF_WARP < k) sum += partial[(i * T::ROWS + own.warp) * T::MOST_COLUMNS + own.lane];
+        if (has_column) logits[own.lane] = sum + bias;
+        __syncwarp();
+        const float value = weighted_row<Loss>(logits, n, target, row_weight, [=](int j, float d) {
+            deltas[j * T::ROWS + own.warp] = d;
+            delta[(first + own.warp) * n + j] = d;
+        });
+        if (own.lane == 0) errors[2 * own.warp] = value, errors[2 * own.warp + 1] = row_weight;
+    } else if (own.has_row()) {
+        deltas[own.lane * T::ROWS + own.warp] = 0.0f;
+        if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
+    }
+    __syncthreads();
+    if (rows <= 0) follow_launch_before();
+    if (own.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
+
+    const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(shard_of.count);
+    if (!((dx || dx_planes) && rows > 0) && !is_padding) return;
+    int tops[T::ROWS_PER_LANE];
+#pragma unroll
+    for (int& top : tops) top = NO_EXPONENT;
+    for (int k0 = 0; k0 < k; k0 += T::DEPTH) {
+        float sum[HeadThread::COUNT] = {};
+        if (!own.computes(k - k0)) continue;
+#pragma unroll 2
+        for (int j = 0; j < n && !is_padding; ++j) {
+            float of_w[T::PER_LANE], of_delta[T::ROWS_PER_LANE];
+            if (is_whole)
+                own.weights(staged + j * T::PITCH, of_w);
+            else
+                own.weights(w + static_cast<int64_t>(k0) * n + j, k - k0, n, of_w);
+            load_four(deltas + j * T::ROWS + own.row0, of_delta);
+#pragma unroll
+            for (int r = 0; r < T::ROWS_PER_LANE; ++r)
+#pragma unroll
+                for (int i = 0; i < T::PER_LANE; ++i)
+                    sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
+        }
+        if (saved && !(is_whole && saved == x)) own.load(saved + first * k, rows, k, k0, values);
+        if (saved) {
+            Activations::derivatives(activation, values);
+#pragma unroll
+            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i];
+        }
+        if (dx_lines) {
+#pragma unroll
+            for (int i = 0; i < HeadThread::COUNT; ++i) {
+                int& top = tops[i / T::PER_LANE];
+                if (sum[i] != 0.0f) top = max(top, max(exponent_of(sum[i]), NO_EXPONENT + 1));
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < HeadThread::VECTORS; ++v) {
+            const int column = k0 + own.place(v);
+            if (column >= k) break;
+#pragma unroll
+            for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {
+                const float* const four = sum + r * T::PER_LANE + 4 * v;
+                if (own.row0 + r < rows)
+                    put_row_vector(dx + (first + own.row0 + r) * k, k, column,
+                                   make_float4(four[0], four[1], four[2], four[3]));
+            }
+        }
+        if (dx_planes) put_planes(own, sum, rows, k, k0, row0, dx_planes, dx_plane, dx_plane_count);
+    }
+    if (dx_lines) put_lines(own, tops, rows, reinterpret_cast<int*>(partial), dx_lines + row0);
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,367 @@
+// What becomes of a product's elements, for both kinds of tensor-core products (gemm/gemm_sm80.cuh, gemm/gemm_sm90.cuh).
+//
+// A product hands its epilogue quads: four neighbouring columns of one row, the first a multiple of 4.
+//     is_aligned()                             whether quads lie in memory as vectors, wholly inside a row
+//     read<ALIGNED>(row, column)               loads what write needs: before the sums are there, where registers allow
+//     lines(row, column)                       loads what settle needs, so that several quads' loads overlap
+//     settle(row, column, sum, lines)          makes C of the sums; whole warps call it at once; outside C, with
+//                                              lines of 0
+//     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
+//     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
+//                                              first rows, sometime
+//     column_parts()                           where gemm/gemm_sm90.cuh leaves sums of B's columns over parts of its rows, or null
+// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANES, and perhaps
+// READS_PLANES; if is_planes_alone(),
+// it can be handed pairs of neighbouring columns instead, whose words of the planes are no concern of its own:
+//     saved(), planes(), plane(), filled()     the planes it reads, or null; those it writes; elements from one to the
+//                                              next, of either; which of their rows are not 0
+//     of_columns(column)                       loads what a pair of columns needs
+//     pair(sum, of_columns, saved)             what becomes of a pair, and of what it is in the planes it reads
+// One that MEETS_ROWS reads no plane, but knows of a Row of C, and meets numbers there:
+//     row(row, column)                         what it knows, given a lane's first column of a tile
+//     meet(row, column)                        loads what a pair meets
+//     pair(sum, of_columns, row, met)          what becomes of the pair
+//     leave(row)                               when the lane's columns of the tile have passed
+// Rows are those of the shard.
+#pragma once
+
+#include "math/activations.cuh"
+#include "gemm/operands.cuh"
+
+namespace mlpgpu {
+
+__device__ __forceinline__ void set_element(float4& quad, int i, float value) {
+    if (i == 0) quad.x = value;
+    if (i == 1) quad.y = value;
+    if (i == 2) quad.z = value;
+    if (i == 3) quad.w = value;
+}
+
+// Whether quads of an array (rows, n) are vectors; what is null has none.
+__device__ __forceinline__ bool is_aligned(const float* data, int n) {
+    return data == nullptr || (reinterpret_cast<uintptr_t>(data) % 16 == 0 && n % 4 == 0);
+}
+
+// Columns `column` to `column` + 3 of a row of n; 0 beyond it.
+template <bool ALIGNED>
+__device__ __forceinline__ float4 load_quad(const float* row, int column, int n) {
+    if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
+    return row_vector(row, n, column, false);
+}
+
+template <bool ALIGNED>
+__device__ __forceinline__ void store_quad(float* row, int column, int n, const float4& value) {
+    if (ALIGNED) {
+        *reinterpret_cast<float4*>(row + column) = value;
+        return;
+    }
+    row[column] = value.x;
+    if (column + 1 < n) row[column + 1] = value.y;
+    if (column + 2 < n) row[column + 2] = value.z;
+    if (column + 3 < n) row[column + 3] = value.w;
+}
+
+// The same of a row of planes of bfloat16, where a quad is a vector always, and holds 0 beyond n.
+template <class Form, bool ALIGNED>
+__device__ __forceinline__ void store_quad(uint16_t* row, int64_t plane, int column, int n, const float4& value) {
+    const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
+    put_bfloats<Form::PLANES>(row + column, plane, make_float4(inside(0, value.x), inside(1, value.y),
+                                                               inside(2, value.z), inside(3, value.w)));
+}
+
+// A row of planes, of which those from `rows` on hold 0.
+template <class Form, bool ALIGNED>
+__device__ __forceinline__ void store_padded(uint16_t* planes, int64_t plane, int row, int rows, int column, int n,
+                                             const float4& value) {
+    uint16_t* const line = planes + static_cast<int64_t>(row) * padded_columns(n);
+    store_quad<Form, ALIGNED>(line, plane, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+}
+
+// --- from sums to C ---
+
+// Planes without scales.
+struct AsIs {
+    struct Lines {};
+    __device__ __forceinline__ Lines lines(int, int) const { return {}; }
+    __device__ __forceinline__ void settle(int, int, float4&, const Lines&) const {}
+};
+
+// The float32 array that an operand's planes were made of: element (outer, inner), by its steps.
+struct Original {
+    const float* data;
+    int64_t outer, inner;
+};
+
+// Scales sums back.  Those that what is not held in their lines may have moved too far are made again from
+// the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one plane: nothing beside 16 √length
+// where sums are that large, as docs/mathematics.md derives.
+struct Scaled {
+    const int* rows;         // lines of C's rows
+    const int* row_weights;  // lines whose exponents the rows' are less by, or null
+    const int* columns;      // lines of C's columns
+    Original a, b;
+    int length;  // of the sums
+    float least;
+
+    __device__ __forceinline__ Scaled(const int* rows, const int* row_weights, const int* columns, const Original& a,
+                                      const Original& b, int length)
+        : rows(rows), row_weights(row_weights), columns(columns), a(a), b(b), length(length),
+          least(16.0f * sqrtf(static_cast<float>(length))) {}
+
+    struct Lines {
+        int row;  // less the weight's exponent
+        int columns[4];
+    };
+    __device__ __forceinline__ Lines lines(int row, int column) const {
+        const int4 four = *reinterpret_cast<const int4*>(columns + column);
+        return {rows[row] - (row_weights ? row_weights[row] & ~FLAGS : 0), {four.x, four.y, four.z, four.w}};
+    }
+
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
+        int doubtful = 0;
+        float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+        int exponents[4];
+        const int any = lines.row | lines.columns[0] | lines.columns[1] | lines.columns[2] | lines.columns[3];
+        if (any & UNHELD) {  // rarely
+#pragma unroll
+            for (int i = 0; i < 4; ++i) doubtful |= is_doubtful(sums[i], lines.row, lines.columns[i]) << i;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(lines.row) + exponent_in(lines.columns[i]);
+        scale_by(sums, exponents);
+        sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
+        // Lanes take turns, and the whole warp works on each one's elements.
+        for (unsigned lanes = __ballot_sync(WARP_ALL, doubtful); lanes != 0; lanes &= lanes - 1) {
+            const int turn = __ffs(static_cast<int>(lanes)) - 1;
+            const int elements = __shfl_sync(WARP_ALL, doubtful, turn);
+            const int m = __shfl_sync(WARP_ALL, row, turn), n = __shfl_sync(WARP_ALL, column, turn);
+#pragma unroll 1
+            for (int i = 0; i < 4; ++i) {
+                if (!(elements >> i & 1)) continue;
+                const float value = exact(m, n + i);
+                if (static_cast<int>(threadIdx.x % WARP) == turn) set_element(sum, i, value);
+            }
+        }
+    }
+
+    __device__ __forceinline__ bool is_doubtful(float sum, int line, int column) const {
+        const float size = fabsf(sum);
+        const bool good = size >= least && size <= LARGEST;
+        const int either = line | column, both = line & column;
+        return (either & UNHELD) && !(either & NAN_IN) && (both & USED) && !good;
+    }
+
+    // By a whole warp: in float64, so the order matters to no bit that float32 shows but the last.
+    __device__ __forceinline__ float exact(int m, int n) const {
+        const float* const from_a = a.data + m * a.outer;
+        const float* const from_b = b.data + n * b.outer;
+        double sum = 0.0;
+#pragma unroll 4
+        for (int k = threadIdx.x % WARP; k < length; k += WARP)
+            sum += static_cast<double>(from_a[k * a.inner]) * from_b[k * b.inner];
+        return static_cast<float>(warp_sum(sum));
+    }
+};
+
+// --- from C to memory ---
+
+struct Nothing {};  // is known of rows, where none are met
+
+// z = C + b, y = f(z).  `y_planes` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
+template <class Form, class Activation>
+struct Forward {
+    const float* b;  // (n,)
+    float* z;        // (rows, n)
+    float* y;        // (rows, n)
+    uint16_t* y_planes;
+    int64_t y_plane;
+    int rows, n;
+
+    __device__ __forceinline__ bool is_aligned() const {
+        return mlpgpu::is_aligned(b, n) && mlpgpu::is_aligned(z, n) && mlpgpu::is_aligned(y, n);
+    }
+
+    using Read = float4;
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int column) const {
+        return b ? load_quad<ALIGNED>(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
+        float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
+        const int64_t at = static_cast<int64_t>(row) * n;
+        if (z && row < rows) store_quad<ALIGNED>(z + at, column, n, sum);
+        sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
+                          Activation::forward(sum.w));
+        if (y && row < rows) store_quad<ALIGNED>(y + at, column, n, sum);
+        if (HAS_PLANES && y_planes) store_padded<Form, ALIGNED>(y_planes, y_plane, row, rows, column, n, sum);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = false, MEETS_ROWS = false;
+    using Row = Nothing;
+    __device__ __forceinline__ bool is_planes_alone() const {
+        return y_planes && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
+    }
+    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
+    __device__ __forceinline__ uint16_t* planes() const { return y_planes; }
+    __device__ __forceinline__ int64_t plane() const { return y_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int column) const {
+        return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
+    }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
+        return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
+    }
+};
+
+// dx = C ∘ f'(saved), `saved` being an array or planes of bfloat16, or neither; `dx_planes` as above.
+template <class Form, class Activation>
+struct BackwardInput {
+    const float* saved_array;      // (rows, k)
+    const uint16_t* saved_planes;  // (planes, rows, k)
+    float* dx;                     // (rows, k)
+    uint16_t* dx_planes;
+    int64_t dx_plane;  // and of what is saved
+    int rows, k;
+
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = HAS_PLANES, MEETS_ROWS = false;
+    using Row = Nothing;
+
+    __device__ __forceinline__ bool is_aligned() const {
+        return mlpgpu::is_aligned(saved_array, k) && mlpgpu::is_aligned(dx, k);
+    }
+
+    // The words of a quad as they lie in the array, or in the planes.
+    struct Read {
+        BfloatQuad<2> quad;
+    };
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int row, int column) const {
+        Read found = {};
+        if (HAS_PLANES && saved_planes) {
+            const BfloatQuad<Form::PLANES> quad(saved_planes + static_cast<int64_t>(row) * padded_columns(k) + column,
+                                                dx_plane);
+#pragma unroll
+            for (int p = 0; p < Form::PLANES; ++p) found.quad.words[p] = quad.words[p];
+        } else if (saved_array && row < rows) {
+            const float4 x = load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);
+            found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
+            found.quad.words[1] = make_uint2(__float_as_uint(x.z), __float_as_uint(x.w));
+        }
+        return found;
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
+        if (saved_array || (HAS_PLANES && saved_planes)) {
+            const uint2 (&words)[2] = read.quad.words;
+            float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
+                                    __uint_as_float(words[1].x), __uint_as_float(words[1].y));
+            if (HAS_PLANES && saved_planes) {
+                BfloatQuad<Form::PLANES> quad;
+#pragma unroll
+                for (int p = 0; p < Form::PLANES; ++p) quad.words[p] = words[p];
+                of = quad.value();
+            }
+            value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
+            value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
+        }
+        if (dx && row < rows) store_quad<ALIGNED>(dx + static_cast<int64_t>(row) * k, column, k, value);
+        if (HAS_PLANES && dx_planes) store_padded<Form, ALIGNED>(dx_planes, dx_plane, row, rows, column, k, value);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    __device__ __forceinline__ bool is_planes_alone() const { return dx_planes && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ const uint16_t* saved() const { return saved_planes; }
+    __device__ __forceinline__ uint16_t* planes() const { return dx_planes; }
+    __device__ __forceinline__ int64_t plane() const { return dx_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
+        if (!saved_planes) return sum;
+        return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
+    }
+};
+
+// What no planes are handed to.
+struct NoPlanes {
+    static constexpr bool HAS_PLANES = false, READS_PLANES = false, MEETS_ROWS = false;
+    using Row = Nothing;
+    __device__ __forceinline__ bool is_planes_alone() const { return false; }
+};
+
+// C as it is, to (m, n).
+struct Store : NoPlanes {
+    float* to;
+    int n;
+
+    __device__ __forceinline__ bool is_aligned() const { return mlpgpu::is_aligned(to, n); }
+
+    struct Read {};
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int) const {
+        return {};
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
+        store_quad<ALIGNED>(to + static_cast<int64_t>(row) * n, column, n, value);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+};
+
+// The two together.
+template <class Sums, class Values>
+struct Epilogue {
+    Sums sums;
+    Values values;
+
+    using Lines = typename Sums::Lines;
+    using Read = typename Values::Read;
+    __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int row, int column) const {
+        return values.template read<ALIGNED>(row, column);
+    }
+    __device__ __forceinline__ Lines lines(int row, int column) const { return sums.lines(row, column); }
+    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
+        sums.settle(row, column, sum, lines);
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
+        values.template write<ALIGNED>(row, column, value, read);
+    }
+    __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
+        values.columns(first, count, thread, threads);
+    }
+    __device__ __forceinline__ float* column_parts() const { return values.column_parts(); }
+
+    static constexpr bool HAS_PLANES = Values::HAS_PLANES, READS_PLANES = Values::READS_PLANES;
+    __device__ __forceinline__ bool is_planes_alone() const { return HAS_PLANES && values.is_planes_alone(); }
+    __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
+    __device__ __forceinline__ uint16_t* planes() const { return values.planes(); }
+    __device__ __forceinline__ int64_t plane() const { return values.plane(); }
+    __device__ __forceinline__ int filled() const { return values.filled(); }
+    __device__ __forceinline__ float2 of_columns(int column) const { return values.of_columns(column); }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, const float2& saved) const {
+        return values.pair(sum, of, saved);
+    }
+
+    static constexpr bool MEETS_ROWS = Values::MEETS_ROWS;
+    using Row = typename Values::Row;
+    __device__ __forceinline__ Row row(int row, int column) const { return values.row(row, column); }
+    __device__ __forceinline__ float2 meet(const Row& row, int column) const { return values.meet(row, column); }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, Row& row, const float2& met) const {
+        return values.pair(sum, of, row, met);
+    }
+    __device__ __forceinline__ void leave(const Row& row) const { values.leave(row); }
+};
+
+template <class Sums, class Values>
+__device__ __forceinline__ Epilogue<Sums, Values> epilogue_of(const Sums& sums, const Values& values) {
+    return {sums, values};
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,357 @@
+// C = A · B on plain float32 cores: the one matrix product under every dense layer.
+//
+// A block computes a tile of C, M x N, in steps of K along the inner dimension.  It stages a slice of A
+// and of B in shared memory, both with the inner index first, so that a thread reads the values of its
+// patch of C as vectors.  While it multiplies one slice, the next one is on its way to registers.
+//
+// Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may
+// follow the shape, and the bits do not.  Outside the borders operands are read as 0 by a select.
+//
+// What happens to an element of C is an epilogue's business: anything that is called as
+// `epilogue(row, column, value)`.
+#pragma once
+
+#include "common/portable.cuh"
+
+namespace mlpgpu {
+
+// Shape of a block's work.  256 threads in a square of 16 x 16, each with a patch of C.
+template <int M_, int N_, int K_>
+struct Tile {
+    static constexpr int M = M_, N = N_, K = K_;
+    static constexpr int THREADS = 256, SIDE = 16;
+    static constexpr int PATCH_M = M / SIDE, PATCH_N = N / SIDE;
+    // Rows of a staged slice are padded by a vector, so that columns of it lie in different banks.
+    static constexpr int PITCH_A = M + 4, PITCH_B = N + 4;
+    static constexpr int STAGE = K * (PITCH_A + PITCH_B);
+    static constexpr int SHARED_FLOATS = 2 * STAGE;
+};
+
+// A matrix in global memory seen as (outer, inner): outer is C's row or column, inner is k.  INNER_FIRST
+// tells which of the two is contiguous.
+template <bool INNER_FIRST>
+struct Operand {
+    const float* data;
+    int outer, inner;            // sizes
+    int pitch;                   // elements from one line of the stored matrix to the next
+    const int* lines = nullptr;  // which line of the stored matrix each line is, or null where it is that line
+
+    __device__ __forceinline__ const float* line(int64_t i) const { return data + (lines ? lines[i] : i) * pitch; }
+    __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? line(i)[k] : line(k)[i]; }
+};
+
+__device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
+    return (reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0;
+}
+
+// Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` lines, each
+// `length` long; 0 beyond either border.
+template <class From>
+__device__ __forceinline__ float4 load_four(const From& from, int line, int lines, int start, int length,
+                                            bool vectored) {
+    const bool inside = line < lines && start < length;
+    const float* at = inside ? from.line(line) + start : from.data;
+    if (vectored && start + 4 <= length) {
+        const float4 four = *reinterpret_cast<const float4*>(at);
+        return inside ? four : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float4 four;
+    four.x = inside ? at[0] : 0.0f;
+    four.y = inside && start + 1 < length ? at[1] : 0.0f;
+    four.z = inside && start + 2 < length ? at[2] : 0.0f;
+    four.w = inside && start + 3 < length ? at[3] : 0.0f;
+    return four;
+}
+
+// One operand's slice on its way from global memory through registers to shared memory.
+template <int OUTER, int PITCH, int DEPTH, int THREADS, bool INNER_FIRST>
+struct Slice {
+    static constexpr int VECTORS = OUTER * DEPTH / 4;
+    static constexpr int PER_THREAD = (VECTORS + THREADS - 1) / THREADS;
+    float4 held[PER_THREAD];
+
+    // Vector v of the slice: where it starts along the outer and the inner axis.
+    static __device__ __forceinline__ void place(int v, int& outer, int& inner) {
+        if (INNER_FIRST) {
+            outer = v / (DEPTH / 4);
+            inner = v % (DEPTH / 4) * 4;
+        } else {
+            outer = v % (OUTER / 4) * 4;
+            inner = v / (OUTER / 4);
+        }
+    }
+
+    // Whether the tile lies inside the matrix along the outer axis, and can be read by vectors.
+    static __device__ __forceinline__ bool is_whole(const Operand<INNER_FIRST>& from, int outer0) {
+        return outer0 + OUTER <= from.outer && is_vectored(from.data, from.pitch);
+    }
+
+    // `whole`: nothing of this slice lies beyond a border.
+    __device__ __forceinline__ void fetch(const Operand<INNER_FIRST>& from, int outer0, int inner0, int inner_end,
+                                          bool whole) {
+        if (whole)
+            fetch_whole(from, outer0, inner0);
+        else
+            fetch_edge(from, outer0, inner0, inner_end);
+    }
+
+    // A thread's vectors lie a fixed number of lines apart, unless the lines have a list or no whole number of
+    // them makes up a round of all threads.
+    __device__ __forceinline__ void fetch_whole(const Operand<INNER_FIRST>& from, int outer0, int inner0) {
+        constexpr int PER_LINE = (INNER_FIRST ? DEPTH : OUTER) / 4, LINES = THREADS / PER_LINE;
+        int outer, inner;
+        place(threadIdx.x, outer, inner);
+        const int line = INNER_FIRST ? outer0 + outer : inner0 + inner;
+        const int start = INNER_FIRST ? inner0 + inner : outer0 + outer;
+        const float* const first = from.data + static_cast<int64_t>(line) * from.pitch + start;
+        const int64_t apart = static_cast<int64_t>(LINES) * from.pitch;
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int v = threadIdx.x + i * THREADS;
+            if (VECTORS % THREADS != 0 && v >= VECTORS) break;
+            const float* at = first + i * apart;
+            if (THREADS % PER_LINE != 0) {
+                place(v, outer, inner);
+                at = from.line(INNER_FIRST ? outer0 + outer : inner0 + inner) + (INNER_FIRST ? inner0 + inner : outer0 + outer);
+            } else if (from.lines) {
+                at = from.line(line + i * LINES) + start;
+            }
+            held[i] = *reinterpret_cast<const float4*>(at);
+        }
+    }
+
+    __device__ __forceinline__ void fetch_edge(const Operand<INNER_FIRST>& from, int outer0, int inner0,
+                                               int inner_end) {
+        const bool vectored = is_vectored(from.data, from.pitch);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int v = threadIdx.x + i * THREADS;
+            if (VECTORS % THREADS != 0 && v >= VECTORS) break;
+            int outer, inner;
+            place(v, outer, inner);
+            outer += outer0;
+            inner += inner0;
+            if (INNER_FIRST)
+                held[i] = load_four(from, outer, from.outer, inner, inner_end, vectored);
+            else
+                held[i] = load_four(from, inner, inner_end, outer, from.outer, vectored);
+        }
+    }
+
+    __device__ __forceinline__ void stage(float* shared) const {
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int v = threadIdx.x + i * THREADS;
+            if (VECTORS % THREADS != 0 && v >= VECTORS) break;
+            int outer, inner;
+            place(v, outer, inner);
+            if (INNER_FIRST) {
+                shared[(inner + 0) * PITCH + outer] = held[i].x;
+                shared[(inner + 1) * PITCH + outer] = held[i].y;
+                shared[(inner + 2) * PITCH + outer] = held[i].z;
+                shared[(inner + 3) * PITCH + outer] = held[i].w;
+            } else {
+                *reinterpret_cast<float4*>(shared + inner * PITCH + outer) = held[i];
+            }
+        }
+    }
+};
+
+// A thread's values of one line of a staged slice: COUNT of them, in runs of four or two that lie 16 runs
+// apart, so that a warp's vector reads touch neighbouring words.
+template <int COUNT>
+struct Run {
+    static constexpr int WIDTH = COUNT % 4 == 0 ? 4 : 2;
+    static_assert(COUNT % 2 == 0, "a patch is an even number of elements wide");
+};
+
+template <int COUNT, int SIDE>
+__device__ __forceinline__ int patch_offset(int lane, int i) {
+    constexpr int WIDTH = Run<COUNT>::WIDTH;
+    return (i / WIDTH) * SIDE * WIDTH + lane * WIDTH + i % WIDTH;
+}
+
+template <int COUNT, int SIDE>
+__device__ __forceinline__ void read_patch(const float* line, int lane, float (&values)[COUNT]) {
+    constexpr int WIDTH = Run<COUNT>::WIDTH;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += WIDTH) {
+        const float* at = line + patch_offset<COUNT, SIDE>(lane, i);
+        if (WIDTH == 4) {
+            const float4 four = *reinterpret_cast<const float4*>(at);
+            values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+        } else {
+            const float2 two = *reinterpret_cast<const float2*>(at);
+            values[i] = two.x, values[i + 1] = two.y;
+        }
+    }
+}
+
+template <int COUNT, int SIDE>
+__device__ __forceinline__ void write_patch(float* line, int lane, const float (&values)[COUNT]) {
+    constexpr int WIDTH = Run<COUNT>::WIDTH;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += WIDTH) {
+        float* at = line + patch_offset<COUNT, SIDE>(lane, i);
+        if (WIDTH == 4)
+            *reinterpret_cast<float4*>(at) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
+        else
+            *reinterpret_cast<float2*>(at) = make_float2(values[i], values[i + 1]);
+    }
+}
+
+// Where a thread's patch lies in the tile.  A warp covers 4 x 8 patches, so that its vector reads of a
+// slice meet in few words.
+__device__ __forceinline__ int patch_row() { return threadIdx.x / WARP / 2 * 4 + threadIdx.x % WARP / 8; }
+__device__ __forceinline__ int patch_column() { return threadIdx.x / WARP % 2 * 8 + threadIdx.x % 8; }
+
+// Columns of B summed over k by the thread that owns the column, from the slices that a block stages
+// anyway; wanted by the blocks of C's first row of tiles.
+struct NoColumnSum {
+    static constexpr bool wanted = false;
+    __device__ __forceinline__ bool wants(int) const { return false; }
+    __device__ __forceinline__ void finish(int, float) const {}
+};
+
+template <class Epilogue>
+struct ColumnSum {
+    static constexpr bool wanted = true;
+    int n;  // columns that are wanted
+    Epilogue epilogue;
+    __device__ __forceinline__ bool wants(int column) const { return column < n; }
+    __device__ __forceinline__ void finish(int column, float sum) const {
+        if (wants(column)) epilogue(0, column, sum);
+    }
+};
+
+template <class Epilogue>
+__device__ __forceinline__ ColumnSum<Epilogue> column_sum(int n, const Epilogue& epilogue) {
+    return {n, epilogue};
+}
+
+// A thread's patch c of the tile of C whose first row is m0 and first column n0: the sums over k in
+// [k_begin, k_end).
+template <class T, bool A_INNER, bool B_INNER, class Columns>
+__device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
+                                              int k_begin, int k_end, const Columns& columns,
+                                              float (&c)[T::PATCH_M][T::PATCH_N]) {
+    SHARED(float, shared);
+    using SliceA = Slice<T::M, T::PITCH_A, T::K, T::THREADS, A_INNER>;
+    using SliceB = Slice<T::N, T::PITCH_B, T::K, T::THREADS, B_INNER>;
+    SliceA slice_a;
+    SliceB slice_b;
+    const bool a_whole = SliceA::is_whole(a, m0), b_whole = SliceB::is_whole(b, n0);
+    float column_sum = 0.0f;
+
+    const int k_deep = k_end - T::K;  // the last k from which a slice is whole
+    slice_a.fetch(a, m0, k_begin, k_end, a_whole && k_begin <= k_deep);
+    slice_b.fetch(b, n0, k_begin, k_end, b_whole && k_begin <= k_deep);
+    for (int k0 = k_begin; k0 < k_end; k0 += T::K) {
+        float* staged_a = shared + (k0 - k_begin) / T::K % 2 * T::STAGE;
+        float* staged_b = staged_a + T::K * T::PITCH_A;
+        slice_a.stage(staged_a);
+        slice_b.stage(staged_b);
+        // One barrier a slice: whoever still reads the other buffer passed the barrier before this one.
+        __syncthreads();
+        if (Columns::wanted && m0 == 0 && threadIdx.x < T::N)
+            for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
+        if (k0 + T::K < k_end) {
+            const bool deep = k0 + T::K <= k_deep;
+            slice_a.fetch(a, m0, k0 + T::K, k_end, a_whole && deep);
+            slice_b.fetch(b, n0, k0 + T::K, k_end, b_whole && deep);
+        }
+#pragma unroll
+        for (int k = 0; k < T::K; ++k) {
+            float patch_a[T::PATCH_M], patch_b[T::PATCH_N];
+            read_patch<T::PATCH_M, T::SIDE>(staged_a + k * T::PITCH_A, patch_row(), patch_a);
+            read_patch<T::PATCH_N, T::SIDE>(staged_b + k * T::PITCH_B, patch_column(), patch_b);
+#pragma unroll
+            for (int i = 0; i < T::PATCH_M; ++i)
+#pragma unroll
+                for (int j = 0; j < T::PATCH_N; ++j) c[i][j] = fmaf(patch_a[i], patch_b[j], c[i][j]);
+        }
+    }
+    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
+}
+
+// The epilogue of every element of the tile inside C, of each thread's patch by that thread.  The first argument's
+// type alone counts: it is how the tile is computed, of which gemm/split_sm80.cuh has another way.
+template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile(Tile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
+                                          int n0, int k_begin, int k_end, const Columns& columns,
+                                          const Epilogue& epilogue) {
+    using T = Tile<M, N, K>;
+    float c[T::PATCH_M][T::PATCH_N] = {};
+    multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
+#pragma unroll
+    for (int i = 0; i < T::PATCH_M; ++i) {
+        const int m = m0 + patch_offset<T::PATCH_M, T::SIDE>(patch_row(), i);
+#pragma unroll
+        for (int j = 0; j < T::PATCH_N; ++j) {
+            const int n = n0 + patch_offset<T::PATCH_N, T::SIDE>(patch_column(), j);
+            if (m < a.outer && n < b.outer) epilogue(m, n, c[i][j]);
+        }
+    }
+}
+
+// --- epilogues that change arrays in place ---
+//
+// Such a one is told early, by prefetch(row, column), of every LINE-th column; and it gets elements in rows, so that
+// neighbouring threads have neighbouring columns: hold(row, column) reads, put(row, column, value, held) writes, and a
+// thread reads for several elements before it writes the first.
+
+// Lets the arrays come to the cache while the product is made.
+template <int M, int N, int THREADS, class Epilogue>
+__device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_end, const Epilogue& epilogue) {
+    constexpr int LINE = 32;
+    for (int at = threadIdx.x; at < M * (N / LINE); at += THREADS) {
+        const int m = m0 + at / (N / LINE), n = n0 + at % (N / LINE) * LINE;
+        if (m < m_end && n < n_end) epilogue.prefetch(m, n);
+    }
+}
+
+// Rows of C in shared memory, (M, N) from element (m0, n0) on; each thread has every THREADS-th element.
+template <int M, int N, int THREADS, class Epilogue>
+__device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0, int m_end, int n_end,
+                                            const Epilogue& epilogue) {
+    constexpr int BATCH = 8;
+    static_assert(M * N % THREADS == 0, "as many elements for each thread");
+    for (int start = threadIdx.x; start < M * N; start += BATCH * THREADS) {
+        typename Epilogue::Held held[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
+            if (at < M * N && m < m_end && n < n_end) held[i] = epilogue.hold(m, n);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
+            if (at < M * N && m < m_end && n < n_end) epilogue.put(m, n, shared[at], held[i]);
+        }
+    }
+}
+
+// As gemm_tile; some rows of patches at a time change hands through shared memory.
+template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile_in_place(Tile<M, N, K>, const Operand<A_INNER>& a,
+                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
+                                                   const Columns& columns, const Epilogue& epilogue) {
+    using T = Tile<M, N, K>;
+    constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE;
+    static_assert(ROWS * T::N <= T::SHARED_FLOATS, "rows of the tile take the slices' place");
+    SHARED(float, shared);
+    prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
+    float c[T::PATCH_M][T::PATCH_N] = {};
+    multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
+#pragma unroll
+    for (int first = 0; first < T::PATCH_M; first += RUN) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < RUN; ++i)
+            write_patch<T::PATCH_N, T::SIDE>(shared + (patch_row() * RUN + i) * T::N, patch_column(), c[first + i]);
+        __syncthreads();
+        finish_rows<ROWS, T::N, T::THREADS>(shared, m0 + first * T::SIDE, n0, a.outer, b.outer, epilogue);
+    }
+}
+
+}  // namespace mlpgpu

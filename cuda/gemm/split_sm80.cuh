@@ -1,0 +1,190 @@
+// C = A · B on tensor cores of operands in float32, each element of which is split into three bfloat16 on its way
+// to shared memory, for cards since sm_80.
+//
+// Eight bits of a number go into each part, so that the parts together hold all 24: x = x1 + x2 + x3.  Of the nine
+// products of parts the three smallest, at most 2⁻²³ of the whole, are left out.  Tensor cores truncate when they
+// accumulate; so the sum over each 64 k is made apart, and added to C rounded to nearest.  bfloat16 has float32's
+// range, and no scales are needed.  What does not split well, because it is not finite or its last part would be
+// too small for a bfloat16, is found on the way: C's rows and columns that depend on it are computed again, as chains
+// of multiply-adds, and so is what is not finite.  (Error bound: docs/mathematics.md.)
+//
+// For products whose operands are read once or twice, this saves the pass that makes planes (gemm/operands.cuh).
+#pragma once
+
+#include "gemm/simt.cuh"
+#include "arch/mma.cuh"
+
+namespace mlpgpu {
+
+// Shape of a block's work: WARPS_M x WARPS_N warps, each with its part of the tile in fragments.  K is the depth of a
+// slice; the sum over PROMOTED k, or over a slice if that is less, is made at a time.
+template <int M_, int N_, int K_ = 32, int THREADS_ = 256>
+struct SplitTile {
+    static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, PARTS = 3;
+    static constexpr int DEPTH = K < PROMOTED ? K : PROMOTED;
+    static constexpr int WARPS_M = M / 16, WARPS_N = THREADS / WARP / WARPS_M, WARP_N = N / WARPS_N;
+    static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
+    static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == THREADS / WARP && FRAGMENTS % 2 == 0,
+                  "whole fragments for each warp");
+    // Slices of both operands in three parts, and a flag for each row and column; then C takes the slices' place.
+    static constexpr int PITCH = 8;  // padding of a line, in elements
+    static constexpr int SLICES = PARTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
+                                  PARTS * 2 * K * (N + PITCH);
+    static constexpr int SHARED_BYTES = (SLICES > 4 * M * N ? SLICES : 4 * M * N) + 4 * (M + N);
+};
+
+// Whether x splits: it is 0, or neither so large that rounding may overflow nor so small that x3, which is 2⁻¹⁶ of
+// it, would lose bits below bfloat16's smallest number.
+__device__ __forceinline__ bool splits(float x) {
+    const unsigned twice = __float_as_uint(x) << 1;  // without the sign
+    constexpr unsigned LEAST = 27u << 24, MOST = 254u << 24;
+    return twice - LEAST < MOST - LEAST || twice == 0;
+}
+
+// The next part of two numbers, as a pair; the rest of them stays.
+__device__ __forceinline__ unsigned split_off(float& first, float& second) {
+    const unsigned bits = bfloat_pair(first, second);
+    first -= __uint_as_float(bits << 16), second -= __uint_as_float(bits & 0xffff0000);
+    return bits;
+}
+
+// A slice of an operand in shared memory, part after part: lines of the contiguous index, padded so that eight of
+// them begin in different banks.
+template <int OUTER, class T, bool INNER_FIRST>
+struct SplitSlice {
+    static constexpr int LINES = INNER_FIRST ? OUTER : T::K, LENGTH = INNER_FIRST ? T::K : OUTER;
+    static constexpr int PITCH = LENGTH + T::PITCH, PART = LINES * PITCH;
+    using Fetched = Slice<OUTER, 0, T::K, T::THREADS, INNER_FIRST>;
+
+    // Splits what was fetched; `flags` (OUTER,) are set where an element does not split.
+    static __device__ __forceinline__ void stage(const Fetched& fetched, uint16_t* slice, int* flags) {
+#pragma unroll
+        for (int i = 0; i < Fetched::PER_THREAD; ++i) {
+            const int v = threadIdx.x + i * T::THREADS;
+            if (Fetched::VECTORS % T::THREADS != 0 && v >= Fetched::VECTORS) break;
+            int outer, inner;
+            Fetched::place(v, outer, inner);
+            float rest[4] = {fetched.held[i].x, fetched.held[i].y, fetched.held[i].z, fetched.held[i].w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
+            uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
+#pragma unroll
+            for (int part = 0; part < T::PARTS; ++part) {
+                const unsigned low = split_off(rest[0], rest[1]), high = split_off(rest[2], rest[3]);
+                *reinterpret_cast<uint2*>(at + part * PART) = make_uint2(low, high);
+            }
+        }
+    }
+
+    template <int OUTER_BIT>
+    static __device__ __forceinline__ void load(unsigned (&to)[4], const uint16_t* slice, int outer0, int inner0) {
+        load_fragments<INNER_FIRST, OUTER_BIT, PITCH>(to, slice, outer0, inner0);
+    }
+};
+
+// part += A · B over DEPTH of a staged slice from k0 on, of the six largest products of parts, the smaller ones first.
+template <class T, class SliceA, class SliceB>
+__device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const uint16_t* slice_b, int warp_m, int warp_n,
+                                               int k0, float (&part)[T::FRAGMENTS][4]) {
+#pragma unroll
+    for (int k = k0; k < k0 + T::DEPTH; k += 16) {
+        unsigned a[T::PARTS][4];
+#pragma unroll
+        for (int p = 0; p < T::PARTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::PART, warp_m, k);
+#pragma unroll
+        for (int j = 0; j < T::FRAGMENTS; j += 2) {
+            unsigned b[T::PARTS][4];
+#pragma unroll
+            for (int p = 0; p < T::PARTS; ++p)
+                SliceB::template load<1>(b[p], slice_b + p * SliceB::PART, warp_n + 8 * j, k);
+#pragma unroll
+            for (int both = T::PARTS - 1; both >= 0; --both)
+#pragma unroll
+                for (int p = 0; p <= both; ++p)
+#pragma unroll
+                    for (int side = 0; side < 2; ++side)
+                        multiply_matrices<false>(part[j + side], a[p], b[both - p][2 * side], b[both - p][2 * side + 1]);
+        }
+    }
+}
+
+// As gemm/simt.cuh's for its tiles.  The columns of B are summed as they are, before they are split.
+template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operand<A_INNER>& a,
+                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
+                                                   const Columns& columns, const Epilogue& epilogue) {
+    using T = SplitTile<M, N>;
+    using SliceA = SplitSlice<T::M, T, A_INNER>;
+    using SliceB = SplitSlice<T::N, T, B_INNER>;
+    SHARED(float, shared);
+    uint16_t* const staged_a = reinterpret_cast<uint16_t*>(shared);
+    uint16_t* const staged_b = staged_a + T::PARTS * SliceA::PART;
+    int* const row_flags = reinterpret_cast<int*>(shared) + T::SHARED_BYTES / 4 - T::M - T::N;
+    int* const column_flags = row_flags + T::M;
+    for (int i = threadIdx.x; i < T::M + T::N; i += T::THREADS) row_flags[i] = 0;
+    prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
+    const int own_column = n0 + threadIdx.x;
+    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N && columns.wants(own_column)) {
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int k = k_begin; k < k_end; ++k) sum += b.at(own_column, k);
+        columns.finish(own_column, sum);
+    }
+
+    typename SliceA::Fetched fetched_a;
+    typename SliceB::Fetched fetched_b;
+    const bool a_whole = SliceA::Fetched::is_whole(a, m0), b_whole = SliceB::Fetched::is_whole(b, n0);
+    const auto fetch = [&](int k0) {
+        const bool deep = k0 + T::K <= k_end;
+        fetched_a.fetch(a, m0, k0, k_end, a_whole && deep);
+        fetched_b.fetch(b, n0, k0, k_end, b_whole && deep);
+    };
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp_m = warp % T::WARPS_M * 16, warp_n = warp / T::WARPS_M * T::WARP_N;
+    float c[T::FRAGMENTS][4] = {}, part[T::FRAGMENTS][4] = {};
+
+    if (k_begin < k_end) fetch(k_begin);
+    for (int k0 = k_begin; k0 < k_end; k0 += T::K) {
+        __syncthreads();
+        SliceA::stage(fetched_a, staged_a, row_flags);
+        SliceB::stage(fetched_b, staged_b, column_flags);
+        __syncthreads();
+        if (k0 + T::K < k_end) fetch(k0 + T::K);
+        multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, 0, part);
+        if ((k0 - k_begin) % T::PROMOTED == T::PROMOTED - T::K || k0 + T::K >= k_end) {
+#pragma unroll
+            for (int j = 0; j < T::FRAGMENTS; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) c[j][e] += part[j][e], part[j][e] = 0.0f;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < T::FRAGMENTS; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<float2*>(shared + (warp_m + 8 * half + lane / 4) * T::N + warp_n + 8 * j + lane % 4 * 2) =
+                make_float2(c[j][2 * half], c[j][2 * half + 1]);
+    __syncthreads();
+    for (int at = threadIdx.x; at < T::M * T::N; at += T::THREADS) {
+        const int m = m0 + at / T::N, n = n0 + at % T::N;
+        // A product of parts that overflows leaves infinity or NaN, of whatever sign.
+        const bool is_doubtful = row_flags[at / T::N] || column_flags[at % T::N] || !(fabsf(shared[at]) < INFINITY);
+        if (m >= a.outer || n >= b.outer || !is_doubtful) continue;
+        float sum = 0.0f;
+        for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(m, k), b.at(n, k), sum);
+        shared[at] = sum;
+    }
+    // Each thread finishes what it computed again itself, so there is no barrier between.
+    finish_rows<T::M, T::N, T::THREADS>(shared, m0, n0, a.outer, b.outer, epilogue);
+}
+
+template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
+__device__ __forceinline__ void gemm_tile(SplitTile<M, N> tile, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
+                                          int m0, int n0, int k_begin, int k_end, const Columns& columns,
+                                          const Epilogue& epilogue) {
+    gemm_tile_in_place(tile, a, b, m0, n0, k_begin, k_end, columns, epilogue);
+}
+
+}  // namespace mlpgpu

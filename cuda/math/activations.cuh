@@ -1,0 +1,89 @@
+// Activations: y = f(z) and f'(saved), where saved is y or z as mlpgpu/activations.py says.  One struct
+// for each row of its table, named as there.
+#pragma once
+
+#include "common/portable.cuh"
+
+namespace mlpgpu {
+
+__device__ __forceinline__ float logistic(float z) { return 1.0f / (1.0f + expf(-z)); }
+
+struct Identity {
+    static __device__ __forceinline__ float forward(float z) { return z; }
+    static __device__ __forceinline__ float derivative(float) { return 1.0f; }
+};
+
+struct Sigmoid {
+    static __device__ __forceinline__ float forward(float z) { return logistic(z); }
+    static __device__ __forceinline__ float derivative(float y) { return y * (1.0f - y); }
+};
+
+struct Tanh {
+    static __device__ __forceinline__ float forward(float z) { return tanhf(z); }
+    static __device__ __forceinline__ float derivative(float y) { return 1.0f - y * y; }
+};
+
+// Comparisons are written so that NaN passes through, as NumPy's maximum and sign let it.
+struct Relu {
+    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? 0.0f : z; }
+    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y; }  // y is never negative
+};
+
+struct LeakyRelu {
+    static constexpr float slope = 0.01f;
+    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? slope * z : z; }
+    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y <= 0.0f ? slope : y; }
+};
+
+struct Elu {
+    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? expm1f(z) : z; }
+    static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y + 1.0f; }
+};
+
+struct Softplus {
+    static __device__ __forceinline__ float forward(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
+    static __device__ __forceinline__ float derivative(float y) { return -expm1f(-y); }
+};
+
+struct Gelu {
+    static __device__ __forceinline__ float forward(float z) { return z * (0.5f * (1.0f + erff(z * 0.70710678f))); }
+    static __device__ __forceinline__ float derivative(float z) {
+        const float density = 0.39894228f * expf(-0.5f * z * z);
+        return 0.5f * (1.0f + erff(z * 0.70710678f)) + z * density;
+    }
+};
+
+struct Silu {
+    static __device__ __forceinline__ float forward(float z) { return z * logistic(z); }
+    static __device__ __forceinline__ float derivative(float z) {
+        const float s = logistic(z);
+        return s * (1.0f + z * (1.0f - s));
+    }
+};
+
+// All of them, in the order of the table: for kernels that are told by a number which one is meant.
+template <class... Each>
+struct ActivationList {
+    // Each value becomes f of it.
+    template <int COUNT>
+    static __device__ __forceinline__ void forwards(int number, float (&values)[COUNT]) {
+        int place = 0;
+        ((number == place++ ? apply(values, [](float z) { return Each::forward(z); }) : static_cast<void>(0)), ...);
+    }
+
+    // Each value becomes f' of it.
+    template <int COUNT>
+    static __device__ __forceinline__ void derivatives(int number, float (&values)[COUNT]) {
+        int place = 0;
+        ((number == place++ ? apply(values, [](float y) { return Each::derivative(y); }) : static_cast<void>(0)), ...);
+    }
+
+    template <int COUNT, class Function>
+    static __device__ __forceinline__ void apply(float (&values)[COUNT], const Function& function) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[i] = function(values[i]);
+    }
+};
+using Activations = ActivationList<Identity, Sigmoid, Tanh, Relu, LeakyRelu, Elu, Softplus, Gelu, Silu>;
+
+}  // namespace mlpgpu

@@ -1,0 +1,123 @@
+"""A plan's launches, as plain data: what lowering makes, and what a program packs and runs.
+
+Arrays are named; the program that owns the memory puts addresses in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from . import Entry, padded_columns, padded_rows
+
+MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
+GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
+
+
+@dataclass(frozen=True)
+class At:
+    """An element of a named array, as the value of a pointer argument."""
+
+    array: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Map:
+    """The copy engine's map of planes, (planes, rows, columns), as the value of a pointer argument.
+
+    ``box_rows`` is how many rows the kernel copies at once; ``place`` which of several steps' planes, one behind
+    another, these are.
+    """
+
+    array: str
+    planes: int
+    rows: int
+    columns: int
+    box_rows: int
+    place: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the planes."""
+        return 2 * self.planes * padded_rows(self.rows) * padded_columns(self.columns)
+
+
+Value = At | Map | int | float | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; ``values`` are those of the entry's arguments, by name.
+
+    ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
+    operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
+    arrays' axes, by name, that no argument tells.  What is done ``aside`` may run beside all that follows in
+    its step, and if it is to be ``behind``, where that leaves room.  What ``overlaps`` may begin before the launch
+    before it is complete.
+    """
+
+    entry: Entry
+    grid: tuple[int, int, int]
+    values: Mapping[str, Value]
+    operation: str = ""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    aside: bool = False
+    behind: bool = False
+    overlaps: bool = False
+
+
+@dataclass
+class Lowered:
+    """A plan as launches.
+
+    Attributes:
+        bytes: of each array that a program of this plan owns.
+        words: what arrays of whole numbers hold, which no launch changes.
+        notes: how parts of the plan run that may run one way or another, and why.
+        columns: lengths of the flags that lie side by side in the array of this name.
+        stages: how many steps of a graph are made ready together; ``staged`` is what does it, with one after another of
+            them along the grid's second axis, and ``staged_bytes`` what it leaves for each, by array.
+        deal: what a graph begins with.
+        run_begin: what runs before the first of several steps, where the parameters may have been set since the last.
+        ahead: what each step does for the one that follows it, for a step that follows none.
+        begin: what a step begins with, once.
+        shards: what each shard's stream runs in a step; ``finish`` follows when all have.
+        evaluation_begin: what runs before the first batch of an evaluation.
+        evaluation: what an evaluation runs for a batch.
+    """
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    words: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    columns: dict[str, int] = field(default_factory=dict)
+    stages: int = 1
+    staged: list[Launch] = field(default_factory=list)
+    staged_bytes: dict[str, int] = field(default_factory=dict)
+    deal: list[Launch] = field(default_factory=list)
+    run_begin: list[Launch] = field(default_factory=list)
+    ahead: list[Launch] = field(default_factory=list)
+    begin: list[Launch] = field(default_factory=list)
+    shards: list[list[Launch]] = field(default_factory=list)
+    finish: list[Launch] = field(default_factory=list)
+    evaluation_begin: list[Launch] = field(default_factory=list)
+    evaluation: list[Launch] = field(default_factory=list)
+
+    def launches(self) -> list[Launch]:
+        """All of them: those of a step, then those of an evaluation."""
+        shards = [launch for shard in self.shards for launch in shard]
+        steps = [*self.run_begin, *self.ahead, *self.deal, *self.staged, *self.begin, *shards, *self.finish]
+        return [*steps, *self.evaluation_begin, *self.evaluation]
+
+    def maps(self) -> list[Map]:
+        """All maps that launches take, each once, those of staged planes for each place."""
+        values = (value for launch in self.launches() for value in launch.values.values())
+        return [
+            replace(value, place=place)
+            for value in dict.fromkeys(value for value in values if isinstance(value, Map))
+            for place in range(self.stages if value.array in self.staged_bytes else 1)
+        ]
+
+    def entries(self) -> list[Entry]:
+        """All entries launched, each once."""
+        return list(dict.fromkeys(launch.entry for launch in self.launches()))

@@ -1,0 +1,89 @@
+"""Which launches of a plan may begin before the one before them is complete, and what they may read by then.
+
+The rules are those of ``common/dependent_launch.cuh``: when a launch begins, all but the one before it are complete;
+until that one is as well, it reads nothing that that one writes, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from ..kernels.launches import At, Launch, Lowered, Map, Value
+
+# Arguments that point to one parameter, or to its slots or parts, in an array of many.
+_SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_parts"}
+
+Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
+
+
+def overlap(lowered: Lowered) -> None:
+    """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
+    if len(lowered.shards) == 1 and not any(launch.aside for launch in lowered.shards[0]):
+        _postpone(lowered.shards[0])
+        parts = [lowered.begin, lowered.shards[0], lowered.finish]
+        last = next((part[-1] for part in reversed(parts) if part), None)
+        for part in parts:
+            last = _chain(part, last)
+    _chain(lowered.evaluation, None)
+
+
+def _postpone(launches: list[Launch]) -> None:
+    """Let passes that make planes, which products wait for, go before what nothing in its step waits for."""
+    for place, (launch, following) in enumerate(pairwise(list(launches))):
+        if launch.entry.patient and following.entry.header == "gemm/operands.cuh" and not _conflict(launch, following):
+            launches[place : place + 2] = following, launch
+
+
+def _chain(launches: list[Launch], before: Launch | None) -> Launch | None:
+    """Mark launches that follow ``before``; the last of them."""
+    for place, launch in enumerate(launches):
+        if before is not None and launch.entry.early is not None:
+            launches[place] = _overlapping(launch, before)
+        before = launches[place]
+    return before
+
+
+def _overlapping(launch: Launch, before: Launch) -> Launch:
+    """The launch as it follows ``before``, which it overlaps unless it would always read too early."""
+    assert launch.entry.early is not None
+    written = list(_pointers(before, _is_written))
+
+    def is_late(name: str, value: Value) -> bool:
+        return isinstance(value, (At, Map)) and any(_meet((name, value), other) for other in written)
+
+    late = {bit for name, bit in launch.entry.early if is_late(name, launch.values[name])}
+    if 0 in late:
+        return launch
+    early = sum({bit for _, bit in launch.entry.early} - late)
+    values = {**launch.values, "early": early} if "early" in launch.values else launch.values
+    return replace(launch, values=values, overlaps=True)
+
+
+def _pointers(launch: Launch, wanted: Callable[[str], bool]) -> Iterator[Pointer]:
+    """Arguments whose C type is wanted."""
+    for argument in launch.entry.arguments:
+        value = launch.values[argument.name]
+        if isinstance(value, (At, Map)) and wanted(argument.ctype):
+            yield argument.name, value
+
+
+def _is_written(ctype: str) -> bool:
+    return ctype.endswith("*") and not ctype.startswith("const ")
+
+
+def _meet(one: Pointer, other: Pointer) -> bool:
+    """Whether two arguments may point to the same elements."""
+    (name, a), (other_name, b) = one, other
+    return a.array == b.array and not ({name, other_name} <= _SEGMENTS and a != b)
+
+
+def _conflict(one: Launch, other: Launch) -> bool:
+    """Whether their order matters."""
+    return any(
+        _meet(a, b)
+        for first, second in ((one, other), (other, one))
+        for a in _pointers(first, _is_written)
+        for b in _pointers(second, lambda _: True)
+    )

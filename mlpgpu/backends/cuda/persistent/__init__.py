@@ -1,0 +1,1 @@
+"""Small networks that are trained inside one kernel."""

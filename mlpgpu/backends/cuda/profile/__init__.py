@@ -1,0 +1,1 @@
+"""How long launches take, beside the least that the card could take for them."""

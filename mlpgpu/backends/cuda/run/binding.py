@@ -1,0 +1,92 @@
+"""A plan's launches made ready for one data set: named values become addresses and numbers, and are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ..kernels import Entry
+from ..kernels.launches import At, Launch, Map, Value
+from ..runtime import Function, Stream, pack
+from .feed import Feed
+from .workspace import Workspace
+
+DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of 8-byte elements; those of all others have four
+
+Put = Callable[[Stream], None]  # puts a launch whose arguments are packed on a stream
+
+
+class Binder:
+    """Binds launches to a data set.
+
+    Arguments:
+        seed: of the random numbers that launches draw.
+
+    Attributes:
+        lowered: the plan's launches for data of this kind.
+    """
+
+    def __init__(self, workspace: Workspace, data: Feed, seed: int) -> None:
+        self._workspace, self.data = workspace, data
+        self._kernels = workspace.kernels_for(data)
+        self.lowered = self._kernels.lowered
+        targets = data.arrays.addresses.get("targets")
+        self._numbers: dict[str, Value] = {
+            "scale": data.scale,
+            "seed": seed,
+            "weights": data.arrays.addresses.get("weights"),
+            "plain targets": targets,
+            "targets": targets if data.texture is None else int(data.texture),
+        }
+
+    def bind(self, launch: Launch, stage: int = 0, **others: Value) -> Put:
+        """Pack the arguments of a launch.
+
+        Args:
+            stage: the step's index among those whose inputs are made ready together.
+            others: values by name, which come before arrays of that name.
+        """
+        entry, trace = launch.entry, self._workspace.trace
+        function = self.function(entry)
+        numbers = {**self._numbers, **others}
+        packed = pack(entry, [self._number(launch.values[a.name], numbers, others, stage) for a in entry.arguments])
+        grid, overlaps = launch.grid, launch.overlaps
+
+        def put(stream: Stream) -> None:
+            function.launch(stream, grid, packed, overlaps=overlaps)
+
+        if trace is None or entry not in self._kernels.loaded:
+            return put
+        begin = trace.begin
+
+        def put_traced(stream: Stream) -> None:
+            end = begin(stream, entry.name)
+            put(stream)
+            end()
+
+        return put_traced
+
+    def function(self, entry: Entry) -> Function:
+        """The kernel of an entry: the plan's own, or one of no plan that was loaded."""
+        loaded = self._kernels.loaded
+        return loaded[entry] if entry in loaded else self._workspace.auxiliary[entry]
+
+    def _number(
+        self, value: Value, numbers: Mapping[str, Value], others: Mapping[str, Value], stage: int
+    ) -> float | None:
+        """The number that a kernel is given for a value."""
+        if isinstance(value, Map):
+            return self._workspace.maps[replace(value, place=stage) if value.array in others else value]
+        if not isinstance(value, At):
+            return value
+        if value.array in numbers:
+            return numbers[value.array]  # type: ignore[return-value]
+        address = self.data.arrays.addresses.get(value.array) or self._workspace.arrays.addresses[value.array]
+        return address + value.offset * (8 if value.array in DOUBLES else 4)
+
+    def set_constant(self, name: str, values: np.ndarray) -> None:
+        """Upload a constant variable, in each module that reads it."""
+        for address in self._kernels.constants[name]:
+            self._workspace.stream.upload(address, values)

@@ -1,0 +1,127 @@
+"""Training steps launch by launch, captured as graphs, which replay without Python between their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..kernels.launches import GRAPH_STEPS, Launch
+from ..runtime import Device, Event, Replay, Stream, capture
+from .binding import Binder, Put
+from .steps import STEP
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """The launches of a step, ready for streams: its begin, each shard's with what the plan says of them, its end."""
+
+    begin: Sequence[Put]
+    shards: Sequence[Sequence[tuple[Put, Launch]]]
+    finish: Sequence[Put]
+
+
+class ShardStreams:
+    """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for."""
+
+    def __init__(self, device: Device, first: Stream, shards: int) -> None:
+        self.all = [first, *(Stream(device, str(shard)) for shard in range(1, shards))]
+        self._fork = Event(device)
+        self._joins = [Event(device) for _ in self.all[1:]]
+        self._side, self._rejoin = Stream(device, "side"), Event(device)
+
+    def put(self, step: BoundStep) -> None:
+        """Put a step on the streams: they fork for the shards, and join for what is done once."""
+        first, others = self.all[0], self.all[1:]
+        for put in step.begin:
+            put(first)
+        first.record(self._fork)
+        for stream in others:
+            stream.wait(self._fork)
+        last: list[Put] = []
+        uses_side = False
+        for stream, shard in zip(self.all, step.shards, strict=True):
+            for put, launch in shard:
+                if not launch.aside:
+                    put(stream)
+                    continue
+                stream.record(self._rejoin)
+                self._side.wait(self._rejoin)
+                uses_side = True
+                if launch.behind:
+                    last.append(put)
+                else:
+                    put(self._side)
+        for put in last:  # put earlier, they would take multiprocessors that the launches they run beside need
+            put(self._side)
+        if uses_side:
+            self._side.record(self._rejoin)
+            first.wait(self._rejoin)
+        for stream, join in zip(others, self._joins, strict=True):
+            stream.record(join)
+            first.wait(join)
+        for put in step.finish:
+            put(first)
+
+
+class StepGraphs:
+    """Steps on one data set, as graphs of up to ``GRAPH_STEPS[0]`` of them.
+
+    Arguments:
+        addresses: of the program's arrays.
+    """
+
+    def __init__(self, binder: Binder, streams: ShardStreams, addresses: Mapping[str, int]) -> None:
+        self._binder, self._streams, self._addresses = binder, streams, addresses
+        self._bound: dict[int, BoundStep] = {}  # by their place in a graph
+        self._replays: dict[int, Replay] = {}  # by their number of steps
+
+    def launch(self, count: int) -> None:
+        """Put ``count`` steps on the streams, as few graphs."""
+        for steps in GRAPH_STEPS:
+            for _ in range(count // steps):
+                self.replay(steps).launch(self._streams.all[0])
+            count %= steps
+
+    def replay(self, steps: int) -> Replay:
+        """The graph of so many steps, captured at first need."""
+        if steps not in self._replays:
+            with capture(self._streams.all[0], f"a graph of {steps} steps") as graph:
+                self.put(steps)
+            self._replays[steps] = graph.instantiate()
+        return self._replays[steps]
+
+    def put(self, count: int) -> None:
+        """Put as many steps as a graph may hold on the streams; the inputs of some are made ready together."""
+        stream, lowered, bind = self._streams.all[0], self._binder.lowered, self._binder.bind
+        for launch in lowered.deal:
+            bind(launch, graph_steps=count)(stream)
+        for place in range(count):
+            if place % lowered.stages == 0:
+                for launch in lowered.staged:
+                    (blocks, _, _), steps = launch.grid, min(lowered.stages, count - place)
+                    bind(replace(launch, grid=(blocks, steps, 1)), step=self.step_address(place))(stream)
+            self._streams.put(self._step(place))
+
+    def step_address(self, place: int) -> int:
+        """The address of the struct Step of the step at this place of a graph."""
+        return self._addresses["steps"] + STEP.itemsize * place
+
+    def _step(self, place: int) -> BoundStep:
+        """The launches of the step at this place of a graph."""
+        if place not in self._bound:
+            lowered = self._binder.lowered
+            stage = place % lowered.stages
+            first = [*lowered.begin, *lowered.shards[0]][0]
+
+            def bind(launch: Launch) -> Put:
+                if launch is first and stage == 0:  # it does not follow the step before
+                    launch = replace(launch, overlaps=False)
+                return self._binder.bind(launch, stage, step=self.step_address(place), **staged)
+
+            staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
+            self._bound[place] = BoundStep(
+                [bind(launch) for launch in lowered.begin],
+                [[(bind(launch), launch) for launch in shard] for shard in lowered.shards],
+                [bind(launch) for launch in lowered.finish],
+            )
+        return self._bound[place]

@@ -1,0 +1,158 @@
+"""A plan on a card: the interface of programs, in front of state, training and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ....datasets import Dataset
+from ....plan import Plan
+from ...base import Histogram, Program, Sampling, State, scaled
+from ..persistent.design import Design, design
+from ..runtime import Device
+from .evaluation import Evaluation
+from .graphs import ShardStreams
+from .persistent import PersistentSteps
+from .state import DeviceState
+from .trace import Trace
+from .training import Training
+from .workspace import Workspace
+
+
+class CudaProgram(Program):
+    """A plan, its arrays and its launches on a card.
+
+    Arguments:
+        memory_share: how much of the card's memory a data set may take.
+        launches_because: a reason to train launch by launch even where the plan could train inside one kernel.
+        shared: addresses of arrays that another program owns.
+        trace: is told what runs when.
+
+    Attributes:
+        persistent: the kernel inside which the plan trains, or why it trains launch by launch.
+        persistent_steps: launches of that kernel, or None.
+        workspace: the plan's arrays and kernels.
+        training: the steps on the set that was attached last, or None.
+        evaluation: evaluations of data sets.
+
+    Raises:
+        BackendError: the card has not the memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        memory_share: float,
+        *,
+        launches_because: str = "",
+        shared: Mapping[str, int] | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self._plan, self._device, self._memory_share = plan, device, memory_share
+        self.persistent: Design | str = launches_because or design(
+            plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
+        )
+        self.training: Training | None = None
+        self._sampler: Sampler | None = None
+        with device:
+            self.workspace = Workspace(
+                plan, device, self.persistent, memory_share=memory_share, shared=shared, trace=trace
+            )
+            self._streams = ShardStreams(device, self.workspace.stream, plan.shards)
+            self.workspace.stream.synchronize()
+        self.state = DeviceState(self.workspace)
+        self.evaluation = Evaluation(self.workspace)
+        self.persistent_steps: PersistentSteps | None = None
+        if isinstance(self.persistent, Design):
+            self.persistent_steps = PersistentSteps(self.workspace, self.persistent)
+
+    def address(self, array: str) -> int:
+        """The address of one of the program's arrays on the card."""
+        return self.workspace.arrays.addresses[array]
+
+    # --- state ---
+
+    def load(self, state: State, *, snapshot: bool = False) -> None:
+        self.state.load(state, snapshot=snapshot)
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        self.state.draw(seed, statistics)
+
+    def read(self, *, snapshot: bool = False) -> State:
+        return self.state.read(snapshot=snapshot)
+
+    def prefetch(self) -> None:
+        self.state.prefetch()
+
+    def snapshot(self) -> None:
+        self.state.snapshot()
+
+    def restore(self) -> None:
+        self.state.restore()
+
+    def is_finite(self) -> bool:
+        return self.state.is_finite()
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        return self.state.histograms(bins)
+
+    # --- steps ---
+
+    def attach(self, dataset: Dataset, sampling: Sampling) -> None:
+        with self._device:
+            if self.training is not None:
+                self.training.close()
+            self.training = None  # the old set makes room for the new one
+            self.state.were_set = True  # for all that this program knows: its parameters may be another one's
+            self.training = Training(
+                self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling
+            )
+
+    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        assert self.training is not None
+        return self.training.run(first_step, rates)
+
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        assert self.training is not None
+        data, sampling = self.training.data, self.training.sampling
+        if self._sampler is None:
+            addresses = self.workspace.arrays.addresses
+            shared = {name: addresses[name] for name in ("parameters", "slots", "statistics")}
+            self._sampler = Sampler(self._plan, self._device, self._memory_share, shared)
+        return self._sampler.histograms(data.dataset.first(rows), sampling.seed, step, bins)
+
+    # --- evaluations ---
+
+    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+        return self.evaluation.evaluate(dataset, metrics)
+
+    def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
+        return self.evaluation.predict(dataset, logits=logits)
+
+
+class Sampler:
+    """Histograms of what a step computes.
+
+    A second program makes the step on the parameters of the first one, launch by launch, and ends with the gradient:
+    it keeps what the fused kernels of a training step do not store.
+    """
+
+    def __init__(self, plan: Plan, device: Device, memory_share: float, shared: Mapping[str, int]) -> None:
+        self._plan, self._device = plan.to_gradient(), device
+        self._program = CudaProgram(
+            self._plan, device, memory_share, launches_because="its arrays are looked at", shared=shared
+        )
+
+    def histograms(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:
+        """Of what layers put out for these rows, and of the gradient."""
+        plan, rows, count = self._plan, len(data), self._program.state.count
+        self._program.attach(data, Sampling(rows, rows, seed=seed, shuffle=False, first_step=step))
+        ((_, weight),) = self._program.run(step, np.zeros(1))
+        factor = 1.0 / weight if weight > 0.0 else 1.0
+        with self._device:
+            found = {name: count(y, 0, rows * plan.buffers[y].shape[-1], bins) for name, y in plan.outputs().items()}
+            for p in plan.parameters:
+                found[f"{p.name}.gradient"] = scaled(count("gradient", p.offset, p.size, bins), factor)
+        return found

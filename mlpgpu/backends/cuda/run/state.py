@@ -1,0 +1,198 @@
+"""The state of a program among its arrays: how it comes to the card, is looked at there, and is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....initializers import INITIALIZERS, initial_values
+from ....plan import Parameter
+from ....random import WORDS_PER_BLOCK, Purpose
+from ...base import MOST_BINS, Histogram, State, bin_edges
+from .. import kernels
+from ..runtime import Event, Stream, pinned
+from .primitives import MOST_BLOCKS, grid_over
+from .workspace import Workspace
+
+LEAST_BY_KERNEL = 1 << 20  # values of a parameter: the host is done with fewer before a kernel is compiled
+
+
+class DeviceState:
+    """Parameters, slots and statistics on a card.
+
+    Attributes:
+        were_set: whether parameters may have been set since steps ran last.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._plan, self._device = workspace, workspace.plan, workspace.device
+        self._stream, self._addresses = workspace.stream, workspace.arrays.addresses
+        self.were_set = True
+        self._host: dict[str, np.ndarray] = {}  # where the state is prefetched to, in the order of State
+        self._reader: Stream
+        self._prefetched: Event | None = None  # when the state that was prefetched last is on the host
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arrays, in the order of State."""
+        plan = self._plan
+        return {
+            "parameters": (1, plan.parameter_count),
+            "slots": (len(plan.optimizer.slots) if plan.optimizer else 0, 1, plan.parameter_count),
+            "statistics": (1, plan.statistic_count),
+        }
+
+    def _upload(self, name: str, array: np.ndarray) -> None:
+        if array.size:
+            self._stream.upload(self._addresses[name], np.ascontiguousarray(array, np.float32))
+
+    def _download(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = np.empty(shape, np.float32)
+        if array.size:
+            self._stream.download(array, self._addresses[name])
+        return array
+
+    # --- to the card and back ---
+
+    def load(self, state: State, *, snapshot: bool) -> None:
+        """As :meth:`Program.load`."""
+        with self._device:
+            self.end_prefetch()
+            if snapshot:
+                self._take_snapshot_array()
+            self._upload("snapshot" if snapshot else "parameters", state.parameters)
+            if not snapshot:
+                self.were_set = True
+                self._upload("slots", state.slots)
+                self._upload("statistics", state.statistics)
+            self._stream.synchronize()
+
+    def read(self, *, snapshot: bool) -> State:
+        """As :meth:`Program.read`."""
+        with self._device:
+            if snapshot:
+                self._take_snapshot_array()
+            if self._prefetched is not None and not snapshot:
+                self._prefetched.synchronize()
+                return State(*(array.copy() for array in self._host.values()))
+            state = State(
+                *(
+                    self._download("snapshot" if snapshot and name == "parameters" else name, shape)
+                    for name, shape in self._shapes.items()
+                )
+            )
+            self._stream.synchronize()
+        return state
+
+    def prefetch(self) -> None:
+        """As :meth:`Program.prefetch`: a stream of its own copies; what changes the state waits for the copy."""
+        with self._device:
+            if not self._host:
+                self._host = {
+                    name: pinned(self._device, shape, np.float32) if all(shape) else np.empty(shape, np.float32)
+                    for name, shape in self._shapes.items()
+                }
+                self._reader = Stream(self._device, "prefetch")
+            changed, self._prefetched = Event(self._device), Event(self._device)
+            self._stream.record(changed)
+            self._reader.wait(changed)
+            for name, array in self._host.items():
+                if array.size:
+                    self._reader.download(array, self._addresses[name])
+            self._reader.record(self._prefetched)
+
+    def end_prefetch(self) -> None:
+        """The state is about to change, so a prefetched copy is of no more use; one under way is waited for."""
+        if self._prefetched is not None:
+            self._stream.wait(self._prefetched)
+            self._prefetched = None
+
+    # --- initial values ---
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        """As :meth:`Program.draw`: a kernel draws large uniform parameters in place; others come from the host."""
+        with self._device:
+            self.end_prefetch()
+            for parameter in self._plan.parameters:
+                self._draw(parameter, seed)
+            self._stream.fill(self._addresses["slots"], max(1, self._workspace.arrays.sizes["slots"]))
+            self._upload("statistics", statistics)
+            self.were_set = True
+            self._stream.synchronize()
+
+    def _draw(self, p: Parameter, seed: int) -> None:
+        address, scheme = self._addresses["parameters"] + 4 * p.offset, INITIALIZERS[p.initializer]
+        if scheme.distribution == "constant":
+            self._stream.fill(address, 4 * p.size)
+        elif scheme.distribution == "uniform" and p.size >= LEAST_BY_KERNEL:
+            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, address
+            self._workspace.launch_over(kernels.initial_uniform(), p.size // WORDS_PER_BLOCK, values)
+        else:
+            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            self._stream.upload(address, drawn.astype(np.float32))
+            self._stream.synchronize()  # before the array goes
+
+    # --- the snapshot ---
+
+    def _take_snapshot_array(self) -> None:
+        """Allocate it at first need: most programs keep no parameters."""
+        self._workspace.take({"snapshot": 4 * self._plan.parameter_count})
+
+    def snapshot(self) -> None:
+        """As :meth:`Program.snapshot`."""
+        with self._device:
+            self._take_snapshot_array()
+            self._copy_parameters("parameters", "snapshot")
+
+    def restore(self) -> None:
+        """As :meth:`Program.restore`."""
+        with self._device:
+            self.end_prefetch()
+            self.were_set = True
+            self._copy_parameters("snapshot", "parameters")
+
+    def _copy_parameters(self, source: str, destination: str) -> None:
+        self._stream.copy(self._addresses[destination], self._addresses[source], 4 * self._plan.parameter_count)
+        self._stream.synchronize()
+
+    # --- looking at it ---
+
+    def is_finite(self) -> bool:
+        """As :meth:`Program.is_finite`: a kernel looks at many values, the host at few."""
+        count = self._plan.parameter_count
+        if count < LEAST_BY_KERNEL:
+            return bool(np.isfinite(self.read(snapshot=False).parameters).all())
+        with self._device:
+            self._workspace.take({"found": 4})
+            self._stream.fill(self._addresses["found"], 4)
+            values = self._addresses["parameters"], count, self._addresses["found"]
+            self._workspace.launch_over(kernels.find_nonfinite(), count, values)
+            found = self._download("found", (1,))
+            self._stream.synchronize()
+        return not found.any()
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        """As :meth:`Program.histograms`."""
+        with self._device:
+            return {p.name: self.count("parameters", p.offset, p.size, bins) for p in self._plan.parameters}
+
+    def count(self, array: str, offset: int, size: int, bins: int) -> Histogram:
+        """The histogram of ``size`` elements of a float32 array.
+
+        They are counted in place: the host gets the least and the greatest of each block, and the counts.
+        """
+        self._workspace.auxiliary.load([kernels.extremes(), kernels.histogram()])
+        self._workspace.take({"extremes": 8 * MOST_BLOCKS, "edges": 8 * (MOST_BINS + 1), "bins": 8 * MOST_BINS})
+        address = {name: self._addresses[name] for name in ("extremes", "edges", "bins")}
+        x = self._addresses[array] + 4 * offset
+        self._workspace.launch_over(kernels.extremes(), size, (x, size, address["extremes"]))
+        ends = np.empty((grid_over(size)[0], 2), np.float32)
+        self._stream.download(ends, address["extremes"])
+        self._stream.synchronize()
+        edges = bin_edges(float(ends[:, 0].min()), float(ends[:, 1].max()), bins)
+        self._stream.upload(address["edges"], edges)
+        self._stream.fill(address["bins"], 8 * bins)
+        self._workspace.launch_over(kernels.histogram(), size, (x, size, address["edges"], bins, address["bins"]))
+        counts = np.empty(bins, np.int64)
+        self._stream.download(counts, address["bins"])
+        self._stream.synchronize()
+        return counts, edges

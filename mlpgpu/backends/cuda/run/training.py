@@ -1,0 +1,107 @@
+"""Training on one data set: which steps run on which rows, and what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....datasets import Dataset
+from ...base import Sampling
+from ..kernels.launches import MOST_RUN_STEPS, Launch
+from .binding import Binder, Put
+from .graphs import ShardStreams, StepGraphs
+from .orders import Orders
+from .persistent import PersistentSteps
+from .state import DeviceState
+from .steps import hyper_parameters
+from .workspace import Workspace
+
+
+class Training:
+    """A training set on a card, and steps on it; made inside ``with device:``.
+
+    Arguments:
+        persistent: what runs steps inside one kernel, or None where they run launch by launch.
+
+    Attributes:
+        data: the set.
+        binder: binds launches to it.
+        graphs: the steps launch by launch.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        state: DeviceState,
+        streams: ShardStreams,
+        persistent: PersistentSteps | None,
+        dataset: Dataset,
+        sampling: Sampling,
+    ) -> None:
+        assert workspace.plan.optimizer is not None
+        self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
+        self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
+        self.data = workspace.feed(dataset, sampling.batch_size)
+        self.binder = binder = Binder(workspace, self.data, sampling.seed)
+        self.graphs = StepGraphs(binder, streams, workspace.arrays.addresses)
+        self._run_begin: list[Put] = []
+        self._prologue: list[Put] = []
+        if persistent is None:
+            self._run_begin = [binder.bind(launch) for launch in binder.lowered.run_begin]
+            self._prologue = [binder.bind(launch) for launch in binder.lowered.ahead]
+
+        def bind(launches: Sequence[Launch], epoch: int) -> list[Put]:
+            workspace.auxiliary.load(launch.entry for launch in launches)
+            return [binder.bind(launch, epoch=epoch) for launch in launches]
+
+        self._orders = Orders(workspace.device, self._stream, self.data, sampling, bind)
+        binder.set_constant("hyper", hyper_parameters(self._optimizer))
+        self._stream.synchronize()
+
+    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        """As :meth:`Program.run`."""
+        sampling, numbers = self.sampling, self._workspace.numbers
+        table = self._optimizer.table(first_step, rates).astype(np.float32)
+        sums = np.empty((len(rates), 2))
+        done = 0
+        with self._workspace.device:
+            self._state.end_prefetch()
+            if self._state.were_set:
+                for put in self._run_begin:
+                    put(self._stream)
+                self._state.were_set = False
+            while done < len(rates):
+                epoch, batch = sampling.locate(first_step + done)
+                self._orders.begin(epoch)
+                end = self.data.reach(batch * sampling.batch_size)
+                of_piece = min(sampling.steps_per_epoch, -(-end // sampling.batch_size)) - batch
+                count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
+                self.begin_at(first_step + done, batch)
+                self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
+                self.put(count)
+                losses = numbers.download_losses(count)
+                self.data.prepare()
+                if batch + count == sampling.steps_per_epoch:
+                    self._orders.prepare(epoch + 1)
+                self._stream.synchronize()
+                sums[done : done + count] = losses
+                done += count
+        return sums
+
+    def begin_at(self, step: int, batch: int) -> None:
+        """Steps from here on begin with this number, at this batch of the epoch."""
+        self._workspace.numbers.set_step(step, batch, self.sampling.batch_size, len(self.data.dataset))
+
+    def put(self, count: int) -> None:
+        """Put so many steps on the streams, in graphs or inside one kernel."""
+        if self._persistent is not None:
+            self._persistent.put(self.binder, count)
+            return
+        for put in self._prologue:  # the step before has done it, but without the rows that have come since
+            put(self._stream)
+        self.graphs.launch(count)
+
+    def close(self) -> None:
+        """Wait for copies of rows, and end the threads that make them."""
+        self.data.close()

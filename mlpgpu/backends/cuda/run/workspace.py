@@ -1,0 +1,139 @@
+"""What the parts of a program share: the plan, the card, its arrays, its kernels, and numbers on their way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from ....datasets import Dataset
+from ....plan import Plan
+from ..kernels import TENSOR_MAP_BYTES, Entry, padded_columns
+from ..kernels.launches import Lowered, Map
+from ..lower.lowering import lower
+from ..persistent.design import Design
+from ..runtime import Arena, Device, LoadedKernels, Stream, pack, tensor_map
+from .arrays import Arrays, check_room
+from .feed import Feed
+from .primitives import grid_over
+from .steps import StepNumbers
+from .trace import Trace
+
+CONSTANTS = "hyper", "schedule"  # the constant variables of elementwise/update.cuh
+
+
+@dataclass(frozen=True)
+class PlanKernels:
+    """A plan lowered for data of one kind, and its kernels.
+
+    ``constants`` are the addresses of each constant variable, one in each module that reads it.
+    """
+
+    lowered: Lowered
+    loaded: LoadedKernels
+    constants: Mapping[str, list[int]]
+
+
+class Workspace:
+    """A plan's arrays and kernels on a card; used inside ``with device:``.
+
+    Arguments:
+        persistent: the kernel inside which the plan trains, or why it trains launch by launch.
+        memory_share: how much of the card's memory a data set may take.
+        shared: addresses of arrays that another program owns.
+        trace: is told what runs when.
+
+    Attributes:
+        stream: the stream that computes.
+        auxiliary: kernels that belong to no plan, loaded when they are first asked for.
+        maps: addresses of tensor maps on the card.
+        numbers: numbers of steps, on their way to the card and back.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        persistent: Design | str,
+        *,
+        memory_share: float,
+        shared: Mapping[str, int] | None,
+        trace: Trace | None,
+    ) -> None:
+        self.plan, self.device, self.persistent, self.trace = plan, device, persistent, trace
+        self._memory_share = memory_share
+        self.stream = Stream(device, "0")
+        self.arrays = Arrays(device, shared)
+        self.auxiliary = LoadedKernels(device)
+        self.maps: dict[Map, int] = {}
+        self._map_arenas: list[Arena] = []
+        self._compiled: dict[tuple[str, bool], PlanKernels] = {}  # by the kind of the data
+        self.take(self._lower("float32").bytes)
+        if isinstance(persistent, Design):
+            self.take(persistent.bytes)
+        self.numbers = StepNumbers(device, self.stream, self.arrays)
+
+    def take(self, sizes: Mapping[str, int]) -> None:
+        """Allocate arrays of zeros of so many bytes, those of them that are not there yet.
+
+        Raises:
+            BackendError: the card has not the room; the message says what it has room for.
+        """
+        if missing := self.arrays.missing(sizes):
+            check_room(self.plan, self.device, missing)
+        for name, size in self.arrays.allocate(sizes).items():
+            self.stream.fill(self.arrays.addresses[name], size)
+
+    def feed(self, dataset: Dataset, batch_rows: int) -> Feed:
+        """A data set on its way to the card, in batches of so many rows."""
+        room = int(self._memory_share * self.device.total_bytes)
+        return Feed(self.device, self.stream, self.plan, dataset, batch_rows=batch_rows, room=room, trace=self.trace)
+
+    # --- the plan's kernels ---
+
+    def kernels_for(self, data: Feed) -> PlanKernels:
+        """The plan's launches on data of this kind, with their kernels, made when they are first asked for."""
+        if data.kind not in self._compiled:
+            self._compiled[data.kind] = self._compile(*data.kind)
+        return self._compiled[data.kind]
+
+    def _lower(self, source: str, *, textured: bool = True) -> Lowered:
+        device = self.device
+        return lower(
+            self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch
+        )
+
+    def _compile(self, source: str, textured: bool) -> PlanKernels:
+        lowered = self._lower(source, textured=textured)
+        self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
+        for name, words in lowered.words.items():
+            self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
+        self._make_maps(lowered.maps())
+        entries = lowered.entries()
+        if isinstance(self.persistent, Design):
+            training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
+            entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
+        loaded = LoadedKernels(self.device, entries)
+        return PlanKernels(lowered, loaded, {name: loaded.constants(name) for name in CONSTANTS})
+
+    def _make_maps(self, maps: Iterable[Map]) -> None:
+        """Put tensor maps of split operands on the card, those of them that are not there yet."""
+        missing = [each for each in maps if each not in self.maps]
+        if not missing:
+            return
+        arena, addresses = Arena.of(self.device, {"maps": TENSOR_MAP_BYTES * len(missing)})
+        self._map_arenas.append(arena)
+        for each, place in zip(missing, count(addresses["maps"], TENSOR_MAP_BYTES), strict=False):
+            shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
+            operand = self.arrays.addresses[each.array] + each.place * each.nbytes
+            self.stream.upload(place, tensor_map(operand, shape, pitch, each.box_rows))
+            self.maps[each] = place
+
+    # --- kernels of no plan ---
+
+    def launch_over(self, entry: Entry, elements: int, values: Sequence[float]) -> None:
+        """Launch a kernel of no plan on a grid for so many elements."""
+        self.auxiliary.load([entry])
+        self.auxiliary[entry].launch(self.stream, grid_over(elements), pack(entry, values))

@@ -1,0 +1,37 @@
+"""The card: its driver, nvcc, and clocks.  The one package that imports PyCUDA and cuda-bindings.
+
+Callers need not know the files: what they use stands here.
+"""
+
+from .descriptors import Texture, tensor_map
+from .device import Device
+from .graphs import Graph, Replay, capture
+from .machine import describe_machine, find_device
+from .memory import Arena, aligned, pinned
+from .modules import ExtendedModule, Function, LoadedKernels, Module, pack
+from .streams import Event, Stream
+from .timing import MOST_REPEATS, TRIALS, seconds_of
+
+__all__ = [
+    "MOST_REPEATS",
+    "TRIALS",
+    "Arena",
+    "Device",
+    "Event",
+    "ExtendedModule",
+    "Function",
+    "Graph",
+    "LoadedKernels",
+    "Module",
+    "Replay",
+    "Stream",
+    "Texture",
+    "aligned",
+    "capture",
+    "describe_machine",
+    "find_device",
+    "pack",
+    "pinned",
+    "seconds_of",
+    "tensor_map",
+]

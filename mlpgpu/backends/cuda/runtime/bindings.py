@@ -1,0 +1,40 @@
+"""PyCUDA and cuda-bindings, where they are installed.  This is the one module that imports them.
+
+PyCUDA owns the context, memory, streams and modules, and launches kernels.  cuda-bindings does what PyCUDA cannot:
+graphs, texture objects, tensor maps, cooperative launches, and launches that overlap the one before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CallError", "call", "cu", "drv", "missing", "pycuda", "version_text"]
+
+missing: ImportError | None = None  # why they could not be imported
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyCUDA warns before it raises the same as an error
+        import pycuda
+        import pycuda.driver as drv
+    from cuda.bindings import driver as cu
+except ImportError as error:
+    missing, pycuda, drv, cu = error, None, None, None
+
+
+class CallError(Exception):
+    """A call of cuda-bindings failed."""
+
+
+def call(function: Callable[..., tuple], *arguments: object) -> Any:
+    """Call a function of cuda-bindings; returns its result, a list of them if there are several, or None."""
+    status, *results = function(*arguments)
+    if status != cu.CUresult.CUDA_SUCCESS:
+        raise CallError(f"{function.__name__} failed: {status.name}")
+    return results if len(results) > 1 else results[0] if results else None
+
+
+def version_text(number: int) -> str:
+    """A version of CUDA as the driver states it: 13000 is ``13.0``."""
+    return f"{number // 1000}.{number % 1000 // 10}"

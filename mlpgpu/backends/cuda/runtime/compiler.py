@@ -1,0 +1,243 @@
+"""Kernels to machine code: nvcc, run only on what the cache does not hold.
+
+The cache is a folder of two kinds of files.  ``<sha256>.cubin`` is machine code, named by its hash.
+``<unit>-<arch>-<key>-<nvcc version>.json`` is a note that names a cubin, with what ptxas said of its kernels; the key
+is the hash of everything that the unit is made of.  A note is written after its cubin, and each file is moved into
+place whole, so processes may share the folder, and a process that is killed leaves no wrong entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ....errors import BackendError, ConfigurationError, StorageError
+from ..kernels import Entry, unit_source
+
+CACHE_VARIABLE = "MLPGPU_CACHE"
+OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Werror", "all-warnings", "-Xptxas", "-v")
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+# In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
+_SOURCE_FOLDERS = (_PACKAGE / "_cuda", _PACKAGE.parent / "cuda")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_ARCHITECTURE = re.compile(r"sm_(\d+[af]?)")
+_PTXAS = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a kernel as ptxas states them: of a thread, and static shared memory of a block."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """The machine code of one unit, the version of the nvcc that made it, and its kernels by name."""
+
+    image: bytes
+    nvcc: str
+    resources: dict[str, Resources]
+
+
+def source_folder() -> Path:
+    """The folder of the .cuh files, in a checkout or an installed package."""
+    return next(folder for folder in _SOURCE_FOLDERS if folder.is_dir())
+
+
+def cache_folder() -> Path:
+    """``$MLPGPU_CACHE/cubin``, or the folder for it in the user's cache."""
+    base = os.environ.get(CACHE_VARIABLE)
+    if base:
+        return Path(base) / "cubin"
+    user = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
+    return Path(user or Path.home() / ".cache") / "mlpgpu" / "cubin"
+
+
+def find_nvcc() -> Path:
+    """The nvcc on the PATH, else under ``CUDA_HOME`` or ``CUDA_PATH``, else from PyPI's ``nvidia-cuda-nvcc``.
+
+    Raises:
+        BackendError: there is none.
+    """
+    nvcc = _search_nvcc()
+    if nvcc is None:
+        raise BackendError(
+            "nvcc",
+            expected="CUDA's compiler on the PATH, in CUDA_HOME/bin, or from PyPI's package nvidia-cuda-nvcc",
+            got="none of them",
+            hint="install the CUDA toolkit, or run: pip install nvidia-cuda-nvcc",
+        )
+    return nvcc
+
+
+def _search_nvcc() -> Path | None:
+    homes = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(variable)]
+    # The package of CUDA 13 is nvidia/cu13, that of CUDA 12 is nvidia/cuda_nvcc.
+    wheels = [folder for place in sys.path if place for folder in sorted(Path(place).glob("nvidia/cu*/bin"))]
+    folders = [os.environ.get("PATH", ""), *(os.path.join(home, "bin") for home in homes), *map(str, wheels)]
+    found = shutil.which("nvcc", path=os.pathsep.join(filter(None, folders)))
+    return Path(found) if found else None
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """The version of an nvcc, such as ``13.0.88``.
+
+    Raises:
+        BackendError: it does not run, or is no nvcc.
+    """
+    text = _run([str(nvcc), "--version"], what=str(nvcc))
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", text)
+    if match is None:
+        raise BackendError(str(nvcc), expected="a version such as V13.0.88", got=repr(text.strip()))
+    return match[1]
+
+
+def compile_units(
+    units: Mapping[str, Sequence[Entry]], arch: str, options: Sequence[str] = (), *, sources: Path | None = None
+) -> dict[str, Cubin]:
+    """Compile units of kernels, in parallel, or take them from the cache.
+
+    nvcc is needed only for a unit that the cache does not hold.  Where there is no nvcc, code that any version of it
+    made of the same sources is taken, the newest first.
+
+    Args:
+        units: the entries of each header, as :func:`kernels.units` gives them.
+        arch: what to compile for, such as ``sm_90a``.
+        options: of nvcc, beside :data:`OPTIONS`.
+        sources: a folder where headers are looked for before :func:`source_folder`.
+
+    Raises:
+        ConfigurationError: ``arch`` is no architecture's name.
+        BackendError: nvcc is needed and not there, or refuses a unit; its own lines are in the message.
+        StorageError: the cache cannot be written.
+    """
+    if not _ARCHITECTURE.fullmatch(arch):
+        raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
+    cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
+    command = [*OPTIONS, *options, f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
+    texts = {header: unit_source(entries) for header, entries in units.items()}
+    stems = {h: f"{Path(h).stem}-{arch}-{_key(h, text, folders, command)}" for h, text in texts.items()}
+
+    nvcc = _search_nvcc()
+    version = nvcc_version(nvcc) if nvcc else "*"
+    cubins = {header: _load(cache, stem, version) for header, stem in stems.items()}
+    missing = [header for header, cubin in cubins.items() if cubin is None]
+    if missing:
+        command = [str(find_nvcc()), *command, *(f"-I{folder}" for folder in folders)]
+        print(f"mlpgpu: compiling {', '.join(missing)} for {arch} (kept in {cache})", file=sys.stderr)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = {h: pool.submit(_compile, h, texts[h], command, cache, f"{stems[h]}-{version}") for h in missing}
+            try:
+                cubins |= {header: job.result() for header, job in jobs.items()}
+            finally:
+                pool.shutdown(cancel_futures=True)
+    return {header: cubin for header, cubin in cubins.items() if cubin is not None}
+
+
+def _key(header: str, text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
+    """Hash of a unit's text, of all that it includes, and of the options."""
+    digest = hashlib.sha256(json.dumps([text, list(command)]).encode())
+    sources: dict[Path, bytes] = {}
+    for folder in folders:
+        _collect(folder / header, folders, sources)
+    for path in sorted(sources):
+        name = next(path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder))
+        digest.update(json.dumps([name, len(sources[path])]).encode())
+        digest.update(sources[path])
+    return digest.hexdigest()[:32]
+
+
+def _collect(path: Path, folders: Sequence[Path], sources: dict[Path, bytes]) -> None:
+    # nvcc reports a file that is missing, with the line that includes it.
+    if path in sources or not path.is_file():
+        return
+    sources[path] = path.read_bytes()
+    for name in _INCLUDE.findall(sources[path].decode("utf-8")):
+        for folder in (path.parent, *folders):
+            _collect(folder / name, folders, sources)
+
+
+def _load(cache: Path, stem: str, version: str) -> Cubin | None:
+    """The newest whole entry of the cache for a unit, or None."""
+    notes = sorted(cache.glob(f"{stem}-{version}.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in notes:
+        try:
+            note = json.loads(path.read_bytes())
+            image = (cache / f"{note['sha256']}.cubin").read_bytes()
+            resources = {name: Resources(**values) for name, values in note["resources"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged: compiled again
+        if hashlib.sha256(image).hexdigest() == note["sha256"]:
+            return Cubin(image, note["nvcc"], resources)
+    return None
+
+
+def _compile(header: str, text: str, command: Sequence[str], cache: Path, stem: str) -> Cubin:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache) as folder:
+            unit = Path(folder, header).with_suffix(".cu")
+            output, note = unit.with_suffix(".cubin"), unit.with_suffix(".json")
+            unit.parent.mkdir(parents=True, exist_ok=True)
+            unit.write_text(text, encoding="utf-8")
+            log = _run([*command, "--cubin", "-o", str(output), str(unit)], what=f"compiling {header}")
+            image = output.read_bytes()
+            digest = hashlib.sha256(image).hexdigest()
+            cubin = Cubin(image, stem.rpartition("-")[2], _resources(log))
+            resources = {name: asdict(values) for name, values in cubin.resources.items()}
+            note.write_text(json.dumps({"sha256": digest, "nvcc": cubin.nvcc, "resources": resources}))
+            os.replace(output, cache / f"{digest}.cubin")
+            os.replace(note, cache / f"{stem}.json")
+    except OSError as error:
+        hint = f"{CACHE_VARIABLE} names another folder"
+        raise StorageError(f"cache {cache}", expected="a folder to write to", got=error, hint=hint) from error
+    return cubin
+
+
+def _resources(log: str) -> dict[str, Resources]:
+    """The resources of each kernel, from what ``ptxas -v`` prints."""
+    resources = {}
+    for match in _PTXAS.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", match["rest"])
+        resources[match["name"]] = Resources(
+            registers=int(match["registers"]),
+            stack_bytes=int(match["stack"]),
+            spill_bytes=int(match["stores"]) + int(match["loads"]),
+            shared_bytes=int(shared[1]) if shared else 0,
+        )
+    return resources
+
+
+def _run(command: Sequence[str], *, what: str) -> str:
+    """Run a command that must succeed; returns what it prints, messages included."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace"
+        )
+    except OSError as error:
+        raise BackendError(what, expected="a compiler that runs", got=f"{command[0]}: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if not line.startswith("ptxas info")]
+        said = "\n".join(lines)
+        raise BackendError(what, expected="success", got=f"status {done.returncode} of {command[0]}:\n{said}")
+    return done.stdout

@@ -1,0 +1,240 @@
+"""Kernels on a card: loaded from machine code, given their arguments, launched."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....errors import BackendError, lookup
+from ..kernels import Entry, units
+from . import compiler
+from .bindings import CallError, call, cu, drv, version_text
+from .device import Device, Resource
+from .streams import Stream
+
+PDL_CAPABILITY = (9, 0)  # from which on a launch may begin before the one before it has ended
+PLAIN_SHARED_BYTES = 48 << 10  # dynamic shared memory of a block that need not be asked for
+
+# How struct names the C types of kernel arguments; a pointer is "P".
+_TYPES = {
+    "float": "f",
+    "double": "d",
+    "int": "i",
+    "int32_t": "i",
+    "uint32_t": "I",
+    "int64_t": "q",
+    "uint64_t": "Q",
+    "Texture": "Q",
+}
+
+
+def _layout(entry: Entry) -> str:
+    types = ("P" if a.is_pointer else _TYPES[lookup("argument type", a.ctype, _TYPES)] for a in entry.arguments)
+    return "@" + "".join(types)
+
+
+def pack(entry: Entry, values: Sequence[float | None]) -> bytes:
+    """The argument buffer of a launch; None stands for a null pointer, a device address for any other.
+
+    Raises:
+        BackendError: they are not as many as the entry takes, or one does not fit its type.
+    """
+    try:
+        return struct.pack(_layout(entry), *(0 if value is None else value for value in values))
+    except struct.error as error:
+        expected = ", ".join(f"{a.ctype} {a.name}" for a in entry.arguments)
+        got = f"{tuple(values)}: {error}"
+        raise BackendError(f"arguments of {entry.name}", expected=f"({expected})", got=got) from error
+
+
+class Function(Resource):
+    """A kernel that is ready to launch.
+
+    Attributes:
+        module: what it was loaded from, which stays loaded as long as one of its functions is held.
+        registers: of a thread.
+        local_bytes: of a thread, for its stack and for what did not fit into registers.
+        static_shared_bytes: of a block, beside the entry's dynamic shared memory.
+    """
+
+    def __init__(self, module: Module, entry: Entry, handle: Any) -> None:
+        device = module.device
+        super().__init__(device, handle)
+        self.entry, self.module = entry, module
+        if entry.shared_bytes > device.shared_bytes:
+            expected = f"at most {device.shared_bytes:,} bytes of dynamic shared memory"
+            raise BackendError(f"kernel {entry.name}", expected=expected, got=f"{entry.shared_bytes:,}")
+        if entry.shared_bytes > PLAIN_SHARED_BYTES:
+            self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", entry.shared_bytes)
+        self.registers = self._get("NUM_REGS")
+        self.local_bytes = self._get("LOCAL_SIZE_BYTES")
+        self.static_shared_bytes = self._get("SHARED_SIZE_BYTES")
+
+    def _get(self, attribute: str) -> int:
+        return int(self.handle.get_attribute(getattr(drv.function_attribute, attribute)))
+
+    def _set(self, attribute: str, value: int) -> None:
+        self.handle.set_attribute(getattr(drv.function_attribute, attribute), value)
+
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
+        """Put it on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`.
+
+        ``overlaps`` concerns functions of an :class:`ExtendedModule`; others begin when all work before is complete.
+        """
+        self.device.last_launch = self.entry.name
+        block = (self.entry.threads, 1, 1)
+        self.handle._launch_kernel(grid, block, arguments, self.entry.shared_bytes, stream.handle)
+
+
+class ExtendedFunction(Function):
+    """A kernel that is launched with attributes: cooperatively, or by programmatic dependent launch (PDL).
+
+    Blocks of a cooperative kernel wait for each other, so all of them must run at once; a launch of more than fit on
+    the card fails.
+    """
+
+    def __init__(self, module: Module, entry: Entry, handle: Any) -> None:
+        super().__init__(module, entry, handle)
+        layout = _layout(entry)
+        ends = [struct.calcsize(layout[: i + 2]) for i in range(len(layout) - 1)]
+        # Where each argument begins in the buffer.
+        self._offsets = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
+
+    def _get(self, attribute: str) -> int:
+        kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
+        return int(call(cu.cuFuncGetAttribute, kind, self.handle))
+
+    def _set(self, attribute: str, value: int) -> None:
+        kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
+        call(cu.cuFuncSetAttribute, self.handle, kind, value)
+
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
+        """As of any function; one that ``overlaps`` may begin before the launch before it on the stream is complete.
+
+        That is a permission: where the card cannot, or has no room for the blocks, they begin later.
+        """
+        self.device.last_launch = self.entry.name
+        # This call takes no buffer, but a pointer to each argument.
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * len(self._offsets))(*(start + offset for offset in self._offsets))
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.entry.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.entry.shared_bytes, stream.bound
+        attributes = self._attributes(overlaps and self.device.compute_capability >= PDL_CAPABILITY)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        call(cu.cuLaunchKernelEx, config, self.handle, ctypes.addressof(pointers), 0)
+
+    def _attributes(self, overlaps: bool) -> list[Any]:
+        found = []
+        if self.entry.cooperative:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            found[-1].value.cooperative = 1
+        if overlaps:
+            found.append(cu.CUlaunchAttribute())
+            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            found[-1].value.programmaticStreamSerializationAllowed = 1
+        return found
+
+
+class Module(Resource):
+    """Kernels and constants loaded from a cubin.
+
+    Raises:
+        BackendError: the driver cannot load it.
+    """
+
+    def __init__(self, device: Device, image: bytes) -> None:
+        try:
+            super().__init__(device, self._load(image))
+        except (drv.Error, CallError) as error:
+            expected = f"a cubin for {device.arch} and a driver as new as the nvcc that made it"
+            got = f"{error}; the driver is for CUDA {version_text(drv.get_driver_version())}"
+            raise BackendError("loading kernels", expected=expected, got=got, hint="update the driver") from error
+
+    def _load(self, image: bytes) -> Any:
+        return drv.module_from_buffer(image)
+
+    def function(self, entry: Entry) -> Function:
+        """The kernel of an entry.
+
+        Raises:
+            BackendError: it must be launched cooperatively, or takes more shared memory than the card has.
+        """
+        if entry.cooperative:
+            raise BackendError(f"kernel {entry.name}", expected="an ExtendedModule", got="a Module")
+        return Function(self, entry, self.handle.get_function(entry.name))
+
+    def constant(self, name: str) -> tuple[int, int]:
+        """Address and bytes of a ``__constant__`` or ``__device__`` variable, with an ``extern "C"`` name."""
+        address, nbytes = self.handle.get_global(name)
+        return int(address), int(nbytes)
+
+
+class ExtendedModule(Module):
+    """Kernels to launch with attributes, by cuda-bindings: PyCUDA cannot, and hides the handles of what it loaded."""
+
+    def _load(self, image: bytes) -> Any:
+        return call(cu.cuModuleLoadData, image)
+
+    def _destroy(self, handle: Any) -> None:
+        call(cu.cuModuleUnload, handle)
+
+    def function(self, entry: Entry) -> Function:
+        """The kernel of an entry."""
+        return ExtendedFunction(self, entry, call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
+
+    def constant(self, name: str) -> tuple[int, int]:
+        """As of any module; each module has variables of its own."""
+        address, nbytes = call(cu.cuModuleGetGlobal, self.handle, name.encode())
+        return int(address), int(nbytes)
+
+
+class LoadedKernels:
+    """Kernels by entry, compiled and loaded when they are first asked for.
+
+    Entries of one header that are loaded together are one module, with constant variables of its own.
+
+    Arguments:
+        sources: a folder where headers are looked for before those of the package.
+    """
+
+    def __init__(self, device: Device, entries: Iterable[Entry] = (), *, sources: Path | None = None) -> None:
+        self._device, self._sources = device, sources
+        self._functions: dict[Entry, Function] = {}
+        self.load(entries)
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Compile and load those that are missing, all of them together.
+
+        Raises:
+            BackendError: a kernel cannot be compiled or loaded.
+        """
+        missing = [entry for entry in dict.fromkeys(entries) if entry not in self._functions]
+        if not missing:
+            return
+        grouped = units(missing)
+        cubins = compiler.compile_units(grouped, self._device.arch, sources=self._sources)
+        modules = {
+            header: (ExtendedModule if any(e.is_extended for e in grouped[header]) else Module)(
+                self._device, cubin.image
+            )
+            for header, cubin in cubins.items()
+        }
+        self._functions |= {entry: modules[entry.header].function(entry) for entry in missing}
+
+    def constants(self, name: str) -> list[int]:
+        """The addresses of a constant variable, one in each module with an entry that reads constants."""
+        modules = dict.fromkeys(function.module for entry, function in self._functions.items() if entry.constants)
+        return [module.constant(name)[0] for module in modules]
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._functions
+
+    def __getitem__(self, entry: Entry) -> Function:
+        return self._functions[entry]
