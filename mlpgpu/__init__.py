@@ -9,7 +9,7 @@ from .layers import Dense, Dropout, LocallyConnected, Standardize
 from .network import Network, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
-from .trainer import Trainer
+from .training import Trainer
 from .version import __version__
 
 __all__ = [

@@ -18,16 +18,16 @@ from threadpoolctl import threadpool_info
 from . import __version__, bench, storage
 from .backends import BACKENDS, get_backend
 from .backends.cuda import CudaBackend
-from .backends.cuda.compiler import cache_folder, find_nvcc, nvcc_version
-from .backends.cuda.driver import describe_machine
-from .backends.cuda.explain import profile
+from .backends.cuda.profile.explain import profile
+from .backends.cuda.runtime import describe_machine
+from .backends.cuda.runtime.compiler import cache_folder, find_nvcc, nvcc_version
 from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
-from .files import replace_file
 from .losses import LOSSES
 from .network import Network
 from .optimizers import SGD
 from .plan import Plan
-from .trainer import Trainer
+from .storage.files import replace_file
+from .training import Trainer
 
 BATCH_SIZE = 32  # of a plan, unless the command says otherwise
 

@@ -1,8 +1,8 @@
 """Microseconds of a training step, on the networks that this project measures itself by.
 
-``python -m mlpgpu bench`` measures mlpgpu alone; ``benchmarks/peers.py`` takes the workloads, the turns and the
-lines of results from here and puts others beside it.  A turn trains for whole epochs, shuffles included, on random
-rows that lie where the backend keeps them, and ends when the last step is done.
+``python -m mlpgpu bench`` measures mlpgpu alone; ``benchmarks/peers.py`` takes workloads, turns and results from here
+and measures others beside it.  A turn trains for whole epochs, shuffles included, on random rows that are already where
+the backend keeps them, and ends when the last step is done.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from . import text
 from .backends import Backend, Sampling, get_backend
 from .backends.cpu import available_cores
 from .backends.cuda import CudaBackend
@@ -32,15 +33,15 @@ from .metrics import METRICS
 from .network import Network
 from .optimizers import Momentum
 from .schedules import Clock, as_schedule
-from .trainer import Trainer
+from .training import Trainer
 from .version import __version__
 
 MOMENTUM = 0.9
 TURN_SECONDS = 0.06  # about what a turn takes, unless one call takes longer
 ROUNDS, QUICK_ROUNDS = 5, 3
 PRECISIONS = ("float32", "tf32", "bfloat16")
-CPU_ROWS = 10_240  # most that an epoch has on the CPU
-CPU_FLOPS = 1e11  # of an epoch there; networks with more are left out
+CPU_ROWS = 10_240  # of an epoch on the CPU, at most
+CPU_FLOPS = 1e11  # of an epoch on the CPU; networks with more are left out
 PRODUCT_SIZE, CPU_PRODUCT_SIZE = 4096, 512  # of the matrices whose product shows a precision
 CHECKED_ROWS = 256  # of that product, computed in float64
 PACKAGE = Path(__file__).parent
@@ -124,7 +125,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def suited_to(backend: Backend, workload: Workload) -> Workload | None:
-    """What of a workload is measured on a backend: all on a card, an epoch of fewer rows on the CPU, or nothing."""
+    """The workload that is measured on a backend: as it is on a card, with fewer rows on the CPU, or None."""
     if isinstance(backend, CudaBackend):
         return workload
     shorter = dataclasses.replace(workload, rows=min(workload.rows, CPU_ROWS))
@@ -132,10 +133,10 @@ def suited_to(backend: Backend, workload: Workload) -> Workload | None:
 
 
 class Epochs:
-    """A trainer's plan on a data set, an epoch a call, without the trainer's books.
+    """A trainer's plan on a data set, an epoch a call, without a history, callbacks or progress.
 
     The first call brings the data to where the backend keeps them; :meth:`reset` then goes back to the network's
-    initial parameters, so that later calls repeat the training from data that are already there.
+    initial parameters, so that later calls repeat the training without that.
     """
 
     def __init__(self, trainer: Trainer, data: Dataset, *, shuffle: bool = True) -> None:
@@ -165,8 +166,14 @@ class Epochs:
         return float(loss / weight)
 
     def accuracy(self, data: Dataset) -> float:
-        """The share of a data set's rows whose class is the predicted one."""
+        """The fraction of a data set's rows whose class is the predicted one."""
         return float(METRICS["accuracy"].finish(self.program.evaluate(data, ["accuracy"])["accuracy"]))
+
+
+def mean_loss(workload: Workload, losses: np.ndarray) -> float:
+    """The mean over an epoch's rows, of the mean losses (steps,) of its batches, of which the last may be smaller."""
+    starts = np.arange(0, workload.rows, workload.batch_size)
+    return float(np.average(losses, weights=np.minimum(workload.batch_size, workload.rows - starts)))
 
 
 # --- turns ---
@@ -219,7 +226,7 @@ class Product:
 
 
 def forward_error(product: Product, backend: Backend, precision: str) -> float:
-    """The error of a dense layer's product, as a plan of that precision computes it."""
+    """The error of a dense layer's product in a plan of that precision."""
     n = len(product.a)
     network = Network([Dense(n, n, bias=False)], seed=0)
     network.parameters["0.weight"] = product.b
@@ -229,7 +236,7 @@ def forward_error(product: Product, backend: Backend, precision: str) -> float:
 
 
 def product_form(kernel: str) -> str | None:
-    """Which product of a dense layer a kernel computes, by its name: a gradient by weights may update them as well."""
+    """Which product of a dense layer a kernel makes, by its name; that of a weight's gradient may update the weight."""
     if "forward" in kernel:
         return "forward"
     if "backward" in kernel:
@@ -242,13 +249,13 @@ def product_form(kernel: str) -> str | None:
 
 @dataclass(frozen=True)
 class Result:
-    """A contender on a workload; a line of JSON, beside the surroundings.
+    """A contender on a workload; with the surroundings it is a line of JSON.
 
     Attributes:
         microseconds: of a step, the median of the rounds; ``fastest`` and ``slowest`` are the range.
-        loss: the mean of a first epoch, from the same parameters and, but for JAX's shuffle, in the same order.
-        error: of a product of ``PRODUCT_SIZE`` matrices against float64, as the contender computes at this precision.
-        flops, batch_bytes, state_bytes: the workload's, from which a floor follows.
+        loss: the mean of a first epoch, from the same parameters and in the same order for all contenders.
+        error: of a product of two matrices of ``PRODUCT_SIZE`` rows and columns at this precision, against float64.
+        flops, batch_bytes, state_bytes: of the workload; a floor follows from them.
     """
 
     workload: str
@@ -278,7 +285,7 @@ def summarize(
     loss: float,
     error: float | None,
 ) -> Result:
-    """The result of a contender's turns, ``seconds`` an epoch each."""
+    """The result of a contender's turns; ``seconds`` are of an epoch in each of them."""
     micro = [1e6 * value / workload.steps for value in seconds]
     return Result(
         workload=key,
@@ -307,7 +314,7 @@ def measure(
     rounds: int = ROUNDS,
     tell: Callable[[str], object] = lambda message: None,
 ) -> list[Result]:
-    """mlpgpu alone.  ``tell`` is given what is under way, and what is left out and why.
+    """Measure mlpgpu alone; ``tell`` is called with what is under way, and with what is left out and why.
 
     Raises:
         BackendError, UnknownNameError: there is no such backend here.
@@ -344,7 +351,7 @@ def measure(
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as text, a line each."""
+    """The results as text, one to a line."""
     heads = ("workload", "network", "batch", "precision", "", "µs/step", "fastest", "TFLOP/s", "error")
     cells = [heads] + [
         (
@@ -360,13 +367,11 @@ def table(results: Sequence[Result]) -> str:
         )
         for result in results
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    return "\n".join(lines)
+    return text.table(cells, ">" * len(heads))
 
 
 def surroundings(backend: Backend | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What results hold for: machine, card, versions, and the commit where the package lies in a clone."""
+    """What results hold for: machine, card, versions, and the commit if the package is in a clone."""
     versions: dict[str, str | None] = {"mlpgpu": __version__}
     for package in ("numpy", *packages):
         try:
@@ -400,7 +405,7 @@ def _driver_version() -> str | None:
 
 
 def _first_line(command: Sequence[str]) -> str | None:
-    """That a command prints, or None where it cannot be run."""
+    """The first line that a command prints, or None if it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -409,6 +414,6 @@ def _first_line(command: Sequence[str]) -> str | None:
 
 
 def json_lines(results: Iterable[Any], about: Mapping[str, Any]) -> str:
-    """A line of JSON for each result, a dataclass, with what it holds for."""
+    """A line of JSON for each result, which is a dataclass, with the surroundings ``about``."""
     lines = [json.dumps({**dataclasses.asdict(result), **about}, ensure_ascii=False) for result in results]
     return "".join(line + "\n" for line in lines)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .errors import BackendError, EmptyDataError, lookup
-from .files import check_path, replace_file
 from .metrics import VALIDATION, improves
+from .storage.files import check_path, replace_file
+from .text import table
 
 Record: TypeAlias = dict[str, float]
 
@@ -137,9 +138,7 @@ class History:
         rows = [names] + [[_cell(name, record) for name in names] for record in self._records]
         if len(self) > 2 * SHOWN_ROWS:
             rows[1 + SHOWN_ROWS : -SHOWN_ROWS] = [["…"] * len(names)]
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([title, *lines] if names else [title])
+        return f"{title}\n{table(rows, '>' * len(names))}" if names else title
 
     def _check_epochs(self) -> None:
         if not self._records:

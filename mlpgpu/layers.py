@@ -7,6 +7,7 @@ same object placed twice in a network shares its parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -207,3 +208,38 @@ class Standardize(Layer):
 
 
 LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in (Dense, LocallyConnected, Dropout, Standardize)}
+
+
+def check_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """``layers`` as a tuple.
+
+    Raises:
+        DtypeError: they are no sequence of layers.
+    """
+    if isinstance(layers, Layer) or not isinstance(layers, Sequence):
+        raise DtypeError("layers", expected="a list of layers", got=type(layers).__name__)
+    for place, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise DtypeError(f"layers[{place}]", expected="a layer", got=f"{type(layer).__name__} {layer!r}")
+    return tuple(layers)
+
+
+def input_width(layers: Sequence[Layer]) -> int:
+    """Columns that the first layer takes; each layer must take what the one before gives.
+
+    Raises:
+        ConfigurationError: no layer states its width.
+        ShapeError: two neighbours do not fit.
+    """
+    n_in = next((layer.n_in for layer in layers if layer.n_in is not None), None)
+    if n_in is None:
+        raise ConfigurationError("layers", expected="at least one with parameters", got=list(layers))
+    width = n_in
+    for place, layer in enumerate(layers):
+        try:
+            width = layer.output_width(width)
+        except ShapeError as error:
+            before = f"layers[{place - 1}] {layers[place - 1]!r}"
+            what = f"layers[{place}] {layer!r} after {before}"
+            raise ShapeError(what, expected=error.expected, got=error.got) from None
+    return n_in

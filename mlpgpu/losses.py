@@ -1,8 +1,8 @@
 """Losses: one row of :data:`LOSSES` each.  They take logits and give value and delta together.
 
 For a batch of B rows a loss writes each row's value, ``value (B,)``, and the derivative of that value
-by the logits, ``delta (B, n)``.  Neither is multiplied by the row's sample weight nor divided by the
-batch's summed weight: that is the business of whoever calls, once for all losses.
+by the logits, ``delta (B, n)``.  The caller multiplies both by the row's sample weight, and divides by
+the batch's summed weight, once for all losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metrics: one row of :data:`METRICS` each, as sums over rows and what is made of them.
 
 A metric adds to an array of float64 sums batch by batch, on any backend, and turns the sums into
-its value at the end; so it holds no data set's predictions.  Metrics of ranks alone need all scores
+its value at the end; so it holds no data set's predictions.  Ranking metrics alone need all scores
 of a set at once, and fill their sums when an evaluation ends.  Rows count by their weights.
 """
 
@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-TargetsOf = Literal["classes", "numbers", "ranks"]
+TargetsOf = Literal["classes", "numbers", "rankings"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Metric:
         shape: ``shape(n)``, the shape of its sums for n classes, n numbers in a row, or n curves.
         accumulate: ``accumulate(output, target, weight, sums)`` adds a batch.  Of ``"classes"``:
             output and target (B,) are class numbers; of ``"numbers"``: (B, n_out) floats; of
-            ``"ranks"``: output (B, curves) are scores, target (B, curves) says which rows are a
+            ``"rankings"``: output (B, curves) are scores, target (B, curves) says which rows are a
             curve's positives, and the batch is the whole set.  ``weight`` is (B,) or None, which
             stands for ones.
         finish: ``finish(sums)`` gives a float or, for a matrix, an array.
@@ -103,11 +103,11 @@ def curve_positives(classes: np.ndarray, curves: int) -> np.ndarray:
     return classes[:, np.newaxis] == (np.arange(curves) if curves > 1 else [1])
 
 
-def _of_ranks(area: Callable[[np.ndarray, np.ndarray], float], finish: Callable[[np.ndarray], float]) -> Metric:
+def _of_rankings(area: Callable[[np.ndarray, np.ndarray], float], finish: Callable[[np.ndarray], float]) -> Metric:
     """A metric with three sums for each curve: its area, and the weights of its positives and its negatives.
 
-    ``area(positives, negatives)`` takes (groups + 1,) weights of each side: of the rows that score at least as much as
-    a group of equal scores, from the highest on, and 0 before the first.
+    In ``area(positives, negatives)`` element g of each, (groups + 1,), is the summed weight of that side's rows in the
+    g highest groups of equal scores; element 0 is 0.
     """
 
     def accumulate(output: np.ndarray, target: np.ndarray, weight: np.ndarray | None, sums: np.ndarray) -> None:
@@ -122,7 +122,7 @@ def _of_ranks(area: Callable[[np.ndarray, np.ndarray], float], finish: Callable[
             value = math.nan if np.isnan(scores).any() else area(positives, negatives)
             sums[:, curve] += (value, positives[-1], negatives[-1])
 
-    return Metric(lambda n: (3, n), accumulate, finish, "ranks", True)
+    return Metric(lambda n: (3, n), accumulate, finish, "rankings", True)
 
 
 def _roc_area(positives: np.ndarray, negatives: np.ndarray) -> float:
@@ -142,8 +142,8 @@ METRICS: dict[str, Metric] = {
     # Row: the true class; column: the predicted one.
     "confusion_matrix": Metric(lambda n: (n, n), _confusion, np.copy, "classes", True, False),
     # Means over curves; NaN where a score is.
-    "roc_auc": _of_ranks(_roc_area, lambda sums: float((sums[0] / (sums[1] * sums[2])).mean())),
-    "average_precision": _of_ranks(_precision_area, lambda sums: float((sums[0] / sums[1]).mean())),
+    "roc_auc": _of_rankings(_roc_area, lambda sums: float((sums[0] / (sums[1] * sums[2])).mean())),
+    "average_precision": _of_rankings(_precision_area, lambda sums: float((sums[0] / sums[1]).mean())),
 }
 
 VALIDATION = "validation_"

@@ -88,11 +88,8 @@ class SGD(Optimizer):
 
 
 @dataclass(frozen=True)
-class Momentum(Optimizer):
-    """``v ← η g + α v``, ``w ← w - v`` (Rumelhart, Hinton and Williams, Nature 323, 1986).
-
-    The rate stands inside the memory; with a constant rate this is PyTorch's SGD with momentum.
-    """
+class _Accelerated(Optimizer):
+    """Rules with a velocity ``v ← η g + α v``; the rate stands inside the memory."""
 
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
@@ -108,6 +105,14 @@ class Momentum(Optimizer):
         np.multiply(velocity, self.momentum, out=velocity)
         np.add(velocity, g, out=velocity)
 
+
+@dataclass(frozen=True)
+class Momentum(_Accelerated):
+    """``v ← η g + α v``, ``w ← w - v`` (Rumelhart, Hinton and Williams, Nature 323, 1986).
+
+    With a constant rate this is PyTorch's SGD with momentum.
+    """
+
     def _rule(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:
@@ -117,7 +122,7 @@ class Momentum(Optimizer):
 
 
 @dataclass(frozen=True)
-class Nesterov(Momentum):
+class Nesterov(_Accelerated):
     """``v ← η g + α v``, ``w ← w - (η g + α v)`` (Sutskever et al., ICML 2013, as PyTorch writes it)."""
 
     def _rule(
@@ -160,11 +165,8 @@ class RMSprop(Optimizer):
 
 
 @dataclass(frozen=True)
-class Adam(Optimizer):
-    """``m ← β₁ m + (1-β₁) g``, ``v ← β₂ v + (1-β₂) g²``, ``w ← w - η m̂ / (√v̂ + ε)``.
-
-    m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ) at step t from 1 (Kingma and Ba, ICLR 2015).
-    """
+class _Adaptive(Optimizer):
+    """Rules with the step of Adam."""
 
     slots: ClassVar[tuple[str, ...]] = ("mean", "mean_square")
     columns: ClassVar[tuple[str, ...]] = ("rate", "step_size", "root_scale")
@@ -184,7 +186,7 @@ class Adam(Optimizer):
         step_size = rates / (1.0 - self.beta1**t)
         return np.stack([rates, step_size, 1.0 / np.sqrt(1.0 - self.beta2**t)], axis=1)
 
-    def _rule(
+    def _adapt(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:
         mean, mean_square = slots
@@ -205,7 +207,17 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True)
-class AdamW(Adam):
+class Adam(_Adaptive):
+    """``m ← β₁ m + (1-β₁) g``, ``v ← β₂ v + (1-β₂) g²``, ``w ← w - η m̂ / (√v̂ + ε)``.
+
+    m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ) at step t from 1 (Kingma and Ba, ICLR 2015).
+    """
+
+    _rule = _Adaptive._adapt
+
+
+@dataclass(frozen=True)
+class AdamW(_Adaptive):
     """Adam after ``w ← (1 - η λ) w``, the decay λ apart from the gradient (Loshchilov and Hutter, ICLR 2019)."""
 
     weight_decay: float = 0.01
@@ -218,7 +230,7 @@ class AdamW(Adam):
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:
         np.multiply(w, 1.0 - row[0] * self.weight_decay, out=w)
-        super()._rule(w, g, slots, row, scratch)
+        self._adapt(w, g, slots, row, scratch)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -8,7 +8,7 @@ numbers: as easy as 1, 2, 3", SC 2011) as ``numpy.random.Philox`` implements it.
 
 A block gives four words.  Word j of an address lies in block ``j // 4 + 1``, because NumPy raises the
 counter once before its first block.  There is no generator state to save, and whoever needs word j of
-some step computes it alone: another share of a batch, another backend, a kernel.
+some step computes it alone: another shard of a batch, another backend, a kernel.
 """
 
 from __future__ import annotations

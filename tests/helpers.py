@@ -40,11 +40,11 @@ class Oracle:
     """One batch, all rows of ``data``, on the float64 CPU backend: its loss and gradient at any parameters."""
 
     def __init__(
-        self, network: Network, data: Dataset, loss: str, kind: TargetKind | None = None, *, shares: int = 1
+        self, network: Network, data: Dataset, loss: str, kind: TargetKind | None = None, *, shards: int = 1
     ) -> None:
         rows = len(data)
         self.plan = network.lower(
-            capacity=rows, loss=loss, target_kind=kind, optimizer=SGD(1.0), precision="float64", shares=shares
+            capacity=rows, loss=loss, target_kind=kind, optimizer=SGD(1.0), precision="float64", shards=shards
         )
         self._statistics = network.flat_statistics()[np.newaxis]
         self._program: Program = get_backend("cpu").compile(self.plan, threads=1)

@@ -16,8 +16,8 @@ import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.__main__ import main
 from mlpgpu.backends.cpu import CpuBackend
-from mlpgpu.backends.cuda.costs import flops
-from mlpgpu.backends.cuda.lowering import lower
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.profile.costs import flops
 from mlpgpu.errors import ConfigurationError
 
 REPORT = Path(__file__).parents[1] / "benchmarks" / "report.py"
@@ -151,7 +151,7 @@ def test_bench_tells_where_it_cannot_write(small: None, tmp_path: Path, capsys: 
 def test_every_product_of_a_step_has_a_form() -> None:
     workload = bench.WORKLOADS["large"]
     lowered = lower(workload.trainer(backend="cpu").plan, multiprocessors=132, source="float32")
-    products = [launch for share in lowered.shares for launch in share if flops(launch, workload.batch_size)]
+    products = [launch for shard in lowered.shards for launch in shard if flops(launch, workload.batch_size)]
     forms = [bench.product_form(launch.entry.name) for launch in products]
     assert {form: forms.count(form) for form in forms} == {"forward": 4, "backward_input": 3, "backward_weight": 4}
     assert sum(flops(launch, workload.batch_size) for launch in products) == workload.flops

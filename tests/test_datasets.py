@@ -388,7 +388,7 @@ def test_split_properties(labels: list[int], fraction: float, seed: int, stratif
 
 
 def test_largest_remainders_by_hand() -> None:
-    labels = np.repeat([7, 3, 5], [4, 5, 3])  # shares of 4 in 12: 7 -> 1 1/3, 3 -> 1 2/3, 5 -> 1
+    labels = np.repeat([7, 3, 5], [4, 5, 3])  # quotas of 4 in 12: 7 -> 1 1/3, 3 -> 1 2/3, 5 -> 1
     held = Dataset(np.ones((12, 1)), labels).split(1 / 3)[1]
     np.testing.assert_array_equal(np.unique(held.y, return_counts=True), [[3, 5, 7], [2, 1, 1]])
     tied = Dataset(np.ones((4, 1)), [1, 1, 0, 0]).split(0.25)[1]  # 1/2 each: to the lower label

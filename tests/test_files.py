@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlpgpu.errors import ConfigurationError, DtypeError, StorageError
-from mlpgpu.files import check_path, replace_file
+from mlpgpu.storage.files import check_path, replace_file
 
 
 @pytest.mark.parametrize(

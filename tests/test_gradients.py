@@ -1,4 +1,4 @@
-"""Gradients against central differences of the loss in float64: every layer × activation × loss × weights × shares."""
+"""Gradients against central differences of the loss in float64: every layer × activation × loss × weights × shards."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ NETWORKS: dict[str, Callable[[str], list[Layer]]] = {
 def check(network: Network, oracle: Oracle) -> None:
     """Compare the gradient of each parameter array with differences along a random direction."""
     random = np.random.default_rng(6)
-    at = network.flat_parameters().astype(np.float64)
-    at += 0.1 * random.normal(size=at.shape)  # biases begin at 0, where relu would bend
-    gradient = oracle.gradient(at)
+    w = network.flat_parameters().astype(np.float64)
+    w += 0.1 * random.normal(size=w.shape)  # biases begin at 0, where relu would bend
+    gradient = oracle.gradient(w)
     for parameter in oracle.plan.parameters:
-        direction = np.zeros_like(at)
+        direction = np.zeros_like(w)
         part = slice(parameter.offset, parameter.end)
         direction[part] = random.normal(size=parameter.size)
         direction /= np.linalg.norm(direction)
-        losses = [oracle.loss(at + k * STEP * direction) for k in (-2, -1, 1, 2)]
+        losses = [oracle.loss(w + k * STEP * direction) for k in (-2, -1, 1, 2)]
         near, far = (losses[2] - losses[1]) / (2.0 * STEP), (losses[3] - losses[0]) / (4.0 * STEP)
         # The difference over 2h errs by h² f‴/6, that over 4h by four times as much: their distance is three
         # times what the first one errs by.  The loss sums up some hundred products, each rounded once.
@@ -81,8 +81,8 @@ def test_gradient(layers: str, loss: str, kind: TargetKind, activation: str) -> 
         data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=weighted, seed=2)
         network = Network(NETWORKS[layers](activation), seed=4)
         network.adapt(data)
-        for shares in (1, 3):
-            check(network, Oracle(network, data, loss, kind, shares=shares))
+        for shards in (1, 3):
+            check(network, Oracle(network, data, loss, kind, shards=shards))
 
 
 def test_every_layer_is_checked() -> None:
@@ -96,18 +96,18 @@ def test_each_element(index: int) -> None:
     loss, kind = LOSS_KINDS[-1 - index]
     data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=True, seed=3)
     network = Network(tied("tanh"), seed=4)
-    oracle = Oracle(network, data, loss, kind, shares=2)
-    at = network.flat_parameters().astype(np.float64)
-    difference = [(oracle.loss(at + h) - oracle.loss(at - h)) / (2.0 * STEP) for h in STEP * np.eye(len(at))]
+    oracle = Oracle(network, data, loss, kind, shards=2)
+    w = network.flat_parameters().astype(np.float64)
+    difference = [(oracle.loss(w + h) - oracle.loss(w - h)) / (2.0 * STEP) for h in STEP * np.eye(len(w))]
     # As above, with third derivatives under 60: inputs reach 3, and a weight acts twice.
-    np.testing.assert_allclose(oracle.gradient(at), difference, rtol=0, atol=10.0 * STEP**2 + 100.0 * EPS / STEP)
+    np.testing.assert_allclose(oracle.gradient(w), difference, rtol=0, atol=10.0 * STEP**2 + 100.0 * EPS / STEP)
 
 
 def test_more_shares_than_rows() -> None:
     for activation in ACTIVATIONS:
         data = dataset("huber", "dense", rows=2, n_in=N_IN, n_out=N_OUT)
         network = Network(NETWORKS["three layers"](activation), seed=4)
-        at = network.flat_parameters().astype(np.float64)
-        whole, shared = (Oracle(network, data, "huber", shares=shares).gradient(at) for shares in (1, 5))
+        w = network.flat_parameters().astype(np.float64)
+        whole, shared = (Oracle(network, data, "huber", shards=shards).gradient(w) for shards in (1, 5))
         # The same two terms in another order, and a subtraction from parameters under 2.
         np.testing.assert_allclose(shared, whole, rtol=0, atol=8 * EPS)

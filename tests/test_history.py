@@ -98,7 +98,7 @@ def test_table() -> None:
     assert repr(history) == (
         "History of 2 epochs\n"
         "epoch    loss    rate  seconds  validation_loss\n"
-        "    1  0.1235  0.1000     1.25                 \n"
+        "    1  0.1235  0.1000     1.25\n"
         "   12   12.00  0.1000     1.25        3.000e-07"
     )
     history.interrupted = True

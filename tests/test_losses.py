@@ -85,7 +85,7 @@ def test_rows_stand_alone(name: str, kind: TargetKind) -> None:
         alone = evaluate(name, z[row : row + 1], target[row : row + 1])
         assert alone[0] == value[row]
         assert (alone[1] == delta[row]).all()
-    nothing = evaluate(name, z[:0], target[:0])  # the share of a batch that is smaller than the shares are many
+    nothing = evaluate(name, z[:0], target[:0])  # a shard is empty where a batch has fewer rows than shards
     assert nothing[0].shape == (0,)
 
 

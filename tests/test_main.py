@@ -13,7 +13,7 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
-from mlpgpu.backends.cuda import compiler, driver
+from mlpgpu.backends.cuda.runtime import compiler, machine
 from mlpgpu.errors import BackendError
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
     def refuse() -> int:
         raise BackendError("CUDA", expected="an NVIDIA GPU", got="none", hint="CUDA_VISIBLE_DEVICES may hide it")
 
-    monkeypatch.setattr(driver, "_count_devices", refuse)
+    monkeypatch.setattr(machine, "_count_devices", refuse)
     return "CUDA: expected an NVIDIA GPU, got none (CUDA_VISIBLE_DEVICES may hide it)"
 
 
@@ -119,7 +119,7 @@ def test_explain_prints_the_plan_of_a_run(
     assert main(["explain", str(path)]) == 0
     printed = capsys.readouterr().out
     assert str(trainer.plan) in printed
-    assert "norm" in str(trainer.plan) and "in 2 shares" in str(trainer.plan)
+    assert "norm" in str(trainer.plan) and "in 2 shards" in str(trainer.plan)
     assert "run: 2 epochs, 6 steps, loss softmax_cross_entropy, Adam(" in printed
 
 

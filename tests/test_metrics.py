@@ -21,8 +21,8 @@ REFERENCES = {
     "average_precision": reference.average_precision_score,
 }
 EACH = pytest.mark.parametrize("name", METRICS)
-ADDED_UP = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of != "ranks"])
-RANKED = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of == "ranks"])
+ADDED_UP = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of != "rankings"])
+RANKED = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of == "rankings"])
 WEIGHTS = pytest.mark.parametrize("weighted", [False, True])
 ROWS, N_OUT = 60, 3
 
@@ -33,7 +33,7 @@ def example(name: str, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarr
     weight = random.uniform(0.0, 2.0, ROWS) if weighted else None
     if METRICS[name].of == "classes":
         return random.integers(N_OUT, size=ROWS), random.integers(N_OUT, size=ROWS), weight
-    if METRICS[name].of == "ranks":  # many scores are equal
+    if METRICS[name].of == "rankings":  # many scores are equal
         positives = random.random((ROWS, N_OUT)) < 0.4
         return random.integers(12, size=positives.shape) / 8 + 0.25 * positives, positives, weight
     target = random.normal(size=(ROWS, N_OUT))
@@ -138,7 +138,7 @@ def test_ranks_do_not_depend_on_the_order_of_rows(name: str) -> None:
 @RANKED
 def test_all_scores_equal(name: str) -> None:
     _, positives, _ = example(name, False)
-    expected = 0.5 if name == "roc_auc" else positives.mean()  # the share that any threshold finds
+    expected = 0.5 if name == "roc_auc" else positives.mean()  # the proportion that any threshold finds
     assert value(name, np.zeros(positives.shape), positives, None) == pytest.approx(expected, rel=ROWS * EPS)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,9 @@ def test_initial_values_are_drawn_where_they_are_needed(precision: str, monkeypa
     expected = new_network().flat_parameters()
     network, copied = new_network(), pickle.loads(pickle.dumps(new_network()))
     with monkeypatch.context() as patch:
-        patch.setattr(mg.network, "initial_values", lambda *args, **options: pytest.fail("drawn on the host"))
+        patch.setattr(
+            mg.network.parameters, "initial_values", lambda *args, **options: pytest.fail("drawn on the host")
+        )
         str(network)
         trainer = new_trainer(network, precision=precision, backend="cpu")
         trainer.evaluate(mg.Dataset(X, LABELS))
@@ -184,6 +188,53 @@ def test_setting_parameters_keeps_the_optimizer_slots() -> None:
             trainer.network.parameters = dict(trainer.network.parameters)
         trainer.step(X[8:16], LABELS[8:16])
     assert bits(touched.network) == bits(alone.network)
+
+
+def test_parameters_have_one_owner_at_a_time() -> None:
+    network = new_network()
+    first, second = new_trainer(network), new_trainer(network)
+    first.step(X[:8], LABELS[:8])
+    taken = bits(network)
+    second.evaluate(mg.Dataset(X, LABELS))  # the second trainer begins with what the first one learnt
+    assert bits(network) == taken
+    second.step(X[:8], LABELS[:8])
+    learnt = bits(network)
+    assert learnt != taken
+    first.evaluate(mg.Dataset(X, LABELS))
+    assert bits(network) == learnt
+
+
+def test_a_dropped_trainer_frees_its_program_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        network = new_network()
+        trainer = new_trainer(network, backend="cpu")
+        trainer.fit(mg.Dataset(X, LABELS), 2, validation=mg.Dataset(X, LABELS), progress=False)
+        program = weakref.ref(trainer._engine.program)
+        del trainer
+        assert program() is not None  # the network's parameters lie in it
+        del network
+        assert program() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_read_or_set_while_a_program_changes_them_is_not_mistaken_for_the_result() -> None:
+    network = new_network()
+    trainer = new_trainer(network)
+    trainer.step(X[:8], LABELS[:8])
+    program = trainer._engine.program
+    assert program is not None and network.values.is_owned_by(program)
+    before = bits(network)
+    with network.values.changing():
+        network.values.read()
+        program.run(trainer.steps, np.array([0.1]))
+    assert bits(network) != before
+    with network.values.changing():
+        network.parameters["0.bias"] = np.ones(5)
+    assert not network.values.is_owned_by(program)
+    assert network.parameters["0.bias"].tolist() == [1.0] * 5
 
 
 # Tied layers

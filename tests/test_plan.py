@@ -27,7 +27,7 @@ EACH = pytest.mark.parametrize("layers", list(NETWORKS.values()), ids=list(NETWO
 
 
 def lowered(layers: list[Layer], **options: object) -> Plan:
-    defaults = {"capacity": 8, "loss": "squared_error", "optimizer": Momentum(0.1, clip_norm=1.0), "shares": 2}
+    defaults = {"capacity": 8, "loss": "squared_error", "optimizer": Momentum(0.1, clip_norm=1.0), "shards": 2}
     return Network(layers, seed=1).lower(**{**defaults, **options})
 
 
@@ -39,7 +39,7 @@ def test_table() -> None:
     layers = [Dense(64, 128, "relu"), Dropout(0.1), Dense(128, 10)]
     made = lowered(layers, capacity=32, loss="softmax_cross_entropy", optimizer=Momentum(0.1, clip_norm=5.0))
     table = """\
-plan: 64 → 10, 9,610 parameters, float32, up to 32 rows in 2 shares, ordered
+plan: 64 → 10, 9,610 parameters, float32, up to 32 rows in 2 shards, ordered
 #   operation                   reads                        writes                                    MFLOP
 0   gather                                                   x 32×64, target 32, row_weight 32
 1   dense relu                  x, 0.weight, 0.bias          y0 32×128                                 0.524
@@ -125,7 +125,7 @@ def test_what_is_read_was_written(layers: list[Layer], optimizer: SGD, training:
 
 @EACH
 def test_buffers_have_rows_at_capacity(layers: list[Layer]) -> None:
-    made = lowered(layers, capacity=7, shares=3, optimizer=Adam(0.1))
+    made = lowered(layers, capacity=7, shards=3, optimizer=Adam(0.1))
     for name, buffer in made.buffers.items():
         assert buffer.name == name and len(buffer.axes) == len(buffer.shape)
         assert buffer.shape[0] == 1
@@ -168,10 +168,10 @@ def test_equal_layers_are_not_one_layer() -> None:
     assert lowered([once, once]).parameter_count == 12
 
 
-@given(rows=st.integers(0, 10**6), shares=st.integers(1, 64))
-def test_shares_cover_all_rows_evenly(rows: int, shares: int) -> None:
-    parts = lowered(NETWORKS["one"], shares=shares).share_rows(rows)
-    assert len(parts) == shares
+@given(rows=st.integers(0, 10**6), shards=st.integers(1, 64))
+def test_shards_cover_all_rows_evenly(rows: int, shards: int) -> None:
+    parts = lowered(NETWORKS["one"], shards=shards).shard_rows(rows)
+    assert len(parts) == shards
     assert parts[0].start == 0 and parts[-1].stop == rows
     assert all(before.stop == after.start for before, after in pairwise(parts))
     sizes = [part.stop - part.start for part in parts]

@@ -96,8 +96,8 @@ def test_reduce_on_plateau_counts_epochs_without_improvement() -> None:
         seen.append((memory.best, memory.wait, memory.factor))
     assert seen == [(1.0, 0, 1.0), (1.0, 1, 1.0), (0.85, 0, 1.0), (0.85, 1, 1.0), (0.85, 0, 0.5), (0.85, 1, 0.5),
                     (0.85, 0, 0.25)]  # fmt: skip
-    at = [schedule.rates(Clock(np.arange(3), factor=factor)).tolist() for factor in (1.0, 0.5, 0.25)]
-    assert at == [[0.4] * 3, [0.2] * 3, [0.15] * 3]
+    rates = [schedule.rates(Clock(np.arange(3), factor=factor)).tolist() for factor in (1.0, 0.5, 0.25)]
+    assert rates == [[0.4] * 3, [0.2] * 3, [0.15] * 3]
 
 
 def test_reduce_on_plateau_knows_which_way_is_better() -> None:

@@ -131,7 +131,7 @@ def test_bad_contents_are_refused_before_anything_is_written(
 
 
 def test_too_long_a_description_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "MOST_DESCRIPTION_BYTES", 100)
+    monkeypatch.setattr(storage.container, "MOST_DESCRIPTION_BYTES", 100)
     with pytest.raises(ConfigurationError, match="at most 100 bytes of JSON"):
         write(path, contents())
     with pytest.raises(FileFormatError, match="at most 100 bytes"):

@@ -233,6 +233,19 @@ def test_checkpoints_come_when_they_are_due(unit: Any, every: int, expected: lis
     assert mg.Trainer.resume(path).steps == 15
 
 
+def test_the_best_are_the_parameters_that_a_callback_set() -> None:
+    trainer = new_trainer()
+    zeros = {name: np.zeros_like(values) for name, values in trainer.network.parameters.items()}
+
+    def reset(record: dict[str, float]) -> None:
+        trainer.network.parameters = {**zeros, "1.bias": np.full(3, record["epoch"])}
+
+    stopping = mg.EarlyStopping("loss", patience=1, min_delta=100.0)  # the first epoch is the best one
+    fit(trainer, reset, stopping, epochs=5)
+    assert (trainer.epochs, stopping.best_epoch) == (2, 1)
+    assert trainer.network.parameters["1.bias"].tolist() == [1.0, 1.0, 1.0]
+
+
 def test_a_checkpoint_keeps_the_best(tmp_path: Path) -> None:
     trainer, recorder = new_trainer(), Recorder()
     history = fit(trainer, mg.Checkpoint(tmp_path / "run.h5", keep_best=True), recorder, epochs=12)

@@ -348,7 +348,7 @@ def test_a_fit_refuses_a_validation_set_that_cannot_be_ranked() -> None:
     for validation in (one_class, mg.Dataset(X[:2], LABELS[:2])):
         with pytest.raises(DataError, match=r"data for roc_auc: .* got none of class"):
             trainer.fit(GOOD, 1, validation=validation, progress=False)
-    assert trainer.steps == 0 and trainer._program is None
+    assert trainer.steps == 0 and trainer._engine.program is None
     trainer.fit(one_class, 1, validation=GOOD, progress=False)  # what is trained on is not ranked
     assert 0.0 <= trainer.history.last["validation_roc_auc"] <= 1.0
 

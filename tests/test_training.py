@@ -184,8 +184,8 @@ def test_a_batch_may_be_larger_than_the_data() -> None:
 def test_an_epoch_s_loss_is_the_mean_over_its_rows() -> None:
     data = small_data(20, weighted=True)
     network = Network([Dense(4, 3)], seed=1)
-    at = network.flat_parameters().astype(np.float64)
-    expected = Oracle(network, data, SOFTMAX).loss(at)
+    w = network.flat_parameters().astype(np.float64)
+    expected = Oracle(network, data, SOFTMAX).loss(w)
     trainer = trained(network, data, optimizer=SGD(0.0), epochs=1)
     assert trainer.history["loss"] == pytest.approx([expected], rel=20 * EPS)
     assert trainer.evaluate(data)["loss"] == pytest.approx(expected, rel=20 * EPS)
@@ -318,14 +318,14 @@ def test_a_batch_of_no_weight_moves_by_momentum_alone() -> None:
 @pytest.mark.parametrize("given_weight", [False, True])
 def test_class_weights_are_row_weights(given_weight: bool) -> None:
     data = small_data(20, weighted=given_weight)
-    own = np.ones(20) if data.weight is None else data.weight
+    given = np.ones(20) if data.weight is None else data.weight
     by_class = {0: 0.5, 2: 3.0}  # class 1 has 1
-    weighted = data.with_weight(own * np.array([0.5, 1.0, 3.0])[data.y])
+    weighted = data.with_weight(given * np.array([0.5, 1.0, 3.0])[data.y])
     assert (
         flat(trained(small_network(), data, class_weight=by_class)) == flat(trained(small_network(), weighted))
     ).all()
     counts = np.bincount(data.y)
-    balanced = data.with_weight(own * (20 / (3 * counts))[data.y])
+    balanced = data.with_weight(given * (20 / (3 * counts))[data.y])
     assert (
         flat(trained(small_network(), data, class_weight="balanced")) == flat(trained(small_network(), balanced))
     ).all()
@@ -356,7 +356,7 @@ def test_an_evaluation_s_metrics_are_those_of_its_predictions(name: str) -> None
     sums = np.zeros(metric.shape(3))
     assert data.y is not None
     compared = {"classes": (predicted.argmax(1), data.y), "numbers": (predicted, data.y)}
-    compared["ranks"] = predicted, data.y[:, np.newaxis] == np.arange(3)
+    compared["rankings"] = predicted, data.y[:, np.newaxis] == np.arange(3)
     metric.accumulate(*compared[metric.of], data.weight, sums)
     np.testing.assert_allclose(trainer.evaluate(data, [name])[name], metric.finish(sums), rtol=400 * EPS)
 
@@ -384,7 +384,7 @@ def test_penalties_and_clipping_by_formula(limit: float, streams: int) -> None:
 def test_an_update_in_blocks_has_the_bits_of_one(kind: type[Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = kind(0.01, l1=0.01, l2=0.01)
     whole = trained(small_network(), small_data(), optimizer=optimizer)
-    monkeypatch.setattr("mlpgpu.backends.cpu.UPDATE_BLOCK", 10)
+    monkeypatch.setattr("mlpgpu.backends.cpu.updates.UPDATE_BLOCK", 10)
     assert (flat(trained(small_network(), small_data(), optimizer=optimizer)) == flat(whole)).all()
 
 

@@ -5,7 +5,7 @@
 // the reduction alone sums in another order.
 #pragma once
 
-#include "gemm.cuh"
+#include "gemm/simt.cuh"
 
 namespace mlpgpu {
 

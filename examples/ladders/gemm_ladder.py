@@ -28,12 +28,12 @@ from matplotlib.figure import Figure
 import mlpgpu as mg
 from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.costs import speed_of
 from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
-from mlpgpu.backends.cuda.probe import Line, Probe
-from mlpgpu.backends.cuda.program import STEP
-from mlpgpu.backends.cuda.timing import Rates, card_rates
-from mlpgpu.backends.cuda.workbench import Workbench
+from mlpgpu.backends.cuda.profile.costs import speed_of
+from mlpgpu.backends.cuda.profile.peak_rates import PeakRates, measure_peak_rates
+from mlpgpu.backends.cuda.profile.probe import Probe, TimedLaunch
+from mlpgpu.backends.cuda.profile.workbench import Workbench
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.bench import PRECISIONS, json_lines, surroundings
 from mlpgpu.errors import MlpgpuError
 
@@ -129,7 +129,7 @@ def of_table(tile: Tile) -> Entry:
 
 def table_values(a: Any, b: Any, c: Any, step: Any, n: int, k: int) -> dict[str, Any]:
     """Its arguments; ``step`` says how many rows there are."""
-    rows = {"step": step, "share": 0, "shares": 1, "order": None}
+    rows = {"step": step, "shard": 0, "shards": 1, "order": None}
     return {**rows, "x": a, "w": b, "b": None, "z": None, "y": c, "k": k, "n": n}
 
 
@@ -257,8 +257,10 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     )
 
 
-def planned(backend: CudaBackend, rates: Rates, problem: Problem, precision: str) -> tuple[Line, float, float]:
-    """The product as a plan of that precision makes it: its line of `explain`, its seconds, and its error."""
+def planned(
+    backend: CudaBackend, rates: PeakRates, problem: Problem, precision: str
+) -> tuple[TimedLaunch, float, float]:
+    """The product as a plan of that precision makes it: its launch as `explain` has it, its seconds, and its error."""
     m, n, k = problem.size
     network = mg.Network([mg.Dense(k, n, bias=False)], seed=0)
     state = State(problem.b.reshape(1, -1), np.empty((0, 1, k * n), np.float32), np.empty((1, 0), np.float32))
@@ -266,8 +268,8 @@ def planned(backend: CudaBackend, rates: Rates, problem: Problem, precision: str
     probe = Probe(plan, backend.device, lambda program: program.load(state), mg.Dataset(problem.a))
     error = problem.error_of(f"mlpgpu, {precision}", probe.predicted, precision)
     with backend.device:
-        products = [line for line in probe.lines(rates) if line.flops]
-    return products[0], sum(line.seconds for line in products), error
+        products = [each for each in probe.launches(rates) if each.flops]
+    return products[0], sum(each.seconds for each in products), error
 
 
 def cublas(problem: Problem, a: Any, b: Any, precision: str) -> tuple[float, float]:
@@ -297,7 +299,12 @@ class Climb:
     """One size after another: each rung at each of them, unless it would take too long."""
 
     def __init__(
-        self, backend: CudaBackend, bench: Workbench, serial: Serial, rates: Rates, most_seconds: float = MOST_SECONDS
+        self,
+        backend: CudaBackend,
+        bench: Workbench,
+        serial: Serial,
+        rates: PeakRates,
+        most_seconds: float = MOST_SECONDS,
     ) -> None:
         self._backend, self._bench, self._serial, self._rates_of_card = backend, bench, serial, rates
         self._most_seconds = most_seconds
@@ -338,14 +345,14 @@ class Climb:
             self._add(problem, name, kernel, seconds, error, theirs.get("float32"))
         self._bench.clear()
         for precision in PRECISIONS:
-            gc.collect()  # programs hold themselves, and the memory of the one before is the next one's
+            gc.collect()  # the memory of the program before is the next one's
             name = f"mlpgpu, {precision}"
             try:
-                line, seconds, error = planned(self._backend, self._rates_of_card, problem, precision)
+                timed, seconds, error = planned(self._backend, self._rates_of_card, problem, precision)
             except MlpgpuError as refused:
                 self._leave_out(problem, name, str(refused))
             else:
-                kernel, speed = line.launch.entry.name, speed_of(line.launch)
+                kernel, speed = timed.launch.entry.name, speed_of(timed.launch)
                 self._add(problem, name, kernel, seconds, error, theirs.get(precision), speed)
 
     def _error(self, name: str, problem: Problem, c: int) -> float:
@@ -409,7 +416,7 @@ def main() -> None:
         return
     backend = cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
-        rates = card_rates(device)
+        rates = measure_peak_rates(device)
         print(f"{device.name}: {rates.computed / 1e12:.1f} TFLOP/s of float32 multiply-adds; cuBLAS:", end=" ")
         print(f"PyTorch {torch.__version__}" if torch else "left out, PyTorch is not installed")
         bench = Workbench(device, [*(rung.entry for rung in RUNGS), *map(of_table, kernels.TILES)], FOLDER)

@@ -6,7 +6,7 @@
 // Grid: (outputs / 256,).
 #pragma once
 
-#include "activations.cuh"
+#include "math/activations.cuh"
 
 namespace mlpgpu {
 

@@ -29,10 +29,11 @@ from matplotlib.figure import Figure
 import mlpgpu as mg
 from mlpgpu.backends.cuda import CudaBackend, kernels
 from mlpgpu.backends.cuda.kernels import Entry, arguments, ceil_div
-from mlpgpu.backends.cuda.probe import Probe
-from mlpgpu.backends.cuda.program import STEP
-from mlpgpu.backends.cuda.timing import card_rates
-from mlpgpu.backends.cuda.workbench import Workbench
+from mlpgpu.backends.cuda.profile.peak_rates import measure_peak_rates
+from mlpgpu.backends.cuda.profile.probe import Probe
+from mlpgpu.backends.cuda.profile.workbench import Workbench
+from mlpgpu.backends.cuda.run.program import CudaProgram
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.bench import json_lines, surroundings
 from mlpgpu.errors import MlpgpuError
 
@@ -131,7 +132,7 @@ def of_table() -> Rung:
     """mlpgpu's own kernel of one layer, from its table of kernels."""
 
     def values(o: Operands) -> dict[str, Any]:
-        rows = {"step": o.step, "share": 0, "shares": 1}
+        rows = {"step": o.step, "shard": 0, "shards": 1}
         layer = {"x": o.x, "w": o.w, "b": o.bias, "z": None, "y": o.y, "b_step": 0}
         return {**rows, **layer, "m": o.n + o.window - 1, "n": o.n, "window": o.window, "pitch": o.pitch}
 
@@ -315,7 +316,7 @@ def planned(backend: CudaBackend, bench: Workbench, stack: Stack, *, distinct: b
     network = mg.Network(layers, seed=0)
     plan = network.lower(capacity=1)
 
-    def start(program: Probe) -> None:
+    def start(program: CudaProgram) -> None:
         network.start(program)
         pool, bias = [bench.array(w) for w in stack.w], bench.array(BIAS_ARRAY)
         for p in plan.parameters:
@@ -426,7 +427,7 @@ def main() -> None:
         return
     backend = cuda()
     with backend.device as device, tempfile.TemporaryDirectory() as folder:
-        limit = card_rates(device).copied
+        limit = measure_peak_rates(device).copied
         print(f"{device.name}: {limit / 1e9:,.0f} GB/s")
         bench = Workbench(device, [rung.entry for rung in (*rungs(WINDOW), of_table())], FOLDER)
         climb = Climb(backend, bench, Serial(Path(folder)), limit)

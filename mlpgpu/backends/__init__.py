@@ -8,21 +8,14 @@ import sys
 
 from ..errors import BackendError, ConfigurationError, lookup
 from ..plan import Plan
-from .base import MEMORY_SHARE, MOST_BINS, Backend, Histogram, Program, Sampling, State, target_array
-
-__all__ = [
-    "BACKENDS",
-    "MEMORY_SHARE",
-    "MOST_BINS",
-    "Backend",
-    "Histogram",
-    "Program",
-    "Sampling",
-    "State",
-    "choose_backend",
-    "get_backend",
-    "target_array",
-]
+from .base import MEMORY_SHARE as MEMORY_SHARE
+from .base import MOST_BINS as MOST_BINS
+from .base import Backend as Backend
+from .base import Histogram as Histogram
+from .base import Program as Program
+from .base import Sampling as Sampling
+from .base import State as State
+from .base import target_values as target_values
 
 BACKENDS = ("auto", "cpu", "cuda")
 

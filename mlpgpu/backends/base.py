@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..datasets import Dataset
-from ..losses import LOSSES
+from ..losses import LOSSES, TargetKind
 from ..plan import Plan
 from ..random import epoch_order
 
@@ -25,7 +25,7 @@ Histogram = tuple[np.ndarray, np.ndarray]  # counts (bins,), int64, and edges (b
 
 @dataclass(frozen=True)
 class State:
-    """What a program computes on from step to step, as flat arrays with a leading replica axis (R).
+    """What a program carries from step to step, as flat arrays with a leading replica axis (R).
 
     Attributes:
         parameters: (R, P), laid out as ``plan.parameters``.
@@ -79,23 +79,31 @@ class Sampling:
 
 
 def target_array(dataset: Dataset, plan: Plan, dtype: np.dtype) -> np.ndarray:
-    """The targets as the plan's loss takes them: (rows,) class numbers, or (rows, n_out) of ``dtype``.
+    """The targets as the plan's loss takes them: (rows,) class numbers, or (rows, n_out) of ``dtype``."""
+    return target_values(dataset, plan.loss, plan.target_kind, plan.n_out, dtype)
+
+
+def target_values(
+    dataset: Dataset, loss: str | None, kind: TargetKind | None, n_out: int, dtype: np.dtype
+) -> np.ndarray:
+    """The targets as a loss takes them: (rows,) class numbers, or (rows, n_out) of ``dtype``.
 
     Raises:
-        ShapeError, DataError: the data set's targets are not of that form.
+        ShapeError, DtypeError, DataError: the data set's targets are not of that form.
     """
-    if plan.target_kind == "index":
-        return dataset.labels(plan.n_out)
-    is_binary = plan.loss is not None and LOSSES[plan.loss].output == "sigmoid" and plan.n_out == 1
+    if kind == "index":
+        return dataset.labels(n_out)
+    is_binary = loss is not None and LOSSES[loss].output == "sigmoid" and n_out == 1
     if is_binary and dataset.classes is not None:
         return dataset.labels(2)[:, np.newaxis].astype(dtype)
-    return dataset.targets(plan.n_out, dtype)
+    return dataset.targets(n_out, dtype)
 
 
 def bin_edges(low: float, high: float, bins: int) -> np.ndarray:
-    """Edges of equal bins from low to high, (bins + 1,); around them where they lie too close for that.
+    """Edges of equal bins from ``low`` to ``high``, (bins + 1,).
 
-    For a high below low, which stands for no values, they are those from 0 to 1.
+    Where the two lie too close to be divided, bins go from ½ below to ½ above; where ``high`` is below
+    ``low``, which stands for no values, from 0 to 1.
     """
     if low > high:
         low, high = 0.0, 1.0
@@ -125,7 +133,7 @@ class Program(ABC):
         """Copy the state out; with ``snapshot``, the parameters are the snapshot's."""
 
     def prefetch(self) -> None:  # noqa: B027 (a program whose state is at hand has nothing to do)
-        """Begin to copy the state out, for a :meth:`read` that is to come before anything changes it."""
+        """Begin to copy the state out; a :meth:`read` that follows before anything changes it waits less."""
 
     @abstractmethod
     def snapshot(self) -> None:
@@ -141,13 +149,13 @@ class Program(ABC):
 
     @abstractmethod
     def histograms(self, bins: int) -> dict[str, Histogram]:
-        """Of each parameter, its finite values in equal bins from the least to the greatest, as NumPy counts them."""
+        """Each parameter's finite values, counted as NumPy does in equal bins from the least to the greatest."""
 
     @abstractmethod
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
-        """Histograms of one step on the first ``rows`` rows that it trains on, which changes nothing.
+        """Histograms of one step on the first ``rows`` rows of the data set attached; nothing changes.
 
-        They are of what each layer with parameters puts out, ``"0.activation"``, and of the gradient, without
+        They are of the outputs of each layer with parameters, ``"0.activation"``, and of the gradient, without
         penalties and before its norm is clipped, ``"0.weight.gradient"``.  ``step`` decides what is dropped out.
         """
 
@@ -180,14 +188,14 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Raise ConfigurationError if the backend cannot run ``plan``; allocate nothing."""
+        """Raise ConfigurationError if the backend cannot run ``plan``; nothing is allocated."""
 
     @abstractmethod
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         """A program for ``plan``, its state all zero.
 
-        ``threads`` overrides the number of host threads that the backend's own rule would use;
-        ``memory_share`` is how much of a card's memory a data set may take, of which more is streamed.
+        ``threads`` overrides the number of host threads that the backend's rule gives; ``memory_share`` is
+        how much of a card's memory a data set may take, and a larger set is streamed.
 
         Raises:
             ConfigurationError: the backend cannot run such a plan.

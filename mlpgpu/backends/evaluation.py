@@ -1,4 +1,4 @@
-"""The sums of an evaluation, and their making on the host from predictions that come batch by batch."""
+"""The sums that metrics are made of, and how the host adds predictions to them batch by batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .base import target_array
 
 
 def compared_widths(plan: Plan) -> dict[TargetsOf, int]:
-    """How many classes metrics of this plan tell apart, how many numbers of a row they compare, how many curves."""
+    """How many classes, numbers of a row and curves the metrics of a plan compare."""
     assert plan.loss is not None
     classes = class_count(LOSSES[plan.loss].output, plan.n_out)
-    return {"classes": classes, "numbers": plan.n_out, "ranks": curve_count(classes)}
+    return {"classes": classes, "numbers": plan.n_out, "rankings": curve_count(classes)}
 
 
 def zero_sums(plan: Plan, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """The sums of each metric by name before the first batch, float64."""
+    """The sums of each metric by name before the first batch, 0 in float64."""
     widths = compared_widths(plan)
     return {name: np.zeros(METRICS[name].shape(widths[METRICS[name].of])) for name in metrics}
 
@@ -30,7 +30,7 @@ class MetricSums:
     """Adds a data set's predictions, in order, to the sums of metrics.
 
     Attributes:
-        sums: of each metric by name, float64; those of ranks are there when the last batch was added.
+        sums: of each metric by name, float64; those of ranking metrics stay 0 until the last batch is added.
     """
 
     def __init__(self, dataset: Dataset, plan: Plan, metrics: Sequence[str], dtype: np.dtype) -> None:
@@ -39,14 +39,14 @@ class MetricSums:
         self.sums = zero_sums(plan, metrics)
         self._weight = dataset.weight
         self._targets: dict[str, np.ndarray] = {}
-        self._scores: np.ndarray | None = None  # (rows, curves), where a metric is of ranks
+        self._scores: np.ndarray | None = None  # (rows, curves), of ranking metrics
         if metrics:
             target = target_array(dataset, plan, dtype)
             classes = target if target.ndim == 1 else classes_of(self._function, target)
             self._targets = {"classes": classes, "numbers": target}
-            if any(METRICS[name].of == "ranks" for name in metrics):
-                curves = compared_widths(plan)["ranks"]
-                self._targets["ranks"] = curve_positives(classes, curves)
+            if any(METRICS[name].of == "rankings" for name in metrics):
+                curves = compared_widths(plan)["rankings"]
+                self._targets["rankings"] = curve_positives(classes, curves)
                 self._scores = np.empty((len(dataset), curves), dtype)
 
     def add(self, rows: slice, output: np.ndarray) -> None:
@@ -58,7 +58,7 @@ class MetricSums:
         if self._scores is not None:
             self._scores[rows] = output[:, -self._scores.shape[1] :]
             if rows.stop == len(self._scores):
-                self._add(slice(None), {"ranks": self._scores})
+                self._add(slice(None), {"rankings": self._scores})
 
     def _add(self, rows: slice, compared: Mapping[TargetsOf, np.ndarray]) -> None:
         weight = None if self._weight is None else self._weight[rows]

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..errors import ConfigurationError, DataError, DtypeError, EmptyDataError, ShapeError, check_number
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number
 from ..random import Purpose, check_seed, order
-
-CHUNK_BYTES = 1 << 20
-KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
+from .arrays import (
+    check_classes,
+    check_finite,
+    check_inputs,
+    check_label_range,
+    check_scale,
+    check_targets,
+    check_weight,
+    chunks,
+    first_row,
+    frozen,
+)
 
 
 class Dataset:
@@ -59,10 +68,10 @@ class Dataset:
         *,
         scale: float | None = None,
     ) -> None:
-        self._storage_x = _check_inputs(x)
-        self._scale = _check_scale(scale, self._storage_x.dtype)
-        self._y, self._classes = _check_targets(y, len(self._storage_x), _check_classes(classes))
-        self._weight = _check_weight(weight, len(self._storage_x))
+        self._storage_x = check_inputs(x)
+        self._scale = check_scale(scale, self._storage_x.dtype)
+        self._y, self._classes = check_targets(y, len(self._storage_x), check_classes(classes))
+        self._weight = check_weight(weight, len(self._storage_x))
         self._index = self._labels = self._crc = None
 
     def _with(self, *, index: np.ndarray | None, y: np.ndarray | None, weight: np.ndarray | None) -> Dataset:
@@ -90,7 +99,7 @@ class Dataset:
     @property
     def x(self) -> np.ndarray:
         """Inputs, (rows, n_in), as stored: bytes are not scaled.  A split gathers them at each access."""
-        return self._storage_x if self._index is None else _frozen(self._storage_x[self._index])
+        return self._storage_x if self._index is None else frozen(self._storage_x[self._index])
 
     @property
     def y(self) -> np.ndarray | None:
@@ -129,7 +138,7 @@ class Dataset:
             DataError: there are no labels, or one is fractional or out of range.
         """
         if self._labels is None or self._labels[0] != n_classes:
-            self._labels = n_classes, _frozen(self._check_labels(n_classes))
+            self._labels = n_classes, frozen(self._check_labels(n_classes))
         return self._labels[1]
 
     def _check_labels(self, n_classes: int) -> np.ndarray:
@@ -139,9 +148,9 @@ class Dataset:
             raise ShapeError("y", expected=f"class labels ({len(self)},)", got=f"shape {self._y.shape}")
         fractional = self._y != np.floor(self._y) if self._y.dtype.kind == "f" else np.zeros(0, bool)
         if fractional.any():
-            row = _first(fractional)
+            row = first_row(fractional)
             raise DataError("class labels", expected="whole numbers", got=f"{self._y[row]} at row {row}")
-        _check_label_range(self._y, n_classes)
+        check_label_range(self._y, n_classes)
         return self._y.astype(np.intp)
 
     def targets(self, n_out: int, dtype: DTypeLike) -> np.ndarray:
@@ -160,8 +169,8 @@ class Dataset:
         if y.shape[1] != n_out:
             raise ShapeError("y", expected=f"targets ({len(self)}, {n_out})", got=f"shape {self._y.shape}")
         with np.errstate(over="ignore"):
-            targets = _frozen(y.astype(dtype, copy=False))
-        _check_finite(f"y as {targets.dtype}", targets)
+            targets = frozen(y.astype(dtype, copy=False))
+        check_finite(f"y as {targets.dtype}", targets)
         return targets
 
     def identity(self) -> dict[str, Any]:
@@ -172,7 +181,7 @@ class Dataset:
         """
         if self._crc is None:
             self._crc = 0
-            for rows in _chunks(len(self), self._storage_x[:1].nbytes):
+            for rows in chunks(len(self), self._storage_x[:1].nbytes):
                 chunk = self._storage_x[rows if self._index is None else self._index[rows]]
                 self._crc = zlib.crc32(chunk, self._crc)
             for array in (self._y, self._weight):
@@ -191,7 +200,7 @@ class Dataset:
 
     def with_weight(self, weight: ArrayLike | None) -> Dataset:
         """The same rows with other weights, checked as the constructor checks them."""
-        return self._with(index=self._index, y=self._y, weight=_check_weight(weight, len(self)))
+        return self._with(index=self._index, y=self._y, weight=check_weight(weight, len(self)))
 
     def first(self, rows: int) -> Dataset:
         """The first so many rows, at most all of them; they share this data set's inputs."""
@@ -204,7 +213,7 @@ class Dataset:
         """Two shuffled parts, (rest, held_out); held_out has round(fraction * rows) rows.
 
         The parts share this data set's inputs: only the rows' numbers, targets and weights are copied.
-        A stratified split gives each class its share of held_out by the method of largest remainders,
+        A stratified split gives each class its proportion of held_out by the method of largest remainders,
         ties to the lower label.
 
         Args:
@@ -249,12 +258,12 @@ class Dataset:
         assert self._y is not None
         rows = len(self)
         _, codes, counts = np.unique(self._y, return_inverse=True, return_counts=True)  # (rows,), (classes,)
-        shares, remainders = np.divmod(counts * held_rows, rows)  # (classes,)
-        shares[np.argsort(-remainders, kind="stable")[: held_rows - shares.sum()]] += 1
+        quotas, remainders = np.divmod(counts * held_rows, rows)  # (classes,)
+        quotas[np.argsort(-remainders, kind="stable")[: held_rows - quotas.sum()]] += 1
         by_class = np.argsort(codes[permutation], kind="stable")  # (rows,)
         rank = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)  # (rows,) within its class
         held = np.empty(rows, bool)
-        held[by_class] = rank < np.repeat(shares, counts)
+        held[by_class] = rank < np.repeat(quotas, counts)
         return held
 
     def _part(self, name: str, rows: np.ndarray) -> Dataset:
@@ -262,161 +271,7 @@ class Dataset:
         if weight is not None and not weight.any():
             raise DataError(f"weight of {name}", expected="a weight above 0", got=f"{len(rows)} times 0")
         return self._with(
-            index=_frozen(self.storage_rows(rows)),
-            y=None if self._y is None else _frozen(self._y[rows]),
-            weight=None if weight is None else _frozen(weight),
+            index=frozen(self.storage_rows(rows)),
+            y=None if self._y is None else frozen(self._y[rows]),
+            weight=None if weight is None else frozen(weight),
         )
-
-
-def _as_array(what: str, value: ArrayLike, expected: str) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of unequal length
-        raise ShapeError(what, expected=expected, got=error) from error
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _first(mask: np.ndarray) -> int:
-    """The first row at which ``mask``, (rows,) bool, is true."""
-    return int(np.argmax(mask))
-
-
-def _chunks(rows: int, row_bytes: int) -> Iterator[slice]:
-    """Slices of about CHUNK_BYTES that cover ``rows``."""
-    step = max(1, CHUNK_BYTES // row_bytes)
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
-
-
-def _check_finite(what: str, array: np.ndarray) -> None:
-    """``array`` is (rows,) or (rows, columns) with at least one element."""
-    if array.dtype.kind != "f":
-        return
-    for rows in _chunks(len(array), array[:1].nbytes):
-        finite = np.isfinite(array[rows])
-        if not finite.all():
-            row, *column = (int(place) for place in np.unravel_index(finite.argmin(), finite.shape))
-            row += rows.start
-            where = ", ".join([f"row {row}", *(f"column {place}" for place in column)])
-            raise DataError(what, expected="finite numbers", got=f"{array[(row, *column)]} at {where}")
-
-
-def _real_dtype(what: str, array: np.ndarray, expected: str) -> np.dtype:
-    """The dtype to keep ``array`` in, if that is one of KEPT_DTYPES: its own, otherwise float32."""
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise DtypeError(what, expected=expected, got=f"dtype {array.dtype}")
-    native = array.dtype.newbyteorder("=")
-    return native if native in KEPT_DTYPES else np.dtype(np.float32)
-
-
-def _check_inputs(x: ArrayLike) -> np.ndarray:
-    expected = "(rows, features)"
-    array = _as_array("x", x, expected)
-    dtype = _real_dtype("x", array, "real numbers of up to 64 bits")
-    if array.ndim < 2:
-        hint = "one feature is x.reshape(-1, 1), one row is x.reshape(1, -1)"
-        raise ShapeError("x", expected=expected, got=f"shape {array.shape}", hint=hint)
-    if len(array) == 0:
-        raise EmptyDataError("x", expected="at least one row", got=f"shape {array.shape}")
-    if array.size == 0:
-        raise ShapeError("x", expected="at least one feature", got=f"shape {array.shape}")
-    rows = np.ascontiguousarray(array, dtype).reshape(len(array), -1)  # (rows, n_in)
-    _check_finite("x", rows)
-    return _frozen(rows)
-
-
-def _check_scale(scale: float | None, dtype: np.dtype) -> float | None:
-    if dtype == np.uint8:
-        return 1 / 255 if scale is None else check_number("scale", scale, above=0)
-    if scale is not None:
-        raise ConfigurationError("scale", expected=f"none for inputs of {dtype}", got=scale, hint="it is for uint8")
-    return None
-
-
-def _check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    if classes is None:
-        return None
-    names = () if isinstance(classes, str) else tuple(classes)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise DtypeError("classes", expected="a sequence of names", got=repr(classes))
-    if len(set(names)) < len(names):
-        raise ConfigurationError("classes", expected="names that differ", got=", ".join(names))
-    return tuple(str(name) for name in names)
-
-
-def _check_targets(
-    y: ArrayLike | None, rows: int, classes: tuple[str, ...] | None
-) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-    """The targets to keep, (rows,) or (rows, m), and the names of their classes."""
-    if y is None:
-        if classes is not None:
-            raise ConfigurationError("classes", expected="none without y", got=", ".join(classes))
-        return None, None
-    expected = f"({rows},) or ({rows}, outputs), as x has {rows} rows"
-    array = _as_array("y", y, expected)
-    # NumPy 2's variable-length strings are of kind T.
-    strings = array.dtype.kind in "UT" or (
-        array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
-    )
-    if not strings:
-        kept = _real_dtype("y", array, "integers, booleans, strings or real numbers of up to 64 bits")
-    if array.ndim not in (1, 2) or len(array) != rows or array.size == 0 or (strings and array.ndim == 2):
-        raise ShapeError("y", expected=f"({rows},)" if strings else expected, got=f"shape {array.shape}")
-    if strings:
-        labels, names = _code_strings(array, classes)
-        return _frozen(labels), names
-
-    integral = array.dtype.kind in "biu"
-    array = np.asarray(array, array.dtype.newbyteorder("=") if integral else kept)
-    _check_finite("y", array)
-    if classes is not None:
-        if not integral or array.ndim != 1:
-            got = f"{array.dtype} {array.shape}"
-            raise ConfigurationError("classes", expected=f"integer or string labels ({rows},) in y", got=got)
-        _check_label_range(array, len(classes))
-    return _frozen(array), classes
-
-
-def _code_strings(y: np.ndarray, classes: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels of the strings ``y``, (rows,) int64, and the names they stand for."""
-    found, codes = np.unique(y, return_inverse=True)  # (distinct,), (rows,)
-    if classes is None:
-        return codes.astype(np.int64, copy=False), tuple(str(name) for name in found)
-    positions = {name: position for position, name in enumerate(classes)}
-    unknown = np.array([name not in positions for name in found])[codes]  # (rows,)
-    if unknown.any():
-        row = _first(unknown)
-        raise DataError("y", expected="one of the classes " + ", ".join(classes), got=f"{str(y[row])!r} at row {row}")
-    return np.array([positions[name] for name in found], np.int64)[codes], classes
-
-
-def _check_label_range(labels: np.ndarray, n_classes: int) -> None:
-    """``labels`` is (rows,), of whole numbers."""
-    outside = (labels < 0) | (labels >= n_classes)
-    if outside.any():
-        row = _first(outside)
-        got = f"{labels[row]} at row {row}"
-        raise DataError("class labels", expected=f"whole numbers from 0 to {n_classes - 1}", got=got)
-
-
-def _check_weight(weight: ArrayLike | None, rows: int) -> np.ndarray | None:
-    if weight is None:
-        return None
-    expected = f"({rows},), as x has {rows} rows"
-    array = _as_array("weight", weight, expected)
-    dtype = _real_dtype("weight", array, "real numbers of up to 64 bits")
-    if array.shape != (rows,):
-        raise ShapeError("weight", expected=expected, got=f"shape {array.shape}")
-    array = np.asarray(array, np.float32 if dtype == np.uint8 else dtype)
-    _check_finite("weight", array)
-    negative = array < 0
-    if negative.any():
-        row = _first(negative)
-        raise DataError("weight", expected="numbers of at least 0", got=f"{array[row]} at row {row}")
-    if not array.any():
-        raise DataError("weight", expected="a weight above 0", got=f"{rows} times 0")
-    return _frozen(array)

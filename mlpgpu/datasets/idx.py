@@ -28,7 +28,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..errors import DtypeError, FileFormatError, ShapeError, StorageError
-from ..files import replace_file
+from ..storage.files import replace_file
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from .errors import ConfigurationError, lookup
+from ..errors import ConfigurationError, lookup
 
 T = TypeVar("T")
 

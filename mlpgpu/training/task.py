@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .backends import target_array
-from .datasets import Dataset
-from .errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
-from .losses import LOSSES, OutputName, TargetKind, class_count, classes_of
-from .metrics import METRICS
-from .plan import Plan
+from ..backends import target_values
+from ..datasets import Dataset
+from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
+from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of
+from ..metrics import METRICS
+from ..network import Network
 
 ClassNames = tuple[str, ...] | None
 ClassWeight = Mapping[Any, float] | str | None
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A data set that was found to suit a network, its loss and its metrics.
+
+    Attributes:
+        dataset: as it was given, to evaluate.
+        weighted: its rows weighted by class as well, to train on.
+        kind: what its targets are.
+    """
+
+    dataset: Dataset
+    weighted: Dataset
+    kind: TargetKind
+
+
+@dataclass(frozen=True)
 class Task:
-    """A loss on the logits of a network of ``n_out`` outputs."""
+    """A loss on the logits of a network of ``n_out`` outputs, with targets of ``dtype``."""
 
     loss: str
     n_out: int
+    dtype: np.dtype
 
     @property
     def output(self) -> OutputName:
@@ -37,13 +52,7 @@ class Task:
         """How many there are."""
         return class_count(self.output, self.n_out)
 
-    def target_kind(self, data: Dataset) -> TargetKind:
-        """Class numbers where the loss takes them and there is one target for each row; else numbers."""
-        kinds = LOSSES[self.loss].targets
-        wide = data.y is not None and data.y.ndim == 2
-        return "dense" if wide or "index" not in kinds else "index"
-
-    # --- what is refused ---
+    # --- arguments of a trainer ---
 
     def check_metrics(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """Metrics by name, each once."""
@@ -54,7 +63,7 @@ class Task:
             what, of = f"metric {name}", METRICS[lookup("metric", name, METRICS)].of
             if of != "numbers" and not classifies:
                 raise ConfigurationError(what, expected="a loss with one class for each row", got=self.loss)
-            if of == "ranks" and self.classes < 2:
+            if of == "rankings" and self.classes < 2:
                 got = f"{self.n_out} output of {self.loss}"
                 raise ConfigurationError(what, expected="two classes or more", got=got)
             if of == "numbers" and self.output == "softmax":
@@ -74,10 +83,20 @@ class Task:
             raise DtypeError("class_weight", expected="a mapping of classes to weights, or 'balanced'", got=got)
         return {key: check_number(f"class_weight[{key!r}]", weight, least=0.0) for key, weight in class_weight.items()}
 
-    def check_data(
-        self, data: Dataset, plan: Plan, dtype: np.dtype, *, names: ClassNames, metrics: Sequence[str] = ()
-    ) -> None:
-        """Refuse targets that do not suit the loss or ``metrics``; ``names`` are the network's classes."""
+    # --- data ---
+
+    def prepare(
+        self, data: Dataset, network: Network, *, metrics: Sequence[str] = (), class_weight: ClassWeight = None
+    ) -> Prepared:
+        """Check a data set once, for all that a fit or an evaluation does with it.
+
+        Class numbers are its targets where the loss takes them and there is one target for each row.
+
+        Raises:
+            MlpgpuError: it does not suit the network, the loss, ``metrics`` or ``class_weight``.
+        """
+        network.check(data)
+        names = network.classes
         if None not in (data.classes, names) and data.classes != names:
             raise ConfigurationError("classes", expected=names, got=data.classes)
         if data.y is None:
@@ -86,35 +105,40 @@ class Task:
             hint = "classes= names those that do not occur"
             expected = f"{self.classes} names, one for each output"
             raise ConfigurationError("classes", expected=expected, got=data.classes, hint=hint)
-        kind = self.target_kind(data)
-        target = target_array(data, dataclasses.replace(plan, target_kind=kind), dtype)
-        if self.output != "identity" and kind == "dense":
-            if not ((target >= 0.0) & (target <= 1.0)).all():
-                raise DataError(f"targets of {self.loss}", expected="values from 0 to 1", got=_range(target))
-            if self.output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):
-                got = f"sums from {_range(target.sum(axis=1))}"
-                raise DataError(f"targets of {self.loss}", expected="rows that sum to 1", got=got)
-        for name in metrics:
-            if METRICS[name].of == "ranks":
-                labels = target if target.ndim == 1 else classes_of(self.output, target)
-                self._check_curves(name, labels, data.weight, data.classes or names)
+        kind: TargetKind = "index" if data.y.ndim == 1 and "index" in LOSSES[self.loss].targets else "dense"
+        target = target_values(data, self.loss, kind, self.n_out, self.dtype)
+        if kind == "dense":
+            self._check_probabilities(target)
+        if any(METRICS[name].of == "rankings" for name in metrics):
+            labels = target if kind == "index" else classes_of(self.output, target)
+            self._check_curves(metrics, labels, data.weight, data.classes or names)
+        return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
 
-    def _check_curves(self, metric: str, labels: np.ndarray, weight: np.ndarray | None, names: ClassNames) -> None:
+    def _check_probabilities(self, target: np.ndarray) -> None:
+        """Refuse targets (rows, n_out) that are no probabilities where the loss asks for such."""
+        what = f"targets of {self.loss}"
+        if self.output != "identity" and not ((target >= 0.0) & (target <= 1.0)).all():
+            raise DataError(what, expected="values from 0 to 1", got=_range(target))
+        if self.output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):
+            got = f"sums from {_range(target.sum(axis=1))}"
+            raise DataError(what, expected="rows that sum to 1", got=got)
+
+    def _check_curves(
+        self, metrics: Sequence[str], labels: np.ndarray, weight: np.ndarray | None, names: ClassNames
+    ) -> None:
         """Refuse rows of these classes, ``labels`` (rows,), that leave one side of a curve empty."""
-        weights = np.bincount(labels, weight, minlength=self.classes)
-        if not (weights > 0.0).all():
-            expected = "rows of every class, with weights over 0"
-            missing = int(np.argmin(weights > 0.0))
+        has_rows = np.bincount(labels, weight, minlength=self.classes) > 0.0
+        if not has_rows.all():
+            metric = next(name for name in metrics if METRICS[name].of == "rankings")
+            missing = int(np.argmin(has_rows))
             got = f"none of class {missing if names is None else repr(names[missing])}"
-            raise DataError(f"data for {metric}", expected=expected, got=got)
+            raise DataError(f"data for {metric}", expected="rows of every class, with weights over 0", got=got)
 
-    # --- class weights ---
-
-    def weighted(self, data: Dataset, class_weight: ClassWeight, names: ClassNames) -> Dataset:
+    def _weighted(self, data: Dataset, class_weight: ClassWeight, names: ClassNames) -> Dataset:
         """The data set with its rows weighted by class as well."""
         if class_weight is None:
             return data
-        labels, names = data.labels(self.classes), data.classes or names
+        labels = data.labels(self.classes)
         if isinstance(class_weight, str):  # "balanced"
             counts = np.bincount(labels, minlength=self.classes)
             by_class = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
@@ -122,8 +146,8 @@ class Task:
             by_class = np.ones(self.classes)
             for label, weight in class_weight.items():
                 by_class[self._class_number(label, names)] = weight
-        rows = by_class[labels]
-        return data.with_weight(rows if data.weight is None else rows * data.weight)
+        of_rows = by_class[labels]
+        return data.with_weight(of_rows if data.weight is None else of_rows * data.weight)
 
     def _class_number(self, label: Any, names: ClassNames) -> int:
         if isinstance(label, str):

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import h5py
 import numpy as np
 
-from .errors import ConfigurationError, DtypeError, FileFormatError, StorageError
+from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError
 from .files import reason, replace_file
 
 FORMAT_VERSION = 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from .errors import ConfigurationError, DtypeError, StorageError
+from ..errors import ConfigurationError, DtypeError, StorageError
 
 
 def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:

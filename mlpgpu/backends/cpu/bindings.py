@@ -1,0 +1,255 @@
+"""Operations bound to arrays: a function for each, which takes views of a shard's rows and returns a closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import plan as ops
+from ...activations import ACTIVATIONS
+from ...losses import LOSSES, apply_output
+from ...random import WORDS_PER_BLOCK
+from .threads import Bound
+from .workspace import Workspace
+
+
+def bind(work: Workspace, operations: Sequence[ops.Operation], rows: slice, shard: int) -> list[Bound]:
+    """The operations of one shard on its rows of the batch, in order; those of all shards together are left out."""
+    return [_BIND[type(op)](work, op, rows, shard) for op in operations if type(op) in _BIND]
+
+
+def _bind_gather(work: Workspace, op: ops.Gather, rows: slice, shard: int) -> Bound:
+    x = work.view(op.x, rows)
+    target = work.view(op.target, rows) if op.target else None
+    weight = work.view(op.weight, rows) if op.weight else None
+
+    def gather() -> None:
+        # Rows come from an order that is in range by construction; mode="clip" spares NumPy a copy.
+        feed = work.feed
+        storage, batch = feed.storage[rows], feed.batch[rows]
+        if feed.staging is None:
+            np.take(feed.dataset.storage_x, storage, axis=0, out=x, mode="clip")
+        else:
+            staging = feed.staging[rows]
+            np.take(feed.dataset.storage_x, storage, axis=0, out=staging, mode="clip")
+            if feed.dataset.scale is None:
+                np.copyto(x, staging, casting="same_kind")
+            else:
+                np.multiply(staging, feed.dataset.scale, out=x, dtype=x.dtype)
+        if target is not None and feed.target is not None:
+            np.take(feed.target, batch, axis=0, out=target, mode="clip")
+        if feed.weight is not None and weight is not None:
+            np.take(feed.weight, batch, out=weight, mode="clip")
+
+    return gather
+
+
+def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: int) -> Bound:
+    x, y = work.view(op.x, rows), work.view(op.y, rows)
+    mean, scale = work.arrays[op.mean], work.arrays[op.scale]
+
+    def standardize() -> None:
+        np.subtract(x, mean, out=y)
+        np.divide(y, scale, out=y)
+
+    return standardize
+
+
+def _bind_dense(work: Workspace, op: ops.Dense, rows: slice, shard: int) -> Bound:
+    x, y = work.view(op.x, rows), work.view(op.y, rows)
+    z = work.view(op.z, rows) if op.z else y
+    weight, bias = work.arrays[op.weight], work.arrays[op.bias] if op.bias else None
+    scratch = work.scratch_like(y, rows)
+    forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
+
+    def dense() -> None:
+        np.dot(x, weight, out=z)
+        if bias is not None:
+            np.add(z, bias, out=z)
+        if forward is not None:
+            forward(z, y, scratch)
+
+    return dense
+
+
+def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: slice, shard: int) -> Bound:
+    x, y = work.view(op.x, rows), work.view(op.y, rows)
+    z = work.view(op.z, rows) if op.z else y
+    n = y.shape[1]
+    weight, bias = work.arrays[op.weight][:, :n], work.arrays[op.bias][:n] if op.bias else None
+    scratch = work.scratch_like(y, rows)
+    forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
+    window = len(weight)
+
+    def outputs(part: slice, columns: slice) -> Bound:
+        sums, products, result = z[part, columns], scratch[part, columns], y[part, columns]
+        inputs = [x[part, columns.start + r : columns.stop + r] for r in range(window)]
+        weights = list(weight[:, columns])
+        biases = bias if bias is None or len(bias) == 1 else bias[columns]
+
+        def call() -> None:
+            # One pass over the outputs for each weight of a window, so that scratch does not grow with the window.
+            np.multiply(inputs[0], weights[0], out=sums)
+            for seen, w in zip(inputs[1:], weights[1:], strict=True):
+                np.multiply(seen, w, out=products)
+                np.add(sums, products, out=sums)
+            if biases is not None:
+                np.add(sums, biases, out=sums)
+            if forward is not None:
+                forward(sums, result, products)
+
+        return call
+
+    return work.threads.divided(outputs, len(y), n)
+
+
+def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Bound:
+    x, y = work.view(op.x, rows), work.view(op.y, rows)
+    width = y.shape[1]
+    mask = work.masks.setdefault(op.layer, np.empty((work.plan.capacity, width), work.dtype))[rows]
+    # Words come in blocks of four, and a shard may begin inside one.
+    block, skipped = divmod(rows.start * width, WORDS_PER_BLOCK)
+    draws = np.empty(skipped + mask.size)
+    kept = draws[skipped:].reshape(mask.shape)
+
+    def dropout() -> None:
+        work.streams[op.layer, shard].fill(draws, step=work.step, block=block)
+        np.greater_equal(kept, op.rate, out=mask)
+        np.multiply(mask, 1.0 / (1.0 - op.rate), out=mask)
+        np.multiply(x, mask, out=y)
+
+    return dropout
+
+
+def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Bound:
+    logits, target = work.view(op.logits, rows), work.view(op.target, rows)
+    weight, value = work.view(op.weight, rows), work.view(op.value, rows)
+    column = weight[:, np.newaxis]
+    # An evaluation discards the delta: it goes to the buffer of the output, which is written after the loss.
+    delta = work.view(op.delta or work.plan.output, rows)
+    scratch = work.scratch_like(logits, rows)
+    evaluate = LOSSES[op.loss].evaluate
+
+    def loss() -> None:
+        evaluate(logits, target, value, delta, scratch)
+        if work.feed.weight is not None:
+            np.multiply(value, weight, out=value)
+            np.multiply(delta, column, out=delta)
+
+    return loss
+
+
+def _bind_output(work: Workspace, op: ops.Output, rows: slice, shard: int) -> Bound:
+    logits, y = work.view(op.logits, rows), work.view(op.y, rows)
+    mean, scale = (work.arrays[name] if name else None for name in (op.mean, op.scale))
+
+    def output() -> None:
+        np.copyto(y, logits)
+        apply_output(op.function, y)
+        if scale is not None and mean is not None:
+            np.multiply(y, scale, out=y)
+            np.add(y, mean, out=y)
+
+    return output
+
+
+def _bind_activation_backward(work: Workspace, op: ops.ActivationBackward, rows: slice, shard: int) -> Bound:
+    saved, dy = work.view(op.saved, rows), work.view(op.dy, rows)
+    scratch = work.scratch_like(dy, rows)
+    backward = ACTIVATIONS[op.activation].backward
+    return lambda: backward(saved, dy, dy, scratch)
+
+
+def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, shard: int) -> Bound:
+    dz, x_transposed = work.view(op.dz, rows), work.view(op.x, rows).T
+    dx = work.view(op.dx, rows) if op.dx else None
+    weight_transposed = work.arrays[op.weight].T
+    dweight = work.partial(op.dweight, shard)
+    dbias = work.partial(op.dbias, shard) if op.dbias else None
+    ones = work.ones[rows]
+
+    def dense_backward() -> None:
+        np.dot(x_transposed, dz, out=dweight)
+        if dbias is not None:
+            np.dot(ones, dz, out=dbias)
+        if dx is not None:
+            np.dot(dz, weight_transposed, out=dx)
+
+    return dense_backward
+
+
+def _bind_locally_connected_backward(
+    work: Workspace, op: ops.LocallyConnectedBackward, rows: slice, shard: int
+) -> Bound:
+    dz, x = work.view(op.dz, rows), work.view(op.x, rows)
+    n = dz.shape[1]
+    weight = work.arrays[op.weight][:, :n]
+    dweight = work.partial(op.dweight, shard)
+    dbias = work.partial(op.dbias, shard) if op.dbias else None
+    scratch, ones = work.scratch_like(dz, rows), work.ones[rows]
+    windows = [x[:, r : r + n] for r in range(len(weight))]
+
+    def parameters() -> None:
+        for dw, window in zip(dweight, windows, strict=True):
+            np.multiply(dz, window, out=scratch)
+            np.dot(ones, scratch, out=dw[:n])
+        dweight[:, n:] = 0.0
+        if dbias is not None:
+            if len(dbias) == 1:
+                dbias[0] = np.add.reduce(np.dot(ones, dz))
+            else:
+                np.dot(ones, dz, out=dbias[:n])
+                dbias[n:] = 0.0
+
+    if op.dx is None:
+        return parameters
+    dx = work.view(op.dx, rows)
+    products = work.scratch_like(dx, rows)
+
+    def inputs(part: slice, columns: slice) -> Bound:
+        """A part of dx: weight by weight, the deltas of those outputs whose windows reach it are added."""
+        part_of_dx = dx[part, columns]
+        terms = []
+        for r, w in enumerate(weight):
+            seen = slice(max(columns.start - r, 0), max(min(columns.stop - r, n), 0))
+            reached = part, slice(seen.start + r, seen.stop + r)
+            if seen.start < seen.stop:
+                terms.append((dz[part, seen], w[seen], products[reached], dx[reached]))
+
+        def call() -> None:
+            part_of_dx.fill(0.0)
+            for delta, w, term, total in terms:
+                np.multiply(delta, w, out=term)
+                np.add(total, term, out=total)
+
+        return call
+
+    gradient_of_inputs = work.threads.divided(inputs, *dx.shape)
+
+    def locally_connected_backward() -> None:
+        parameters()
+        gradient_of_inputs()
+
+    return locally_connected_backward
+
+
+def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice, shard: int) -> Bound:
+    dy, dx, mask = work.view(op.dy, rows), work.view(op.dx, rows), work.masks[op.layer][rows]
+    return lambda: np.multiply(dy, mask, out=dx)
+
+
+_BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Bound]] = {
+    ops.Gather: _bind_gather,
+    ops.Standardize: _bind_standardize,
+    ops.Dense: _bind_dense,
+    ops.LocallyConnected: _bind_locally_connected,
+    ops.Dropout: _bind_dropout,
+    ops.Loss: _bind_loss,
+    ops.Output: _bind_output,
+    ops.ActivationBackward: _bind_activation_backward,
+    ops.DenseBackward: _bind_dense_backward,
+    ops.LocallyConnectedBackward: _bind_locally_connected_backward,
+    ops.DropoutBackward: _bind_dropout_backward,
+}

@@ -1,0 +1,203 @@
+"""Plans on the host: a program's state, its steps, and its sweeps over data sets."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from ...datasets import Dataset
+from ...errors import ConfigurationError, check_integer
+from ...initializers import initial_values
+from ...plan import Plan
+from ..base import MEMORY_SHARE, Backend, Histogram, Program, Sampling, State, bin_edges, scaled
+from ..evaluation import MetricSums
+from .bindings import bind
+from .threads import Bound, Threads, thread_count
+from .updates import bind_updates
+from .workspace import Feed, Workspace
+
+PRECISIONS = ("float32", "float32-ieee", "float64")
+BOUND_LIMIT = 8  # numbers of rows for which bound operations are kept
+
+
+class CpuBackend(Backend):
+    """Runs plans with NumPy on the host, in float32 or float64."""
+
+    name = "cpu"
+
+    def check(self, plan: Plan) -> None:
+        if plan.precision not in PRECISIONS:
+            expected = "one of " + ", ".join(PRECISIONS)
+            raise ConfigurationError("precision on the cpu backend", expected=expected, got=plan.precision)
+        if plan.replicas != 1:
+            raise ConfigurationError("replicas on the cpu backend", expected=1, got=plan.replicas)
+
+    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
+        self.check(plan)
+        return CpuProgram(plan, _thread_count(plan, threads))
+
+    def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
+        loaded = [library for library in ThreadpoolController().info() if library["user_api"] == "blas"]
+        # SciPy brings a BLAS of its own, in which NumPy's products do not run.
+        of_numpy = [library for library in loaded if "numpy" in library["filepath"]] or loaded
+        blas = [" ".join(str(lib.get(key)) for key in ("internal_api", "version", "architecture")) for lib in of_numpy]
+        return {
+            "backend": self.name,
+            "machine": platform.machine(),
+            "numpy": np.__version__,
+            "blas": ", ".join(sorted(set(blas))),
+            "threads": _thread_count(plan, threads),
+        }
+
+
+def _thread_count(plan: Plan, threads: int | None) -> int:
+    return thread_count(plan) if threads is None else check_integer("threads", threads, least=1)
+
+
+class CpuProgram(Program):
+    """A plan, its arrays and its threads."""
+
+    def __init__(self, plan: Plan, threads: int) -> None:
+        self._plan = plan
+        self._threads = Threads(plan, threads)
+        self._work = Workspace(plan, self._threads)
+        self._snapshot: np.ndarray | None = None  # (P,)
+        self._bound: dict[tuple[int, bool], list[list[Bound]]] = {}  # each shard's, by rows and whether to train
+        self._updates = bind_updates(self._work)
+        self._training: tuple[Feed, Sampling] | None = None
+        # The current epoch: its number, its rows in order, and the same rows in the array of inputs, (rows,) each.
+        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    # --- state ---
+
+    def load(self, state: State, *, snapshot: bool = False) -> None:
+        if snapshot:
+            self._snapshot = state.parameters[0].astype(self._work.dtype)
+            return
+        np.copyto(self._work.parameters, state.parameters[0])
+        np.copyto(self._work.slots, state.slots[:, 0])
+        np.copyto(self._work.statistics, state.statistics[0])
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        for p in self._plan.parameters:
+            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            self._work.arrays[p.name][...] = values.astype(np.float32)
+        self._work.slots.fill(0.0)
+        np.copyto(self._work.statistics, statistics[0])
+
+    def read(self, *, snapshot: bool = False) -> State:
+        work = self._work
+        parameters = self._snapshot if snapshot and self._snapshot is not None else work.parameters
+        replicated = parameters[np.newaxis], work.slots[:, np.newaxis], work.statistics[np.newaxis]
+        return State(*(array.copy() for array in replicated))
+
+    def snapshot(self) -> None:
+        if self._snapshot is None:
+            self._snapshot = np.empty_like(self._work.parameters)
+        np.copyto(self._snapshot, self._work.parameters)
+
+    def restore(self) -> None:
+        if self._snapshot is not None:
+            np.copyto(self._work.parameters, self._snapshot)
+
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._work.parameters).all())
+
+    def histograms(self, bins: int) -> dict[str, Histogram]:
+        return {parameter.name: _count(self._work.arrays[parameter.name], bins) for parameter in self._plan.parameters}
+
+    def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
+        assert self._training is not None
+        work, (work.feed, sampling) = self._work, self._training
+        rows, work.step = min(rows, sampling.rows), step
+        batch = np.arange(rows)
+        work.feed.select(batch, work.feed.dataset.storage_rows(batch))
+        with self._threads.limits():
+            self._threads.run_shards(self._operations(rows, training=True))
+            found = {name: _count(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
+            weight = work.loss_sums(rows)[1]
+            for parameter in self._plan.parameters:
+                counted = _count(np.add.reduce(work.uses(parameter.name)), bins)
+                found[f"{parameter.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
+        return found
+
+    # --- running ---
+
+    def attach(self, dataset: Dataset, sampling: Sampling) -> None:
+        self._training = Feed.of(dataset, self._plan), sampling
+        self._epoch = None
+        self._work.seed(sampling.seed)
+
+    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+        assert self._training is not None and self._plan.optimizer is not None
+        work, (work.feed, sampling) = self._work, self._training
+        table = self._plan.optimizer.table(first_step, rates).tolist()
+        sums = np.empty((len(table), 2))
+        with self._threads.limits():
+            for index, work.row in enumerate(table):
+                work.step = first_step + index
+                rows = self._select(work.feed, sampling, work.step)
+                self._threads.run_shards(self._operations(rows, training=True))
+                sums[index] = _, weight = work.loss_sums(rows)
+                work.inverse_weight = 1.0 / weight if weight > 0.0 else 0.0
+                for call in self._updates:
+                    call()
+        return sums
+
+    def _select(self, feed: Feed, sampling: Sampling, step: int) -> int:
+        """Point the gather at a step's rows and return their number."""
+        epoch, batch = sampling.locate(step)
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = sampling.order(epoch)
+            self._epoch = epoch, order, feed.dataset.storage_rows(order)
+        rows = sampling.batch(batch)
+        feed.select(self._epoch[1][rows], self._epoch[2][rows])
+        return len(feed.batch)
+
+    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+        sums = MetricSums(dataset, self._plan, metrics, self._work.dtype)
+        loss = np.zeros(2)
+        for rows in self._sweep(dataset):
+            count = rows.stop - rows.start
+            loss += self._work.loss_sums(count)
+            sums.add(rows, self._work.view(self._plan.output, slice(count)))
+        return {**sums.sums, "loss": loss}
+
+    def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
+        result = np.empty((len(dataset), self._plan.n_out), self._work.dtype)
+        source = self._work.arrays[self._plan.logits if logits else self._plan.output]
+        for rows in self._sweep(dataset):
+            result[rows] = source[: rows.stop - rows.start]
+        return result
+
+    def _sweep(self, dataset: Dataset) -> Iterator[slice]:
+        """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken."""
+        self._work.feed = feed = Feed.of(dataset, self._plan)
+        for start in range(0, len(dataset), self._plan.capacity):
+            rows = slice(start, min(start + self._plan.capacity, len(dataset)))
+            batch = np.arange(rows.start, rows.stop)
+            feed.select(batch, dataset.storage_rows(batch))
+            with self._threads.limits():
+                self._threads.run_shards(self._operations(len(batch), training=False))
+            yield rows
+
+    def _operations(self, rows: int, *, training: bool) -> list[list[Bound]]:
+        """What each shard calls for a batch of ``rows``; an evaluation is one shard."""
+        key = rows, training
+        if key not in self._bound:
+            if len(self._bound) >= BOUND_LIMIT:
+                self._bound.pop(next(iter(self._bound)))
+            operations = self._plan.training if training else self._plan.evaluation
+            shards = self._plan.shard_rows(rows) if training else (slice(0, rows),)
+            self._bound[key] = [bind(self._work, operations, part, shard) for shard, part in enumerate(shards)]
+        return self._bound[key]
+
+
+def _count(values: np.ndarray, bins: int) -> Histogram:
+    """The finite values, counted in equal bins."""
+    finite = values[np.isfinite(values)]
+    edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
+    return np.histogram(finite, edges)

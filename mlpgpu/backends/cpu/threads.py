@@ -1,0 +1,102 @@
+"""Host threads: how many a plan gets, and what runs on them.
+
+The number follows a fixed rule and never a clock, because a BLAS with another number of threads adds
+up in another order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+from threadpoolctl import ThreadpoolController
+
+from ...plan import LocallyConnected, Plan
+
+FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
+
+Bound = Callable[[], None]  # an operation, bound to views of arrays
+
+
+def available_cores() -> int:
+    """Physical cores that this process may use: hyper-threads of one core slow a matrix product down."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+
+
+def thread_count(plan: Plan) -> int:
+    """Threads for a plan, by its largest product and the cores."""
+    operations = plan.training or plan.evaluation
+    rows = max(1, plan.capacity // plan.shards)
+    largest = max((plan.flops(op, rows) // (2 if getattr(op, "dx", None) else 1) for op in operations), default=0)
+    if plan.shards > 1:
+        # Shards are threads of their own, each with a single-threaded BLAS.
+        return min(plan.shards, available_cores()) if largest >= FLOPS_PER_THREAD else 1
+    return max(1, min(available_cores(), largest // FLOPS_PER_THREAD))
+
+
+class Threads:
+    """The ``count`` threads of a plan: BLAS's where the plan has one shard, else a thread for each shard.
+
+    BLAS computes no locally connected layer.  With one shard, threads of ours divide its rows or columns.
+    """
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        self._blas = ThreadpoolController()
+        self._blas_threads = count if plan.shards == 1 else 1
+        self._shard_pool = _pool(min(count, plan.shards), "mlpgpu-shard")
+        is_local = any(isinstance(op, LocallyConnected) for op in (*plan.training, *plan.evaluation))
+        self._local_threads = self._blas_threads if is_local else 1
+        self._local_pool = _pool(self._local_threads, "mlpgpu-local")
+
+    @contextmanager
+    def limits(self) -> Iterator[None]:
+        """What a step runs under: BLAS has its threads, and NumPy reports no overflow, which shows in the loss."""
+        with self._blas.limit(limits=self._blas_threads, user_api="blas"), np.errstate(all="ignore"):
+            yield
+
+    def run_shards(self, shards: list[list[Bound]]) -> None:
+        """Call each shard's operations in order, the shards side by side."""
+        if self._shard_pool is None or len(shards) == 1:
+            for shard in shards:
+                _call(shard)
+        else:
+            list(self._shard_pool.map(_call, shards))
+
+    def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
+        """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, to be called at once.
+
+        Parts are ranges of whole rows, which a pass takes faster than pieces of rows, unless there are too few.
+        """
+        count, pool = self._local_threads, self._local_pool
+        if rows >= count:
+            parts = [(part, slice(0, columns)) for part in _ranges(rows, count)]
+        else:
+            parts = [(slice(0, rows), part) for part in _ranges(columns, min(count, columns))]
+        calls = [[bind(*part)] for part in parts]
+        if pool is None or len(calls) == 1:
+            return calls[0][0]
+
+        def side_by_side() -> None:
+            list(pool.map(_call, calls))
+
+        return side_by_side
+
+
+def _pool(threads: int, name: str) -> ThreadPoolExecutor | None:
+    return ThreadPoolExecutor(threads, thread_name_prefix=name) if threads > 1 else None
+
+
+def _call(operations: list[Bound]) -> None:
+    with np.errstate(all="ignore"):  # the error state belongs to the thread
+        for call in operations:
+            call()
+
+
+def _ranges(length: int, count: int) -> list[slice]:
+    """``count`` ranges that cover ``length``, as equal as can be."""
+    return [slice(length * part // count, length * (part + 1) // count) for part in range(count)]

@@ -1,0 +1,117 @@
+"""What operations are bound to: a plan's arrays, and the numbers that change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets import Dataset
+from ...plan import Dropout, Plan
+from ...random import Purpose, UniformStream
+from ..base import target_array
+from .threads import Threads
+
+
+@dataclass
+class Feed:
+    """A data set as the gather reads it, and the batch's rows."""
+
+    dataset: Dataset
+    target: np.ndarray | None  # (rows,) class numbers or (rows, n_out)
+    weight: np.ndarray | None  # (rows,)
+    staging: np.ndarray | None  # (capacity, n_in) of the inputs' type, where that is not the plan's
+    batch: np.ndarray  # (B,) the batch's rows in the data set
+    storage: np.ndarray  # (B,) the same rows in the array of inputs
+
+    @classmethod
+    def of(cls, dataset: Dataset, plan: Plan) -> Feed:
+        """The feed of a data set for a plan; no rows are selected yet."""
+        target = None if plan.target_kind is None else target_array(dataset, plan, plan.dtype)
+        weight = None if dataset.weight is None else dataset.weight.astype(plan.dtype)
+        inputs = dataset.storage_x.dtype
+        staging = None if inputs == plan.dtype else np.empty((plan.capacity, plan.n_in), inputs)
+        nothing = np.empty(0, np.int64)
+        return cls(dataset, target, weight, staging, nothing, nothing)
+
+    def select(self, batch: np.ndarray, storage: np.ndarray) -> None:
+        """Set the batch's rows, (B,) each."""
+        self.batch, self.storage = batch, storage
+
+
+class Workspace:
+    """The NumPy arrays of a plan, allocated at capacity, and what a step reads beside them.
+
+    Attributes:
+        parameters (P,), slots (K, P), statistics (C,): the state.
+        partials: (S, Q), each shard's partial gradients.
+        arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
+        ones: (capacity,).
+        masks: (capacity, width) of each dropout layer, from its forward to its backward pass.
+        streams: the random numbers of each dropout layer and shard.
+        feed: the data set and the batch's rows.
+        step: the number of the current step.
+        inverse_weight: 1 / the batch's summed weight, times the factor of a clipped norm.
+        row: the step's row of the optimizer's table.
+    """
+
+    feed: Feed  # set before anything runs
+
+    def __init__(self, plan: Plan, threads: Threads) -> None:
+        self.plan, self.threads, self.dtype = plan, threads, plan.dtype
+        slots = len(plan.optimizer.slots) if plan.optimizer else 0
+        self.parameters = np.zeros(plan.parameter_count, self.dtype)
+        self.slots = np.zeros((slots, plan.parameter_count), self.dtype)
+        self.statistics = np.zeros(plan.statistic_count, self.dtype)
+        self.partials = np.zeros((plan.shards, plan.partials[-1].end if plan.partials else 0), self.dtype)
+        self.arrays: dict[str, np.ndarray] = {}
+        for buffer in plan.buffers.values():
+            if buffer.axes[1] == "row":
+                dtype = np.intp if buffer.holds == "index" else self.dtype
+                self.arrays[buffer.name] = np.zeros(buffer.shape[1:], dtype)
+        for flat, segments in ((self.parameters, plan.parameters), (self.statistics, plan.statistics)):
+            for segment in segments:
+                self.arrays[segment.name] = flat[segment.offset : segment.end].reshape(segment.shape)
+        widest = max((array.shape[1] for array in self.arrays.values() if array.ndim == 2), default=1)
+        self._scratch = np.empty(plan.capacity * widest, self.dtype)
+        self.ones = np.ones(plan.capacity, self.dtype)
+        self.masks: dict[int, np.ndarray] = {}
+        self.streams: dict[tuple[int, int], UniformStream] = {}
+        self.step = 0
+        self.inverse_weight = 0.0
+        self.row: Sequence[float] = ()
+
+    def seed(self, seed: int) -> None:
+        """Draw the masks of dropout layers from the random numbers of ``seed``."""
+        self.streams = {
+            (op.layer, shard): UniformStream(seed=seed, purpose=Purpose.DROPOUT, layer=op.layer)
+            for op in self.plan.training
+            if isinstance(op, Dropout)
+            for shard in range(self.plan.shards)
+        }
+
+    def view(self, name: str, rows: slice) -> np.ndarray:
+        """These rows of a buffer."""
+        return self.arrays[name][rows]
+
+    def partial(self, name: str, shard: int) -> np.ndarray:
+        """A shard's partial gradient, in the shape of its parameter."""
+        segment = next(partial for partial in self.plan.partials if partial.name == name)
+        return self.partials[shard, segment.offset : segment.end].reshape(segment.shape)
+
+    def uses(self, parameter: str) -> list[np.ndarray]:
+        """All partial gradients of a parameter, in the order in which they are added up."""
+        names = [partial.name for partial in self.plan.partials if partial.parameter == parameter]
+        return [self.partial(name, shard) for shard in range(self.plan.shards) for name in names]
+
+    def scratch_like(self, array: np.ndarray, rows: slice) -> np.ndarray:
+        """Scratch of the shape of ``array``, a view of ``rows``; shards get parts that do not overlap."""
+        start = rows.start * (len(self._scratch) // self.plan.capacity)
+        return self._scratch[start : start + array.size].reshape(array.shape)
+
+    def loss_sums(self, rows: int) -> tuple[float, float]:
+        """The summed loss and weight of a batch of ``rows``."""
+        value = float(np.add.reduce(self.arrays["value"][:rows]))
+        has_weight = self.feed.weight is not None
+        return value, float(np.add.reduce(self.arrays["row_weight"][:rows])) if has_weight else float(rows)

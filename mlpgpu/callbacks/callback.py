@@ -1,0 +1,140 @@
+"""What a callback is, and what it may ask of a trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from ..backends import Histogram
+from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError
+from ..history import History, Record
+from ..metrics import VALIDATION
+
+VALIDATION_LOSS = f"{VALIDATION}loss"
+STATE_TYPES = {type(None): "None", bool: "a boolean", int: "a whole number", float: "a finite float", str: "a string"}
+
+
+class TrainerLike(Protocol):
+    """What callbacks use of a trainer."""
+
+    @property
+    def history(self) -> History:
+        """The epochs so far."""
+
+    @property
+    def steps(self) -> int:
+        """Finished steps."""
+
+    @property
+    def epochs(self) -> int:
+        """Finished epochs; in :meth:`Callback.epoch_end` the one just ended is among them."""
+
+    @property
+    def monitored(self) -> tuple[str, ...]:
+        """The columns that this fit's records will have."""
+
+    def save(self, path: Path) -> None:
+        """Write the whole run, the callbacks' states included."""
+
+    def keep(self) -> None:
+        """Set the present parameters aside as the best."""
+
+    def restore_kept(self) -> None:
+        """Put the parameters set aside in place of the present ones."""
+
+    def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
+        """Counts (bins,) of finite values, and edges (bins + 1,), by name; of parameters, activations, gradients."""
+
+
+class Callback:
+    """Something to do beside training.  Every hook of this base class does nothing.
+
+    Attributes:
+        runs_last: True for what saves the trainer: it must see the states that the others leave.
+    """
+
+    runs_last: ClassVar[bool] = False
+
+    @property
+    def every_steps(self) -> int | None:
+        """``step_end`` is called whenever ``trainer.steps`` is a multiple of this; never if None."""
+        return None
+
+    def begin(self, trainer: TrainerLike) -> bool | None:
+        """Before a fit's first step: check what the fit lacks.  True: there is nothing left to train."""
+
+    def step_end(self, trainer: TrainerLike) -> None:
+        """After a step that ``every_steps`` asks for."""
+
+    def epoch_end(self, trainer: TrainerLike, record: Record) -> bool | None:
+        """After an epoch, whose record is the history's last.  True: the fit ends here."""
+
+    def end(self, trainer: TrainerLike) -> None:
+        """After the fit, also when it was stopped early or interrupted, but not after an error."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed fit must know: finite numbers, strings, booleans, None and lists of these."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state` gave, right before the ``begin`` of a resumed fit.
+
+        Raises:
+            FileFormatError: it is no such state; nothing was taken over.
+        """
+        check_state(self, state, {})
+
+
+class FunctionCallback(Callback):
+    """Calls ``function(record)`` after each epoch with a copy of its record; the fit ends if that returns True."""
+
+    def __init__(self, function: Callable[[Record], object]) -> None:
+        self.function = function
+
+    def epoch_end(self, trainer: TrainerLike, record: Record) -> bool:
+        return self.function(dict(record)) is True
+
+
+def as_callback(value: object) -> Callback:
+    """``value`` itself if it is a callback, a :class:`FunctionCallback` if it is a function.
+
+    Raises:
+        DtypeError: it is neither; a class is neither.
+    """
+    if isinstance(value, Callback):
+        return value
+    if callable(value) and not isinstance(value, type):
+        return FunctionCallback(value)
+    got = f"class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
+    raise DtypeError("callback", expected="a Callback or a function of an epoch's record", got=got)
+
+
+def check_monitor(owner: Callback, monitor: str, trainer: TrainerLike) -> None:
+    if monitor not in trainer.monitored:
+        hint = "pass validation= to fit" if str(monitor).startswith(VALIDATION) else ""
+        expected = "one of " + ", ".join(trainer.monitored)
+        raise ConfigurationError(f"{type(owner).__name__} monitor", expected=expected, got=repr(monitor), hint=hint)
+
+
+def check_place(owner: Callback, path: Path) -> None:
+    what = f"{type(owner).__name__} path {path}"
+    if not os.path.isdir(path.parent):
+        raise StorageError(what, expected="a folder that is there", got=f"no folder {path.parent}")
+    if os.path.isdir(path):
+        raise StorageError(what, expected="a file or nothing", got="a folder")
+
+
+def check_state(owner: Callback, state: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Raises FileFormatError unless ``state`` holds just these keys, of just these types, and finite numbers."""
+    what = f"state of {type(owner).__name__}"
+    if not isinstance(state, Mapping) or set(state) != set(kinds):
+        got = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise FileFormatError(what, expected="keys " + (", ".join(kinds) or "(none)"), got=got or "no keys")
+    for key, allowed in kinds.items():
+        value = state[key]
+        if type(value) not in allowed or (isinstance(value, float) and not math.isfinite(value)):
+            expected = " or ".join(STATE_TYPES[kind] for kind in allowed)
+            raise FileFormatError(f"{what}, {key}", expected=expected, got=repr(value))

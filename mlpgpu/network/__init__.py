@@ -1,0 +1,8 @@
+"""A network: its layers, the values of their parameters and who has them, what it predicts, what a file holds of it."""
+
+from __future__ import annotations
+
+from .network import Network, load
+from .parameters import FlatParameters, Parameters
+
+__all__ = ["FlatParameters", "Network", "Parameters", "load"]

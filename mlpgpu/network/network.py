@@ -1,0 +1,306 @@
+"""Network: layers in order, what they predict, and what a network remembers of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import storage
+from ..backends import Program, State, choose_backend, get_backend
+from ..datasets import Dataset
+from ..errors import ConfigurationError, DtypeError, FileFormatError, MlpgpuError, ShapeError, check_integer
+from ..layers import Layer, Standardize, check_layers, input_width
+from ..losses import OutputName, classes_of
+from ..optimizers import Optimizer
+from ..plan import Plan, Segment, lower
+from ..random import check_seed
+from ..text import table
+from .parameters import FlatParameters, Parameters
+from .saved import SavedNetwork
+from .statistics import input_statistics, target_statistics
+
+PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
+REMEMBERED = ("output", "classes", "scale", "adapted")  # of a network's training, by attribute
+
+
+class Network:
+    """Layers from first to last, and the values of their parameters.
+
+    Arguments:
+        layers: at least one of them with parameters; each takes the columns that the one before gives.
+        seed: of the initial values and of a trainer's shuffles and dropout; drawn if None.
+
+    Attributes:
+        layers, seed: as given; the same ones make the same network everywhere.
+        n_in, n_out: columns of its inputs and of its logits.
+        output: what ``predict`` makes of logits, ``"identity"``, ``"sigmoid"`` or ``"softmax"``;
+            recorded when a trainer takes the network.
+        classes: names of the classes that it was trained on, or None.
+        scale: what a byte of its training inputs stood for, or None if they were not bytes.
+        adapted: whether ``Standardize`` layers, if there are any, have been fitted.
+        values: all parameters as one array, and who has them.
+
+    Raises:
+        DtypeError, ConfigurationError, ShapeError: something is not a layer, or neighbours do not fit.
+    """
+
+    def __init__(self, layers: Sequence[Layer], seed: int | None = None) -> None:
+        self.seed = check_seed(seed)
+        self.layers = check_layers(layers)
+        self.n_in = input_width(self.layers)
+        self.output: OutputName = "identity"
+        self.classes: tuple[str, ...] | None = None
+        self.scale: float | None = None
+        self.adapted = not any(isinstance(layer, Standardize) for layer in self.layers)
+        self._plan = self.lower(capacity=1)
+        if not self._plan.parameters:
+            raise ConfigurationError("layers", expected="at least one with parameters", got=list(self.layers))
+        self.values = FlatParameters(self._plan.parameters, self.seed)
+        self._statistics: np.ndarray | None = None  # (C,) float64; None: they change nothing
+
+    def lower(self, **options: Any) -> Plan:
+        """A plan of this network; ``options`` are those of :func:`mlpgpu.plan.lower`."""
+        return lower(self.layers, self.n_in, **options)
+
+    @property
+    def n_out(self) -> int:
+        """Columns of the logits."""
+        return self._plan.n_out
+
+    # --- parameters and statistics ---
+
+    @property
+    def parameters(self) -> Parameters:
+        """The values by name, ``"0.weight"`` (n_in, n_out), ``"0.bias"`` (n_out,), …; always the current ones.
+
+        The number is the layer's place.  Arrays that are read are copies; setting one replaces its values.
+        """
+        return Parameters(self.values)
+
+    @parameters.setter
+    def parameters(self, values: Mapping[str, ArrayLike]) -> None:
+        self.values.set(values)
+
+    @property
+    def segments(self) -> Mapping[str, Segment]:
+        """Where each parameter lies in the flat array, by name."""
+        return self.values.segments
+
+    def flat_parameters(self) -> np.ndarray:
+        """All current parameters in the order of the plan, (P,), not to be written to."""
+        return self.values.read()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the parameters: float32, or float64 once a trainer in that precision took the network."""
+        return self.values.dtype
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the parameters are the initial ones of ``seed``, and nobody has asked for them yet."""
+        return self.values.is_new
+
+    def flat_statistics(self) -> np.ndarray:
+        """The statistics of all ``Standardize`` layers in the order of the plan, (C,), float64."""
+        if self._statistics is None:
+            neutral = [np.full(s.shape, float(s.name.endswith("scale"))) for s in self._plan.statistics]
+            self._statistics = np.concatenate([np.empty(0), *neutral])
+        return self._statistics
+
+    def state(self, optimizer: Optimizer | None = None) -> State:
+        """What a program begins with: the parameters, the statistics, and the optimizer's slots, all of them 0."""
+        parameters = self.flat_parameters()[np.newaxis]
+        slots = np.zeros((len(optimizer.slots) if optimizer else 0, *parameters.shape), parameters.dtype)
+        return State(parameters, slots, self.flat_statistics()[np.newaxis])
+
+    def start(self, program: Program, optimizer: Optimizer | None = None) -> None:
+        """Have a program of this network begin with its :meth:`state`; the program draws initial values by itself."""
+        if self.is_new:
+            program.draw(self.seed, self.flat_statistics()[np.newaxis])
+        else:
+            program.load(self.state(optimizer))
+
+    # --- data ---
+
+    def check(self, dataset: Dataset) -> Dataset:
+        """Return ``dataset`` if its inputs suit the network.
+
+        Raises:
+            DtypeError: it is not a Dataset.
+            ShapeError: its rows are not n_in wide.
+            ConfigurationError: its bytes mean something else than those that the network was trained on.
+        """
+        if not isinstance(dataset, Dataset):
+            raise DtypeError("data", expected="a mlpgpu.Dataset", got=type(dataset).__name__)
+        if dataset.n_in != self.n_in:
+            raise ShapeError("x", expected=f"(rows, {self.n_in})", got=f"({len(dataset)}, {dataset.n_in})")
+        if None not in (self.scale, dataset.scale) and self.scale != dataset.scale:
+            raise ConfigurationError("scale of byte inputs", expected=f"{self.scale:g}", got=f"{dataset.scale:g}")
+        return dataset
+
+    def check_adapted(self, hint: str) -> None:
+        """Raise ConfigurationError with this hint if a ``Standardize`` layer was never fitted."""
+        if not self.adapted:
+            raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
+
+    def adapt(self, dataset: Dataset) -> None:
+        """Fit ``Standardize`` layers: the first to the inputs' columns, the last to the targets'.
+
+        Means and standard deviations are taken in float64 over all rows alike, whatever their weights;
+        a column that does not vary has scale 1.
+
+        Raises:
+            ShapeError, DtypeError, DataError: the data do not suit the network.
+        """
+        self.check(dataset)
+        statistics = self.flat_statistics().copy()
+        segments = {segment.name: segment for segment in self._plan.statistics}
+        for place, layer in enumerate(self.layers):
+            if isinstance(layer, Standardize):
+                fitted = input_statistics(dataset) if place == 0 else target_statistics(dataset, layer.n_in)
+                for name, values in zip(("mean", "scale"), fitted, strict=True):
+                    segment = segments[f"{place}.{name}"]
+                    statistics[segment.offset : segment.end] = values
+        # Nothing can fail from here on.  A program that owns the parameters has the old statistics and must load anew.
+        self.values.take_back()
+        self._statistics, self.adapted = statistics, True
+
+    def remember(self, dataset: Dataset) -> None:
+        """Keep what predictions need to know of the data that the network is trained on.
+
+        That is the names of classes, what a byte means and, unless they are fitted, ``Standardize`` layers.
+        """
+        if not self.adapted:
+            self.adapt(dataset)
+        self.classes = dataset.classes or self.classes
+        self.scale = dataset.scale or self.scale
+
+    # --- use ---
+
+    def forward(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
+        """Logits of ``x`` (rows, n_in): (rows, n_out), float32 or float64 as the parameters are.
+
+        Raises as :meth:`predict` does.
+        """
+        return self._run(x, backend, batch_size, logits=True)
+
+    def predict(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
+        """Predictions for ``x`` (rows, n_in): (rows, n_out), float32 or float64 as the parameters are.
+
+        They are probabilities for a classification and values for a regression, scaled back where its
+        targets were standardized.  Bytes mean what they meant in training.
+
+        Arguments:
+            backend: where to compute, ``"auto"`` for the fastest there is.
+            batch_size: rows at a time, which bounds the memory it takes; 1,024 if None.
+
+        Raises:
+            ShapeError, DtypeError, DataError: ``x`` does not suit the network.
+            ConfigurationError: ``batch_size`` is under 1, or a ``Standardize`` layer was never fitted.
+        """
+        return self._run(x, backend, batch_size, logits=False)
+
+    def _run(self, x: ArrayLike | Dataset, backend: str, batch_size: int | None, *, logits: bool) -> np.ndarray:
+        rows = PREDICTION_ROWS if batch_size is None else check_integer("batch_size", batch_size, least=1)
+        get_backend(backend)  # a wrong name is told before anything is looked at
+        dataset = self.check(x if isinstance(x, Dataset) else self.dataset(x))
+        self.check_adapted("call adapt(dataset), or train")
+        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=self.dtype.name)
+        program = choose_backend(backend, plan).compile(plan)
+        self.start(program)
+        return program.predict(dataset, logits=logits)
+
+    def dataset(self, x: ArrayLike, *others: Any) -> Dataset:
+        """A data set of these arrays, bytes meaning what they meant in training; ``others`` as a Dataset takes them."""
+        is_bytes = getattr(x, "dtype", None) == np.uint8
+        return Dataset(x, *others, scale=self.scale if is_bytes else None)
+
+    def labels(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
+        """The class predicted for each row, (rows,): its name where classes had names, else its number.
+
+        Raises:
+            ConfigurationError: the network was not trained to classify.
+            and as :meth:`predict` does.
+        """
+        if self.output == "identity" or (self.output == "sigmoid" and self.n_out > 1):
+            raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {self.output}")
+        numbers = classes_of(self.output, self.predict(x, backend=backend, batch_size=batch_size))
+        return numbers if self.classes is None else np.asarray(self.classes)[numbers]
+
+    def summary(self) -> None:
+        """Print a table of the layers."""
+        print(self)
+
+    def __repr__(self) -> str:
+        return f"Network({list(self.layers)!r}, seed={self.seed})"
+
+    def __str__(self) -> str:
+        rows = [("place", "layer", "output", "parameters")]
+        width = self.n_in
+        for place, layer in enumerate(self.layers):
+            width = layer.output_width(width)
+            count = sum(p.size for p in self._plan.parameters if p.layer == place)
+            home = next(first for first, other in enumerate(self.layers) if other is layer)
+            rows.append((str(place), repr(layer), str(width), f"{count:,}" if home == place else f"as {home}"))
+        total = f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
+        return f"{table(rows, '><>>')}\n{total}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "values": self.values.copy()}
+
+    # --- files ---
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the network to an HDF5 file, replacing it whole or not at all.
+
+        A name that ends in ``.weights.h5`` is one that Keras 3 loads as well.
+
+        Raises:
+            DataError: a parameter is not finite.
+            StorageError: the file cannot be written.
+        """
+        storage.write(path, self.contents())
+
+    def contents(self) -> storage.Contents:
+        """The network as a file holds it; ``docs/file-format.md`` tells where.
+
+        Raises:
+            DataError: a parameter is not finite; such a file would not be read back.
+        """
+        described = {name: getattr(self, name) for name in ("layers", "seed", *REMEMBERED)}
+        return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics()).contents()
+
+    @classmethod
+    def from_contents(cls, contents: storage.Contents) -> Network:
+        """The network that :meth:`contents` gave.
+
+        Raises:
+            FileFormatError: the description has no meaning, or arrays are missing or of other shapes.
+        """
+        try:
+            saved = SavedNetwork.parse(contents)
+            network = cls(saved.layers, saved.seed)
+        except FileFormatError:
+            raise
+        except (MlpgpuError, KeyError, TypeError, ValueError, IndexError) as error:
+            what = "description of the network"
+            raise FileFormatError(what, expected="one that mlpgpu wrote", got=str(error)) from error
+        for name in REMEMBERED:
+            setattr(network, name, getattr(saved, name))
+        network.values.replace(saved.parameters)
+        network._statistics = saved.statistics
+        return network
+
+
+def load(path: str | PathLike[str]) -> Network:
+    """The network in a file that ``Network.save`` or ``Trainer.save`` wrote.
+
+    Raises:
+        StorageError: the file cannot be read.
+        FileFormatError: it is damaged, or not one of ours, or from a newer version.
+    """
+    return Network.from_contents(storage.read(path))

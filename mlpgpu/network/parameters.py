@@ -1,0 +1,161 @@
+"""The values of a network's parameters: who has them, and how they are read and set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..backends import Program
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup
+from ..initializers import initial_values
+from ..plan import Parameter, Segment
+
+
+class FlatParameters:
+    """All parameters of a network as one flat array, (P,), which one owner has at a time.
+
+    - At first nobody has them: they are the initial values of the network's seed, drawn when somebody asks.
+      So a card can draw those of a network that the host has no room for.
+    - A program that trains the network owns them from :meth:`give_to` on.  It is asked for them when they
+      are read, and what it answered is kept here until it goes on :meth:`changing` them.
+    - Otherwise the network has them, as an array.  Setting them takes them from a program.
+
+    This class alone decides who is asked, and each method leaves owner and values in agreement; a lock
+    that lets several threads read and set them while one trains belongs here.
+
+    Attributes:
+        segments: where each parameter lies, by name.
+        dtype: float32, or float64 once a program in that precision had them.
+    """
+
+    def __init__(self, parameters: tuple[Parameter, ...], seed: int) -> None:
+        self.segments: Mapping[str, Segment] = {parameter.name: parameter for parameter in parameters}
+        self.dtype = np.dtype(np.float32)
+        self._parameters, self._seed = parameters, seed
+        self._values: np.ndarray | None = None  # (P,)
+        self._owner: Program | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether they are the initial values, and nobody has asked for them yet."""
+        return self._values is None and self._owner is None
+
+    def is_owned_by(self, program: Program) -> bool:
+        """Whether nobody took or set them since they were given to ``program``."""
+        return self._owner is program
+
+    def read(self) -> np.ndarray:
+        """The current values, (P,), not to be written to."""
+        if self._values is None:
+            self._values = _frozen(self._draw() if self._owner is None else self._owner.read().parameters[0])
+        return self._values
+
+    def _draw(self) -> np.ndarray:
+        drawn = (
+            initial_values(p.initializer, p.shape, p.fans, seed=self._seed, layer=p.layer) for p in self._parameters
+        )
+        return np.concatenate([values.ravel().astype(np.float32) for values in drawn])
+
+    def is_finite(self) -> bool:
+        """Whether each of them is a finite number; a program finds out where they lie."""
+        return self._owner.is_finite() if self._owner is not None else bool(np.isfinite(self.read()).all())
+
+    def set(self, values: Mapping[str, ArrayLike]) -> None:
+        """Set some of them by name, all or none, as :class:`Parameters` does; from then on the network has them."""
+        flat = self.read().copy()
+        for name, value in values.items():
+            segment = self.segments[lookup("parameter", name, self.segments)]
+            flat[segment.offset : segment.end] = _check_values(value, segment, flat.dtype).ravel()
+        self.replace(flat)
+
+    def replace(self, values: np.ndarray) -> None:
+        """Set all of them to ``values`` (P,), which the network has from then on."""
+        self._values, self._owner, self.dtype = _frozen(values), None, values.dtype
+
+    def take_back(self) -> None:
+        """Take them from the program that owns them, if one does."""
+        if self._owner is not None:
+            self.replace(self.read())
+
+    def give_to(self, program: Program, dtype: np.dtype) -> None:
+        """Make ``program``, which has loaded or drawn them as ``dtype``, their owner."""
+        self._values, self._owner, self.dtype = None, program, dtype
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While the program that owns them changes them."""
+        self._forget()
+        try:
+            yield
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop what a program answered."""
+        if self._owner is not None:
+            self._values = None
+
+    def copy(self) -> FlatParameters:
+        """The same values without an owner; initial values that nobody has asked for stay undrawn."""
+        twin = FlatParameters(self._parameters, self._seed)
+        if not self.is_new:
+            twin.replace(self.read().copy())
+        return twin
+
+
+class Parameters(MutableMapping[str, np.ndarray]):
+    """A network's parameters by name.  Reading gives a copy of what is current, writing replaces values.
+
+    Raises:
+        UnknownNameError: there is no parameter of that name.
+        DtypeError, ShapeError, DataError: values set are not finite real numbers of the parameter's shape.
+    """
+
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        segment = self._flat.segments[lookup("parameter", name, self._flat.segments)]
+        values = self._flat.read()[segment.offset : segment.end].reshape(segment.shape)
+        return _frozen(values.copy())  # writing to a copy would change nothing
+
+    def __setitem__(self, name: str, values: ArrayLike) -> None:
+        self._flat.set({name: values})
+
+    def __delitem__(self, name: str) -> None:
+        raise ConfigurationError("parameters", expected="to be read or set", got=f"del {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._flat.segments)
+
+    def __len__(self) -> int:
+        return len(self._flat.segments)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {self[name].dtype} {self[name].shape}" for name in self)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _check_values(values: ArrayLike, segment: Segment, dtype: np.dtype) -> np.ndarray:
+    """``values`` as an array of the segment's shape and of ``dtype``."""
+    try:
+        array = np.asarray(values)
+        is_real = array.dtype.kind in "fiub"
+    except ValueError:  # lists of unequal length
+        is_real = False
+    if not is_real:
+        raise DtypeError(segment.name, expected="real numbers", got=type(values).__name__)
+    if array.shape != segment.shape:
+        raise ShapeError(segment.name, expected=segment.shape, got=array.shape)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if not np.isfinite(cast).all():
+        raise DataError(segment.name, expected="finite values", got="NaN or infinity")
+    return cast

@@ -1,0 +1,143 @@
+"""What a file holds of a network; ``docs/file-format.md`` tells where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import storage
+from ..errors import ConfigurationError, DataError, FileFormatError, check_integer, check_number, lookup
+from ..layers import LAYERS, Layer, Standardize, check_layers, input_width
+from ..losses import OUTPUTS, OutputName, class_count
+from ..plan import Parameter, Plan, lower
+from ..random import SEED_LIMIT
+from ..storage.descriptions import describe, rebuild
+
+
+@dataclass(frozen=True, eq=False)
+class SavedNetwork:
+    """A network's description and values, as they stand in a file; the attributes are those of a network.
+
+    Attributes:
+        parameters: (P,) float32 or float64.
+        statistics: (C,) float64, those of ``Standardize`` layers.
+    """
+
+    layers: tuple[Layer, ...]
+    seed: int
+    output: OutputName
+    classes: tuple[str, ...] | None
+    scale: float | None
+    adapted: bool
+    parameters: np.ndarray
+    statistics: np.ndarray
+
+    def contents(self) -> storage.Contents:
+        """The contents of a file; refused with a DataError if a parameter is not finite."""
+        if not np.isfinite(self.parameters).all():
+            raise DataError("parameters to save", expected="finite values", got="NaN or infinity")
+        plan = lower(self.layers, input_width(self.layers), capacity=1)
+        arrays = {
+            path: self.parameters[p.offset : p.end].reshape(p.shape) for p, path in _parameter_paths(plan, self.layers)
+        }
+        arrays |= {_statistic_path(s.name): self.statistics[s.offset : s.end].reshape(s.shape) for s in plan.statistics}
+        first = {id(layer): place for place, layer in reversed(list(enumerate(self.layers)))}
+        network = {
+            "layers": [
+                describe(layer) if first[id(layer)] == place else {"kind": "same", "place": first[id(layer)]}
+                for place, layer in enumerate(self.layers)
+            ],
+            "seed": self.seed,
+            "output": self.output,
+            "classes": None if self.classes is None else list(self.classes),
+            "scale": self.scale,
+            "adapted": self.adapted,
+            "precision": self.parameters.dtype.name,
+        }
+        groups = tuple(f"{group}/vars" for group in _layer_groups(self.layers).values())
+        return storage.Contents({"network": network}, arrays, groups)
+
+    @classmethod
+    def parse(cls, contents: storage.Contents) -> SavedNetwork:
+        """What :meth:`contents` gave.
+
+        Raises:
+            FileFormatError: arrays are missing or of other shapes.
+            MlpgpuError, KeyError, TypeError, ValueError, IndexError: the description has no meaning.
+        """
+        network = contents.description["network"]
+        seed = check_integer("seed", network["seed"], least=0, most=SEED_LIMIT - 1)
+        layers: list[Layer] = []
+        for place, description in enumerate(network["layers"]):
+            if description["kind"] == "same":
+                layers.append(layers[check_integer("place", description["place"], least=0, most=place - 1)])
+            else:
+                layers.append(rebuild("layer", description, LAYERS))
+        # Widths come from the file: arrays are checked against them before anything of their size is made.
+        plan = lower(check_layers(layers), input_width(layers), capacity=1)
+        dtype = np.dtype(lookup("precision", network["precision"], ("float32", "float64")))
+        parameters = [_expect(contents, path, p.shape, dtype) for p, path in _parameter_paths(plan, layers)]
+        double = np.dtype(np.float64)
+        statistics = [_expect(contents, _statistic_path(s.name), s.shape, double) for s in plan.statistics]
+        output = lookup("output", network["output"], OUTPUTS)
+        return cls(
+            layers=tuple(layers),
+            seed=seed,
+            output=output,
+            classes=_check_classes(network["classes"], class_count(output, plan.n_out)),
+            scale=None if network["scale"] is None else check_number("scale", network["scale"], above=0.0),
+            adapted=network["adapted"] is True,
+            parameters=np.concatenate([np.empty(0, dtype), *(array.ravel() for array in parameters)]),
+            statistics=np.concatenate([np.empty(0), *statistics]),
+        )
+
+
+def _statistic_path(name: str) -> str:
+    return f"/mlpgpu/statistics/{name}"
+
+
+def _parameter_paths(plan: Plan, layers: Sequence[Layer]) -> list[tuple[Parameter, str]]:
+    """Where each parameter lies in a file: as in Keras 3, by class and its number, then by number in the layer."""
+    groups = _layer_groups(layers)
+    placed: list[tuple[Parameter, str]] = []
+    for parameter in plan.parameters:
+        number = sum(other.layer == parameter.layer for other, _ in placed)
+        placed.append((parameter, f"{groups[parameter.layer]}/vars/{number}"))
+    return placed
+
+
+def _layer_groups(layers: Sequence[Layer]) -> dict[int, str]:
+    """The HDF5 group of each layer that Keras knows, by its first place: ``/layers/dense``, ``/layers/dense_1``, …"""
+    groups: dict[int, str] = {}
+    seen: set[int] = set()
+    counts: dict[str, int] = {}
+    for place, layer in enumerate(layers):
+        if id(layer) in seen or isinstance(layer, Standardize):
+            continue
+        seen.add(id(layer))
+        name = type(layer).__name__.lower()
+        count = counts.get(name, 0)
+        counts[name] = count + 1
+        groups[place] = f"/layers/{name}" + (f"_{count}" if count else "")
+    return groups
+
+
+def _check_classes(names: Any, count: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
+        raise ConfigurationError("classes", expected=f"a list of {count} names", got=names)
+    return tuple(names)
+
+
+def _expect(contents: storage.Contents, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    array = contents.arrays.get(path)
+    if array is None or array.shape != shape or array.dtype != dtype:
+        got = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise FileFormatError(path, expected=f"{dtype} {shape}", got=got)
+    if not np.isfinite(array).all():
+        raise FileFormatError(path, expected="finite values", got="NaN or infinity")
+    return array

@@ -1,0 +1,45 @@
+"""The plan: what one training step computes, as a flat list of typed operations over named buffers.
+
+This is the narrow waist between describing a network and running it.  :func:`lower` turns layers, a
+loss and an optimizer into a :class:`Plan`; a backend reads nothing else.  A plan fixes operations,
+widths and shards; the number of rows is chosen at run time, up to a capacity.
+
+A step runs gather → forward … → loss → backward … once for each shard of the batch's rows, then
+``Reduce`` → (``Norm``) → ``Update`` once.  Backward operations overwrite *partials*, one per shard and
+use of a parameter; ``Reduce`` alone adds them up, in that order, and divides by the batch's summed
+sample weight.  A plan holds two such lists: ``training``, and ``evaluation`` without dropout or
+backward.  Buffers name what is computed; what is stored, and where, is the backend's business.
+"""
+
+from __future__ import annotations
+
+from .construction import Builder as Builder
+from .construction import Lowerable as Lowerable
+from .construction import lower as lower
+from .operations import ActivationBackward as ActivationBackward
+from .operations import Dense as Dense
+from .operations import DenseBackward as DenseBackward
+from .operations import Dropout as Dropout
+from .operations import DropoutBackward as DropoutBackward
+from .operations import Gather as Gather
+from .operations import LocallyConnected as LocallyConnected
+from .operations import LocallyConnectedBackward as LocallyConnectedBackward
+from .operations import Loss as Loss
+from .operations import Norm as Norm
+from .operations import Operation as Operation
+from .operations import Output as Output
+from .operations import Reduce as Reduce
+from .operations import Standardize as Standardize
+from .operations import Update as Update
+from .operations import Weighted as Weighted
+from .operations import WeightedBackward as WeightedBackward
+from .plan import CARD_PRECISIONS as CARD_PRECISIONS
+from .plan import PRECISIONS as PRECISIONS
+from .plan import REDUCTIONS as REDUCTIONS
+from .plan import Buffer as Buffer
+from .plan import Parameter as Parameter
+from .plan import Partial as Partial
+from .plan import Plan as Plan
+from .plan import Precision as Precision
+from .plan import Reduction as Reduction
+from .plan import Segment as Segment

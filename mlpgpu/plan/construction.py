@@ -1,0 +1,266 @@
+"""How a plan is made: layers lower themselves one after another, and each operation's backward rule follows it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from ..errors import ConfigurationError
+from ..losses import LOSSES, OutputName, TargetKind
+from ..optimizers import Optimizer
+from .operations import (
+    ActivationBackward,
+    Dense,
+    DenseBackward,
+    Dropout,
+    DropoutBackward,
+    Gather,
+    LocallyConnected,
+    LocallyConnectedBackward,
+    Loss,
+    Norm,
+    Operation,
+    Output,
+    Reduce,
+    Standardize,
+    Update,
+    Weighted,
+)
+from .plan import Buffer, Parameter, Partial, Plan, Precision, Reduction, Segment
+
+
+class Lowerable(Protocol):
+    """What :func:`lower` asks of a layer."""
+
+    def lower(self, builder: Builder, x: str) -> str:
+        """Add this layer's operations on buffer ``x`` and return the name of the result's buffer."""
+        ...
+
+
+class Builder:
+    """Collects a plan's operations while layers lower themselves, one after another.
+
+    Attributes:
+        training: whether this is for a training step; in an evaluation layers leave out what only training needs.
+        place: the current layer's place in the network.
+        home: the first place of the same layer; both places share its parameters.
+        is_last: whether no layer follows.
+        target_statistics: names of the mean and the scale of standardized targets, if they are.
+    """
+
+    def __init__(self, *, training: bool, capacity: int, replicas: int) -> None:
+        self.training = training
+        self.place = 0
+        self.home = 0
+        self.is_last = False
+        self.target_statistics: tuple[str, str] | None = None
+        self.parameters: dict[str, Parameter] = {}
+        self.statistics: dict[str, Segment] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.forward: list[Operation] = []
+        self._trained: set[str] = set()  # buffers that depend on a parameter
+        self._uses: dict[str, int] = {}  # of each parameter in the backward pass
+        self._capacity, self._replicas = capacity, replicas
+
+    def buffer(self, name: str, n: int | None, *, holds: Literal["real", "index"] = "real") -> str:
+        """Declare a buffer of ``n`` columns for each row, or one number for each row if ``n`` is None."""
+        axes: tuple[str, ...] = ("replica", "row")
+        shape: tuple[int, ...] = (self._replicas, self._capacity)
+        if n is not None:
+            axes, shape = (*axes, "unit"), (*shape, n)
+        self.buffers[name] = Buffer(name, axes, shape, holds)
+        return name
+
+    def flat(self, name: str, axis: str, *shape: int) -> str:
+        """Declare a buffer of one flat array, or of several, which ``axis`` then counts: shape (…, elements)."""
+        axes = ("replica", axis, "element") if len(shape) > 1 else ("replica", "element")
+        self.buffers[name] = Buffer(name, axes, (self._replicas, *shape))
+        return name
+
+    def width(self, name: str) -> int:
+        """Columns of a buffer."""
+        return self.buffers[name].shape[-1]
+
+    def parameter(self, name: str, shape: tuple[int, ...], fans: tuple[int, int], initializer: str) -> str:
+        """Declare a trained array of the current layer; a layer placed twice declares the same array again."""
+        full = f"{self.home}.{name}"
+        if full not in self.parameters:
+            self.parameters[full] = Parameter(full, shape, _end(self.parameters), self.home, fans, initializer)
+        return full
+
+    def statistic(self, name: str, shape: tuple[int, ...]) -> str:
+        """Declare an array of fitted values of the current layer."""
+        full = f"{self.place}.{name}"
+        self.statistics[full] = Segment(full, shape, _end(self.statistics))
+        return full
+
+    def add(self, operation: Operation) -> None:
+        """Append a forward operation."""
+        self.forward.append(operation)
+        if any(name in self._trained or name in self.parameters for name in operation.reads):
+            self._trained.update(operation.writes)
+
+    def is_trained(self, name: str) -> bool:
+        """Whether buffer ``name`` depends on a parameter."""
+        return name in self._trained
+
+    def delta(self, name: str) -> str | None:
+        """The buffer of the loss's derivative by buffer ``name``, or None where nothing below is trained."""
+        return self.buffer(f"d{name}", self.width(name)) if self.is_trained(name) else None
+
+    def partial(self, parameter: str) -> str:
+        """The partial of one more use of ``parameter``."""
+        use = self._uses.get(parameter, 0)
+        self._uses[parameter] = use + 1
+        return _partial_name(parameter, use)
+
+    def partials(self) -> tuple[Partial, ...]:
+        """The partials of all uses, in the order of the parameters: if each is used once, both are laid out alike."""
+        placed: dict[str, Partial] = {}
+        for parameter in self.parameters.values():
+            for use in range(self._uses.get(parameter.name, 0)):
+                name = _partial_name(parameter.name, use)
+                placed[name] = Partial(name, parameter.shape, _end(placed), parameter.name)
+        return tuple(placed.values())
+
+
+def _end(placed: Mapping[str, Segment]) -> int:
+    return max((segment.end for segment in placed.values()), default=0)
+
+
+def _partial_name(parameter: str, use: int) -> str:
+    return f"d{parameter}" + (f"#{use}" if use else "")
+
+
+def _weighted_backward(builder: Builder, forward: Weighted, dy: str) -> list[Operation]:
+    operations: list[Operation] = []
+    if forward.activation != "identity":
+        operations.append(ActivationBackward(forward.activation, forward.z or forward.y, dy))
+    dweight = builder.partial(forward.weight)
+    dbias = builder.partial(forward.bias) if forward.bias else None
+    dx = builder.delta(forward.x)
+    backward = DenseBackward if isinstance(forward, Dense) else LocallyConnectedBackward
+    return [*operations, backward(dy, forward.x, forward.weight, dweight, dbias, dx)]
+
+
+def _dropout_backward(builder: Builder, forward: Dropout, dy: str) -> list[Operation]:
+    dx = builder.delta(forward.x)
+    return [DropoutBackward(dy, dx, forward.rate, forward.layer)] if dx else []
+
+
+_BACKWARD: dict[type[Operation], Callable[..., list[Operation]]] = {
+    Dense: _weighted_backward,
+    LocallyConnected: _weighted_backward,
+    Dropout: _dropout_backward,
+}
+
+
+def _backward(builder: Builder) -> list[Operation]:
+    """The backward operations of the forward ones, last first, down to the first that depends on a parameter."""
+    operations: list[Operation] = []
+    for forward in reversed(builder.forward):
+        (y,) = (name for name in forward.writes if name != getattr(forward, "z", None))
+        if builder.is_trained(y):
+            operations += _BACKWARD[type(forward)](builder, forward, f"d{y}")
+    return operations
+
+
+def _lower_forward(layers: Sequence[Lowerable], n_in: int, builder: Builder) -> str:
+    """Lower all layers and return the logits' buffer."""
+    y = builder.buffer("x", n_in)
+    homes: dict[int, int] = {}
+    for place, layer in enumerate(layers):
+        builder.place, builder.home = place, homes.setdefault(id(layer), place)
+        builder.is_last = place == len(layers) - 1
+        y = layer.lower(builder, y)
+    return y
+
+
+def _gather(builder: Builder, loss: str | None, kind: TargetKind | None, n_out: int) -> list[Operation]:
+    """What comes before the layers: the rows are gathered, and standardized targets are scaled."""
+    if loss is None or kind is None:
+        return [Gather("x")]
+    target = builder.buffer("target", None if kind == "index" else n_out, holds="index" if kind == "index" else "real")
+    operations: list[Operation] = [Gather("x", target, builder.buffer("row_weight", None))]
+    if builder.target_statistics:
+        if kind == "index" or LOSSES[loss].output != "identity":
+            raise ConfigurationError("Standardize as the last layer", expected="a regression loss", got=loss)
+        mean, scale = builder.target_statistics
+        operations.append(Standardize(target, mean, scale, target))
+    return operations
+
+
+def lower(
+    layers: Sequence[Lowerable],
+    n_in: int,
+    *,
+    capacity: int,
+    loss: str | None = None,
+    target_kind: TargetKind | None = None,
+    optimizer: Optimizer | None = None,
+    output: OutputName = "identity",
+    precision: Precision = "float32",
+    reduction: Reduction = "ordered",
+    shards: int = 1,
+    replicas: int = 1,
+) -> Plan:
+    """Lower layers, a loss and an optimizer to a plan for at most ``capacity`` rows.
+
+    Without an optimizer the plan has no training step.  Without a loss it has neither values nor
+    targets, and ``output`` names the function that turns logits into predictions.  ``target_kind``
+    is the loss's usual one if left out.
+
+    Raises:
+        ConfigurationError: targets are standardized and the loss is not one for regression.
+    """
+    if loss is not None:
+        target_kind = target_kind or LOSSES[loss].targets[0]
+        output = LOSSES[loss].output
+
+    inference = Builder(training=False, capacity=capacity, replicas=replicas)
+    logits = _lower_forward(layers, n_in, inference)
+    n_out = inference.width(logits)
+    evaluation = [*_gather(inference, loss, target_kind, n_out), *inference.forward]
+    if loss is not None and target_kind is not None:
+        value = inference.buffer("value", None)
+        evaluation.append(Loss(loss, target_kind, logits, "target", "row_weight", value, None))
+    mean, scale = inference.target_statistics or (None, None)
+    evaluation.append(Output(logits, output, mean, scale, inference.buffer("output", n_out)))
+
+    step = Builder(training=True, capacity=capacity, replicas=replicas)
+    training: list[Operation] = []
+    if optimizer is not None and loss is not None and target_kind is not None:
+        y = _lower_forward(layers, n_in, step)
+        training = [*_gather(step, loss, target_kind, n_out), *step.forward]
+        delta, value = step.buffer(f"d{y}", n_out), step.buffer("value", None)
+        training.append(Loss(loss, target_kind, y, "target", "row_weight", value, delta))
+        training += _backward(step)
+        count = _end(step.parameters)
+        partials = step.flat("partials", "shard", shards, _end({p.name: p for p in step.partials()}))
+        gradient = step.flat("gradient", "element", count)
+        training.append(Reduce(partials, "row_weight", gradient))
+        if optimizer.clip_norm is not None:
+            training.append(Norm(gradient, optimizer.clip_norm))
+        slots = step.flat("slots", "slot", len(optimizer.slots), count) if optimizer.slots else None
+        training.append(Update(optimizer, gradient, step.flat("parameters", "element", count), slots))
+
+    return Plan(
+        n_in=n_in,
+        n_out=n_out,
+        capacity=capacity,
+        shards=shards,
+        replicas=replicas,
+        precision=precision,
+        reduction=reduction,
+        parameters=tuple(inference.parameters.values()),
+        statistics=tuple(inference.statistics.values()),
+        partials=step.partials(),
+        buffers={**inference.buffers, **step.buffers},
+        training=tuple(training),
+        evaluation=tuple(evaluation),
+        loss=loss,
+        target_kind=target_kind,
+        optimizer=optimizer,
+        logits=logits,
+        output="output",
+    )

@@ -1,0 +1,188 @@
+"""The operations that plans are made of: frozen dataclasses that name the arrays they read and write.
+
+An operation says what is computed, with formulas in its docstring, and nothing of how.  Arrays are
+named; their shapes stand in the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..losses import OutputName, TargetKind
+from ..optimizers import Optimizer
+
+
+class Operation:
+    """One operation: a frozen dataclass whose fields named in READS and WRITES hold names of arrays."""
+
+    READS: ClassVar[tuple[str, ...]] = ()
+    WRITES: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the arrays that it reads."""
+        return self._names(self.READS)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the arrays that it writes."""
+        return self._names(self.WRITES)
+
+    def _names(self, fields: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in (getattr(self, field) for field in fields) if name is not None)
+
+
+@dataclass(frozen=True)
+class Gather(Operation):
+    """Fetch the batch's rows: inputs in the plan's precision, targets, sample weights (1 if the data have none)."""
+
+    WRITES = ("x", "target", "weight")
+    x: str
+    target: str | None = None
+    weight: str | None = None
+
+
+@dataclass(frozen=True)
+class Standardize(Operation):
+    """``y = (x - mean) / scale``, column by column."""
+
+    READS, WRITES = ("x", "mean", "scale"), ("y",)
+    x: str
+    mean: str
+    scale: str
+    y: str
+
+
+@dataclass(frozen=True)
+class Weighted(Operation):
+    """``y = f(z)``, ``z`` linear in ``x``; ``z`` is named only where the derivative of f is computed from it."""
+
+    READS, WRITES = ("x", "weight", "bias"), ("z", "y")
+    x: str
+    weight: str
+    bias: str | None
+    activation: str
+    z: str | None
+    y: str
+
+
+@dataclass(frozen=True)
+class Dense(Weighted):
+    """``z = x W + b``."""
+
+
+@dataclass(frozen=True)
+class LocallyConnected(Weighted):
+    """``z_i = b_i + Σ_r w[r, i] x_{i + r}``, on the first columns of w, as many as y has; b may be one number."""
+
+
+@dataclass(frozen=True)
+class Dropout(Operation):
+    """``y = x · mask / (1 - rate)``; word (row in batch · width + unit) of the layer's step decides the mask."""
+
+    READS, WRITES = ("x",), ("y",)
+    x: str
+    y: str
+    rate: float
+    layer: int
+
+
+@dataclass(frozen=True)
+class Loss(Operation):
+    """Each row's value, and its derivative by the logits; both times the row's sample weight."""
+
+    READS, WRITES = ("logits", "target", "weight"), ("value", "delta")
+    loss: str
+    kind: TargetKind
+    logits: str
+    target: str
+    weight: str
+    value: str
+    delta: str | None
+
+
+@dataclass(frozen=True)
+class Output(Operation):
+    """Predictions: the loss's output function of the logits, then ``· scale + mean`` where targets are standardized."""
+
+    READS, WRITES = ("logits", "mean", "scale"), ("y",)
+    logits: str
+    function: OutputName
+    mean: str | None
+    scale: str | None
+    y: str
+
+
+@dataclass(frozen=True)
+class ActivationBackward(Operation):
+    """``dz = dy ∘ f′(saved)``, in place."""
+
+    READS, WRITES = ("dy", "saved"), ("dy",)
+    activation: str
+    saved: str
+    dy: str
+
+
+@dataclass(frozen=True)
+class WeightedBackward(Operation):
+    """The gradients of a weight and a bias over the shard's rows, overwriting partials; ``dx`` where it is named."""
+
+    READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
+    dz: str
+    x: str
+    weight: str
+    dweight: str
+    dbias: str | None
+    dx: str | None
+
+
+@dataclass(frozen=True)
+class DenseBackward(WeightedBackward):
+    """``dW = xᵀ dz``, ``db = Σ dz``, ``dx = dz Wᵀ``."""
+
+
+@dataclass(frozen=True)
+class LocallyConnectedBackward(WeightedBackward):
+    """``dw[r, i] = Σ dz_i x_{i + r}``, 0 in unused columns; ``db = Σ dz``; ``dx_j = Σ_r w[r, j - r] dz_{j - r}``."""
+
+
+@dataclass(frozen=True)
+class DropoutBackward(Operation):
+    """``dx = dy · mask / (1 - rate)`` with the forward pass's mask."""
+
+    READS, WRITES = ("dy",), ("dx",)
+    dy: str
+    dx: str
+    rate: float
+    layer: int
+
+
+@dataclass(frozen=True)
+class Reduce(Operation):
+    """``gradient = Σ over shards and uses of partials / Σ weight``, in fixed order; 0 where no row has weight."""
+
+    READS, WRITES = ("partials", "weight"), ("gradient",)
+    partials: str
+    weight: str
+    gradient: str
+
+
+@dataclass(frozen=True)
+class Norm(Operation):
+    """``gradient *= min(1, limit / |gradient|)``, the Euclidean norm over all parameters."""
+
+    READS, WRITES = ("gradient",), ("gradient",)
+    gradient: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class Update(Operation):
+    """The optimizer's rule on all parameters at once."""
+
+    READS, WRITES = ("gradient", "parameters", "slots"), ("parameters", "slots")
+    optimizer: Optimizer
+    gradient: str
+    parameters: str
+    slots: str | None

@@ -1,0 +1,182 @@
+"""A plan: what one training step and one evaluation compute, as data that one can print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from ..losses import TargetKind
+from ..optimizers import Optimizer
+from ..text import table
+from .operations import Norm, Operation, Update, Weighted, WeightedBackward
+
+Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
+Reduction = Literal["ordered", "atomic"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
+CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
+REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A named array: what its axes are, and their lengths, rows at capacity."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    holds: Literal["real", "index"] = "real"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named array of shape ``shape`` inside a flat one, from element ``offset`` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Parameter(Segment):
+    """A trained array: the layer it belongs to, and how its initial values are drawn."""
+
+    layer: int
+    fans: tuple[int, int]
+    initializer: str
+
+
+@dataclass(frozen=True)
+class Partial(Segment):
+    """Where one use of ``parameter`` leaves its gradient, in the flat array of each shard."""
+
+    parameter: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training step and one evaluation, lowered.
+
+    Attributes:
+        n_in, n_out: widths of inputs and logits.
+        capacity: the most rows a step can have.
+        shards: how many shards (S) a batch's rows are split into.
+        replicas: how many networks of this shape run side by side; the leading axis of every array.
+        precision, reduction: how products are computed, and how partials are added.
+        parameters, statistics: segments of the flat arrays of trained and of fitted values.
+        partials: segments of each shard's flat array.
+        buffers: by name.
+        training, evaluation: operations, in order.  ``training`` is empty without an optimizer.
+        loss, optimizer: None where the plan is for predicting only.
+        logits, output: the buffers that hold the network's logits and predictions.
+    """
+
+    n_in: int
+    n_out: int
+    capacity: int
+    shards: int
+    replicas: int
+    precision: Precision
+    reduction: Reduction
+    parameters: tuple[Parameter, ...]
+    statistics: tuple[Segment, ...]
+    partials: tuple[Partial, ...]
+    buffers: Mapping[str, Buffer]
+    training: tuple[Operation, ...]
+    evaluation: tuple[Operation, ...]
+    loss: str | None
+    target_kind: TargetKind | None
+    optimizer: Optimizer | None
+    logits: str
+    output: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the parameters and of what the plan computes: float64 or float32."""
+        return np.dtype("float64" if self.precision == "float64" else "float32")
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of the flat parameter array of one replica."""
+        return self.parameters[-1].end if self.parameters else 0
+
+    @property
+    def statistic_count(self) -> int:
+        """Elements of the flat array of fitted statistics of one replica."""
+        return self.statistics[-1].end if self.statistics else 0
+
+    @property
+    def ends_with_gradient(self) -> bool:
+        """Whether a training step updates nothing: its gradient is all that is asked of it."""
+        return bool(self.training) and not any(isinstance(op, Update) for op in self.training)
+
+    def to_gradient(self) -> Plan:
+        """This plan with a training step that ends with the gradient, computed and stored in float32."""
+        kept = tuple(op for op in self.training if not isinstance(op, (Norm, Update)))
+        return replace(self, training=kept, precision="float32-ieee", reduction="ordered")
+
+    def outputs(self) -> dict[str, str]:
+        """The buffers that hold the outputs of layers with parameters in a training step, by ``"0.activation"``, …"""
+        return {f"{op.y.removeprefix('y')}.activation": op.y for op in self.training if isinstance(op, Weighted)}
+
+    def shard_rows(self, rows: int) -> tuple[slice, ...]:
+        """The rows of each shard of a batch of ``rows``; sizes differ by at most one, and may be 0."""
+        bounds = [rows * shard // self.shards for shard in range(self.shards + 1)]
+        return tuple(slice(low, high) for low, high in pairwise(bounds))
+
+    def flops(self, operation: Operation, rows: int) -> int:
+        """Multiplications and additions of the matrix products in ``operation`` for ``rows`` rows."""
+        if isinstance(operation, Weighted):
+            return 2 * rows * self._terms(operation.weight, operation.y)
+        if isinstance(operation, WeightedBackward):
+            return 2 * rows * self._terms(operation.weight, operation.dz) * (2 if operation.dx else 1)
+        return 0
+
+    def _terms(self, weight: str, y: str) -> int:
+        """Products that a row of ``y`` sums up: each of its columns has as many as the weight has rows."""
+        terms = next(p.shape[0] for p in self.parameters if p.name == weight)
+        return terms * self.buffers[y].shape[-1]
+
+    def __str__(self) -> str:
+        """A table: each operation, what it reads and writes with shapes, and its products' arithmetic."""
+        operations = self.training or self.evaluation
+        rows = [("#", "operation", "reads", "writes", "MFLOP")]
+        for number, operation in enumerate(operations):
+            flops = self.flops(operation, self.capacity)
+            reads, writes = operation.reads, (f"{name} {self._shape(name)}" for name in operation.writes)
+            mflop = f"{flops / 1e6:.3f}" if flops else ""
+            rows.append((str(number), _title(operation), ", ".join(reads), ", ".join(writes), mflop))
+        total = sum(self.flops(operation, self.capacity) for operation in operations)
+        head = (
+            f"plan: {self.n_in} → {self.n_out}, {self.parameter_count:,} parameters, {self.precision}, "
+            f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}, {self.reduction}"
+        )
+        return "\n".join([head, table(rows, "<<<<>"), f"products: {total / 1e6:.3f} MFLOP a step"])
+
+    def _shape(self, name: str) -> str:
+        segments = {s.name: s.shape for s in (*self.parameters, *self.partials, *self.statistics)}
+        if name in segments:
+            return "×".join(map(str, segments[name]))
+        # The replica axis is left out: it is 1 in every plan that a backend runs today.
+        return "×".join(map(str, self.buffers[name].shape[1:]))
+
+
+def _title(operation: Operation) -> str:
+    words = "".join(f" {c.lower()}" if c.isupper() else c for c in type(operation).__name__).strip()
+    for key in ("activation", "loss", "rate"):
+        value = getattr(operation, key, None)
+        if value is not None and value != "identity":
+            words += f" {value}"
+    return f"{words} {type(operation.optimizer).__name__}" if isinstance(operation, Update) else words

@@ -1,0 +1,179 @@
+"""The program that trains a network, what of a run lies in it, and how far it has come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends import Backend, Histogram, Program, Sampling
+from ..errors import DivergenceError
+from ..losses import TargetKind
+from ..metrics import METRICS
+from ..network import Network
+from ..plan import Plan
+from ..schedules import Clock, as_schedule
+from .progress import Progress
+from .task import Prepared
+
+
+class Engine:
+    """Trains and evaluates a network through one program, which owns the network's parameters meanwhile.
+
+    Whatever uses the program comes through :meth:`ready`.  It is the only place that asks whether somebody
+    else took or set the parameters since, and then loads them.  The optimizer's slots and the kept
+    parameters belong to the run: they are taken along where a program is loaded anew or replaced.
+
+    Arguments:
+        lower: gives the plan for a ``target_kind``.
+        options: further arguments of ``backend.compile``.
+
+    Attributes:
+        program: compiled when it is first needed.
+        plan: what it runs.
+        schedule: of the rates.
+        progress: counts what was done.
+    """
+
+    def __init__(
+        self, network: Network, backend: Backend, plan: Plan, lower: Callable[..., Plan], **options: Any
+    ) -> None:
+        assert plan.optimizer is not None
+        self.plan = plan
+        self.program: Program | None = None
+        self.schedule = as_schedule(plan.optimizer.rate)
+        self.progress = Progress()
+        self._network, self._backend, self._lower, self._options = network, backend, lower, options
+        self._slots: np.ndarray | None = None  # (K, 1, P), while no program has them
+        self._kept: np.ndarray | None = None  # (P,), likewise
+        self._keeps = False  # whether parameters were kept
+
+    # --- the program ---
+
+    def ready(self, kind: TargetKind | None = None) -> Program:
+        """The program with the network's current parameters; for targets of this kind, or as it is if None."""
+        if self.program is None or kind not in (None, self.plan.target_kind):
+            plan = self.plan if kind is None else self._lower(target_kind=kind)
+            program = self._compile(plan)
+            self._set_aside()
+            self.plan, self.program = plan, program
+            self._load(program)
+        elif not self._network.values.is_owned_by(self.program):
+            self._set_aside()
+            self._load(self.program)
+        return self.program
+
+    def _compile(self, plan: Plan) -> Program:
+        return self._backend.compile(plan, **self._options)
+
+    def _set_aside(self) -> None:
+        """Take what belongs to the run out of the program, and the parameters if it owns them."""
+        if self.program is not None:
+            state = self.program.read()
+            self._slots = state.slots
+            self._kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
+            if self._network.values.is_owned_by(self.program):
+                self._network.values.replace(state.parameters[0])
+
+    def _load(self, program: Program) -> None:
+        """Give the program the network's parameters, which it owns from then on, and what was set aside."""
+        if self._slots is None:
+            self._network.start(program, self.plan.optimizer)
+        else:
+            state = dataclasses.replace(self._network.state(), slots=self._slots)
+            program.load(state)
+            if self._kept is not None:
+                program.load(dataclasses.replace(state, parameters=self._kept[np.newaxis]), snapshot=True)
+        self._slots = self._kept = None
+        self._network.values.give_to(program, self.plan.dtype)
+
+    # --- training ---
+
+    def attach(self, data: Prepared, sampling: Sampling) -> None:
+        """Make ready to train on a data set."""
+        self.ready(data.kind).attach(data.weighted, sampling)
+
+    def take_steps(self, clock: Clock) -> np.ndarray:
+        """Train for the steps of ``clock``; returns (steps, 2), their losses and weights, summed over rows.
+
+        Raises:
+            DivergenceError: a loss is not finite.
+        """
+        rates, progress = self.schedule.rates(clock), self.progress
+        program = self.ready()
+        with self._network.values.changing():
+            sums = program.run(progress.steps, rates)
+            progress.steps += len(rates)
+        if progress.fit is not None:
+            progress.fit.rate = float(rates[-1])
+        is_finite = np.isfinite(sums[:, 0])
+        if not is_finite.all():
+            raise _diverged("loss", progress.steps - len(rates) + int(np.argmin(is_finite)))
+        return sums
+
+    def evaluate(self, data: Prepared, metrics: Sequence[str]) -> dict[str, Any]:
+        """The mean loss over a data set, ``"loss"``, and metrics by name."""
+        if self.program is None or data.kind == self.plan.target_kind:
+            program = self.ready(data.kind)
+        else:  # a fit may be under way on the other kind, and goes on with its program
+            plan = self._lower(target_kind=data.kind)
+            program = self._compile(dataclasses.replace(plan, training=(), optimizer=None))
+            self._network.start(program)
+        sums = program.evaluate(data.dataset, metrics)
+        value, weight = sums.pop("loss")
+        return {"loss": float(value / weight), **{name: METRICS[name].finish(sums[name]) for name in metrics}}
+
+    def check_finite(self) -> None:
+        """Raise DivergenceError, as of the last step, if a parameter is not finite."""
+        if not self._network.values.is_finite():
+            raise _diverged("a parameter", self.progress.steps - 1)
+
+    def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
+        """Those of :meth:`~mlpgpu.backends.Program.histograms` and ``sample`` that ``of`` asks for."""
+        program = self.ready()
+        found = program.histograms(bins) if "parameters" in of else {}
+        if {"activations", "gradients"} & set(of):
+            kinds = {"activation": "activations", "gradient": "gradients"}
+            sampled = program.sample(self.plan.capacity, self.progress.steps, bins)
+            found |= {name: counted for name, counted in sampled.items() if kinds[name.rpartition(".")[2]] in of}
+        return found
+
+    # --- what of a run lies in the program ---
+
+    def prefetch(self) -> None:
+        """Begin to copy the state out, for a save that is to come before anything changes it."""
+        self.ready().prefetch()
+
+    def keep(self) -> None:
+        """Keep the parameters as they are now, in place of what was kept before."""
+        self.ready().snapshot()
+        self._keeps = True
+
+    def restore_kept(self) -> None:
+        """Put the parameters that were kept back."""
+        if self.program is not None and self._keeps:
+            program = self.ready()
+            with self._network.values.changing():
+                program.restore()
+
+    def slots_and_kept(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The optimizer's slots (K, 1, P), None before the first step; the kept parameters (P,), None without any."""
+        if self.program is None:
+            return self._slots, self._kept
+        kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
+        return self.program.read().slots, kept
+
+    def resume(self, kind: TargetKind, progress: Progress, slots: np.ndarray | None, kept: np.ndarray | None) -> None:
+        """Go on from where another engine stood, on targets of this kind."""
+        self.plan, self.progress = self._lower(target_kind=kind), progress
+        self._slots, self._kept, self._keeps = slots, kept, kept is not None
+
+
+def _diverged(what: str, step: int) -> DivergenceError:
+    """The error for ``what`` not being finite after ``step``."""
+    hint = "a lower rate, clip_norm= or standardized inputs may help; the last checkpoint stands"
+    error = DivergenceError(f"{what} at step {step}", expected="a finite value", got="NaN or infinity", hint=hint)
+    error.step = step
+    return error

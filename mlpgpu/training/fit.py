@@ -1,0 +1,110 @@
+"""The loop of a fit: epochs, runs of steps, and what happens between them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from ..backends import Sampling
+from ..callbacks import Listeners, TrainerLike
+from ..history import Record
+from ..metrics import VALIDATION
+from ..schedules import Clock, ReduceOnPlateau
+from .engine import Engine
+from .interrupt import deferred_interrupt
+from .progress import FitProgress
+from .task import Prepared
+
+RUN_SECONDS = 0.05  # about how long a program runs between looks at Ctrl-C
+RUN_STEPS = 4096  # at most, between them
+
+
+@dataclass
+class FitLoop:
+    """What the epochs of a fit need, once nothing is left to refuse.
+
+    Attributes:
+        trainer: what callbacks are called with.
+        fit: the part of the engine's progress that belongs to this fit.
+        sampling: the rows of each step.
+        validation: evaluated after each epoch, by ``metrics``, if it is there.
+    """
+
+    trainer: TrainerLike
+    engine: Engine
+    fit: FitProgress
+    sampling: Sampling
+    listeners: Listeners
+    validation: Prepared | None
+    metrics: tuple[str, ...]
+
+    def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
+        """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
+        progress = self.engine.progress
+        disable = None if shows_bar else True  # None: hidden unless standard error is a terminal
+        with (
+            tqdm(total=epochs, initial=progress.epochs, unit="epoch", disable=disable) as bar,
+            deferred_interrupt() as stop,
+        ):
+            while progress.epochs < epochs and not is_over:
+                started, before = time.perf_counter(), progress.steps
+                self._train_epoch(stop)
+                if stop:
+                    progress.history.interrupted = True
+                    where = f"after step {progress.steps}, in epoch {progress.epochs + 1}"
+                    print(f"mlpgpu: interrupted {where}; the network is as that step left it", file=sys.stderr)
+                    break
+                if self.listeners.save:
+                    self.engine.prefetch()  # what they save is copied while the validation is under way
+                record = self._end_epoch(started)
+                is_over = self.listeners.epoch_end(self.trainer, record)
+                of_epoch = (progress.steps - before) / self.sampling.steps_per_epoch
+                bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
+                bar.update()
+
+    def _train_epoch(self, stop: list[int]) -> None:
+        """Train from where the epoch stands to its end, or until ``stop`` is not empty."""
+        progress, fit, steps = self.engine.progress, self.fit, self.sampling.steps_per_epoch
+        first = fit.first_step + (progress.epochs - fit.first_epoch) * steps
+        count = 1
+        while (done := progress.steps - first) < steps and not stop:
+            count = self.listeners.steps_until_due(progress.steps, min(count, RUN_STEPS, steps - done))
+            clock = Clock(
+                step=progress.steps + np.arange(count),
+                epoch=progress.epochs + np.arange(done, done + count) / steps,
+                epochs_per_step=1.0 / steps,
+                factor=progress.plateau.factor,
+            )
+            started = time.perf_counter()
+            sums = self.engine.take_steps(clock)
+            elapsed = time.perf_counter() - started
+            # Added one by one, so that the sum does not depend on how many steps ran at a time.
+            for loss, weight in sums.tolist():
+                fit.loss += loss
+                fit.weight += weight
+            self.listeners.step_end(self.trainer)
+            count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
+
+    def _end_epoch(self, started: float) -> Record:
+        """Close the epoch's books: its record, the history, the plateau."""
+        progress, fit, schedule = self.engine.progress, self.fit, self.engine.schedule
+        record: Record = {"epoch": progress.epochs + 1, "loss": fit.loss / fit.weight if fit.weight else 0.0}
+        if self.validation is not None:
+            results = self.engine.evaluate(self.validation, self.metrics)
+            record |= {VALIDATION + name: value for name, value in results.items() if np.ndim(value) == 0}
+        record |= {"rate": fit.rate, "seconds": time.perf_counter() - started}
+        fit.loss = fit.weight = 0.0
+        progress.epochs += 1
+        progress.history.append(record)
+        if isinstance(schedule, ReduceOnPlateau):
+            progress.plateau = schedule.observe(progress.plateau, record[schedule.monitor])
+        return record
+
+
+def _postfix(record: Record, rows_per_second: float) -> str:
+    shown = [f"{name} {value:.4g}" for name, value in record.items() if name not in ("epoch", "rate", "seconds")]
+    return ", ".join([*shown, f"{rows_per_second:,.0f} rows/s"])

@@ -1,0 +1,134 @@
+"""What a file holds of a run, beside the network; ``docs/file-format.md`` tells where."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import storage
+from ..errors import FileFormatError, check_integer, check_number, lookup
+from ..history import History
+from ..losses import LOSSES, TargetKind
+from ..optimizers import OPTIMIZERS
+from ..schedules import SCHEDULES, Plateau
+from ..storage.descriptions import describe, rebuild
+from .progress import FitProgress, Progress
+
+# The trainer's arguments that a file holds, by name.
+ARGUMENTS = (
+    *("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight"),
+    "memory_share",
+)
+
+_HISTORY, _SLOTS, _KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A trainer between two steps.
+
+    Attributes:
+        arguments: the trainer's, by name.
+        kind: the targets that it was trained on last.
+        made_by: what the bits of the run depend on.
+        callbacks: their states.
+        slots: the optimizer's arrays, (K, 1, P), or None before the first step.
+        kept: the parameters of the best epoch, (P,), or None.
+    """
+
+    arguments: Mapping[str, Any]
+    kind: TargetKind
+    made_by: dict[str, Any]
+    progress: Progress
+    callbacks: dict[str, Any]
+    slots: np.ndarray | None
+    kept: np.ndarray | None
+
+    def contents(self, network: storage.Contents) -> storage.Contents:
+        """The contents of a file that holds ``network`` as well."""
+        progress, optimizer = self.progress, self.arguments["optimizer"]
+        run = {
+            **self.arguments,
+            "optimizer": describe(optimizer),
+            "metrics": list(self.arguments["metrics"]),
+            "class_weight": _pairs(self.arguments["class_weight"]),
+            "target_kind": self.kind,
+            "made_by": self.made_by,
+            "steps": progress.steps,
+            "epochs": progress.epochs,
+            "plateau": describe(progress.plateau),
+            "fit": None if progress.fit is None else dataclasses.asdict(progress.fit),
+            "callbacks": self.callbacks,
+            "columns": list(progress.history.columns),
+            "has_slots": self.slots is not None,
+            "has_kept": self.kept is not None,
+        }
+        arrays = {f"{_HISTORY}/{name}": np.array(progress.history[name]) for name in progress.history.columns}
+        if self.slots is not None:
+            arrays |= {f"{_SLOTS}/{name}": self.slots[k, 0] for k, name in enumerate(optimizer.slots)}
+        if self.kept is not None:
+            arrays[_KEPT] = self.kept
+        return storage.Contents({**network.description, "run": run}, {**network.arrays, **arrays}, network.groups)
+
+    @classmethod
+    def parse(cls, contents: storage.Contents, parameter_count: int) -> SavedRun:
+        """What :meth:`contents` gave, of a network of so many parameters.
+
+        Raises:
+            FileFormatError: arrays are missing or of other shapes.
+            MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError: the description has no meaning.
+        """
+        run = contents.description["run"]
+        arguments = {name: run[name] for name in ARGUMENTS}
+        optimizer = rebuild("optimizer", run["optimizer"], OPTIMIZERS, SCHEDULES)
+        if isinstance(run["class_weight"], list):
+            pairs = run["class_weight"]
+            arguments["class_weight"] = {key: check_number("class weight", value, least=0.0) for key, value in pairs}
+        progress = Progress(
+            steps=check_integer("steps", run["steps"], least=0),
+            epochs=check_integer("epochs", run["epochs"], least=0),
+            history=_history({name: contents.arrays[f"{_HISTORY}/{name}"].tolist() for name in run["columns"]}),
+            plateau=rebuild("plateau", run["plateau"], {"Plateau": Plateau}),
+            fit=None if run["fit"] is None else FitProgress(**run["fit"]),
+        )
+        form = (parameter_count,), np.dtype("float64" if run["precision"] == "float64" else "float32")
+        slots = kept = None
+        if run["has_slots"]:
+            flat = [_expect(contents.arrays.get(f"{_SLOTS}/{name}"), *form) for name in optimizer.slots]
+            slots = np.reshape(flat, (len(flat), 1, parameter_count)).astype(form[1])
+        if run["has_kept"]:
+            kept = _expect(contents.arrays.get(_KEPT), *form)
+        return cls(
+            arguments={**arguments, "optimizer": optimizer},
+            kind=lookup("target kind", run["target_kind"], LOSSES[lookup("loss", run["loss"], LOSSES)].targets),
+            made_by=run["made_by"],
+            progress=progress,
+            callbacks=dict(run["callbacks"]),
+            slots=slots,
+            kept=kept,
+        )
+
+
+def _history(columns: Mapping[str, Sequence[float]]) -> History:
+    """The history with these columns, where NaN stands for what an epoch's record lacks."""
+    rows = zip(*columns.values(), strict=True)
+    records = [{name: value for name, value in zip(columns, row, strict=True) if value == value} for row in rows]
+    return History([{**record, "epoch": int(record["epoch"])} for record in records])
+
+
+def _expect(array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if array is None or array.shape != shape or array.dtype != dtype:
+        got = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise FileFormatError("array of a run", expected=f"{dtype} {shape}", got=got)
+    return array
+
+
+def _pairs(class_weight: Any) -> Any:
+    """Class weights as pairs of class and weight, because the keys of a JSON object would all be strings."""
+    if class_weight is None or isinstance(class_weight, str):
+        return class_weight
+    return [[label if isinstance(label, str) else int(label), weight] for label, weight in class_weight.items()]

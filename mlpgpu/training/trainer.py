@@ -1,0 +1,380 @@
+"""Trainer: what a user sees of training."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import storage
+from ..backends import MEMORY_SHARE, Histogram, Sampling, choose_backend, get_backend
+from ..callbacks import Listeners
+from ..datasets import Dataset
+from ..errors import (
+    BackendError,
+    ConfigurationError,
+    DataMismatchError,
+    DtypeError,
+    FileFormatError,
+    MlpgpuError,
+    check_integer,
+    check_number,
+    lookup,
+)
+from ..history import History
+from ..losses import LOSSES
+from ..metrics import METRICS, VALIDATION
+from ..network import Network
+from ..optimizers import Optimizer
+from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
+from ..schedules import Clock, ReduceOnPlateau
+from .engine import Engine
+from .fit import FitLoop
+from .progress import FitProgress
+from .run_file import ARGUMENTS, SavedRun
+from .task import Task
+
+
+class Trainer:
+    """Trains a network on data sets, and knows how to stop at any step and go on later with the same bits.
+
+    Arguments:
+        network: taken over; its parameters are the trainer's from the first fit, step or evaluation on.
+        loss: a name in :data:`~mlpgpu.losses.LOSSES`; it takes logits.
+        optimizer: such as ``mlpgpu.Momentum(0.1)``.
+        batch_size: rows of a step; a data set's last batch may be smaller.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
+        precision: how much matrix products may err.  ``"float32"``: no more than float32 arithmetic does.
+            ``"tf32"`` and ``"bfloat16"``, on a card: no more than products of operands that were rounded to 11
+            and to 8 bits.  These are bounds on the error; in which format operands are multiplied is
+            another matter, and it may be a finer one.  ``"float32-ieee"`` names the way instead: IEEE float32
+            operations alone.  ``"float64"`` is for the CPU.
+        streams: shards that each batch is split into, each with a gradient of its own.
+        reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
+        metrics: names in :data:`~mlpgpu.metrics.METRICS`, for ``evaluate`` and for validation.
+        class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
+            those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
+        threads: host threads; by a fixed rule of the plan and the cores if None.
+        memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
+
+    Attributes:
+        network, plan: what is trained, and how.
+        history: of all epochs so far.
+        steps, epochs: finished ones, over all fits.
+
+    Raises:
+        MlpgpuError: an argument has no meaning, alone or with the others.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: str,
+        optimizer: Optimizer,
+        *,
+        batch_size: int = 32,
+        backend: str = "auto",
+        precision: str = "float32",
+        streams: int = 1,
+        reduction: str = "ordered",
+        metrics: Sequence[str] = (),
+        class_weight: Mapping[Any, float] | str | None = None,
+        threads: int | None = None,
+        memory_share: float = MEMORY_SHARE,
+    ) -> None:
+        if not isinstance(network, Network):
+            raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
+        if not isinstance(optimizer, Optimizer):
+            expected = "an optimizer, such as mlpgpu.Momentum(0.1)"
+            raise DtypeError("optimizer", expected=expected, got=f"{type(optimizer).__name__} {optimizer!r}")
+        self.network = network
+        self.loss = lookup("loss", loss, LOSSES)
+        self.optimizer = optimizer
+        self.batch_size = check_integer("batch_size", batch_size, least=1)
+        self.streams = check_integer("streams", streams, least=1)
+        self.precision = lookup("precision", precision, PRECISIONS)
+        self.reduction = lookup("reduction", reduction, REDUCTIONS)
+        lower = functools.partial(
+            network.lower,
+            capacity=self.batch_size,
+            loss=self.loss,
+            optimizer=optimizer,
+            precision=self.precision,
+            reduction=self.reduction,
+            shards=self.streams,
+        )
+        plan = lower()
+        self._task = Task(self.loss, network.n_out, plan.dtype)
+        self.metrics = self._task.check_metrics(metrics)
+        self.class_weight = self._task.check_class_weight(class_weight)
+        self.threads = None if threads is None else check_integer("threads", threads, least=1)
+        self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
+        self.backend = choose_backend(backend, plan)
+
+        self._engine = Engine(network, self.backend, plan, lower, threads=self.threads, memory_share=self.memory_share)
+        self._is_resumed = False  # and its first fit has yet to begin
+        self._listeners = Listeners()
+        self._callback_states: dict[str, dict[str, Any]] = {}  # of the last fit
+        self._monitored: tuple[str, ...] = ()
+
+        network.output = self._task.output
+
+    @property
+    def plan(self) -> Plan:
+        """What a step and an evaluation compute."""
+        return self._engine.plan
+
+    @property
+    def history(self) -> History:
+        """The epochs so far."""
+        return self._engine.progress.history
+
+    @property
+    def steps(self) -> int:
+        """Finished steps, over all fits."""
+        return self._engine.progress.steps
+
+    @property
+    def epochs(self) -> int:
+        """Finished epochs, over all fits."""
+        return self._engine.progress.epochs
+
+    # --- training ---
+
+    def fit(
+        self,
+        data: Dataset,
+        epochs: int,
+        *,
+        validation: Dataset | None = None,
+        callbacks: Sequence[Any] = (),
+        shuffle: bool = True,
+        drop_last: bool = False,
+        progress: bool = True,
+    ) -> History:
+        """Train for ``epochs`` passes over ``data``.
+
+        The first fit of a resumed trainer goes on with the interrupted one, up to ``epochs`` epochs in
+        all; it takes the same data and arguments.  Ctrl-C ends a fit after a finished step; the history
+        is then marked ``interrupted``, and the trainer can be saved.
+
+        Arguments:
+            validation: evaluated after each epoch; its columns in the history begin with ``validation_``.
+            callbacks: see :mod:`mlpgpu.callbacks`; or functions of an epoch's record, which end the fit
+                by returning True.
+            shuffle: whether each epoch has its own order.
+            drop_last: whether to leave out an epoch's last batch if it is smaller.
+            progress: whether to show a bar, if standard error is a terminal.
+
+        Returns:
+            the history of all epochs so far.
+
+        Raises:
+            MlpgpuError: data or arguments do not suit the network or each other; nothing has changed then.
+            DataMismatchError: a resumed fit is given other data or arguments than it began with.
+            DivergenceError: a loss or a parameter is not finite any more.
+        """
+        epochs = check_integer("epochs", epochs, least=1)
+        trained = self._task.prepare(data, self.network, class_weight=self.class_weight)
+        validated = None
+        if validation is not None:
+            validated = self._task.prepare(validation, self.network, metrics=self.metrics)
+        listeners = Listeners(callbacks)
+        if drop_last and len(data) < self.batch_size:
+            expected = f"at least one batch of {self.batch_size} rows with drop_last=True"
+            raise ConfigurationError("data", expected=expected, got=f"{len(data)} rows")
+        engine, schedule = self._engine, self._engine.schedule
+        monitored = self._columns(is_validated=validated is not None)
+        if isinstance(schedule, ReduceOnPlateau) and schedule.monitor not in monitored:
+            expected, hint = f"one of {monitored}", "pass validation= to fit"
+            got = repr(schedule.monitor)
+            raise ConfigurationError("ReduceOnPlateau monitor", expected=expected, got=got, hint=hint)
+        fit = FitProgress(self.steps, self.epochs, shuffle, drop_last, data.identity())
+        if self._is_resumed and engine.progress.fit is not None:
+            fit = _continued(engine.progress.fit, fit)
+        self._monitored = monitored
+        if self._is_resumed:
+            listeners.load_states(self._callback_states)
+        is_over = listeners.begin(self)
+
+        # Nothing is left to refuse: from here on the trainer and the network change.
+        self.network.remember(data)
+        engine.progress.fit, self._listeners, self._is_resumed = fit, listeners, False
+        self.history.interrupted = False
+        sampling = Sampling(
+            rows=len(data),
+            batch_size=self.batch_size,
+            seed=self.network.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            first_step=fit.first_step,
+            first_epoch=fit.first_epoch,
+        )
+        engine.attach(trained, sampling)
+        loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics)
+        loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
+        listeners.end(self)
+        self._callback_states = listeners.states()
+        engine.check_finite()
+        return self.history
+
+    def _columns(self, *, is_validated: bool) -> tuple[str, ...]:
+        """The columns of a fit's records that can be monitored."""
+        names = ("loss", *(name for name in self.metrics if METRICS[name].is_scalar)) if is_validated else ()
+        return "loss", *(VALIDATION + name for name in names)
+
+    def step(self, x: ArrayLike, y: ArrayLike, weight: ArrayLike | None = None) -> float:
+        """Train for one step on the rows given, at most ``batch_size``, and return the loss before the update.
+
+        ``x`` is (rows, n_in), ``y`` what a :class:`Dataset` takes, ``weight`` (rows,).
+
+        Raises:
+            MlpgpuError: they do not suit the network.
+            ConfigurationError: the schedule counts epochs, which single steps do not make.
+            DivergenceError: the loss is not finite.
+        """
+        data = self.network.dataset(x, y, weight, self.network.classes)
+        prepared = self._task.prepare(data, self.network, class_weight=self.class_weight)
+        rows = len(data)
+        if rows > self.batch_size:
+            raise ConfigurationError("x", expected=f"at most batch_size = {self.batch_size} rows", got=f"{rows} rows")
+        engine, schedule = self._engine, self._engine.schedule
+        if isinstance(schedule, ReduceOnPlateau):
+            what = "learning rate in Trainer.step, which knows no epochs"
+            raise ConfigurationError(what, expected="a schedule in steps", got="ReduceOnPlateau")
+        clock = Clock(step=np.array([self.steps]))
+        schedule.rates(clock)  # raises before anything has changed
+        self.network.check_adapted("call network.adapt(dataset)")
+        sampling = Sampling(rows, rows, seed=self.network.seed, shuffle=False, first_step=self.steps)
+        engine.attach(prepared, sampling)
+        engine.progress.fit, self._is_resumed = None, False
+        loss, weighted = engine.take_steps(clock)[0]
+        return float(loss / weighted) if weighted else 0.0
+
+    def evaluate(self, data: Dataset, metrics: Sequence[str] | None = None) -> dict[str, Any]:
+        """The mean loss over a data set, without penalties or class weights, and metrics.
+
+        Returns:
+            ``"loss"`` and each metric by name: floats, or an array for a confusion matrix.
+
+        Raises:
+            MlpgpuError: the data do not suit the network, or a metric does not suit the loss.
+            DataError: a ranking metric is asked for, and no row of some class has a weight over 0.
+        """
+        names = self.metrics if metrics is None else self._task.check_metrics(metrics)
+        prepared = self._task.prepare(data, self.network, metrics=names)
+        self.network.check_adapted("call network.adapt(dataset), or train")
+        return self._engine.evaluate(prepared, names)
+
+    # --- what callbacks use ---
+
+    @property
+    def monitored(self) -> tuple[str, ...]:
+        """The columns that the current fit's records have, and that can be monitored."""
+        return self._monitored
+
+    def keep(self) -> None:
+        """Keep the parameters as they are now, in place of what was kept before."""
+        self._engine.keep()
+
+    def restore_kept(self) -> None:
+        """Put the parameters that were kept back."""
+        self._engine.restore_kept()
+
+    def histograms(self, bins: int, of: Sequence[str] = ("parameters",)) -> dict[str, Histogram]:
+        """Finite values counted in equal bins, counts (bins,) and edges (bins + 1,), by name.
+
+        ``of`` names some of ``"parameters"``, ``"activations"`` and ``"gradients"``, see
+        :class:`~mlpgpu.callbacks.Histograms`; the latter two of the first batch of the fit's data as they stand.
+        """
+        return self._engine.histograms(bins, of)
+
+    # --- files ---
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the network and the run to an HDF5 file, replacing it whole or not at all.
+
+        Raises:
+            DivergenceError: a parameter is not finite.
+            StorageError: the file cannot be written.
+        """
+        self._engine.check_finite()
+        network = self.network.contents()
+        slots, kept = self._engine.slots_and_kept()
+        kind = self.plan.target_kind
+        assert kind is not None
+        run = SavedRun(
+            arguments={name: getattr(self, name) for name in ARGUMENTS},
+            kind=kind,
+            made_by=self.backend.fingerprint(self.plan, threads=self.threads),
+            progress=self._engine.progress,
+            callbacks=self._listeners.states() or self._callback_states,
+            slots=slots,
+            kept=kept,
+        )
+        storage.write(path, run.contents(network))
+
+    @classmethod
+    def resume(cls, path: str | PathLike[str], *, backend: str | None = None, threads: int | None = None) -> Trainer:
+        """The trainer that :meth:`save` wrote, ready to go on.
+
+        Its first ``fit`` continues the one that was interrupted.  ``backend`` and ``threads`` override
+        what the run was made by; where the same bits cannot be promised, a warning says so.  On the CPU a run
+        in tf32 or bfloat16 goes on in float32.
+
+        Raises:
+            StorageError: the file cannot be read.
+            FileFormatError: it is damaged, not one of ours, from a newer version, or holds no run.
+            BackendError: there is no such backend here; ``backend="cpu"`` goes on anywhere.
+        """
+        if backend is not None:
+            get_backend(backend)
+        contents = storage.read(path)
+        network = Network.from_contents(contents)
+        if "run" not in contents.description:
+            hint = "mlpgpu.load reads the network in it"
+            raise FileFormatError(str(path), expected="a file of Trainer.save", got="a network alone", hint=hint)
+        try:
+            saved = SavedRun.parse(contents, len(network.flat_parameters()))
+            trainer = cls._of(network, saved, backend, threads)
+            made_by, now = saved.made_by, trainer.backend.fingerprint(trainer.plan, threads=trainer.threads)
+            differing = {key: (made_by.get(key), now.get(key)) for key in now if made_by.get(key) != now.get(key)}
+        except (BackendError, FileFormatError):
+            raise
+        except (MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"run in {path}", expected="one that mlpgpu wrote", got=str(error)) from error
+        if made_by != now:
+            warnings.warn(f"the resumed run may not repeat its bits: made by, and now: {differing}", stacklevel=2)
+        return trainer
+
+    @classmethod
+    def _of(cls, network: Network, saved: SavedRun, backend: str | None, threads: int | None) -> Trainer:
+        arguments = dict(saved.arguments)
+        if backend == "cpu" and arguments["precision"] in CARD_PRECISIONS:
+            arguments["precision"] = "float32"
+        made_by = saved.made_by
+        trainer = cls(
+            network, **arguments, backend=backend or made_by["backend"], threads=threads or made_by["threads"]
+        )
+        trainer._engine.resume(saved.kind, saved.progress, saved.slots, saved.kept)
+        trainer._callback_states, trainer._is_resumed = saved.callbacks, True
+        return trainer
+
+
+def _continued(begun: FitProgress, asked: FitProgress) -> FitProgress:
+    """The fit that was begun, if what is asked for now is the same.
+
+    Raises:
+        DataMismatchError: the data or the arguments are others.
+    """
+    hint = "to train the network on something else, load it with mlpgpu.load and make a new Trainer"
+    for what in ("data", "shuffle", "drop_last"):
+        expected, got = getattr(begun, what), getattr(asked, what)
+        if expected != got:
+            raise DataMismatchError(f"{what} of the resumed fit", expected=expected, got=got, hint=hint)
+    return begun
