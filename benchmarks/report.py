@@ -1,6 +1,6 @@
-"""Tables and a chart of what peers.py measured: README.md's part between two marks, and docs/peers.png.
+"""Tables and a chart of what peers.py measured: six rows in README.md, all of it in docs/results.md, docs/peers.png.
 
-python benchmarks/report.py [RESULTS]      # lines of JSON; benchmarks/results/peers.jsonl by default
+python benchmarks/report.py [RESULTS]      # a JSON record a row; benchmarks/results/peers.jsonl by default
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.jsonl"
 CHART = ROOT / "docs" / "peers.png"
-README = ROOT / "README.md"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"  # each has a part between the marks
 BEGIN, END = "<!-- made by benchmarks/report.py -->", "<!-- end of what it made -->"
 
 OURS, PEERS = "mlpgpu", ("PyTorch", "JAX")
 COLOURS = {OURS: "#d1495b", "PyTorch": "#8d99ae", "JAX": "#2e4057"}
+README_ROWS = [
+    *(("tiny", "float32"), ("medium", "float32"), ("medium", "bfloat16")),
+    *(("large", "float32"), ("large", "bfloat16"), ("tall", "float32")),
+]
 FORMS = {"forward": "x W", "backward_input": "dz Wᵀ", "backward_weight": "xᵀ dz"}
 
 # Peak rates from which floors are computed: operations a second by precision, as products of this card reach them
@@ -31,36 +35,35 @@ PEAK_RATES = {"NVIDIA H200": {"float32": 790e12 / 3, "tf32": 790e12, "bfloat16":
 BANDWIDTH = {"NVIDIA H200": 4.3e12}
 CHIP_BYTES = 50e6
 
-Line = dict[str, Any]
+Record = dict[str, Any]
 
 
-def read(path: Path) -> list[Line]:
+def read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def floor(line: Line) -> float | None:
+def floor(record: Record) -> float | None:
     """The fewest microseconds of a step: its operations at the card's rate, or what must come from memory."""
-    card = line.get("card")
+    card = record.get("card")
     if card not in PEAK_RATES:
         return None
-    moved = line["batch_bytes"] + (2 * line["state_bytes"] if line["state_bytes"] > CHIP_BYTES else 0)
-    return 1e6 * max(line["flops"] / PEAK_RATES[card][line["precision"]], moved / BANDWIDTH[card])
+    moved = record["batch_bytes"] + (2 * record["state_bytes"] if record["state_bytes"] > CHIP_BYTES else 0)
+    return 1e6 * max(record["flops"] / PEAK_RATES[card][record["precision"]], moved / BANDWIDTH[card])
 
 
-def by_workload(lines: Iterable[Line]) -> dict[tuple[str, str], dict[str, Line]]:
-    """Of each workload and precision, our line and the fastest one of each peer's forms."""
-    found: dict[tuple[str, str], dict[str, Line]] = {}
-    for line in (line for line in lines if "contender" in line):
-        best = found.setdefault((line["workload"], line["precision"]), {})
-        who = next(name for name in (OURS, *PEERS) if line["contender"].startswith(name))
-        if who not in best or line["microseconds"] < best[who]["microseconds"]:
-            best[who] = line
+def by_workload(records: Iterable[Record]) -> dict[tuple[str, str], dict[str, Record]]:
+    """Of each workload and precision, our record and that of each peer's fastest form."""
+    found: dict[tuple[str, str], dict[str, Record]] = {}
+    for record in (record for record in records if "contender" in record):
+        best = found.setdefault((record["workload"], record["precision"]), {})
+        who = next(name for name in (OURS, *PEERS) if record["contender"].startswith(name))
+        if who not in best or record["microseconds"] < best[who]["microseconds"]:
+            best[who] = record
     return found
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
 
 
 def digits(value: float) -> str:
@@ -68,14 +71,14 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def steps_table(lines: Sequence[Line]) -> str:
+def steps_table(records: Sequence[Record], *, floors: bool = True) -> str:
     """Microseconds a step, a row for each workload and precision."""
     rows = []
-    for (_, precision), best in by_workload(lines).items():
-        one = next(iter(best.values()))
+    for (_, precision), best in by_workload(records).items():
+        any_record = next(iter(best.values()))
         ours = best.get(OURS)
         row = [
-            f"{one['network']}, {one['batch_size']:,}",
+            f"{any_record['network']}, {any_record['batch_size']:,}",
             precision,
             f"**{digits(ours['microseconds'])}**" if ours else "–",
         ]
@@ -84,19 +87,20 @@ def steps_table(lines: Sequence[Line]) -> str:
             row.append(f"{digits(best[name]['microseconds'])} {form}".strip() if name in best else "–")
         peers = [best[name]["microseconds"] for name in PEERS if name in best]
         row.append(f"× {min(peers) / ours['microseconds']:.2f}" if ours and peers else "–")
-        least = floor(one)
+        least = floor(any_record)
         row.append("–" if least is None else digits(least))
         row.append(f"{least / ours['microseconds']:.0%}".replace("%", " %") if ours and least else "–")
         rows.append(row)
-    heads = ["network, batch", "precision", "mlpgpu", "PyTorch", "JAX", "better peer", "floor", "reached"]
-    return markdown(heads, rows)
+    heads = ["network, batch", "precision", OURS, *PEERS, "better peer", "floor", "reached"]
+    shown = len(heads) if floors else heads.index("floor")
+    return markdown(heads[:shown], (row[:shown] for row in rows))
 
 
-def errors_table(lines: Sequence[Line]) -> str:
+def errors_table(records: Sequence[Record]) -> str:
     """Errors of a product, a row for each precision, a column for each contender."""
     errors: dict[str, dict[str, float]] = {}
-    for line in (line for line in lines if line.get("error") is not None):
-        errors.setdefault(line["precision"], {})[line["contender"].partition(",")[0]] = line["error"]
+    for record in (record for record in records if record.get("error") is not None):
+        errors.setdefault(record["precision"], {})[record["contender"].partition(",")[0]] = record["error"]
     names = list(dict.fromkeys(name for found in errors.values() for name in found))
     rows = [
         [precision, *(f"{found[name]:.1e}" if name in found else "–" for name in names)]
@@ -105,59 +109,70 @@ def errors_table(lines: Sequence[Line]) -> str:
     return markdown(["precision", *names], rows)
 
 
-def products_table(lines: Sequence[Line]) -> str:
-    """TFLOP/s of the products of one form in a step, medians of its launches, and how much of cuBLAS's that is."""
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for line in (line for line in lines if "kernel" in line):
-        groups.setdefault((line["precision"], line["form"]), []).append(line)
+def products_table(records: Sequence[Record]) -> str:
+    """TFLOP/s of a step's products by precision and form, medians of its launches, and the slowest beside cuBLAS."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in (record for record in records if "kernel" in record):
+        groups.setdefault((record["precision"], record["form"]), []).append(record)
     rows = []
     for (precision, form), found in groups.items():
         row = [precision, FORMS[form]]
-        rates = [
-            statistics.median(1e3 * line["gigaflop"] / line[f"{way}microseconds"] for line in found)
-            for way in ("", "alone_", "cublas_")
-        ]
-        row += [f"{rate:.0f}" for rate in rates]
-        row += [
-            f"× {statistics.median(line['cublas_microseconds'] / line[f'{way}microseconds'] for line in found):.2f}"
-            for way in ("alone_", "")
-        ]
+        for way in ("", "alone_", "cublas_"):
+            row.append(
+                f"{statistics.median(1e3 * each['gigaflop'] / each[f'{way}microseconds'] for each in found):.0f}"
+            )
+        for way in ("alone_", ""):
+            ratios = [each["cublas_microseconds"] / each[f"{way}microseconds"] for each in found]
+            row.append(f"× {statistics.median(ratios):.2f} (× {min(ratios):.2f})")
         rows.append(row)
-    return markdown(
-        ["precision", "product", "in a step", "alone", "cuBLAS", "alone / cuBLAS", "in a step / cuBLAS"], rows
-    )
+    heads = ["precision", "product", "in a step", "alone", "cuBLAS", "alone / cuBLAS", "in a step / cuBLAS"]
+    return markdown(heads, rows)
 
 
-def report(lines: Sequence[Line]) -> str:
-    """The README's part."""
-    about = lines[0]
+def surroundings(records: Sequence[Record]) -> str:
+    """The card, the versions, and the commits that were measured."""
+    about = records[0]
     names = {"torch": "PyTorch", "jax": "JAX"}
     versions = [f"{name} {about['versions'][key]}" for key, name in names.items() if about["versions"].get(key)]
-    ours = f"mlpgpu {about['versions'][OURS]}" + (f" at {about['commit'][:10]}" if about["commit"] else "")
-    where = ", ".join([f"{about['card']}, driver {about['driver']}", *versions, ours])
+    commits = dict.fromkeys(record["commit"][:10] for record in records if record.get("commit"))
+    ours = f"mlpgpu {about['versions'][OURS]}" + (f" at {' and '.join(commits)}" if commits else "")
+    return ", ".join([f"{about['card']}, driver {about['driver']}", *versions, ours])
+
+
+def readme_part(records: Sequence[Record]) -> str:
+    """Six of the workloads and precisions."""
+    steps = [record for record in records if "contender" in record]
+    chosen = [record for record in steps if (record["workload"], record["precision"]) in README_ROWS]
+    about = f"Microseconds of a training step on an {surroundings(records)}; each peer in its fastest form, by name:"
+    return "\n\n".join([fill(about), steps_table(chosen, floors=False)])
+
+
+def page_part(records: Sequence[Record]) -> str:
+    """All that was measured, for docs/results.md."""
     parts = [
         fill(
-            f"One run of `benchmarks/peers.py` on an {where}: microseconds a step over whole epochs, shuffles "
-            "included, with the data on the card. PyTorch and JAX stand in their fastest forms. The last columns: how "
-            "many times as long as mlpgpu the better peer takes; a floor, the operations at the rate of the tensor "
-            "cores or the bytes at that of the memory, whichever is longer; and how much of it is reached."
+            f"One run of `benchmarks/peers.py` on an {surroundings(records)}: microseconds of a training step, medians "
+            "of rounds in which all contenders take turns, each peer in its fastest form, by name. *Better peer* says "
+            "how many times as long as mlpgpu the faster of the two takes. *Floor* is the step's operations at the "
+            "rate of the tensor cores or its bytes at that of the memory, whichever takes longer, and *reached* is how "
+            "much of it mlpgpu reaches."
         ),
-        steps_table(lines),
-        f"![Microseconds a step by workload and precision]({CHART.relative_to(ROOT).as_posix()})",
+        steps_table(records),
+        f"![Microseconds a step by workload and precision]({CHART.name})",
         fill(
             "What a precision is worth: the error of a product of two matrices of 4,096 by 4,096 normal values against "
             "float64, relative, by Frobenius norms."
         ),
-        errors_table(lines),
+        errors_table(records),
     ]
-    if any("kernel" in line for line in lines):
-        told = (
+    if any("kernel" in record for record in records):
+        about = (
             "TFLOP/s of the products of 4096-4096-4096-4096-4096: as its steps launch them, with the bias, the "
             "activation or its derivative, or the update of the weights; alone, where the same kernels only store "
-            "what they computed; and by cuBLAS. All multiplied the same numbers in turns of 5 ms on the warm card; "
-            "medians of rounds."
+            "what they computed; and by cuBLAS. All multiplied the same numbers in turns of 5 ms on the warm card. "
+            "Figures are medians over a step's launches of that product, in brackets the launch that compares worst."
         )
-        parts += [fill(told), products_table(lines)]
+        parts += [fill(about), products_table(records)]
     return "\n\n".join(parts)
 
 
@@ -165,9 +180,9 @@ def fill(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw(records: Sequence[Record], path: Path) -> None:
     """A panel for each workload, a group of bars for each precision."""
-    found = by_workload(lines)
+    found = by_workload(records)
     workloads = list(dict.fromkeys(key for key, _ in found))
     columns = min(3, len(workloads))
     figure = Figure(figsize=(4.2 * columns, 3.2 * -(-len(workloads) // columns)), layout="constrained")
@@ -187,6 +202,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         axes.set_xticks(range(len(groups)), list(groups))
         middle = (len(groups) - 1) / 2
         axes.set_xlim(middle - 1.5, middle + 1.5)  # bars as wide in each panel
+        axes.margins(y=0.12)  # room for the figures below the title
         axes.set_ylabel(f"{unit} a step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -196,21 +212,22 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def insert(text: str, part: str) -> str:
-    """``text`` with ``part`` between the marks."""
-    before, _, rest = text.partition(BEGIN)
+def insert(path: Path, part: str) -> str:
+    """The file's text with ``part`` between the marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise SystemExit(f"{README}: expected the lines {BEGIN} and {END}")
+        raise SystemExit(f"{path}: expected the marks {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make README.md's tables and chart of what peers.py measured.")
+    parser = argparse.ArgumentParser(description="Make tables and the chart of what peers.py measured.")
     parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    lines = read(parser.parse_args().results)
-    README.write_text(insert(README.read_text(encoding="utf-8"), report(lines)), encoding="utf-8")
-    draw(lines, CHART)
+    records = read(parser.parse_args().results)
+    for path, part in ((README, readme_part(records)), (PAGE, page_part(records))):
+        path.write_text(insert(path, part), encoding="utf-8")
+    draw(records, CHART)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,11 @@ def test_the_report_compares_with_the_better_form_of_each_peer(report: dict[str,
         f"| 5-4-3, 4 | float32 | **4** | 120 compiled graph | 30 bf16x6 | × 7.50 | {floor} | 0 % |",
         f"| 5-4-3, 4 | tf32 | – | 50 graph | – | – | {floor} | – |",
     ]
+    without = report["steps_table"](lines, floors=False).splitlines()[2:]
+    assert without == [
+        "| 5-4-3, 4 | float32 | **4** | 120 compiled graph | 30 bf16x6 | × 7.50 |",
+        "| 5-4-3, 4 | tf32 | – | 50 graph | – | – |",
+    ]
 
 
 def test_floors_follow_from_operations_or_bytes(report: dict[str, Any]) -> None:
@@ -217,29 +222,44 @@ def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
         "| tf32 | – | – | 3.0e-04 |",
     ]
     products = [KERNEL, {**KERNEL, "microseconds": 500.0}, {**KERNEL, "microseconds": 400.0}]
-    assert report["products_table"](products).splitlines()[-1] == "| tf32 | x W | 625 | 688 | 724 | × 0.95 | × 0.86 |"
-    assert "TFLOP/s" not in report["report"](lines)
-    text = report["report"]([*lines, KERNEL])
-    assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text and "mlpgpu 0.1 at 0123456789:" in text
-    assert "mlpgpu 0.1:" in report["report"]([{**lines[0], "commit": None}])
+    assert report["products_table"](products).splitlines()[-1] == (
+        "| tf32 | x W | 625 | 688 | 724 | × 0.95 (× 0.95) | × 0.86 (× 0.76) |"
+    )
+    assert "TFLOP/s" not in report["page_part"](lines)
+    text = report["page_part"]([*lines, {**KERNEL, "commit": "fedcba98"}])
+    assert "TFLOP/s" in text and "PyTorch 2.11" in text and "JAX 0" not in text
+    assert "mlpgpu 0.1 at 0123456789 and fedcba98:" in text
+    assert "mlpgpu 0.1:" in report["page_part"]([{**lines[0], "commit": None}])
 
 
-def test_the_readme_tells_what_was_measured(report: dict[str, Any]) -> None:
-    text = report["README"].read_text(encoding="utf-8")
-    assert report["insert"](text, report["report"](report["read"](report["RESULTS"]))) == text
+def test_the_readme_shows_some_of_the_workloads(report: dict[str, Any]) -> None:
+    key, precision = report["README_ROWS"][0]
+    chosen, other = line("mlpgpu", 4.0, precision, workload=key), line("mlpgpu", 8.0, precision)
+    rows = report["readme_part"]([chosen, other, KERNEL]).splitlines()
+    assert [row.split(" | ")[2] for row in rows if row.startswith("| 5-4-3")] == ["**4**"]
 
 
-def test_the_report_replaces_its_part_of_the_readme_and_draws(report: dict[str, Any], tmp_path: Path) -> None:
-    text = f"before\n{report['BEGIN']}\nold\n{report['END']}\nafter\n"
-    replaced = report["insert"](text, "new")
-    assert replaced == f"before\n{report['BEGIN']}\n\nnew\n\n{report['END']}\nafter\n"
-    assert report["insert"](replaced, "new") == replaced
-    with pytest.raises(SystemExit, match="expected the lines"):
-        report["insert"]("no marks", "new")
+def test_both_pages_tell_what_was_measured(report: dict[str, Any]) -> None:
+    records = report["read"](report["RESULTS"])
+    for path, part in ((report["README"], "readme_part"), (report["PAGE"], "page_part")):
+        assert report["insert"](path, report[part](records)) == path.read_text(encoding="utf-8")
+    steps = {(record["workload"], record["precision"]) for record in records}
+    assert len(report["README_ROWS"]) == 6 and steps.issuperset(report["README_ROWS"])
+
+
+def test_the_report_replaces_the_part_between_the_marks_and_draws(report: dict[str, Any], tmp_path: Path) -> None:
+    page, new = tmp_path / "page.md", f"before\n{report['BEGIN']}\n\nnew\n\n{report['END']}\nafter\n"
+    for text in (f"before\n{report['BEGIN']}\nold\n{report['END']}\nafter\n", new):
+        page.write_text(text, encoding="utf-8")
+        assert report["insert"](page, "new") == new
+    page.write_text("no marks", encoding="utf-8")
+    with pytest.raises(SystemExit, match="expected the marks"):
+        report["insert"](page, "new")
     report["draw"]([line("mlpgpu", 4.0), line("JAX", 30.0), line("JAX", 20.0, "tf32")], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_readme_has_the_marks(report: dict[str, Any]) -> None:
-    text = report["README"].read_text(encoding="utf-8")
-    assert text.count(report["BEGIN"]) == text.count(report["END"]) == 1
+def test_the_pages_have_the_marks_once(report: dict[str, Any]) -> None:
+    for path in (report["README"], report["PAGE"]):
+        text = path.read_text(encoding="utf-8")
+        assert text.count(report["BEGIN"]) == text.count(report["END"]) == 1
