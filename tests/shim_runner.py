@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike, DTypeLike
 
-from mlpgpu.backends.cuda.kernels import Argument, Entry, unit_source, units
+from mlpgpu.backends.cuda.kernels import Argument, Entry, included, unit_source, units
 
 SHIM = Path(__file__).parent / "shim"
 KERNELS = Path(__file__).parent.parent / "cuda"
@@ -368,7 +368,7 @@ def _sources(path: Path, found: dict[Path, str] | None = None) -> dict[Path, str
 
 
 def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
-    """The program of these entries, all of one header, with the object of host.cpp."""
+    """The program of these entries, all of one unit, with the object of host.cpp."""
     side_by_side = {e: str(e.cooperative or e.cluster > 1).lower() for e in entries}
     kernels = (
         f'    shim::Entry<mlpgpu::entries::{e.name}>::kernel("{e.name}", {together}),'
@@ -381,10 +381,12 @@ def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
         f"const size_t shim::kernel_count = {len(entries)};",
     ]
     source = "\n".join([unit_source(entries), "", *table, ""])
-    included = _sources(KERNELS / entries[0].header) | _sources(SHIM / "cuda.h")
+    texts = _sources(SHIM / "cuda.h")
+    for header in included(entries):
+        texts |= _sources(KERNELS / header)
     unit = _build(
-        f"{Path(entries[0].header).stem}.o",
-        [source, *included.values()],
+        f"{Path(entries[0].unit).stem}.o",
+        [source, *texts.values()],
         ["-include", SHIM / "cuda.h", "-I", KERNELS, "-c", "-x", "c++", "-"],
         source,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,13 @@ INNER_LEVELS = {
         *("launches", "table", "__init__"),
     ),
 }
+
+# The same of kernels: a file includes from its own folder and from those before it.
+CUDA = ROOT / "cuda"
+CUDA_FOLDERS = (
+    *("common", "arch", "math", "gemm", "elementwise", "dense", "fused", "persistent", "local", "primitives", "bench"),
+)
+MOST_FILES = 13
 
 # The plan is all that a backend reads.
 FORBIDDEN = {"backends": {"layers"}}
@@ -171,6 +179,21 @@ def test_modules_import_only_required_packages(source: str) -> None:
     top = {found.module.split(".")[0] for found in imports_of(source) if not found.function}
     cuda = {"cuda", "pycuda"} if source == CUDA_BINDINGS else set()
     assert top <= sys.stdlib_module_names | REQUIRED | cuda | {"mlpgpu"}
+
+
+@pytest.mark.parametrize("header", sorted(path.relative_to(CUDA).as_posix() for path in CUDA.rglob("*.cuh")))
+def test_kernels_include_downward(header: str) -> None:
+    folder = header.split("/")[0]
+    names = re.findall(r'^#include "(.+)"$', (CUDA / header).read_text(encoding="utf-8"), re.MULTILINE)
+    for name in names:
+        assert (CUDA / name).is_file(), f"{header} includes {name}, which is not there"
+        above = CUDA_FOLDERS.index(name.split("/")[0])
+        assert above <= CUDA_FOLDERS.index(folder), f"{header} includes {name} from a later folder"
+
+
+@pytest.mark.parametrize("folder", CUDA_FOLDERS)
+def test_a_folder_of_kernels_is_seen_at_a_glance(folder: str) -> None:
+    assert 0 < len(list((CUDA / folder).iterdir())) <= MOST_FILES
 
 
 def test_import_is_light() -> None:

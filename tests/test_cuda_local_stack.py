@@ -229,7 +229,7 @@ def test_kernels_compile_without_many_spills(
             entries += [kernels.local_stack_tied_update("gelu", optimizer, held) for optimizer in optimizers]
     cubins = compile_units(units(entries), "sm_90a")
     for entry in entries:
-        kernel = cubins[entry.header].resources[entry.name]
+        kernel = cubins[entry.unit].resources[entry.name]
         assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes
         assert kernel.registers * entry.threads <= 65536 and kernel.shared_bytes == 0
 

@@ -246,7 +246,7 @@ def host_backend() -> Backend:
 def test_a_climb_of_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = SimpleNamespace(name="its_kernel", header="gemm/gemm_sm90.cuh", function="tensor_forward<HalfPair>")
+    entry = SimpleNamespace(name="its_kernel", header="dense/tensor_dense.cuh", function="tensor_forward<HalfPair>")
     line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
     bench = HostBench()
     monkeypatch.setattr(HostProbe, "timed", [line, SimpleNamespace(flops=0)])

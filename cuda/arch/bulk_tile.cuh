@@ -3,7 +3,6 @@
 #pragma once
 
 #include "arch/hopper.cuh"
-#include "elementwise/update.cuh"
 
 namespace mlpgpu {
 

@@ -6,6 +6,7 @@
 // slots in registers by then, move it along the sums, write it back and fetch their next one.
 #pragma once
 
+#include "dense/dense.cuh"
 #include "gemm/split_sm90.cuh"
 #include "elementwise/update.cuh"
 

@@ -10,8 +10,7 @@
 #pragma once
 
 #include "arch/mma.cuh"
-#include "dense/tensor_loss.cuh"
-#include "dense/tensor_update.cuh"
+#include "gemm/epilogue.cuh"
 
 namespace mlpgpu {
 

@@ -7,7 +7,6 @@
 // read B; its parts are stored once, in planes.
 #pragma once
 
-#include "dense/dense.cuh"
 #include "arch/hopper.cuh"
 #include "gemm/split_sm80.cuh"
 

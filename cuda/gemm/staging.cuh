@@ -5,8 +5,7 @@
 #pragma once
 
 #include "arch/hopper.cuh"
-#include "dense/tensor_loss.cuh"
-#include "dense/tensor_update.cuh"
+#include "gemm/epilogue.cuh"
 
 namespace mlpgpu {
 

@@ -56,7 +56,7 @@ class Bench:
             self.stream = Stream(device)
             self.modules = {header: Module(device, cubin.image) for header, cubin in cubins.items()}
             runnable = [entry for entry in all_entries() if entry.runs_on(device.arch)]
-            self.functions = {entry: self.modules[entry.header].function(entry) for entry in runnable}
+            self.functions = {entry: self.modules[entry.unit].function(entry) for entry in runnable}
 
     def run(
         self, entry: Entry, grid: tuple[int, ...], args: Mapping[str, object], constants: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class Bench:
         values: list[float | None] = []
         with self.device:
             for name, constant in constants.items():
-                self.stream.upload(self.modules[entry.header].constant(name)[0], constant)
+                self.stream.upload(self.modules[entry.unit].constant(name)[0], constant)
             for argument in entry.arguments:
                 value = args[argument.name]
                 if isinstance(value, Mapped):

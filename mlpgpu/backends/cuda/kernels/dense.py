@@ -1,5 +1,5 @@
-"""Dense layers on plain cores: ``dense/dense.cuh``, ``dense/update.cuh``; and products cut along k, of split operands:
-``dense/split_dense.cuh``, ``gemm/split_sm90.cuh``, ``dense/large_k_update.cuh``; ``dense/few_rows_update.cuh``."""
+"""Dense layers of float32 operands: ``dense/dense.cuh`` and the updates beside it, with products by ``gemm/simt.cuh``,
+``gemm/split_sm80.cuh`` or ``gemm/split_sm90.cuh``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BlockTile:
     n: int
     threads: ClassVar[int] = 256
     blocks: ClassVar[int] = 2  # whose 16 warps hide each other's waiting
-    header: ClassVar[str | None] = None  # of kernels of such tiles, if it is a file of their own
+    main_loop: ClassVar[str | None] = None  # the file that computes such tiles, if dense/dense.cuh does not include it
     needs: ClassVar[str] = "sm_75"
     spill_bytes: ClassVar[int] = 0
 
@@ -70,7 +70,7 @@ def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
 class SplitTile(BlockTile):
     """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of gemm/split_sm80.cuh."""
 
-    header: ClassVar[str | None] = "dense/split_dense.cuh"
+    main_loop: ClassVar[str | None] = "gemm/split_sm80.cuh"
     needs: ClassVar[str] = "sm_80"
     spill_bytes: ClassVar[int] = 40  # around the epilogue
 
@@ -104,7 +104,7 @@ class WarpgroupTile(BlockTile):
 
     threads: ClassVar[int] = 512
     blocks: ClassVar[int] = 1
-    header: ClassVar[str | None] = "gemm/split_sm90.cuh"
+    main_loop: ClassVar[str | None] = "gemm/split_sm90.cuh"
     needs: ClassVar[str] = "sm_90a"
     spill_bytes: ClassVar[int] = _HELD_BYTES
 
@@ -144,7 +144,7 @@ def _tiled(
     parameters = ", ".join(filter(None, [struct, str(tile)]))
     return Entry(
         f"{kind}_{tile.name}",
-        tile.header or header,
+        header,
         f"{name}<{parameters}>",
         arguments(f"{ROWS}, {rest}"),
         tile.threads,
@@ -153,6 +153,7 @@ def _tiled(
         spill_bytes=max(spill_bytes, tile.spill_bytes),
         needs=tile.needs,
         constants=constants,
+        main_loop=tile.main_loop,
     )
 
 

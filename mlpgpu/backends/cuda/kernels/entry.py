@@ -1,8 +1,8 @@
 """What an entry is: a kernel's name, what it takes, and how it is launched.
 
 The sources under ``cuda/`` define templates; an :class:`Entry` names one instantiation.
-:func:`unit_source` writes the translation unit in which entries of one header stand, for nvcc and for
-the host compiler of the tests alike.
+:func:`unit_source` writes the translation unit of some entries, for nvcc and for the host compiler of the
+tests alike.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Entry:
         arguments: in order.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
+        main_loop: the file under ``cuda/gemm/`` that makes its products, where the template takes one as an argument.
         cooperative: whether its blocks wait for each other.
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
         blocks: that must fit on a multiprocessor at once, which limits their registers.
@@ -77,6 +78,17 @@ class Entry:
     constants: bool = False
     early: tuple[tuple[str, int], ...] | None = None
     patient: bool = False
+    main_loop: str | None = None
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What its unit includes."""
+        return (self.main_loop, self.header) if self.main_loop else (self.header,)
+
+    @property
+    def unit(self) -> str:
+        """The file by which it is compiled together with others: its main loop, or its own header."""
+        return self.headers[0]
 
     @property
     def is_extended(self) -> bool:
@@ -97,10 +109,16 @@ def arguments(signature: str) -> tuple[Argument, ...]:
 
 
 def unit_source(entries: Sequence[Entry]) -> str:
-    """C++ source of a translation unit that defines ``entries``; all are of one header."""
-    (header,) = {entry.header for entry in entries}
+    """C++ source of a translation unit that defines ``entries``, which are all of one unit."""
+    assert len({entry.unit for entry in entries}) == 1
+    includes = [f'#include "{header}"' for header in included(entries)]
     definitions = [_definition(entry) for entry in entries]
-    return "\n".join([f'#include "{header}"', "", "namespace mlpgpu::entries {", "", *definitions, "}"])
+    return "\n".join([*includes, "", "namespace mlpgpu::entries {", "", *definitions, "}"])
+
+
+def included(entries: Iterable[Entry]) -> list[str]:
+    """The headers of all entries, each once, main loops before the kernels that take them."""
+    return list(dict.fromkeys(header for entry in entries for header in entry.headers))
 
 
 def _definition(entry: Entry) -> str:
@@ -114,10 +132,10 @@ def _definition(entry: Entry) -> str:
 
 
 def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Entries by header, in order and each once: what is compiled together."""
+    """Entries by unit, in order and each once: what is compiled together."""
     grouped: dict[str, list[Entry]] = {}
     for entry in dict.fromkeys(entries):
-        grouped.setdefault(entry.header, []).append(entry)
+        grouped.setdefault(entry.unit, []).append(entry)
     return grouped
 
 

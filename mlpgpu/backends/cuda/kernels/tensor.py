@@ -20,7 +20,7 @@ class MatrixTile:
     """How gemm/gemm_sm80.cuh makes a product of planes: blocks with tiles of C, m by n.
 
     Attributes:
-        header: where its struct is defined.
+        main_loop: where its struct is defined.
         source: the C type of what it is given of an operand.
     """
 
@@ -28,7 +28,7 @@ class MatrixTile:
     m: int
     n: int
 
-    header = "gemm/gemm_sm80.cuh"
+    main_loop = "gemm/gemm_sm80.cuh"
     source = "const uint16_t*"
     threads = 256
     cluster = 1
@@ -91,7 +91,7 @@ class WgmmaTile:
     n: int
     across: int = 1
 
-    header = "gemm/gemm_sm90.cuh"
+    main_loop = "gemm/gemm_sm90.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
     host_excluded = None
@@ -209,9 +209,10 @@ def _tensor_product(
     a_inner: bool,
     b_inner: bool,
     end: tuple[str, ...] = (),
+    header: str = "dense/tensor_dense.cuh",
     constants: bool = False,
 ) -> Entry:
-    """An entry of dense/tensor_dense.cuh; ``epilogue`` is an activation, an optimizer, a loss or nothing.
+    """An entry of ``header``; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
     In ``rest``, SOURCE is what the product takes, of A and then of B; ``end`` what its epilogue reads early if it may.
     """
@@ -223,7 +224,7 @@ def _tensor_product(
     early = (a, EARLY_A), (b, EARLY_B), *((each, EARLY_END) for each in end)
     return Entry(
         f"{kind}_{tile.name}",
-        tile.header,
+        header,
         f"{name}<{parameters}>",
         its_arguments,
         tile.threads,
@@ -235,6 +236,7 @@ def _tensor_product(
         cluster=tile.cluster,
         constants=constants,
         early=early if tile.overlaps and "early" in {argument.name for argument in its_arguments} else None,
+        main_loop=tile.main_loop,
     )
 
 
@@ -255,7 +257,8 @@ def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
         "const float* weights, double* sums, unsigned* arrived, double* totals, double* losses, "
         "uint16_t* delta_planes, int k, int n"
     )
-    return _tensor_product("tensor_forward_loss", loss, tile, rest, a_inner=True, b_inner=False)
+    name, header = "tensor_forward_loss", "dense/tensor_loss.cuh"
+    return _tensor_product(name, loss, tile, rest, a_inner=True, b_inner=False, header=header)
 
 
 def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
@@ -283,8 +286,10 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
         "float* db_parts, const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
         "float* bias_slots, int64_t size, int early, int k, int n"
     )
-    name, end = "tensor_backward_update", ("totals", "weight", "weight_slots")
-    return _tensor_product(name, optimizer, tile, rest, a_inner=False, b_inner=False, end=end, constants=True)
+    name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
+    return _tensor_product(
+        name, optimizer, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True
+    )
 
 
 def tensor_entries() -> list[Entry]:

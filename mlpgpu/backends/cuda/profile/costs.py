@@ -44,13 +44,11 @@ OF_STACKS: dict[str, Axes] = {
     "launches": (),
 }  # fmt: skip
 STACK_HEADERS = ("local/stack.cuh", "local/stack_update.cuh", "local/stack_tied_update.cuh")
-TENSOR_HEADERS = ("gemm/gemm_sm80.cuh", "gemm/gemm_sm90.cuh")
+TENSOR_HEADERS = ("dense/tensor_dense.cuh", "dense/tensor_loss.cuh", "dense/tensor_update.cuh")
 DENSE_HEADERS = (
     *(
         "dense/dense.cuh",
         "dense/update.cuh",
-        "dense/split_dense.cuh",
-        "gemm/split_sm90.cuh",
         "dense/large_k_update.cuh",
         "dense/few_rows_update.cuh",
     ),

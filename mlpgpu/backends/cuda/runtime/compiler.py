@@ -121,7 +121,7 @@ def compile_units(
     made of the same sources is taken, the newest first.
 
     Args:
-        units: the entries of each header, as :func:`kernels.units` gives them.
+        units: the entries of each unit, as :func:`kernels.units` gives them.
         arch: what to compile for, such as ``sm_90a``.
         options: of nvcc, beside :data:`OPTIONS`.
         sources: a folder where headers are looked for before :func:`source_folder`.
@@ -136,7 +136,7 @@ def compile_units(
     cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
     command = [*OPTIONS, *options, f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
     texts = {header: unit_source(entries) for header, entries in units.items()}
-    stems = {h: f"{Path(h).stem}-{arch}-{_key(h, text, folders, command)}" for h, text in texts.items()}
+    stems = {h: f"{Path(h).stem}-{arch}-{_key(text, folders, command)}" for h, text in texts.items()}
 
     nvcc = _search_nvcc()
     version = nvcc_version(nvcc) if nvcc else "*"
@@ -154,12 +154,13 @@ def compile_units(
     return {header: cubin for header, cubin in cubins.items() if cubin is not None}
 
 
-def _key(header: str, text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
+def _key(text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
     """Hash of a unit's text, of all that it includes, and of the options."""
     digest = hashlib.sha256(json.dumps([text, list(command)]).encode())
     sources: dict[Path, bytes] = {}
-    for folder in folders:
-        _collect(folder / header, folders, sources)
+    for name in _INCLUDE.findall(text):
+        for folder in folders:
+            _collect(folder / name, folders, sources)
     for path in sorted(sources):
         name = next(path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder))
         digest.update(json.dumps([name, len(sources[path])]).encode())

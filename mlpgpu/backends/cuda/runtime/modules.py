@@ -198,7 +198,7 @@ class ExtendedModule(Module):
 class LoadedKernels:
     """Kernels by entry, compiled and loaded when they are first asked for.
 
-    Entries of one header that are loaded together are one module, with constant variables of its own.
+    Entries of one unit that are loaded together are one module, with constant variables of its own.
 
     Arguments:
         sources: a folder where headers are looked for before those of the package.
@@ -221,12 +221,10 @@ class LoadedKernels:
         grouped = units(missing)
         cubins = compiler.compile_units(grouped, self._device.arch, sources=self._sources)
         modules = {
-            header: (ExtendedModule if any(e.is_extended for e in grouped[header]) else Module)(
-                self._device, cubin.image
-            )
-            for header, cubin in cubins.items()
+            unit: (ExtendedModule if any(e.is_extended for e in grouped[unit]) else Module)(self._device, cubin.image)
+            for unit, cubin in cubins.items()
         }
-        self._functions |= {entry: modules[entry.header].function(entry) for entry in missing}
+        self._functions |= {entry: modules[entry.unit].function(entry) for entry in missing}
 
     def constants(self, name: str) -> list[int]:
         """The addresses of a constant variable, one in each module with an entry that reads constants."""
