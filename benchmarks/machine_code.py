@@ -29,7 +29,8 @@ from pathlib import Path
 import mlpgpu as mg
 from mlpgpu.backends.cuda.kernels import Entry, all_entries, unit_source, units
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.persistent.design import Design, design
+from mlpgpu.backends.cuda.persistent.choice import choose_kernel
+from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.runtime.compiler import OPTIONS, find_nvcc, source_folder
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
@@ -58,9 +59,11 @@ def persistent_entries(arch: str) -> Iterator[Entry]:
         for precision in PRECISIONS:
             network = mg.Network([layers[0], mg.Dropout(0.2), *layers[1:]], seed=1)
             plan = network.lower(capacity=rows, loss=loss, optimizer=optimizer, precision=precision)
-            made = design(plan, multiprocessors=MULTIPROCESSORS[arch], shared_bytes=SHARED_BYTES[arch], arch=arch)
-            if isinstance(made, Design):
-                yield made.train("uint8", textured=True).entry
+            kernel = choose_kernel(
+                plan, multiprocessors=MULTIPROCESSORS[arch], shared_bytes=SHARED_BYTES[arch], arch=arch
+            )
+            if isinstance(kernel, PersistentKernel):
+                yield kernel.train("uint8", textured=True).entry
 
 
 def stack_entries(arch: str) -> Iterator[Entry]:

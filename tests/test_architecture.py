@@ -46,12 +46,13 @@ INNER_LEVELS = {
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": ("threads", "workspace", "bindings", "updates", "program", "__init__"),
-    "backends/cuda": ("kernels", "runtime", "persistent", "lower", "run", "profile", "__init__"),
+    "backends/cuda": ("kernels", "runtime", "select", "persistent", "lower", "run", "profile", "__init__"),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
         *("timing", "__init__"),
     ),
-    "backends/cuda/persistent": ("design", "__init__"),
+    "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "choice", "__init__"),
+    "backends/cuda/select": ("local_stack", "__init__"),
     "backends/cuda/lower": ("shard", "local_stack", "tensor_cores", "tail", "overlap", "lowering", "__init__"),
     "backends/cuda/run": (
         *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),

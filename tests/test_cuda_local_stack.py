@@ -20,11 +20,11 @@ from test_cuda_lowering import HostProgram, make_plan
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import HeldWeights, StackShape, StreamedWeights, units
-from mlpgpu.backends.cuda.lower import local_stack
-from mlpgpu.backends.cuda.lower.local_stack import design, runs_of_layers
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
+from mlpgpu.backends.cuda.select import local_stack
+from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers
 from mlpgpu.layers import Layer
 
 Local = LocallyConnected
@@ -126,10 +126,10 @@ def test_predictions_have_the_bits_of_one_launch_for_each_layer(
 # --- which stacks there are ---
 
 
-def designed(layers: list[Layer], *, multiprocessors: int = 132, arch: str = "sm_90a", **options: Any) -> Any:
+def chosen(layers: list[Layer], *, multiprocessors: int = 132, arch: str = "sm_90a", **options: Any) -> Any:
     plan = make_plan(layers, **{"capacity": 1, **options})
     (run,) = runs_of_layers(plan.evaluation)
-    return design(plan, run, shards=options.get("shards", 1), multiprocessors=multiprocessors, arch=arch)
+    return choose_stack(plan, run, shards=options.get("shards", 1), multiprocessors=multiprocessors, arch=arch)
 
 
 PAIR: list[Layer] = [Local(100, 5, "tanh"), Local(96, 5, "tanh")]
@@ -147,13 +147,13 @@ PAIR: list[Layer] = [Local(100, 5, "tanh"), Local(96, 5, "tanh")]
     ],
 )
 def test_layers_that_are_launches(why: str, layers: list[Layer], options: dict[str, Any]) -> None:
-    found = designed(layers, **options)
+    found = chosen(layers, **options)
     assert isinstance(found, str) and why in found
 
 
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_stack, "IS_USED", False)
-    assert "switched off" in designed(PAIR)
+    assert "switched off" in chosen(PAIR)
 
 
 def test_a_stack_ends_where_something_comes_between_or_the_activation_changes() -> None:
@@ -168,11 +168,11 @@ def test_a_stack_ends_where_something_comes_between_or_the_activation_changes() 
 
 def test_the_network_of_the_report() -> None:
     """N = 300,000, R = 29: a block has 2,304 columns; of one matrix 20 lines are in registers and 9 beside."""
-    reused = designed([Local(300_000, 29, "sigmoid", "layer")] * 5)
+    reused = chosen([Local(300_000, 29, "sigmoid", "layer")] * 5)
     assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.no_update
-    distinct = designed([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
+    distinct = chosen([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
     assert distinct.weights == StreamedWeights(StackShape(18, 1)) and distinct.weights.stages == 23
-    assert not distinct.no_update and distinct.mail_words == 5 * 131 * 28
+    assert not distinct.no_update and distinct.message_words == 5 * 131 * 28
     updates = [stack.update(optimizer) for stack in (distinct, reused) for optimizer in ("SGD", "Adam")]
     for entry in (reused.forward, distinct.forward, *updates):
         assert entry.cooperative and entry.shared_bytes <= kernels.STACK_SHARED_BYTES
@@ -183,7 +183,7 @@ def test_stacks_fit(n: int, window: int, capacity: int, multiprocessors: int, ti
     window = min(window, (n + 1) // 2)
     first = Local(n, window, "tanh")
     layers: list[Layer] = [first, first if tied else Local(n - window + 1, window, "tanh")]
-    made = designed(layers, multiprocessors=multiprocessors, capacity=capacity, optimizer=Adam(0.1))
+    made = chosen(layers, multiprocessors=multiprocessors, capacity=capacity, optimizer=Adam(0.1))
     if isinstance(made, str):
         return
     shape = made.weights.shape

@@ -20,8 +20,10 @@ from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda.kernels import units
 from mlpgpu.backends.cuda.kernels.launches import At, Launch
-from mlpgpu.backends.cuda.persistent import design as resident
-from mlpgpu.backends.cuda.persistent.design import Design, design
+from mlpgpu.backends.cuda.persistent import choice
+from mlpgpu.backends.cuda.persistent.choice import choose_kernel
+from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
+from mlpgpu.backends.cuda.persistent.tiles import COMPUTE_THREADS, MOST_MMA_COLUMNS
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
 from mlpgpu.layers import Layer
@@ -39,17 +41,17 @@ def make_plan(layers: list[Layer], **options: Any) -> Plan:
 # --- on the host ---
 
 
-class HostResident:
-    """Runs a plan's resident kernel on the host."""
+class HostKernel:
+    """Runs a plan's persistent kernel on the host."""
 
-    def __init__(self, plan: Plan, made: Design, data: Dataset, sampling: Sampling, state: State) -> None:
-        self.plan, self.made, self.data, self.sampling = plan, made, data, sampling
+    def __init__(self, plan: Plan, kernel: PersistentKernel, data: Dataset, sampling: Sampling, state: State) -> None:
+        self.plan, self.kernel, self.data, self.sampling = plan, kernel, data, sampling
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
         self.values: dict[str, Any] = {
             "data": data.storage_x, "targets": targets, "scale": data.scale or 1.0, "seed": sampling.seed,
             "weights": None if data.weight is None else data.weight.astype(np.float32),
-            "order": sampling.order(0).astype(np.int32), "mail": np.zeros(made.mail_words, np.uint64),
-            "dealt": np.full(made.dealt_bytes, 255, np.uint8), "tag": 1,
+            "order": sampling.order(0).astype(np.int32), "messages": np.zeros(kernel.layout.message_words, np.uint64),
+            "staged inputs": np.full(kernel.layout.staged_bytes, 255, np.uint8), "tag": 1,
         }  # fmt: skip
         for name in ("parameters", "slots", "statistics"):
             self.values[name] = getattr(state, name).astype(np.float32).ravel()
@@ -62,12 +64,12 @@ class HostResident:
         self.values |= {
             "step": np.array([(first, 0, first, sampling.batch_size, sampling.rows)], STEP),
             "steps": len(rates),
-            "row errors": np.zeros((len(rates), self.made.rows, 2), np.float32),
+            "row errors": np.zeros((len(rates), self.plan.capacity, 2), np.float32),
             "losses": np.zeros((len(rates), 2)),
         }
         source = "float32" if self.data.scale is None else "uint8"
-        self._launch(self.made.train(source, textured=True), constants)
-        self._launch(self.made.add_errors(len(rates)), {})
+        self._launch(self.kernel.train(source, textured=True), constants)
+        self._launch(self.kernel.add_errors(len(rates)), {})
         self.values["tag"] += len(rates)
         return self.values["losses"]
 
@@ -127,11 +129,11 @@ def check_epoch(case: str, source: str, arch: str, blocks: int, monkeypatch: pyt
     """Two full batches and a last one of two rows, in one launch and in two, of up to eight rows on so many blocks."""
     layers, options, limits = CASES[case]
     for name, value in limits.items():
-        monkeypatch.setattr(resident, name, value)
+        monkeypatch.setattr(choice, name, value)
     epoch = Epoch(layers, options, as_bytes=source == "uint8")
-    made = design(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch=arch)
-    assert isinstance(made, Design)
-    whole, pieces = (HostResident(epoch.plan, made, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
+    kernel = choose_kernel(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch=arch)
+    assert isinstance(kernel, PersistentKernel)
+    whole, pieces = (HostKernel(epoch.plan, kernel, epoch.data, epoch.sampling, epoch.state) for _ in range(2))
     losses = whole.run(0, epoch.rates)
     (cpu, cpu_losses, _), (exact, exact_losses, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
     assert_as_exact(whole.values["parameters"], cpu.parameters[0], exact.parameters[0])
@@ -150,9 +152,9 @@ def test_an_epoch_of_short_operands(precision: str, error: float, blocks: int) -
     """The errors of all products' operands add up to the change's, at random."""
     layers, options, _ = CASES["copied"]
     epoch = Epoch(layers, options, precision=precision)
-    made = design(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch="sm_90a")
-    assert isinstance(made, Design)
-    host = HostResident(epoch.plan, made, epoch.data, epoch.sampling, epoch.state)
+    kernel = choose_kernel(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch="sm_90a")
+    assert isinstance(kernel, PersistentKernel)
+    host = HostKernel(epoch.plan, kernel, epoch.data, epoch.sampling, epoch.state)
     losses = host.run(0, epoch.rates)
     exact, exact_losses, _ = epoch.on_cpu("float64")
     before = epoch.state.parameters[0]
@@ -164,9 +166,9 @@ def test_an_epoch_of_short_operands(precision: str, error: float, blocks: int) -
 # --- which plans have one ---
 
 
-def designed(layers: list[Layer], *, multiprocessors: int = 132, arch: str = "sm_90a", **options: Any) -> Any:
+def chosen(layers: list[Layer], *, multiprocessors: int = 132, arch: str = "sm_90a", **options: Any) -> Any:
     plan = make_plan(layers, **options)
-    return design(plan, multiprocessors=multiprocessors, shared_bytes=SHARED_BYTES, arch=arch)
+    return choose_kernel(plan, multiprocessors=multiprocessors, shared_bytes=SHARED_BYTES, arch=arch)
 
 
 TIED = Dense(8, 8)
@@ -189,20 +191,21 @@ TIED = Dense(8, 8)
     ],
 )
 def test_plans_that_train_launch_by_launch(why: str, layers: list[Layer], options: dict[str, Any]) -> None:
-    found = designed(layers, **options)
+    found = chosen(layers, **options)
     assert isinstance(found, str) and why in found
 
 
 def test_the_network_of_the_table_in_full() -> None:
-    made = designed([Dense(784, 128, "relu"), Dense(128, 10)], capacity=128, loss="softmax_cross_entropy")
-    assert isinstance(made, Design)
-    first, last = made.layers
+    kernel = chosen([Dense(784, 128, "relu"), Dense(128, 10)], capacity=128, loss="softmax_cross_entropy")
+    assert isinstance(kernel, PersistentKernel)
+    first, last = kernel.layout.layers
     # Eight slices of the inputs by sixteen of the units: a block multiplies 128 rows by 100 lines of 8 columns.
-    assert (first.cut.line_slices, first.cut.column_slices, first.cut.quads, first.cut.columns) == (8, 16, 25, 8)
+    tiling = first.tiling
+    assert (tiling.row_slices, tiling.column_slices, tiling.quads, tiling.columns) == (8, 16, 25, 8)
     assert (first.is_replicated, last.is_replicated) == (False, True)
-    assert made.blocks == 132 and last.first_block == 128
-    entry = made.train("float32", textured=True).entry
-    assert entry.cooperative and entry.shared_bytes == made.shared_bytes <= SHARED_BYTES
+    assert kernel.layout.blocks == 132 and last.first_block == 128
+    entry = kernel.train("float32", textured=True).entry
+    assert entry.cooperative and entry.shared_bytes == kernel.layout.shared_bytes <= SHARED_BYTES
 
 
 @st.composite
@@ -215,25 +218,29 @@ def stacks(draw: st.DrawFn) -> tuple[list[Layer], dict[str, Any]]:
 @given(stacks())
 def test_tiles_cover_the_weights_and_fit(stack: tuple[list[Layer], dict[str, Any]]) -> None:
     layers, options = stack
-    made = designed(layers, **options)
-    if isinstance(made, str):
+    kernel = chosen(layers, **options)
+    if isinstance(kernel, str):
         return
-    assert made.shared_bytes <= SHARED_BYTES and 1 <= made.blocks <= options["multiprocessors"]
-    for layer in made.layers:
-        cut = layer.cut
-        assert cut.tiles <= made.blocks and layer.first_block < made.blocks
-        assert cut.quads * 4 * cut.line_slices >= cut.lines and cut.columns * cut.column_slices >= cut.n_out
-        assert cut.columns <= resident.MOST_COLUMNS and cut.quads <= resident.THREADS // 2
-        # No tile is empty: its block would wait for mail that nobody sends.
-        assert cut.line_slices <= -(-cut.lines // 4) and cut.column_slices <= -(-cut.n_out // 4)
-    assert not made.layers[0].is_replicated
+    layout = kernel.layout
+    assert layout.shared_bytes <= SHARED_BYTES and 1 <= layout.blocks <= options["multiprocessors"]
+    for layer in layout.layers:
+        tiling = layer.tiling
+        assert tiling.tiles <= layout.blocks and layer.first_block < layout.blocks
+        assert (
+            tiling.quads * 4 * tiling.row_slices >= tiling.weight_rows
+            and tiling.columns * tiling.column_slices >= tiling.n_out
+        )
+        assert tiling.columns <= MOST_MMA_COLUMNS and tiling.quads <= COMPUTE_THREADS // 2
+        # No tile is empty: its block would wait for messages that nobody sends.
+        assert tiling.row_slices <= -(-tiling.weight_rows // 4) and tiling.column_slices <= -(-tiling.n_out // 4)
+    assert not layout.layers[0].is_replicated
 
 
 @pytest.mark.parametrize("multiprocessors", [108, 132])
-def test_the_design_follows_plan_and_card_alone(multiprocessors: int) -> None:
+def test_the_choice_follows_plan_and_card_alone(multiprocessors: int) -> None:
     layers: list[Layer] = [Dense(300, 257, "tanh"), Dropout(0.5), Dense(257, 33, "gelu"), Dense(33, 7)]
-    first, second = (designed(layers, multiprocessors=multiprocessors, capacity=100) for _ in range(2))
-    assert first == second and isinstance(first, Design)
+    first, second = (chosen(layers, multiprocessors=multiprocessors, capacity=100) for _ in range(2))
+    assert first == second and isinstance(first, PersistentKernel)
     assert first.train("float32", textured=False) == second.train("float32", textured=False)
 
 
@@ -257,10 +264,10 @@ def test_kernels_compile_to_what_their_entries_say(
     if CACHE_VARIABLE not in os.environ:
         monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     layers, options = COMPILED[case]
-    made = designed(layers, arch=arch, **options)
-    assert isinstance(made, Design)
+    kernel = chosen(layers, arch=arch, **options)
+    assert isinstance(kernel, PersistentKernel)
     for source in ("float32", "uint8") if case == "tiny" else ("uint8",):
-        entry = made.train(source, textured=True).entry
+        entry = kernel.train(source, textured=True).entry
         (cubin,) = compile_units(units([entry]), arch).values()
         kernel = cubin.resources[entry.name]
         assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes

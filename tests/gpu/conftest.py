@@ -37,12 +37,12 @@ def cubins(device: Device) -> dict[str, Cubin]:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans train launch by launch, also those that could inside one kernel."""
-    monkeypatch.setattr(program, "design", lambda *_, **__: "a test asks for it")
+    monkeypatch.setattr(program, "choose_kernel", lambda *_, **__: "a test asks for it")
 
 
 @pytest.fixture(scope="module")
 def compiled_once(cubins: dict[str, Cubin]) -> Iterator[None]:
-    """In this module's process every plan takes its kernels from one compilation of all of them, save resident ones."""
+    """In this process every plan takes its kernels from one compilation of all of them, save persistent ones."""
     compile_units = compiler.compile_units
 
     def take(units: Mapping[str, Sequence[Entry]], arch: str, **options: Any) -> dict[str, Cubin]:

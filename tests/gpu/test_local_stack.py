@@ -11,9 +11,9 @@ from helpers import EPS32
 import mlpgpu as mg
 from mlpgpu import Dense, Dropout
 from mlpgpu import LocallyConnected as Local
-from mlpgpu.backends.cuda.lower import local_stack
-from mlpgpu.backends.cuda.lower.local_stack import LocalStack
 from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.select import local_stack
+from mlpgpu.backends.cuda.select.local_stack import LocalStack
 from mlpgpu.layers import Layer
 
 pytestmark = pytest.mark.gpu
@@ -89,9 +89,9 @@ def run(case: str, backend: str, precision: str = "float32") -> dict[str, np.nda
 
 def stacks_made(monkeypatch: pytest.MonkeyPatch) -> list[LocalStack | str]:
     made: list[LocalStack | str] = []
-    design = local_stack.design
+    choose = local_stack.choose_stack
     monkeypatch.setattr(
-        local_stack, "design", lambda *args, **options: made.append(design(*args, **options)) or made[-1]
+        local_stack, "choose_stack", lambda *args, **options: made.append(choose(*args, **options)) or made[-1]
     )
     return made
 

@@ -14,8 +14,9 @@ from test_plans import Case, check_both, train
 import mlpgpu as mg
 from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda.persistent import design as resident
-from mlpgpu.backends.cuda.persistent.design import Design
+from mlpgpu.backends.cuda.persistent import choice
+from mlpgpu.backends.cuda.persistent.choice import choose_kernel
+from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.run import feed, program
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.runtime import Device
@@ -64,33 +65,33 @@ def random_case(seed: int, *, widest: int = 300, most_rows: int = 200) -> Case:
     )
 
 
-def is_resident(case: Case) -> bool:
+def is_persistent(case: Case) -> bool:
     """On a card such as an H200; what does not fit there is not what this file tests."""
     plan = mg.Network(case.layers, seed=5).lower(
         capacity=case.batch_size, loss=case.loss, target_kind=case.kind, optimizer=case.optimizer
     )
-    return isinstance(resident.design(plan, multiprocessors=132, shared_bytes=227 << 10, arch="sm_90a"), Design)
+    return isinstance(choose_kernel(plan, multiprocessors=132, shared_bytes=227 << 10, arch="sm_90a"), PersistentKernel)
 
 
-SEEDS = list(itertools.islice((seed for seed in itertools.count() if is_resident(random_case(seed))), PLANS))
+SEEDS = list(itertools.islice((seed for seed in itertools.count() if is_persistent(random_case(seed))), PLANS))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside one kernel and launch by launch: both stay within the bound of the float64 oracle."""
-    designs: list[object] = []
-    choose = program.design
-    monkeypatch.setattr(program, "design", lambda *a, **k: designs.append(choose(*a, **k)) or designs[-1])
+    chosen: list[object] = []
+    choose = program.choose_kernel
+    monkeypatch.setattr(program, "choose_kernel", lambda *a, **k: chosen.append(choose(*a, **k)) or chosen[-1])
     check_both(random_case(seed))
-    assert any(isinstance(made, Design) for made in designs)
+    assert any(isinstance(kernel, PersistentKernel) for kernel in chosen)
 
 
-@pytest.mark.parametrize(("seed", "most_copied"), [(3, resident.MOST_COPIED), (4, 0), (7, 0)])
+@pytest.mark.parametrize(("seed", "most_copied"), [(3, choice.MOST_COPIED), (4, 0), (7, 0)])
 def test_small_plans(seed: int, most_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that sanitize.sh watches: with copies of inner layers, and with all layers in tiles."""
-    monkeypatch.setattr(resident, "MOST_COPIED", most_copied)
+    monkeypatch.setattr(choice, "MOST_COPIED", most_copied)
     case = random_case(seed, widest=20, most_rows=12)
-    assert is_resident(case)
+    assert is_persistent(case)
     check_both(case)
 
 
@@ -121,7 +122,9 @@ def new_trainer(**options: Any) -> mg.Trainer:
 
 def fit(trainer: mg.Trainer, *callbacks: Any, epochs: int = 4, **options: Any) -> mg.Trainer:
     trainer.fit(DATA, epochs, callbacks=callbacks, progress=False, **options)
-    assert isinstance(trainer._engine.program, CudaProgram) and isinstance(trainer._engine.program.persistent, Design)
+    assert isinstance(trainer._engine.program, CudaProgram) and isinstance(
+        trainer._engine.program.persistent, PersistentKernel
+    )
     return trainer
 
 

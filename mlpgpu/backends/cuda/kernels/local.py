@@ -170,7 +170,7 @@ def stack_stages(shape: StackShape, lines: int, others: int) -> int:
 def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights) -> Entry:
     rest = (
         "const float* x, const float* parameters, const StackLayer* layers, int count, int m, int halo, float* kept, "
-        "float* kept_z, float* y, uint64_t* mail, unsigned* launches"
+        "float* kept_z, float* y, uint64_t* messages, unsigned* launches"
     )
     function = f"local_stack_forward<{weights}, {camel(activation)}>"
     return _stack_entry("local/stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes)
@@ -190,7 +190,7 @@ def _update_lines(optimizer: str) -> int:
 _UPDATE = (
     "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, const float* kept_z, "
     "const float* y, const float* dy, int is_derived, const double* totals, float* parameters, float* slots, "
-    "int64_t size, float* dx, double* bias_sums, uint64_t* mail, unsigned* launches"
+    "int64_t size, float* dx, double* bias_sums, uint64_t* messages, unsigned* launches"
 )
 
 

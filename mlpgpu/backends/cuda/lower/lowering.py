@@ -17,7 +17,8 @@ from ....random import Purpose
 from .. import kernels
 from ..kernels import Entry, Team, ceil_div
 from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
-from .local_stack import Stacks, stacked_partials
+from ..select.local_stack import stacked_partials
+from .local_stack import Stacks
 from .overlap import overlap
 from .shard import (
     BLOCKS_PER_MULTIPROCESSOR,
@@ -462,7 +463,8 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     what the card is compiled for.
     """
     lowered, setting = Lowered(), Setting(multiprocessors, arch, source, textured)
-    in_place = updates_in_place(plan, stacked_partials(plan, setting))
+    stacked = stacked_partials(plan, multiprocessors=setting.multiprocessors, arch=setting.arch)
+    in_place = updates_in_place(plan, stacked)
     for number in range(plan.shards if plan.training else 0):
         shard = _Lowering(plan, plan.training, setting, lowered, number, plan.shards, in_place)
         cores = shard.tensor_cores

@@ -40,7 +40,7 @@ OF_TENSOR_CORES: dict[str, Axes] = {
 OF_STACKS: dict[str, Axes] = {
     "x": ("rows", "m"), "parameters": ("weights",), "slots": ("slot_count", "weights"), "layers": ("count", 10),
     "kept": ("rows", "outputs"), "kept_z": ("rows", "outputs"), "y": ("rows", "n"), "dy": ("rows", "n"),
-    "totals": (2,), "dx": ("rows", "m"), "deltas": ("rows", "outputs"), "bias_sums": (0,), "mail": (0,),
+    "totals": (2,), "dx": ("rows", "m"), "deltas": ("rows", "outputs"), "bias_sums": (0,), "messages": (0,),
     "launches": (),
 }  # fmt: skip
 STACK_HEADERS = ("local/stack.cuh", "local/stack_update.cuh", "local/stack_tied_update.cuh")

@@ -162,7 +162,7 @@ def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
     seconds, kernel = persistent_seconds(program), program.persistent
     entry = kernel.train("float32" if data.scale is None else "uint8", textured=True).entry
     return (
-        f"trains inside one kernel, {entry.name}: {kernel.blocks} blocks of {entry.threads} threads, each with "
+        f"trains inside one kernel, {entry.name}: {kernel.layout.blocks} blocks of {entry.threads} threads, each with "
         f"{entry.shared_bytes:,} bytes of shared memory; a step takes {seconds * 1e6:,.2f} µs.  Launch by launch it "
         "would be:"
     )

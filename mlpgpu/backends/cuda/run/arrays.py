@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ....errors import BackendError
 from ....plan import Plan
-from ..lower.local_stack import OF_ROWS
 from ..runtime import Arena, Device, aligned
+from ..select.local_stack import ROW_ARRAYS
 
 
 class Arrays:
@@ -56,7 +56,7 @@ def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
     if total <= free:
         return
     of_rows = sum(sizes.get(name, 0) for name, buffer in plan.buffers.items() if buffer.axes[1] == "row")
-    of_rows += sum(size for name, size in sizes.items() if name.endswith(OF_ROWS))
+    of_rows += sum(size for name, size in sizes.items() if name.endswith(ROW_ARRAYS))
     others = total - of_rows
     if others < free:
         rows = (free - others) * plan.capacity // of_rows

@@ -9,7 +9,8 @@ import numpy as np
 from ....datasets import Dataset
 from ....plan import Plan
 from ...base import Histogram, Program, Sampling, State, scaled
-from ..persistent.design import Design, design
+from ..persistent.choice import choose_kernel
+from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
 from .evaluation import Evaluation
 from .graphs import ShardStreams
@@ -51,7 +52,7 @@ class CudaProgram(Program):
         trace: Trace | None = None,
     ) -> None:
         self._plan, self._device, self._memory_share = plan, device, memory_share
-        self.persistent: Design | str = launches_because or design(
+        self.persistent: PersistentKernel | str = launches_because or choose_kernel(
             plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
         )
         self.training: Training | None = None
@@ -65,7 +66,7 @@ class CudaProgram(Program):
         self.state = DeviceState(self.workspace)
         self.evaluation = Evaluation(self.workspace)
         self.persistent_steps: PersistentSteps | None = None
-        if isinstance(self.persistent, Design):
+        if isinstance(self.persistent, PersistentKernel):
             self.persistent_steps = PersistentSteps(self.workspace, self.persistent)
 
     def address(self, array: str) -> int:

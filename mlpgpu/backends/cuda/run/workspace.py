@@ -13,7 +13,7 @@ from ....plan import Plan
 from ..kernels import TENSOR_MAP_BYTES, Entry, padded_columns
 from ..kernels.launches import Lowered, Map
 from ..lower.lowering import lower
-from ..persistent.design import Design
+from ..persistent.kernel import PersistentKernel
 from ..runtime import Arena, Device, LoadedKernels, Stream, pack, tensor_map
 from .arrays import Arrays, check_room
 from .feed import Feed
@@ -56,7 +56,7 @@ class Workspace:
         self,
         plan: Plan,
         device: Device,
-        persistent: Design | str,
+        persistent: PersistentKernel | str,
         *,
         memory_share: float,
         shared: Mapping[str, int] | None,
@@ -71,8 +71,8 @@ class Workspace:
         self._map_arenas: list[Arena] = []
         self._compiled: dict[tuple[str, bool], PlanKernels] = {}  # by the kind of the data
         self.take(self._lower("float32").bytes)
-        if isinstance(persistent, Design):
-            self.take(persistent.bytes)
+        if isinstance(persistent, PersistentKernel):
+            self.take(persistent.layout.bytes)
         self.numbers = StepNumbers(device, self.stream, self.arrays)
 
     def take(self, sizes: Mapping[str, int]) -> None:
@@ -112,7 +112,7 @@ class Workspace:
             self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
         self._make_maps(lowered.maps())
         entries = lowered.entries()
-        if isinstance(self.persistent, Design):
+        if isinstance(self.persistent, PersistentKernel):
             training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
             entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
         loaded = LoadedKernels(self.device, entries)

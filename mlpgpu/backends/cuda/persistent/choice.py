@@ -1,0 +1,107 @@
+"""Whether a plan trains inside one persistent kernel, and how the network is cut up for that.
+
+The choice follows the plan, the card's multiprocessors and its shared memory alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ....plan import Plan
+from ..kernels import architecture, ceil_div
+from .cost import layer_clocks
+from .kernel import PersistentKernel
+from .layout import Layout, TiledLayer
+from .network import DenseLayer, PersistentNetwork, read_network
+from .tiles import BFLOAT16, COMPUTE_THREADS, Tiling, most_columns, products_of
+
+IS_USED = True  # False: every plan trains launch by launch
+MOST_BATCH_ROWS = 1024  # each row's part of the loss is kept for every step of a launch
+MOST_COPIED = 8192  # weights of a layer of which each block holds a copy
+MOST_COPIED_IN_ALL = 16384
+KEPT_BLOCKS = 4  # at most, for the tiles of such layers
+MEMORY_SHARES = (16, 13, 10, 8, 6, 5, 4, 3, 2, 1)  # sixteenths of a block's memory that one layer may take
+TF32_TERMS = {"float32-ieee": 0, "float32": 2, "tf32": 1, "bfloat16": BFLOAT16}  # of a product's operand
+
+
+def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: str) -> PersistentKernel | str:
+    """The persistent kernel of a plan, or why it has none.
+
+    Args:
+        shared_bytes: the most that a block may have.
+    """
+    if not IS_USED:
+        return "persistent kernels are switched off"
+    network = read_network(plan)
+    if isinstance(network, str):
+        return network
+    if plan.capacity > MOST_BATCH_ROWS:
+        return f"a batch of {plan.capacity} rows is larger than {MOST_BATCH_ROWS}"
+    tf32_terms = TF32_TERMS[plan.precision] if architecture(arch) >= architecture("sm_80") else 0
+    has_copy_engine = architecture(arch) >= architecture("sm_90")
+    if ceil_div(network.widest, most_columns(tf32_terms)) > multiprocessors:
+        return f"a layer of {network.widest} units is too wide for {multiprocessors} multiprocessors"
+    # Tiles are chosen for speed, then, where they do not fit together, each among those of less and less memory.
+    why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {shared_bytes:,} bytes"
+    for sixteenths in MEMORY_SHARES:
+        layout = _fastest(network, multiprocessors, shared_bytes * sixteenths // 16, tf32_terms)
+        if layout is None:
+            break
+        if layout.shared_bytes <= shared_bytes:
+            return PersistentKernel(layout, has_copy_engine)
+        why = f"a block would need {layout.shared_bytes:,} bytes of shared memory, and has {shared_bytes:,}"
+    return why
+
+
+def _fastest(network: PersistentNetwork, blocks: int, most_bytes: int, tf32_terms: int) -> Layout | None:
+    """The layout whose layers are the fastest of those that take at most so many bytes each, if there is one."""
+    replicated = _replicated(network)
+    # Tiles of replicated layers come last: on blocks without others they cost no time, for rows wait for tiled layers.
+    others = blocks - ceil_div(network.widest, most_columns(tf32_terms))
+    kept = min(KEPT_BLOCKS, blocks // 8, others) if any(replicated) else 0
+    tilings: dict[int, Tiling] = {}
+    first_blocks: dict[int, int] = {}
+    taken, busy = 0, 0.0
+    for number in sorted(range(len(replicated)), key=replicated.__getitem__):
+        dense, is_replicated, is_first = network.layers[number], replicated[number], number == 0
+        best = math.inf
+        for tiling in _tilings(dense, blocks if is_replicated else blocks - kept, most_columns(tf32_terms)):
+            products = products_of(tiling, network.rows, tf32_terms, is_first=is_first)
+            floats = products.shared_floats(network.slots, is_first) + products.partial_floats(is_replicated)
+            if 4 * floats > most_bytes:
+                continue
+            clocks = layer_clocks(dense, products, blocks, is_first=is_first, is_replicated=is_replicated)
+            clocks += busy if is_replicated and taken + tiling.tiles > blocks else 0.0
+            if clocks < best:
+                best, tilings[number] = clocks, tiling
+        if number not in tilings:
+            return None
+        first_blocks[number], taken = taken, taken + tilings[number].tiles
+        busy = max(busy, best)
+    blocks = min(blocks, max(network.rows, taken))
+    layers = (
+        TiledLayer(dense, tilings[number], replicated[number], first_blocks[number] % blocks)
+        for number, dense in enumerate(network.layers)
+    )
+    return Layout(network, tuple(layers), blocks, tf32_terms)
+
+
+def _replicated(network: PersistentNetwork) -> list[bool]:
+    """Whether each block holds a copy of all weights, for each layer: inner ones, as far as they are small."""
+    replicated, copied = [False], 0
+    for dense in network.layers[1:]:
+        size = dense.weight_rows * dense.n_out
+        replicated.append(size <= MOST_COPIED and copied + size <= MOST_COPIED_IN_ALL)
+        copied += size if replicated[-1] else 0
+    return replicated
+
+
+def _tilings(dense: DenseLayer, blocks: int, most_columns: int) -> list[Tiling]:
+    """All into at most so many tiles, fewer tiles first."""
+    row_quads, column_quads = ceil_div(dense.weight_rows, 4), ceil_div(dense.n_out, 4)
+    tilings = [
+        Tiling(dense.weight_rows, dense.n_out, row_slices, column_slices)
+        for column_slices in range(ceil_div(dense.n_out, most_columns), min(column_quads, blocks) + 1)
+        for row_slices in range(1, min(row_quads, blocks // column_slices) + 1)
+    ]
+    return sorted((t for t in tilings if t.quads <= COMPUTE_THREADS // 2), key=lambda tiling: tiling.tiles)

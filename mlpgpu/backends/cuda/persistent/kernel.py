@@ -1,0 +1,74 @@
+"""A plan's persistent kernel: its entry and its launches."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from ....random import Purpose
+from .. import kernels
+from ..kernels import Entry, arguments, camel
+from ..kernels.launches import At, Launch, Value
+from .layout import Layout
+from .tiles import COMPUTE_THREADS, PRODUCER_THREADS
+
+
+@dataclass(frozen=True)
+class PersistentKernel:
+    """The kernel inside which a plan trains; ``has_copy_engine`` says whether that brings inputs."""
+
+    layout: Layout
+    has_copy_engine: bool
+
+    def train(self, source: str, *, textured: bool) -> Launch:
+        """The launch that trains; ``steps`` and ``tag`` change from one to the next."""
+        layout, network = self.layout, self.layout.network
+        mean, scale = network.scaled_inputs or (None, None)
+        target_mean, target_scale = network.scaled_targets or (None, None)
+        values: dict[str, Value] = {
+            "step": At("step"), "steps": At("steps"), "tag": At("tag"), "order": At("order"), "inputs": At("data"),
+            "scale": At("scale"), "mean": mean, "deviation": scale, "targets": At("targets"),
+            "weights": At("weights"), "target_mean": target_mean, "target_scale": target_scale, "seed": At("seed"),
+            "purpose": int(Purpose.DROPOUT), "parameters": At("parameters"),
+            "slots": At("slots") if network.slots else None, "messages": At("messages"), "staged": At("staged inputs"),
+            "errors": At("row errors"),
+        }  # fmt: skip
+        return Launch(self._entry(source, textured), (layout.blocks, 1, 1), values)
+
+    def add_errors(self, steps: int) -> Launch:
+        """The launch that follows so many steps."""
+        values: dict[str, Value] = {
+            "step": At("step"), "errors": At("row errors"), "capacity": self.layout.network.rows,
+            "losses": At("losses"),
+        }  # fmt: skip
+        return Launch(kernels.step_errors(), (steps, 1, 1), values)
+
+    @property
+    def _needs(self) -> str:
+        """The oldest architecture that has the kernel's instructions."""
+        return "sm_90" if self.has_copy_engine else "sm_80" if self.layout.tf32_terms else "sm_75"
+
+    def _entry(self, source: str, textured: bool) -> Entry:
+        layout, network = self.layout, self.layout.network
+        ctype, texels = kernels.SOURCES[source], "Texture" if textured else "const float*"
+        target = {"index": "Index", "dense": "DenseTarget"}[network.target_kind]
+        flags = ", ".join(str(flag).lower() for flag in (self.has_copy_engine, network.scaled_inputs is not None))
+        head = f"{network.rows}, {layout.blocks}, {layout.tf32_terms}, {flags}, {network.input_dropout or 'NotDropped'}"
+        shape = f"ResidentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
+        function = (
+            f"resident<{shape}, {camel(network.loss)}, {target}, {texels}, {network.optimizer}Rule, {ctype}, "
+            f"{layout.shared_bytes}, {layout.message_words}>"
+        )
+        signature = (
+            f"const Step* step, int steps, uint32_t tag, const int* order, const {ctype}* inputs, float scale, "
+            f"const float* mean, const float* deviation, {texels} targets, const float* weights, "
+            "const float* target_mean, const float* target_scale, uint64_t seed, uint64_t purpose, "
+            "float* parameters, float* slots, uint64_t* messages, void* staged, float* errors"
+        )
+        widths = (network.layers[0].n_in, *(dense.n_out for dense in network.layers))
+        name = f"resident_{'_'.join(map(str, widths))}_{zlib.crc32(function.encode()):08x}"
+        # Each of so many threads has 96 registers, and spills a few words around the loops.
+        return Entry(
+            name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
+            layout.shared_bytes, cooperative=True, spill_bytes=256, constants=True, needs=self._needs,
+        )  # fmt: skip
