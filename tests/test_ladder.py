@@ -22,7 +22,7 @@ from shim_runner import Unwritten, run
 
 from mlpgpu import Dataset
 from mlpgpu.backends import Backend, get_backend
-from mlpgpu.backends.cuda.kernels import TILES, Entry, units
+from mlpgpu.backends.cuda.kernels import HALF_PAIR, TILES, Entry, units
 from mlpgpu.backends.cuda.profile.costs import speed_of
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.run.steps import STEP
@@ -246,7 +246,7 @@ def host_backend() -> Backend:
 def test_a_climb_of_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = SimpleNamespace(name="its_kernel", header="dense/tensor_dense.cuh", function="tensor_forward<HalfPair>")
+    entry = SimpleNamespace(name="its_kernel", operand_format=HALF_PAIR)
     line = SimpleNamespace(flops=1, seconds=2e-3, launch=SimpleNamespace(entry=entry))
     bench = HostBench()
     monkeypatch.setattr(HostProbe, "timed", [line, SimpleNamespace(flops=0)])

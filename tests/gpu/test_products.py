@@ -13,7 +13,6 @@ from kernel_cases.tensor import ERRORS
 import mlpgpu as mg
 from mlpgpu.backends.cuda.kernels import BFLOAT16, OF_PRECISION, form_of, padded_columns
 from mlpgpu.backends.cuda.kernels.launches import Launch
-from mlpgpu.backends.cuda.profile.costs import form_in
 from mlpgpu.backends.cuda.profile.explain import random_data
 from mlpgpu.backends.cuda.profile.products import SCRATCH, Operand, Products
 from mlpgpu.backends.cuda.runtime import Device
@@ -65,7 +64,7 @@ def test_products_alone_are_those_of_their_operands(device: Device, precision: s
                 b = b.T
             found = left(products, alone, len(a), b.shape[1])
         reach = abs(a) @ abs(b)
-        form = form_in(launch)
+        form = launch.entry.operand_format
         assert form is not None
         rounded = ERRORS[form.struct] + 2 * (a.shape[1] + 16) * EPS32 + (2.0**-8 if form == BFLOAT16 else 0.0)
         assert (abs(found - a @ b) <= rounded * reach).all(), launch.entry.name

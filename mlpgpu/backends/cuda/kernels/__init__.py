@@ -12,6 +12,7 @@ from .entry import *
 from .local import *
 from .losses import *
 from .metrics import *
+from .operand_format import *
 from .patterns import *
 from .planes import *
 from .rates import *

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
-from .entry import ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
+from .operand_format import Form
+from .updates import slot_count
+
+SPLIT_FORMAT = Form("Bfloat16Triple", 3, scaled=False)  # of operands that a kernel splits itself: SplitTile
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class BlockTile:
     main_loop: ClassVar[str | None] = None  # the file that computes such tiles, if dense/dense.cuh does not include it
     needs: ClassVar[str] = "sm_75"
     spill_bytes: ClassVar[int] = 0
+    operand_format: ClassVar[Form | None] = None
 
     def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
@@ -73,6 +78,7 @@ class SplitTile(BlockTile):
     main_loop: ClassVar[str | None] = "gemm/split_sm80.cuh"
     needs: ClassVar[str] = "sm_80"
     spill_bytes: ClassVar[int] = 40  # around the epilogue
+    operand_format: ClassVar[Form | None] = SPLIT_FORMAT
 
     @property
     def shared_bytes(self) -> int:
@@ -107,6 +113,7 @@ class WarpgroupTile(BlockTile):
     main_loop: ClassVar[str | None] = "gemm/split_sm90.cuh"
     needs: ClassVar[str] = "sm_90a"
     spill_bytes: ClassVar[int] = _HELD_BYTES
+    operand_format: ClassVar[Form | None] = SPLIT_FORMAT
 
     @property
     def shared_bytes(self) -> int:
@@ -154,15 +161,20 @@ def _tiled(
         needs=tile.needs,
         constants=constants,
         main_loop=tile.main_loop,
+        products=(DENSE_PRODUCT,),
+        operand_format=tile.operand_format,
     )
 
 
+_X = "const float* x[rows,k], const int* order[rows]"
+
+
 def dense_forward(activation: str, tile: Tile) -> Entry:
-    rest = "const float* x, const int* order, const float* w, const float* b, float* z, float* y, int k, int n"
+    rest = f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
     return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
 
-_PART = "const float* x, const int* order, const float* w, float* parts, int k, int n, int part, int capacity"
+_PART = f"{_X}, const float* w[k,n], float* parts[grid.z,rows,n], int k, int n, int part, int capacity"
 
 
 def dense_forward_part(tile: Tile | SplitTile | WarpgroupTile) -> Entry:
@@ -176,18 +188,24 @@ FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/dense.cuh
 def dense_forward_part_few() -> Entry:
     """As :func:`dense_forward_part`, for at most FEW_ROWS rows."""
     name = "dense_forward_part_few"
-    return Entry(name, "dense/dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2)
+    return Entry(
+        name, "dense/dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
+        products=(DENSE_PRODUCT,),
+    )  # fmt: skip
 
 
 def dense_forward_sum(activation: str) -> Entry:
-    signature = f"{ROWS}, const float* parts, const float* b, float* z, float* y, int n, int count, int capacity"
+    signature = (
+        f"{ROWS}, const float* parts[count,rows,n], const float* b[n], float* z[rows,n], float* y[rows,n], int n, "
+        "int count, int capacity"
+    )
     function = f"dense_forward_sum<{camel(activation)}>"
     name = f"dense_forward_sum_{activation}"
     return Entry(name, "dense/dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
 
 
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
-    rest = "const float* dz, const float* w, const float* saved, float* dx, int k, int n"
+    rest = "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n"
     # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
@@ -198,9 +216,18 @@ _WEIGHT_SPILL_BYTES = 144
 
 
 def dense_backward_weight(tile: Tile) -> Entry:
-    rest = "const float* x, const int* order, const float* dz, float* dw, float* db, int k, int n"
+    rest = f"{_X}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
     spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
+
+
+def _updated(optimizer: str) -> str:
+    """What an update takes, and changes, of a dense layer's parameters."""
+    slots = slot_count(optimizer)
+    return (
+        f"{_X}, const float* dz[rows,n], const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
+        f"inout float* weight_slots[{slots},k,n], inout float* bias_slots[{slots},n], int64_t size"
+    )
 
 
 def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
@@ -209,10 +236,7 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"tall"``, for at most TALL_ROWS rows and
     TALL_COLUMNS columns.
     """
-    rest = (
-        "const float* x, const int* order, const float* dz, const double* totals, float* weight, float* bias, "
-        "float* weight_slots, float* bias_slots, int64_t size, int k, int n"
-    )
+    rest = f"{_updated(optimizer)}, int k, int n"
     header, name = "dense/update.cuh", "dense_backward_update"
     if not isinstance(form, str):
         spill_bytes = _WEIGHT_SPILL_BYTES if form in TILES[:2] else 0
@@ -220,13 +244,16 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
     function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
     entry = f"{name}_{optimizer}_{form}"
     if form == "tall":
-        shape = _tall_shape(len(OPTIMIZERS[optimizer].slots))
         return Entry(
-            entry, "dense/large_k_update.cuh", function, signature, *shape, needs="sm_90a", spill_bytes=_HELD_BYTES,
-            constants=True,
+            entry, "dense/large_k_update.cuh", function, signature, *_tall_shape(slot_count(optimizer)),
+            needs="sm_90a", spill_bytes=_HELD_BYTES, constants=True, products=(DENSE_PRODUCT,),
+            operand_format=SPLIT_FORMAT,
         )  # fmt: skip
     early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
-    return Entry(entry, header, function, signature, *NARROW, constants=True, early=early, patient=True)
+    return Entry(
+        entry, header, function, signature, *NARROW, constants=True, early=early, patient=True,
+        products=(DENSE_PRODUCT,),
+    )  # fmt: skip
 
 
 TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a tile: TallUpdate of dense/large_k_update.cuh
@@ -262,9 +289,7 @@ def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
     As a stream it is for at most STREAM_COLUMNS columns.
     """
     signature = (
-        "const Step* step, const float* x, const int* order, const float* dz, const double* totals, float* weight, "
-        "float* bias, float* weight_slots, float* bias_slots, int64_t size, float* parts, int k, int n, int part, "
-        "int capacity"
+        f"const Step* step[0], {_updated(optimizer)}, float* parts[grid.x,rows,n], int k, int n, int part, int capacity"
     )
     name = "dense_update_stream" if stream else "dense_update_few"
     return Entry(
@@ -277,6 +302,7 @@ def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
         blocks=1 if stream else 2,
         needs="sm_90a" if stream else "sm_75",
         constants=True,
+        products=(replace(DENSE_PRODUCT, when=("dz",)), replace(DENSE_PRODUCT, when=("parts",))),
     )
 
 
@@ -287,10 +313,11 @@ def few_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
 
 def dense_backward_atomic() -> Entry:
     signature = (
-        f"{ROWS}, const float* x, const float* dz, const float* w, float* dw, float* db, float* dx, int k, int n"
+        f"{ROWS}, const float* x[rows,k], const float* dz[rows,n], const float* w[k,n], float* dw[k,n], float* db[n], "
+        "inout float* dx[rows,k], int k, int n"
     )
-    name = "dense_backward_atomic"
-    return Entry(name, "dense/dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4)
+    name, products = "dense_backward_atomic", (DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",)))
+    return Entry(name, "dense/dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4, products=products)
 
 
 def dense_entries() -> list[Entry]:

@@ -11,12 +11,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .operand_format import Form
+
 WARP = 32
 ROW_THREADS = 256
 WARPS_PER_BLOCK = ROW_THREADS // WARP
 SUM_BYTES = 8 * WARP  # one double for each warp of the largest block
 
-ROWS = "const Step* step, int shard, int shards"  # what a kernel over the rows of a shard takes first
+ROWS = "const Step* step[0], int shard, int shards"  # what a kernel over the rows of a shard takes first
+
+# Of array elements by C type; of a tensor map, those of the matrix that it describes.
+ITEM_BYTES = {
+    "float": 4, "double": 8, "int": 4, "unsigned": 4, "uint32_t": 4, "uint64_t": 8, "unsigned long long": 8,
+    "uint16_t": 2, "unsigned char": 1, "void": 1, "Texture": 4, "TensorMap": 2, "Step": 24, "TailLayer": 20,
+    "StackLayer": 40,
+}  # fmt: skip
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -26,14 +35,51 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Argument:
-    """One kernel argument: its name and its C type, such as ``const float*`` or ``int``."""
+    """One kernel argument.
+
+    Attributes:
+        ctype: its C type, such as ``const float*`` or ``int``.
+        axes: of the array that a pointer or a texture stands for: whole numbers, and names of lengths, which are the
+            kernel's whole-number arguments, ``rows`` of the launch's shard, ``grid.x``, ``grid.y`` and ``grid.z``, or
+            those that the launch adds (``Launch.lengths``).  None where the signature states none.
+        is_updated: whether the kernel reads the array and writes it back.
+    """
 
     name: str
     ctype: str
+    axes: tuple[str | int, ...] | None = None
+    is_updated: bool = False
 
     @property
     def is_pointer(self) -> bool:
         return self.ctype.endswith("*")
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it stands for an array in device memory."""
+        return self.is_pointer or self.ctype == "Texture"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of the array."""
+        return ITEM_BYTES[self.ctype.removeprefix("const ").removesuffix("*")]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product that a kernel makes.
+
+    Attributes:
+        axes: lengths, as in an :class:`Argument`, whose product is the number of multiplications.
+        when: arguments that may be null; if all of them are, the kernel leaves this product out.  A product without
+            such arguments is always made.
+    """
+
+    axes: tuple[str | int, ...]
+    when: tuple[str, ...] = ()
+
+
+DENSE_PRODUCT = Product(("rows", "k", "n"))  # of x (rows, k) and a weight (k, n), or of either's gradient
 
 
 @dataclass(frozen=True)
@@ -60,7 +106,9 @@ class Entry:
             overlap.
         patient: whether nothing in its step waits for it.
         constants: whether it reads the constant variables of elementwise/update.cuh, which each compiled unit has for
-        itself.
+            itself.
+        products: the matrix products that it makes.
+        operand_format: what its tensor cores multiply in the place of float32 numbers, if they do.
     """
 
     name: str
@@ -79,6 +127,8 @@ class Entry:
     early: tuple[tuple[str, int], ...] | None = None
     patient: bool = False
     main_loop: str | None = None
+    products: tuple[Product, ...] = ()
+    operand_format: Form | None = None
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -103,9 +153,23 @@ class Entry:
 
 
 def arguments(signature: str) -> tuple[Argument, ...]:
-    """Arguments from a C parameter list, such as ``"const float* x, int n"``."""
-    pairs = (parameter.strip().rsplit(" ", 1) for parameter in signature.split(","))
-    return tuple(Argument(name, ctype) for ctype, name in pairs)
+    """Arguments from a C parameter list that also states the axes of arrays.
+
+    In ``"const float* x[rows,k], inout float* w[k,n], float* sum[], int k, int n"`` the kernel reads x, updates w in
+    place and writes one element of sum.  The bytes of an array with an axis of 0 are not counted among those that the
+    kernel moves: a step's description, which caches serve, and scratch memory.
+    """
+    return tuple(_argument(parameter) for parameter in re.split(r",\s*(?![^\[]*\])", signature.strip()))
+
+
+def _argument(parameter: str) -> Argument:
+    found = re.fullmatch(r"(inout )?(.+) (\w+)(?:\[([\w.,]*)\])?", parameter)
+    assert found, f"not a parameter: {parameter!r}"
+    inout, ctype, name, listed = found.groups()
+    if listed is None:
+        return Argument(name, ctype)
+    axes = tuple(int(axis) if axis.isdigit() else axis for axis in listed.split(",") if axis)
+    return Argument(name, ctype, axes, inout is not None)
 
 
 def unit_source(entries: Sequence[Entry]) -> str:

@@ -6,43 +6,53 @@ import zlib
 from dataclasses import dataclass
 
 from ....activations import ACTIVATIONS
-from ....optimizers import OPTIMIZERS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel, ceil_div
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel, ceil_div
+from .updates import slot_count
 
 LOCAL_ROWS = 4  # of local/layer.cuh
 
 
-def _local(name: str, rest: str, *, activation: str | None = None, shared_bytes: int = 0) -> Entry:
+_PRODUCTS = (Product(("rows", "window", "n")),)
+
+
+def _local(
+    name: str, rest: str, *, activation: str | None = None, shared_bytes: int = 0, products: tuple[Product, ...] = ()
+) -> Entry:
     kind = f"{name}_{activation}" if activation else name
     instance = f"{name}<{camel(activation)}>" if activation else name
     signature = arguments(f"{ROWS}, {rest}")
-    return Entry(kind, "local/layer.cuh", instance, signature, ROW_THREADS, shared_bytes)
+    return Entry(kind, "local/layer.cuh", instance, signature, ROW_THREADS, shared_bytes, products=products)
 
 
 def local_forward(activation: str) -> Entry:
     rest = (
-        "const float* x, const float* w, const float* b, float* z, float* y, int m, int n, int window, int pitch, "
-        "int b_step"
+        "const float* x[rows,m], const float* w[window,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
+        "int m, int n, int window, int pitch, int b_step"
     )
-    return _local("local_forward", rest, activation=activation)
+    return _local("local_forward", rest, activation=activation, products=_PRODUCTS)
 
 
 def local_backward_input(activation: str) -> Entry:
-    rest = "const float* dz, const float* w, const float* saved, float* dx, int m, int n, int window, int pitch"
-    return _local("local_backward_input", rest, activation=activation)
+    rest = (
+        "const float* dz[rows,n], const float* w[window,n], const float* saved[rows,m], float* dx[rows,m], int m, "
+        "int n, int window, int pitch"
+    )
+    return _local("local_backward_input", rest, activation=activation, products=_PRODUCTS)
 
 
 def local_backward_weight() -> Entry:
-    rest = "const float* x, const float* dz, float* dw, int m, int n, int window, int pitch"
-    return _local("local_backward_weight", rest)
+    rest = (
+        "const float* x[rows,m], const float* dz[rows,n], float* dw[window,pitch], int m, int n, int window, int pitch"
+    )
+    return _local("local_backward_weight", rest, products=_PRODUCTS)
 
 
 def local_backward_bias() -> Entry:
-    return _local("local_backward_bias", "const float* dz, float* db, int n, int pitch")
+    return _local("local_backward_bias", "const float* dz[rows,n], float* db[pitch], int n, int pitch")
 
 
 def local_backward_shared_bias() -> Entry:
-    return _local("local_backward_shared_bias", "const float* dz, float* db, int n", shared_bytes=SUM_BYTES)
+    return _local("local_backward_shared_bias", "const float* dz[rows,n], float* db[], int n", shared_bytes=SUM_BYTES)
 
 
 def local_entries() -> list[Entry]:
@@ -56,6 +66,11 @@ def local_entries() -> list[Entry]:
 STACK_SHARED_BYTES = 227 << 10  # of a block, on the one architecture that they are for
 STACK_MOST_HALO = 64
 STACK_MOST_STAGES = 64  # of small ones; more gain nothing
+
+# One product of each layer.  Launches of a stack tell the lengths: ``products`` of a row in all layers, of which
+# ``first_products`` are the first layer's and ``inner_products`` the others'; ``weights`` that are used, each once for
+# each layer or once in all; ``outputs`` of all layers, and ``n`` of the last one.
+STACK_PRODUCT = Product(("rows", "products"))
 
 
 @dataclass(frozen=True)
@@ -169,11 +184,15 @@ def stack_stages(shape: StackShape, lines: int, others: int) -> int:
 
 def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights) -> Entry:
     rest = (
-        "const float* x, const float* parameters, const StackLayer* layers, int count, int m, int halo, float* kept, "
-        "float* kept_z, float* y, uint64_t* messages, unsigned* launches"
+        "const float* x[rows,m], const float* parameters[weights], const StackLayer* layers[count], int count, int m, "
+        "int halo, float* kept[rows,outputs], float* kept_z[rows,outputs], float* y[rows,n], uint64_t* messages[0], "
+        "unsigned* launches[]"
     )
     function = f"local_stack_forward<{weights}, {camel(activation)}>"
-    return _stack_entry("local/stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes)
+    return _stack_entry(
+        "local/stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes,
+        products=(STACK_PRODUCT,),
+    )  # fmt: skip
 
 
 def stack_update_stages(optimizer: str, shape: StackShape) -> int:
@@ -183,15 +202,24 @@ def stack_update_stages(optimizer: str, shape: StackShape) -> int:
 
 def _update_lines(optimizer: str) -> int:
     """Of such a stage: four of weights, or with slots fewer, with theirs."""
-    slots = len(OPTIMIZERS[optimizer].slots)
+    slots = slot_count(optimizer)
     return (4 >> slots) * (1 + slots)
 
 
-_UPDATE = (
-    "const float* x, const StackLayer* layers, int count, int m, int halo, const float* kept, const float* kept_z, "
-    "const float* y, const float* dy, int is_derived, const double* totals, float* parameters, float* slots, "
-    "int64_t size, float* dx, double* bias_sums, uint64_t* messages, unsigned* launches"
-)
+def _update(optimizer: str) -> str:
+    return (
+        "const float* x[rows,m], const StackLayer* layers[count], int count, int m, int halo, "
+        "const float* kept[rows,outputs], const float* kept_z[rows,outputs], const float* y[rows,n], "
+        "const float* dy[rows,n], int is_derived, const double* totals[2], inout float* parameters[weights], "
+        f"inout float* slots[{slot_count(optimizer)},weights], int64_t size, float* dx[rows,m], double* bias_sums[0], "
+        "uint64_t* messages[0], unsigned* launches[]"
+    )
+
+
+# Gradients of the weights, and of all layers' inputs; of the first layer's if they are asked for.
+_UPDATE_PRODUCTS = (
+    STACK_PRODUCT, Product(("rows", "inner_products")), Product(("rows", "first_products"), when=("dx",)),
+)  # fmt: skip
 
 
 def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
@@ -200,8 +228,8 @@ def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> En
     function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
     stage_bytes = stack_stage_bytes(shape, _update_lines(optimizer))
     return _stack_entry(
-        "local/stack_update.cuh", function, f"{optimizer}_{activation}", _UPDATE, WARP * (shape.warps + 1),
-        shape.delta_bytes + stages * stage_bytes, constants=True,
+        "local/stack_update.cuh", function, f"{optimizer}_{activation}", _update(optimizer), WARP * (shape.warps + 1),
+        shape.delta_bytes + stages * stage_bytes, constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
@@ -209,17 +237,19 @@ def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeight
     """The way back through a stack of one matrix, with the optimizer's step."""
     function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local/stack_tied_update.cuh", function, f"{optimizer}_{activation}", f"{_UPDATE}, float* deltas",
-        weights.threads, weights.update_bytes, constants=True,
+        "local/stack_tied_update.cuh", function, f"{optimizer}_{activation}",
+        f"{_update(optimizer)}, inout float* deltas[rows,outputs]", weights.threads, weights.update_bytes,
+        constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
 def _stack_entry(
-    header: str, function: str, what: str, rest: str, threads: int, shared_bytes: int, *, constants: bool = False
-) -> Entry:
+    header: str, function: str, what: str, rest: str, threads: int, shared_bytes: int, *,
+    products: tuple[Product, ...], constants: bool = False,
+) -> Entry:  # fmt: skip
     name = f"{function.partition('<')[0]}_{what}_{zlib.crc32(function.encode()):08x}"
     # Around the loops, where spans are so wide that a thread has few registers.
     return Entry(
         name, header, function, arguments(f"{ROWS}, {rest}"), threads, shared_bytes, cooperative=True,
-        spill_bytes=320, needs="sm_90a", constants=constants,
+        spill_bytes=320, needs="sm_90a", constants=constants, products=products,
     )  # fmt: skip

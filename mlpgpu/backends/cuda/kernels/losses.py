@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, arguments, camel
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel
 
 # Of these each output has a term by itself: SumOfTerms and MeanOfTerms of elementwise/loss.cuh.
 SUMS_OF_TERMS = tuple(name for name, row in LOSSES.items() if row.output != "softmax")
@@ -18,17 +18,40 @@ HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
 HEAD_SHARED_BYTES = 4 * (12 * 1028 + HEAD_ROWS * (8 + 2) * HEAD_MOST_N + 4 * HEAD_ROWS)
 
 
-def target_reader(kind: str, textured: bool) -> tuple[str, str, str]:
-    """The C type of targets, the struct that reads one, and the end of the entry's name."""
-    source = "Texture" if textured else "const float*"
-    return source, {"index": "Index", "dense": "DenseTarget"}[kind] + f"<{source}>", "" if textured else "_plain"
+@dataclass(frozen=True)
+class TargetReader:
+    """How kernels read targets: ``index``, a class number for each row, or ``dense``, a number for each output."""
 
+    kind: str
+    textured: bool
+
+    @property
+    def source(self) -> str:
+        """The C type of the targets."""
+        return "Texture" if self.textured else "const float*"
+
+    @property
+    def struct(self) -> str:
+        """The struct of elementwise/loss.cuh that reads one."""
+        return f"{TARGET_STRUCTS[self.kind]}<{self.source}>"
+
+    @property
+    def suffix(self) -> str:
+        """The end of an entry's name."""
+        return "" if self.textured else "_plain"
+
+    def argument(self, n: str = "n") -> str:
+        """The targets in a signature, of rows with so many outputs."""
+        return f"{self.source} targets[{'rows' if self.kind == 'index' else f'rows,{n}'}]"
+
+
+TARGET_STRUCTS = {"index": "Index", "dense": "DenseTarget"}
+
+# What blocks leave of a batch's loss: their sums, of which the last block to arrive makes the totals.
+LOSS_SUMS = "double* sums[grid.x,grid.y,2], inout unsigned* arrived[], double* totals[2], double* losses[2]"
 
 # What a loss takes beside logits and targets, and what it leaves.
-_WEIGHED = (
-    "const float* weights, const float* mean, const float* scale, float* delta, double* sums, unsigned* arrived, "
-    "double* totals, double* losses"
-)
+_WEIGHED = "const float* weights[rows], const float* mean[n], const float* scale[n], float* delta[rows,n], " + LOSS_SUMS
 
 
 @dataclass(frozen=True)
@@ -53,43 +76,47 @@ WIDE_LEAST_N = 16384
 
 def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:
     """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
-    source, target, suffix = target_reader(kind, textured)
+    reader = TargetReader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order, const float* logits, {source} targets, {_WEIGHED}, uint16_t* planes, "
-        "int64_t plane, int plane_count, int n"
+        f"{ROWS}, const int* order[rows], const float* logits[rows,n], {reader.argument()}, {_WEIGHED}, "
+        "uint16_t* planes[plane_count,rows,n], int64_t plane, int plane_count, int n"
     )
-    function, full = f"loss<{camel(name)}, {target}, {team.struct}>", f"loss_{name}_{kind}{suffix}{team.suffix}"
+    function = f"loss<{camel(name)}, {reader.struct}, {team.struct}>"
+    full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
     return Entry(full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def total_error() -> Entry:
-    signature = "const Step* step, const double* sums, int count, double* totals, double* losses"
+    signature = "const Step* step[0], const double* sums[count,2], int count, double* totals[2], double* losses[2]"
     return Entry("total_error", "elementwise/loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def step_errors() -> Entry:
     """Follows a resident kernel, whose own entry :mod:`~mlpgpu.backends.cuda.resident` makes for each plan."""
-    signature = "const Step* step, const float* errors, int capacity, double* losses"
+    signature = "const Step* step[0], const float* errors[grid.x,capacity,2], int capacity, double* losses[grid.x,2]"
     return Entry("step_errors", "elementwise/loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
-    signature = f"{ROWS}, const float* logits, const float* mean, const float* scale, float* y, int n"
+    signature = (
+        f"{ROWS}, const float* logits[rows,n], const float* mean[n], const float* scale[n], float* y[rows,n], int n"
+    )
     name, instance = f"output_{function}{team.suffix}", f"output<{camel(function)}Output, {team.struct}>"
     return Entry(name, "elementwise/loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES)
 
 
 def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
-    source, target, suffix = target_reader(kind, textured)
+    reader = TargetReader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order, const float* x, const float* w, const float* b, {source} targets, {_WEIGHED}, "
-        "const float* saved, int activation, float* dx, uint16_t* dx_planes, int64_t dx_plane, int dx_plane_count, "
-        "int* dx_lines, int k, int n"
+        f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
+        f"{reader.argument()}, {_WEIGHED}, const float* saved[rows,k], int activation, float* dx[rows,k], "
+        "uint16_t* dx_planes[dx_plane_count,rows,k], int64_t dx_plane, int dx_plane_count, int* dx_lines[rows], "
+        "int k, int n"
     )
-    function = f"head<{camel(name)}, {target}>"
+    function = f"head<{camel(name)}, {reader.struct}>"
     return Entry(
-        f"head_{name}_{kind}{suffix}",
+        f"head_{name}_{kind}{reader.suffix}",
         "fused/head.cuh",
         function,
         arguments(signature),
@@ -97,6 +124,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         HEAD_SHARED_BYTES,
         spill_bytes=32,  # on sm_120 alone
         early=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
+        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_planes"))),
     )
 
 
@@ -106,17 +134,23 @@ TAIL_SHARED_BYTES = 4 * (TAIL_THREADS + TAIL_MOST_WEIGHTS + 3 * TAIL_MOST_UNITS 
 
 
 def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
-    """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`."""
-    source, target, suffix = target_reader(kind, textured)
+    """The layers behind a long first one, a loss, and the deltas; arguments as of :func:`loss`.
+
+    Its launches tell the lengths ``units``, the outputs of all layers, ``outputs``, those of the last one, and of the
+    layers behind the first the ``products`` of a row and the ``parameters`` that are read.
+    """
+    reader = TargetReader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order, const float* parts, const float* parameters, const TailLayer* described, "
-        f"int layer_count, {source} targets, const float* weights, const float* mean, const float* scale, float* y, "
-        "float* dz, double* sums, unsigned* arrived, double* totals, double* losses, int count, int capacity, int n"
+        f"{ROWS}, const int* order[rows], const float* parts[count,rows,n], const float* parameters[parameters], "
+        f"const TailLayer* described[layer_count], int layer_count, {reader.argument('outputs')}, "
+        "const float* weights[rows], const float* mean[outputs], const float* scale[outputs], float* y[rows,units], "
+        f"float* dz[rows,units], {LOSS_SUMS}, int count, int capacity, int n"
     )
-    function = f"tail<{camel(name)}, {target}>"
+    function = f"tail<{camel(name)}, {reader.struct}>"
     return Entry(
-        f"tail_{name}_{kind}{suffix}", "fused/tail.cuh", function, arguments(signature), TAIL_THREADS, TAIL_SHARED_BYTES
-    )
+        f"tail_{name}_{kind}{reader.suffix}", "fused/tail.cuh", function, arguments(signature), TAIL_THREADS,
+        TAIL_SHARED_BYTES, products=2 * (Product(("rows", "products")),),
+    )  # fmt: skip
 
 
 def activation_number(name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....metrics import METRICS
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments, camel
-from .losses import target_reader
+from .losses import TargetReader
 from .patterns import prefix_sum, sort_counts, sort_scatter
 
 METRIC_THREADS = 1024  # where the sums have one column, one block adds up the whole batch
@@ -12,26 +12,26 @@ METRIC_THREADS = 1024  # where the sums have one column, one block adds up the w
 
 def classes(kind: str, *, textured: bool = True) -> Entry:
     """Arguments as of :func:`.losses.loss`."""
-    source, target, suffix = target_reader(kind, textured)
+    reader = TargetReader(kind, textured)
     signature = (
-        f"const Step* step, const int* order, const float* output, {source} targets, int* predicted, int* actual, "
-        "int n, int classes"
+        f"const Step* step[0], const int* order[rows], const float* output[rows,n], {reader.argument()}, "
+        "int* predicted[rows], int* actual[rows], int n, int classes"
     )
-    return Entry(
-        f"classes_{kind}{suffix}", "elementwise/metrics.cuh", f"classes<{target}>", arguments(signature), ROW_THREADS
-    )
+    name, function = f"classes_{kind}{reader.suffix}", f"classes<{reader.struct}>"
+    return Entry(name, "elementwise/metrics.cuh", function, arguments(signature), ROW_THREADS)
 
 
 def metric(name: str, *, textured: bool = True) -> Entry:
     """``textured`` makes a difference to metrics of numbers."""
     if METRICS[name].of == "classes":
-        output, source, compared, suffix = "const int*", "const int*", "Classes", ""
+        output, targets, compared, suffix = "const int* output[rows]", "const int* targets[rows]", "Classes", ""
     else:
-        source, _, suffix = target_reader("dense", textured)
-        output, compared = "const float*", f"Numbers<{source}>"
+        reader = TargetReader("dense", textured)
+        output, targets, suffix = "const float* output[rows,n]", reader.argument(), reader.suffix
+        compared = f"Numbers<{reader.source}>"
     signature = (
-        f"const Step* step, const int* order, const float* weights, {output} output, {source} targets, double* sums, "
-        "int n"
+        f"const Step* step[0], const int* order[rows], const float* weights[rows], {output}, {targets}, "
+        "inout double* sums[0], int n"
     )
     function = f"metric<{camel(name)}Metric, {compared}>"
     return Entry(
@@ -47,24 +47,25 @@ def metric_entries(kind: str, *, textured: bool = True) -> list[Entry]:
 
 def rank_keys() -> Entry:
     signature = (
-        "const Step* step, const int* order, const float* weights, const float* output, const int* actual, "
-        "uint32_t* keys, int* of_class, float* of_weight, int n, int curves"
+        "const Step* step[0], const int* order[rows], const float* weights[rows], const float* output[rows,curves], "
+        "const int* actual[rows], uint32_t* keys[curves,rows], int* of_class[rows], float* of_weight[rows], int n, "
+        "int curves"
     )
     return Entry("rank_keys", "elementwise/ranking.cuh", "rank_keys", arguments(signature), ROW_THREADS)
 
 
 def rank_weights() -> Entry:
     signature = (
-        "const int* rows, const int* of_class, const float* of_weight, int64_t n, int positive, double* positives, "
-        "double* negatives"
+        "const int* rows[n], const int* of_class[n], const float* of_weight[n], int64_t n, int positive, "
+        "double* positives[n], double* negatives[n]"
     )
     return Entry("rank_weights", "elementwise/ranking.cuh", "rank_weights", arguments(signature), ROW_THREADS)
 
 
 def rank_area(metric: str) -> Entry:
     signature = (
-        "const uint32_t* keys, const double* positives, const double* negatives, int64_t n, double* parts, "
-        "unsigned* arrived, double* sums, int curve, int curves"
+        "const uint32_t* keys[n], const double* positives[n], const double* negatives[n], int64_t n, "
+        "double* parts[grid.x], inout unsigned* arrived[], double* sums[3], int curve, int curves"
     )
     function = f"rank_area<{camel(metric)}Metric>"
     return Entry(

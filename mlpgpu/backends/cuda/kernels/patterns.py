@@ -16,7 +16,7 @@ KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and byte
 def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
     ctype, size = SCANNED[dtype]
-    signature = f"const {ctype}* x, {ctype}* y, int64_t n, int exclusive, uint64_t* tile_sums"
+    signature = f"const {ctype}* x[n], {ctype}* y[n], int64_t n, int exclusive, uint64_t* tile_sums[0]"
     shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + size) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
     return Entry(name, "primitives/scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
@@ -44,7 +44,7 @@ def sort_tile(dtype: str) -> int:
 
 def sort_counts(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
-    signature = f"const {KEYS[dtype][0]}* keys, int64_t n, int shift, int* counts"
+    signature = f"const {KEYS[dtype][0]}* keys[n], int64_t n, int shift, int* counts[{SORT_DIGITS},grid.x]"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
     return Entry(name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
 
@@ -53,8 +53,8 @@ def sort_scatter(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
     key = KEYS[dtype][0]
     signature = (
-        f"const {key}* keys, const int* values, int64_t n, int shift, const int* starts, {key}* keys_out, "
-        "int* values_out"
+        f"const {key}* keys[n], const int* values[n], int64_t n, int shift, const int* starts[{SORT_DIGITS},grid.x], "
+        f"{key}* keys_out[n], int* values_out[n]"
     )
     warps = SORT_THREADS // WARP
     shared = SORT_TILE_BYTES + 4 * (SORT_DIGITS * (warps + 1) + warps)
@@ -64,27 +64,29 @@ def sort_scatter(dtype: str) -> Entry:
 
 
 def extremes() -> Entry:
-    signature, shared = "const float* x, int64_t n, float* parts", 4 * 2 * WARPS_PER_BLOCK
+    signature, shared = "const float* x[n], int64_t n, float* parts[grid.x,2]", 4 * 2 * WARPS_PER_BLOCK
     return Entry("extremes", "primitives/histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
 
 
 def histogram() -> Entry:
-    signature = "const float* x, int64_t n, const double* edges, int bins, unsigned long long* counts"
+    signature = (
+        "const float* x[n], int64_t n, const double* edges[bins], int bins, inout unsigned long long* counts[bins]"
+    )
     return Entry("histogram", "primitives/histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
 
 
 def find_nonfinite() -> Entry:
-    signature = "const float* x, int64_t n, unsigned* found"
+    signature = "const float* x[n], int64_t n, inout unsigned* found[]"
     return Entry("find_nonfinite", "primitives/histogram.cuh", "find_nonfinite", arguments(signature), ROW_THREADS)
 
 
 def random_words() -> Entry:
-    signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words"
+    signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words[n]"
     return Entry("random_words", "elementwise/random.cuh", "random_words", arguments(signature), ROW_THREADS)
 
 
 def initial_uniform() -> Entry:
-    signature = "uint64_t seed, uint64_t purpose, uint64_t layer, double limit, int64_t n, float* x"
+    signature = "uint64_t seed, uint64_t purpose, uint64_t layer, double limit, int64_t n, float* x[n]"
     return Entry("initial_uniform", "elementwise/random.cuh", "initial_uniform", arguments(signature), ROW_THREADS)
 
 

@@ -3,10 +3,8 @@ them."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, architecture, arguments, ceil_div
+from .operand_format import BFLOAT16, BFLOAT16_PAIR, FORMS, HALF, HALF_PAIR, Form
 
 PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
 TENSOR_MAP_BYTES = 128
@@ -14,35 +12,6 @@ SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
 USED = 4  # the flag of a line that has an element other than 0
-
-
-@dataclass(frozen=True)
-class Form:
-    """How tensor cores are given float32 numbers: a struct of gemm/operands.cuh, and how many planes it takes."""
-
-    struct: str
-    planes: int
-    scaled: bool
-
-    @property
-    def is_single(self) -> bool:
-        """Whether an element's words follow from the element alone, and are one."""
-        return self.planes == 1 and not self.scaled
-
-    @property
-    def products(self) -> int:
-        """Of planes for each product of numbers."""
-        return self.planes * (self.planes + 1) // 2
-
-    @property
-    def name(self) -> str:
-        """As part of an entry's name."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.struct).lower()
-
-
-HALF_PAIR, HALF = Form("HalfPair", 2, scaled=True), Form("Half", 1, scaled=True)
-BFLOAT16, BFLOAT16_PAIR = Form("Bfloat16", 1, scaled=False), Form("Bfloat16Pair", 2, scaled=False)
-FORMS = BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR
 
 # By precision: the form for networks of small layers, and that for those of large ones.
 OF_PRECISION = {
@@ -92,39 +61,42 @@ def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
 
 def split_rows(form: Form) -> Entry:
     rest = (
-        f"{ROWS}, const float* x, const int* order, const int* weight_lines, float* copy, uint16_t* planes, "
-        "int64_t plane, int* lines, int* columns, int n"
+        f"{ROWS}, const float* x[rows,n], const int* order[rows], const int* weight_lines[n], float* copy[rows,n], "
+        f"uint16_t* planes[{form.planes},rows,n], int64_t plane, int* lines[rows], int* columns[n], int n"
     )
     return _planes(f"split_rows_{form.name}", f"split_rows<{form.struct}>", rest, SPLIT_BYTES)
 
 
 def split_weights(form: Form) -> Entry:
     rest = (
-        "const float* w, uint16_t* planes, int* lines, int* columns, int k, int n, const float* other_w, "
-        "uint16_t* other_planes, int* other_lines, int* other_columns, int other_k, int other_n"
+        f"const float* w[k,n], uint16_t* planes[{form.planes},k,n], int* lines[k], int* columns[n], int k, int n, "
+        f"const float* other_w[other_k,other_n], uint16_t* other_planes[{form.planes},other_k,other_n], "
+        "int* other_lines[other_k], int* other_columns[other_n], int other_k, int other_n"
     )
     return _planes(f"split_weights_{form.name}", f"split_weights<{form.struct}>", rest, SPLIT_BYTES)
 
 
-_COLUMNS = (
-    "int* lines, const int* x_lines, uint16_t* planes, uint16_t* row_planes, int64_t plane, int* columns, "
-    "float* parts, int* part_flags, unsigned* arrived, float* db, int n"
-)
-
-
 def split_columns(form: Form) -> Entry:
-    function = f"split_columns<{form.struct}, float>"
-    return _planes(f"split_columns_{form.name}", function, f"{ROWS}, const float* dz, {_COLUMNS}", COLUMN_BYTES)
+    return _over_columns("split_columns", form, "float", "rows,n")
 
 
 def sum_columns(form: Form) -> Entry:
     """As :func:`split_columns`, of planes without scales that there are already."""
-    function = f"split_columns<{form.struct}, uint16_t>"
-    return _planes(f"sum_columns_{form.name}", function, f"{ROWS}, const uint16_t* dz, {_COLUMNS}", COLUMN_BYTES)
+    return _over_columns("sum_columns", form, "uint16_t", f"{form.planes},rows,n")
+
+
+def _over_columns(name: str, form: Form, ctype: str, axes: str) -> Entry:
+    planes = f"{form.planes},rows,n"
+    signature = (
+        f"{ROWS}, const {ctype}* dz[{axes}], int* lines[rows], const int* x_lines[rows], uint16_t* planes[{planes}], "
+        f"uint16_t* row_planes[{planes}], int64_t plane, int* columns[n], float* parts[0], int* part_flags[0], "
+        "inout unsigned* arrived[grid.x], float* db[n], int n"
+    )
+    return _planes(f"{name}_{form.name}", f"split_columns<{form.struct}, {ctype}>", signature, COLUMN_BYTES)
 
 
 def mask_words() -> Entry:
-    return _planes("mask_words", "mask_words", "int* words, int mask, int64_t size")
+    return _planes("mask_words", "mask_words", "inout int* words[size], int mask, int64_t size")
 
 
 def plane_entries() -> list[Entry]:

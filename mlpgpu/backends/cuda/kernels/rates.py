@@ -9,5 +9,5 @@ CHAINS = 8  # of bench/peak_rates.cuh
 
 def multiply_add() -> Entry:
     """Chains of multiply-adds that do not wait for each other."""
-    signature = "float a, float b, int rounds, float* y"
+    signature = f"float a, float b, int rounds, float* y[grid.x,{ROW_THREADS}]"
     return Entry("multiply_add", "bench/peak_rates.cuh", "multiply_add", arguments(signature), ROW_THREADS)

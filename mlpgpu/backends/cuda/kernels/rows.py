@@ -9,7 +9,8 @@ SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data se
 
 
 def deal_steps() -> Entry:
-    return Entry("deal_steps", "common/step.cuh", "deal_steps", arguments("Step* next, Step* steps, int count"), WARP)
+    signature = "Step* next[0], Step* steps[0], int count"
+    return Entry("deal_steps", "common/step.cuh", "deal_steps", arguments(signature), WARP)
 
 
 def _over_rows(name: str, function: str, rest: str) -> Entry:
@@ -19,31 +20,31 @@ def _over_rows(name: str, function: str, rest: str) -> Entry:
 def gather(source: str) -> Entry:
     """``source`` is one of :data:`SOURCES`."""
     ctype = SOURCES[source]
-    rest = f"const int* order, const {ctype}* data, float scale, float* x, int n"
+    rest = f"const int* order[rows], const {ctype}* data[rows,n], float scale, float* x[rows,n], int n"
     return _over_rows(f"gather_{source}", f"gather<{ctype}>", rest)
 
 
 def standardize() -> Entry:
-    return _over_rows(
-        "standardize", "standardize", "const float* x, const float* mean, const float* scale, float* y, int n"
-    )
+    rest = "const float* x[rows,n], const float* mean[n], const float* scale[n], float* y[rows,n], int n"
+    return _over_rows("standardize", "standardize", rest)
 
 
 def dropout() -> Entry:
     rest = (
-        "const float* x, float* y, int n, uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, "
-        "float keep"
+        "const float* x[rows,n], float* y[rows,n], int n, uint64_t seed, uint64_t purpose, uint64_t layer, "
+        "uint64_t threshold, float keep"
     )
     return _over_rows("dropout", "dropout", rest)
 
 
 def zero() -> Entry:
-    return _over_rows("zero", "zero", "float* x, int n")
+    return _over_rows("zero", "zero", "float* x[rows,n], int n")
 
 
 def activation_backward(activation: str) -> Entry:
     function = f"activation_backward<{camel(activation)}>"
-    return _over_rows(f"activation_backward_{activation}", function, "const float* saved, float* dy, int n")
+    rest = "const float* saved[rows,n], inout float* dy[rows,n], int n"
+    return _over_rows(f"activation_backward_{activation}", function, rest)
 
 
 def row_entries() -> list[Entry]:

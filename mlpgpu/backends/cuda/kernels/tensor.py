@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
-from .entry import ROWS, Entry, arguments, camel, ceil_div
-from .losses import SUMS_OF_TERMS
-from .planes import BFLOAT16_PAIR, FORMS, Form
+from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
+from .losses import LOSS_SUMS, SUMS_OF_TERMS
+from .operand_format import BFLOAT16_PAIR, FORMS, Form
+from .updates import slot_count
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
 EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of common/dependent_launch.cuh
@@ -214,12 +215,13 @@ def _tensor_product(
 ) -> Entry:
     """An entry of ``header``; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
-    In ``rest``, SOURCE is what the product takes, of A and then of B; ``end`` what its epilogue reads early if it may.
+    In ``rest``, SOURCE is the C type of A and of B, in this order, and PLANES the number of planes of an array;
+    ``end`` names what the epilogue reads early if it may.
     """
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [tile.struct, struct]))
-    its_arguments = arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source)}")
+    its_arguments = arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source).replace('PLANES', str(tile.form.planes))}")
     a, b = [argument.name for argument in its_arguments if argument.ctype == tile.source][:2]
     early = (a, EARLY_A), (b, EARLY_B), *((each, EARLY_END) for each in end)
     return Entry(
@@ -237,13 +239,23 @@ def _tensor_product(
         constants=constants,
         early=early if tile.overlaps and "early" in {argument.name for argument in its_arguments} else None,
         main_loop=tile.main_loop,
+        products=(DENSE_PRODUCT,),
+        operand_format=tile.form,
     )
+
+
+# The operands of products.  The float32 arrays beside them are read only where split operands do not hold a number.
+_X_AND_W = "SOURCE x_planes[PLANES,rows,k], int64_t x_plane, SOURCE w_planes[PLANES,k,n]"
+_X_AND_DZ = (
+    "SOURCE x_planes[PLANES,rows,k], int64_t x_plane, SOURCE dz_planes[PLANES,rows,n], int64_t dz_plane, "
+    "const int* x_columns[k], const int* w_lines[k], const int* dz_columns[n], const float* x[0], const float* dz[0]"
+)
 
 
 def tensor_forward(activation: str, tile: ProductTile) -> Entry:
     rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const int* x_lines, const int* w_columns, "
-        "const float* x, const float* w, const float* b, float* z, float* y, uint16_t* y_planes, "
+        f"{_X_AND_W}, const int* x_lines[rows], const int* w_columns[n], const float* x[0], const float* w[0], "
+        "const float* b[n], float* z[rows,n], float* y[rows,n], uint16_t* y_planes[PLANES,rows,n], "
         "int64_t y_plane, int early, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_end()
@@ -253,9 +265,8 @@ def tensor_forward(activation: str, tile: ProductTile) -> Entry:
 def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
     """The last layer and a loss, which is one of ``SUMS_OF_TERMS``."""
     rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE w_planes, const float* b, const int* order, const float* targets, "
-        "const float* weights, double* sums, unsigned* arrived, double* totals, double* losses, "
-        "uint16_t* delta_planes, int k, int n"
+        f"{_X_AND_W}, const float* b[n], const int* order[rows], const float* targets[rows,n], "
+        f"const float* weights[rows], {LOSS_SUMS}, uint16_t* delta_planes[PLANES,rows,n], int k, int n"
     )
     name, header = "tensor_forward_loss", "dense/tensor_loss.cuh"
     return _tensor_product(name, loss, tile, rest, a_inner=True, b_inner=False, header=header)
@@ -263,28 +274,26 @@ def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
 
 def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
     rest = (
-        "SOURCE dz_planes, int64_t dz_plane, SOURCE w_planes, const int* dz_lines, const int* w_lines, "
-        "const float* dz, const float* w, const float* saved, const uint16_t* saved_planes, float* dx, "
-        "uint16_t* dx_planes, int64_t dx_plane, int early, int k, int n"
+        "SOURCE dz_planes[PLANES,rows,n], int64_t dz_plane, SOURCE w_planes[PLANES,k,n], const int* dz_lines[rows], "
+        "const int* w_lines[k], const float* dz[0], const float* w[0], const float* saved[rows,k], "
+        "const uint16_t* saved_planes[PLANES,rows,k], float* dx[rows,k], uint16_t* dx_planes[PLANES,rows,k], "
+        "int64_t dx_plane, int early, int k, int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_planes")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
 
 
 def tensor_backward_weight(tile: ProductTile) -> Entry:
-    rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
-        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, float* dw, int early, int k, int n"
-    )
+    rest = f"{_X_AND_DZ}, float* dw[k,n], int early, int k, int n"
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
 def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
+    slots = slot_count(optimizer)
     rest = (
-        "SOURCE x_planes, int64_t x_plane, SOURCE dz_planes, int64_t dz_plane, const int* x_columns, "
-        "const int* w_lines, const int* dz_columns, const float* x, const float* dz, const float* db, "
-        "float* db_parts, const double* totals, float* weight, float* bias, uint16_t* w_planes, float* weight_slots, "
-        "float* bias_slots, int64_t size, int early, int k, int n"
+        f"{_X_AND_DZ}, const float* db[n], float* db_parts[0], const double* totals[2], inout float* weight[k,n], "
+        f"inout float* bias[n], uint16_t* w_planes[PLANES,k,n], inout float* weight_slots[{slots},k,n], "
+        f"inout float* bias_slots[{slots},n], int64_t size, int early, int k, int n"
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
     return _tensor_product(

@@ -6,25 +6,34 @@ from ....optimizers import OPTIMIZERS
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
 
 
+def slot_count(optimizer: str) -> int:
+    """How many numbers the optimizer keeps of each parameter."""
+    return len(OPTIMIZERS[optimizer].slots)
+
+
 def reduce() -> Entry:
-    signature = "const float* partials, int64_t pitch, int shards, int uses, int64_t size, float* gradient"
+    signature = (
+        "const float* partials[shards,uses,size], int64_t pitch, int shards, int uses, int64_t size, "
+        "float* gradient[size]"
+    )
     return Entry("reduce", "elementwise/update.cuh", "reduce", arguments(signature), ROW_THREADS)
 
 
 def squares() -> Entry:
-    signature = "const float* gradient, int64_t size, double* sums"
+    signature = "const float* gradient[size], int64_t size, double* sums[grid.x]"
     return Entry("squares", "elementwise/update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
 
 
 def clip() -> Entry:
-    signature = "const double* sums, int count, const double* totals, float* factor"
+    signature = "const double* sums[count], int count, const double* totals[2], float* factor[]"
     return Entry("clip", "elementwise/update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
 
 
 def update(optimizer: str) -> Entry:
     signature = (
-        "const Step* step, const double* totals, const float* factor, const float* partials, int64_t pitch, "
-        "int shards, float* parameters, float* slots, int64_t size"
+        "const Step* step[0], const double* totals[2], const float* factor[], const float* partials[shards,size], "
+        "int64_t pitch, int shards, inout float* parameters[size], "
+        f"inout float* slots[{slot_count(optimizer)},size], int64_t size"
     )
     function = f"update<{optimizer}Rule>"
     return Entry(
@@ -35,8 +44,9 @@ def update(optimizer: str) -> Entry:
 def update_biases(optimizer: str) -> Entry:
     """Of biases whose gradients products have left as parts."""
     signature = (
-        "const Step* step, const double* totals, const int* described, int count, const float* column_parts, "
-        "float* biases, float* biases_slots, int64_t size, int columns"
+        "const Step* step[0], const double* totals[2], const int* described[count,6], int count, "
+        "const float* column_parts[columns,part_count], inout float* biases[columns], "
+        f"inout float* biases_slots[{slot_count(optimizer)},columns], int64_t size, int columns"
     )
     function = f"update_biases<{optimizer}Rule>"
     name = f"update_biases_{optimizer}"

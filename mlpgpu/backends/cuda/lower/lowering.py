@@ -311,6 +311,7 @@ class _Lowering(Shard):
             **self._weighed(grid), **self.parts, parameters=At("parameters"), described=At("tail.layers"),
             layer_count=len(tail.layers), y=At("tail.y"), dz=At("tail.dz"), n=self.width(tail.layers[0].y),
         )  # fmt: skip
+        self.launches[-1] = replace(self.launches[-1], lengths=tail.lengths(self))
 
     def _loss_of_head(self, op: ops.Loss, dense: ops.Dense, its_title: str) -> None:
         place, backward = next(

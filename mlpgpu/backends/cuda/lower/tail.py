@@ -4,6 +4,7 @@ lie."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .... import plan as ops
 from ....activations import ACTIVATIONS
@@ -35,6 +36,15 @@ class Tail:
             units += shard.width(layer.y)
         shard.lowered.bytes |= dict.fromkeys(("tail.y", "tail.dz"), 4 * shard.plan.capacity * units)
         return found
+
+    def lengths(self, shard: Shard) -> dict[str, int]:
+        """The lengths that the kernel's entry names beside its arguments."""
+        widths = [shard.width(layer.y) for layer in self.layers]
+        products = sum(k * n for k, n in pairwise(widths))
+        biases = sum(n for layer, n in zip(self.layers, widths, strict=True) if layer.bias is not None)
+        return {
+            "units": sum(widths), "outputs": widths[-1], "products": products, "parameters": products + biases,
+        }  # fmt: skip
 
     def words(self, shard: Shard) -> tuple[int, ...]:
         """The layers as the kernel is told of them, ``TailLayer`` each."""

@@ -165,7 +165,7 @@ class Probe:
         rows = plan.shard_rows(plan.capacity)[0].stop if is_of_shards else plan.capacity
         rows *= bound.steps
         operations = flops(launch, rows)
-        nbytes = moved_bytes(launch, rows, len(plan.optimizer.slots) if plan.optimizer else 0)
+        nbytes = moved_bytes(launch, rows)
         return TimedLaunch(
             launch=launch,
             count=Fraction(plan.shards if is_of_shards else 1, bound.steps),

@@ -15,7 +15,6 @@ from ..kernels import ProductTile, padded_columns, padded_rows
 from ..kernels.launches import At, Launch, Map
 from ..run.program import CudaProgram
 from ..runtime import Device, Event, capture, seconds_of
-from .costs import TENSOR_HEADERS, form_in
 from .probe import Probe
 
 SCRATCH = "a product alone"
@@ -67,7 +66,7 @@ class Products:
     def launches(self) -> list[Launch]:
         """Those of the first shard, in the order of a step."""
         shard = self._probe.binder.lowered.shards[0]
-        return [launch for launch in shard if launch.entry.header in TENSOR_HEADERS]
+        return [launch for launch in shard if launch.entry.operand_format in kernels.FORMS]
 
     def address(self, array: str) -> int:
         """The address of an array of the program."""
@@ -135,7 +134,7 @@ class Products:
         return run
 
     def _tile(self, launch: Launch) -> ProductTile:
-        form = form_in(launch)
+        form = launch.entry.operand_format
         assert form is not None
         tiles: tuple[ProductTile, ...] = (*kernels.matrix_tiles(form), *kernels.wgmma_tiles(form))
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
@@ -144,7 +143,7 @@ class Products:
         lengths = {**launch.values, "rows": self._plan.capacity}
         rows, columns = (lengths[axis] for axis in AXES[name])
         assert isinstance(rows, int) and isinstance(columns, int)
-        form = form_in(launch)
+        form = launch.entry.operand_format
         if form and not form.scaled:
             planes, pitch = launch.values[f"{name}_planes"], padded_columns(columns)
             assert isinstance(planes, At | Map)

@@ -85,12 +85,16 @@ class LocalStack:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Products of a row; weights that are used, each once for each layer or once in all; outputs of all layers."""
+        """The lengths that the kernels' entries name beside their arguments (kernels/local.py)."""
         table = self.table.astype([(name, "<i8") for name in LAYER.names or ()])
         used = table["n"] * table["window"]
         weights = int(used.max() if isinstance(self.weights, HeldWeights) else used.sum())
         outputs, n = int(table["n"].sum()), int(table["n"][-1])
-        return {"products": int(used.sum()), "weights": weights, "outputs": outputs, "n": n}
+        first, products = int(used[0]), int(used.sum())
+        return {
+            "products": products, "first_products": first, "inner_products": products - first, "weights": weights,
+            "outputs": outputs, "n": n,
+        }  # fmt: skip
 
     @property
     def message_words(self) -> int:
