@@ -49,11 +49,11 @@ class Trainer:
         optimizer: such as ``mlpgpu.Momentum(0.1)``.
         batch_size: rows of a step; a data set's last batch may be smaller.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
-        precision: how much matrix products may err.  ``"float32"``: no more than float32 arithmetic does.
-            ``"tf32"`` and ``"bfloat16"``, on a card: no more than products of operands that were rounded to 11
-            and to 8 bits.  These are bounds on the error; in which format operands are multiplied is
-            another matter, and it may be a finer one.  ``"float32-ieee"`` names the way instead: IEEE float32
-            operations alone.  ``"float64"`` is for the CPU.
+        precision: a bound on the error of matrix products A B.  ``"float32"``: no more than float32 arithmetic has.
+            ``"tf32"`` and ``"bfloat16"``, on a card: no more than products of operands cut to 11 bits and rounded
+            to 8 have, which is 2⁻⁹ and 2⁻⁷ of ``|A| |B|``, and the roundings of the sum.  In which format operands
+            are multiplied is another matter; it may be a finer one, and differ between layers and versions.
+            ``"float32-ieee"`` names the way instead: IEEE float32 operations alone.  ``"float64"`` is for the CPU.
         streams: shards that each batch is split into, each with a gradient of its own.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
         metrics: names in :data:`~mlpgpu.metrics.METRICS`, for ``evaluate`` and for validation.
