@@ -2,7 +2,7 @@
 // losses that are sums or means over outputs (elementwise/loss.cuh), with dense targets that are not standardized, of 8 · i columns.
 //
 // Targets are read by plain loads: a warp reads eight columns of eight rows at once; by texture the whole kernel took a
-// third longer (docs/performance.md).
+// third longer (docs/experiments/losses-and-heads.md).
 #pragma once
 
 #include "elementwise/loss.cuh"

@@ -74,7 +74,7 @@ class Plan:
         capacity: the most rows a step can have.
         shards: how many shards (S) a batch's rows are split into.
         replicas: how many networks of this shape run side by side; the leading axis of every array.
-        precision, reduction: how products are computed, and how partials are added.
+        precision, reduction: how much products may err, and how partials are added.
         parameters, statistics: segments of the flat arrays of trained and of fitted values.
         partials: segments of each shard's flat array.
         buffers: by name.
