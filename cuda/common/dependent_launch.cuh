@@ -1,7 +1,7 @@
 // Launches of a step that overlap (programmatic dependent launch, from compute capability 9.0 on).
 //
 // A kernel that includes this may begin while the launch before it in the stream still runs, as soon as all blocks of
-// that one have allowed it.  Three rules make that safe; docs/architecture.md derives it from them:
+// that one have allowed it.  Three rules make that safe; docs/decisions.md derives it from them:
 //   1. Each block waits for the launch before, at the latest before it writes to global memory.
 //   2. It allows the one after only then.  So when a launch begins, all but the one before it are complete.
 //   3. Before it has waited, it reads nothing that the launch before writes; and what it reads of earlier launches'

@@ -252,7 +252,7 @@ __device__ __forceinline__ void dense_backward_weight(const Step* step, int shar
 // Both products of the backward pass from the same staged tiles.  A block owns a tile of W, loads it
 // once, and goes through the shard's rows: dW and db stay in registers, while each block adds its part
 // of dx = dz Wᵀ to memory, which starts at 0, by atomicAdd; so the order of that sum varies.
-// Source: the backpropagation kernel of a 2017 course report (see docs/architecture.md).
+// Source: the backpropagation kernel of a 2017 course report (see docs/decisions.md).
 // Grid: (tiles of k, tiles of n), 256 threads.
 struct AtomicTile {
     static constexpr int I = 32, J = 32, R = 32, THREADS = 256;
