@@ -22,14 +22,14 @@ MOST_SIZES = 6  # columns of a table
 # Milliseconds of the course report, N and K to OpenMP's on its CPU and CUDA's on an RTX 2080.
 REPORT = {(50_000, 1000): (969, 9.25), (100_000, 1000): (2321, 25.7), (300_000, 1000): (7252, 70.8)}
 
-Line = dict[str, Any]
+Record = dict[str, Any]
 
 
-def grid(lines: Sequence[Line], size: Callable[[Line], str], cell: Callable[[Line], str]) -> str:
+def grid(records: Sequence[Record], size: Callable[[Record], str], cell: Callable[[Record], str]) -> str:
     """A row for each rung, a column for each size."""
-    sizes = list(dict.fromkeys(map(size, lines)))
-    rungs = list(dict.fromkeys(line["rung"] for line in lines))
-    found = {(line["rung"], size(line)): cell(line) for line in lines if line["seconds"] is not None}
+    sizes = list(dict.fromkeys(map(size, records)))
+    rungs = list(dict.fromkeys(record["rung"] for record in records))
+    found = {(record["rung"], size(record)): cell(record) for record in records if record["seconds"] is not None}
     rows = [["rung", *sizes], ["---"] * (len(sizes) + 1)]
     rows += [[rung, *(found.get((rung, column), "–") for column in sizes)] for rung in rungs]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -41,100 +41,100 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return list(dict.fromkeys([*values[::step], *values[-1:]]))
 
 
-def about(lines: Sequence[Line], what: str) -> str:
-    one = lines[0]
+def about(records: Sequence[Record], what: str) -> str:
+    one = records[0]
     commit = f" at {one['commit'][:10]}" if one["commit"] else ""
     return f"{what} on an {one['card']}, driver {one['driver']}, mlpgpu {one['versions']['mlpgpu']}{commit}."
 
 
-def gemm_tables(lines: Sequence[Line], peers: Sequence[Line] = ()) -> str:
-    """``peers`` are lines of benchmarks/peers.py, whose products of the same size stand beside the ladder's."""
-    squares = spread(sorted({line["n"] for line in lines if line["m"] == line["n"] == line["k"]}))
-    square = [line for line in lines if line["m"] == line["n"] == line["k"] and line["n"] in squares]
-    flat = [line for line in lines if line["k"] < line["m"] == line["n"]]
-    layer = [line for line in lines if line["m"] != line["n"]]
+def gemm_tables(records: Sequence[Record], peers: Sequence[Record] = ()) -> str:
+    """``peers`` are records of benchmarks/peers.py, whose products of the same size stand beside the ladder's."""
+    squares = spread(sorted({record["n"] for record in records if record["m"] == record["n"] == record["k"]}))
+    square = [record for record in records if record["m"] == record["n"] == record["k"] and record["n"] in squares]
+    flat = [record for record in records if record["k"] < record["m"] == record["n"]]
+    layer = [record for record in records if record["m"] != record["n"]]
 
-    def rate(line: Line) -> str:
-        return f"{line['gflops']:,.0f}"
+    def rate(record: Record) -> str:
+        return f"{record['gflops']:,.0f}"
 
-    def compared(line: Line) -> str:
-        values = (line["speedup"], line["of_cublas"], line["of_limit"], line["error"])
+    def compared(record: Record) -> str:
+        values = (record["speedup"], record["of_cublas"], record["of_limit"], record["error"])
         texts = ("{:,.0f} ×", "{:.0%}", "{:.0%}", "{:.1e}")
         return " / ".join("–" if v is None else text.format(v) for text, v in zip(texts, values, strict=True))
 
-    parts = [about(lines, "GFLOP/s by m = n = k,"), grid(square, lambda line: f"{line['n']:,}", rate)]
+    parts = [about(records, "GFLOP/s by m = n = k,"), grid(square, lambda record: f"{record['n']:,}", rate)]
     if flat:
         heading = "GFLOP/s by k, where m = n = {:,}:".format(flat[0]["n"])
-        parts += [heading, grid(flat, lambda line: str(line["k"]), rate)]
-    largest = [line for line in square if line["n"] == squares[-1]]
+        parts += [heading, grid(flat, lambda record: str(record["k"]), rate)]
+    largest = [record for record in square if record["n"] == squares[-1]]
     heading = f"Speed-up over the serial loop, of cuBLAS, of the card's limit, and error, at {squares[-1]:,}:"
-    parts += [heading, grid(largest, lambda line: f"{line['n']:,}", compared)]
+    parts += [heading, grid(largest, lambda record: f"{record['n']:,}", compared)]
     if layer:
         m, n = layer[0]["m"], layer[0]["n"]
         heading = (
             f"TFLOP/s where m = {m:,} and n = k = {n:,}, and of the same product in a step of `benchmarks/peers.py`:"
         )
         rows = [["precision", "the ladder", "alone, in turns with cuBLAS", "in a step, with its epilogue"], ["---"] * 4]
-        for line in layer:
-            precision = line["rung"].removeprefix("mlpgpu, ")
+        for record in layer:
+            precision = record["rung"].removeprefix("mlpgpu, ")
             steps = [
                 each
                 for each in peers
                 if (each.get("form"), each["workload"], each["precision"]) == ("forward", "large", precision)
             ]
-            if line["seconds"] is not None and steps:
+            if record["seconds"] is not None and steps:
                 alone, in_step = (
                     statistics.median(1e3 * each["gigaflop"] / each[time] for each in steps)
                     for time in ("alone_microseconds", "microseconds")
                 )
-                rows.append([precision, f"{line['gflops'] / 1000:.0f}", f"{alone:.0f}", f"{in_step:.0f}"])
+                rows.append([precision, f"{record['gflops'] / 1000:.0f}", f"{alone:.0f}", f"{in_step:.0f}"])
         parts += [heading, "\n".join(f"| {' | '.join(row)} |" for row in rows)]
     return "\n\n".join(parts)
 
 
-def local_tables(lines: Sequence[Line]) -> str:
-    def size(line: Line) -> str:
-        return f"N = {line['n']:,}, K = {line['k']:,}"
+def local_tables(records: Sequence[Record]) -> str:
+    def size(record: Record) -> str:
+        return f"N = {record['n']:,}, K = {record['k']:,}"
 
-    def cell(line: Line) -> str:
-        share = "" if line["of_limit"] is None else f", {line['of_limit']:.0%} of limit"
-        return f"{line['outputs_per_second']:.3g} ({1000 * line['seconds']:,.2f} ms{share})"
+    def cell(record: Record) -> str:
+        share = "" if record["of_limit"] is None else f", {record['of_limit']:.0%} of limit"
+        return f"{record['outputs_per_second']:.3g} ({1000 * record['seconds']:,.2f} ms{share})"
 
     parts = []
     for weights in ("distinct", "reused"):
-        of_weights = [line for line in lines if line["weights"] == weights]
-        parts += [about(lines, f"Outputs per second, weights {weights},"), grid(of_weights, size, cell)]
+        of_weights = [record for record in records if record["weights"] == weights]
+        parts += [about(records, f"Outputs per second, weights {weights},"), grid(of_weights, size, cell)]
     return "\n\n".join(parts)
 
 
-def of_peer(line: Line) -> str:
+def of_peer(record: Record) -> str:
     """PyTorch's time; where it had room for some of the layers only, scaled up to all of them."""
-    if line["pytorch_ms"] is None:
+    if record["pytorch_ms"] is None:
         return "–"
-    layers = line.get("pytorch_layers", line["k"])
-    if layers == line["k"]:
-        return f"{line['pytorch_ms']:.2f} ms"
-    return f"{line['pytorch_ms'] * line['k'] / layers:.2f} ms, by {layers:,} layers, which fit"
+    layers = record.get("pytorch_layers", record["k"])
+    if layers == record["k"]:
+        return f"{record['pytorch_ms']:.2f} ms"
+    return f"{record['pytorch_ms'] * record['k'] / layers:.2f} ms, by {layers:,} layers, which fit"
 
 
-def stack_tables(found: Line) -> str:
+def stack_tables(found: Record) -> str:
     """The report's table with a column of ours, then what the largest network takes beside its floor."""
-    lines = found["results"]
-    ours = {line["n"]: line for line in lines if line["what"] == "forward" and line["weights"] == "reused"}
+    records = found["results"]
+    ours = {record["n"]: record for record in records if record["what"] == "forward" and record["weights"] == "reused"}
     rows = [["N", "K", "the report: OpenMP", "the report: CUDA", "PyTorch, compiled", "mlpgpu"], ["---"] * 6]
     for (n, k), (openmp, cuda) in REPORT.items():
-        line = ours.get(n)
-        if line is not None and line["k"] == k:
+        record = ours.get(n)
+        if record is not None and record["k"] == k:
             rows.append(
-                [f"{n:,}", f"{k:,}", f"{openmp:,.0f} ms", f"{cuda:.2f} ms", of_peer(line), f"{line['ms']:.2f} ms"]
+                [f"{n:,}", f"{k:,}", f"{openmp:,.0f} ms", f"{cuda:.2f} ms", of_peer(record), f"{record['ms']:.2f} ms"]
             )  # fmt: skip
     largest = [["", "weights", "mlpgpu", "floor", "PyTorch, compiled"], ["---"] * 5]
-    for line in lines:
-        if line["n"] == max(ours):
-            floor = "–" if line["floor_ms"] is None else f"{line['floor_ms']:.2f} ms"
-            largest.append([line["what"], line["weights"], f"{line['ms']:.2f} ms", floor, of_peer(line)])
+    for record in records:
+        if record["n"] == max(ours):
+            floor = "–" if record["floor_ms"] is None else f"{record['floor_ms']:.2f} ms"
+            largest.append([record["what"], record["weights"], f"{record['ms']:.2f} ms", floor, of_peer(record)])
     tables = ["\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, largest)]
-    heading = "N = {:,}, K = {:,}, one row:".format(lines[0]["n"], lines[0]["k"])
+    heading = "N = {:,}, K = {:,}, one row:".format(records[0]["n"], records[0]["k"])
     return "\n\n".join([about([found], "One row forward, one matrix for all layers,"), tables[0], heading, tables[1]])
 
 
@@ -144,15 +144,15 @@ def fill(page: str, name: str, part: str, *, picture: bool = True) -> str:
     before, first, rest = page.partition(begin)
     _, second, after = rest.partition(end)
     if not (first and second):
-        raise SystemExit(f"{PAGE}: expected the lines {begin} and {end}")
+        raise SystemExit(f"{PAGE}: expected the marks {begin} and {end}")
     shown = f"{part}\n\n![{name}]({name}.png)" if picture else part
     return f"{before}{begin}\n\n{shown}\n\n{end}{after}"
 
 
-def read(name: str) -> list[Line]:
-    """Lines of a file of results; none where there is no such file."""
+def read(name: str) -> list[Record]:
+    """Records of a file of results; none where there is no such file."""
     path = RESULTS / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     filled = report["fill"](report["fill"](page, "gemm_ladder", "one"), "gemm_ladder", tables)
     assert filled.count("![gemm_ladder](gemm_ladder.png)") == 1 and tables in filled
     assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 3
-    with pytest.raises(SystemExit, match="expected the lines"):
+    with pytest.raises(SystemExit, match="expected the marks"):
         report["fill"]("nothing", "gemm_ladder", tables)
 
 
