@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,15 +12,20 @@ from helpers import EPS32
 from shim_runner import Unwritten, run
 
 import mlpgpu as mg
+from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import Launch, Lowered
 from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.persistent.choice import choose_kernel
 from mlpgpu.backends.cuda.profile import explain
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.profile.explain import Profile, gantt
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.profile.probe import TimedLaunch
 from mlpgpu.backends.cuda.run.trace import Span
+from mlpgpu.layers import Layer
+from mlpgpu.losses import LOSSES
+from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
 
 RATES = PeakRates(copied=4e12, cached=8e12, computed=50e12, cache_bytes=1 << 20)
@@ -53,16 +60,85 @@ def test_every_launch_names_its_operation() -> None:
     assert [launch.operation for launch in low.evaluation][-2:] == ["6 Loss", "7 Output"]
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
-def test_flops_are_those_of_the_plan(shards: int, reduction: str) -> None:
-    step = plan(shards=shards, reduction=reduction)
-    found = sum(
-        flops(launch, rows.stop - rows.start)
-        for shard, rows in zip(lowered(step).shards, step.shard_rows(ROWS), strict=True)
-        for launch in shard
+def any_plan(draw: Random) -> Plan:
+    """A plan of any kind, small or large enough for each way in which products are made."""
+    activation = partial(draw.choice, list(ACTIVATIONS))
+    is_wide = draw.random() < 0.2
+    n_in, n = draw.choice([draw.randint(1, 70), 300, 5000, 20_000]), draw.choice([draw.randint(1, 70), 90, 512])
+    if is_wide:
+        n_in = n = 512
+    layers: list[Layer] = [mg.Standardize(n_in)] if draw.random() < 0.3 else []
+    if draw.random() < 0.3:
+        tied, chosen = draw.choice([True, False]), activation()
+        window, biases = draw.randint(1, min(n_in, 29)), draw.choice(["output", "layer", None])
+        first = mg.LocallyConnected(n_in, window, chosen, biases)
+        for _ in range(draw.randint(1, 3)):
+            if n_in >= window:
+                layers.append(first if tied else mg.LocallyConnected(n_in, window, chosen, biases))
+                n_in -= window - 1
+    layers.append(mg.Dense(n_in, n, activation(), bias=draw.random() < 0.7))
+    if draw.random() < 0.3:
+        layers.append(mg.Dropout(0.5))
+    if draw.random() < 0.4:
+        layers += draw.randint(1, 2) * [mg.Dense(n, n, activation())]
+    layers.append(mg.Dense(n, 512 if is_wide else draw.randint(1, 70), draw.choice(["identity", activation()])))
+    loss, optimizer = draw.choice(list(LOSSES)), OPTIMIZERS[draw.choice(list(OPTIMIZERS))]
+    return mg.Network(layers, seed=1).lower(
+        capacity=256 if is_wide else draw.choice([1, 8, 32, 100, 256]),
+        loss=loss,
+        target_kind=draw.choice(LOSSES[loss].targets),
+        optimizer=optimizer(0.1, clip_norm=draw.choice([None, None, None, 1.0])),
+        shards=draw.choice([1, 1, 1, 1, 3]),
+        reduction=draw.choice(["ordered", "ordered", "ordered", "atomic"]),
+        precision=draw.choice(["float32-ieee", "float32", "tf32", "bfloat16"]),
     )
-    assert found == sum(step.flops(operation, ROWS) for operation in step.training) > 0
+
+
+# Kernels in the folders of those that multiply, which only add, or make operands ready.
+NO_PRODUCTS = {
+    "dense_forward_sum", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
+    "local_backward_shared_bias",
+}  # fmt: skip
+
+
+def family(entry: kernels.Entry) -> str:
+    return entry.function.partition("<")[0]
+
+
+def multiplies(entry: kernels.Entry) -> bool:
+    """Whether it should, by where its source lies."""
+    folders = {header.partition("/")[0] for header in entry.headers}
+    return bool(folders & {"dense", "gemm", "fused", "local", "persistent"}) and family(entry) not in NO_PRODUCTS
+
+
+def test_flops_are_those_of_the_plan() -> None:
+    """Of some hundred plans, on each kind of card, and of all kernels that multiply."""
+    multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "resident"}
+    missing = multiplied | {family(entry) for entry in kernels.all_entries() if multiplies(entry)}
+    for seed in range(250):
+        step = any_plan(Random(seed))
+        shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
+        of_step, of_evaluation = (
+            sum(step.flops(operation, step.capacity) for operation in operations)
+            for operations in (step.training, step.evaluation)
+        )
+        for arch in ("sm_75", "sm_80", "sm_90a"):
+            low = lower(step, multiprocessors=132, source="float32", arch=arch)
+            of_shards = ((launch, rows) for part, rows in zip(low.shards, shards, strict=True) for launch in part)
+            assert sum(flops(launch, rows) for launch, rows in of_shards) == of_step > 0, (seed, arch)
+            assert sum(flops(launch, step.capacity) for launch in low.evaluation) == of_evaluation, (seed, arch)
+            assert all(moved_bytes(launch, step.capacity) >= 0 for launch in low.launches())
+            missing -= {family(launch.entry) for launch in low.launches()}
+            kernel = choose_kernel(step, multiprocessors=132, shared_bytes=227 << 10, arch=arch)
+            if not isinstance(kernel, str):
+                launch = kernel.train("float32", textured=True)
+                assert flops(launch, step.capacity) == of_step, (seed, arch)
+                missing.discard(family(launch.entry))
+    assert not missing
+
+
+def test_what_multiplies_has_products() -> None:
+    assert [entry.name for entry in kernels.all_entries() if bool(entry.products) != multiplies(entry)] == []
 
 
 # Lengths that only launches of these headers tell, each with the test that compares them with the plan.
@@ -80,8 +156,7 @@ UNCOUNTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", kernels.all_entries(), ids=lambda entry: entry.name)
-def test_signatures_state_the_axes_of_every_array(entry: kernels.Entry) -> None:
+def check_axes(entry: kernels.Entry) -> None:
     lengths = {a.name for a in entry.arguments if a.ctype in ("int", "int64_t")} | {
         "rows",
         "grid.x",
@@ -97,6 +172,11 @@ def test_signatures_state_the_axes_of_every_array(entry: kernels.Entry) -> None:
         assert not argument.is_array or argument.item_bytes
     for product in entry.products:
         assert set(product.axes) <= lengths and set(product.when) <= {a.name for a in entry.arguments if a.is_array}
+
+
+def test_signatures_state_the_axes_of_every_array() -> None:
+    for entry in kernels.all_entries():
+        check_axes(entry)
 
 
 def test_a_signature_says_what_is_updated() -> None:

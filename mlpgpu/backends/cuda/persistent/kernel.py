@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ....random import Purpose
 from .. import kernels
-from ..kernels import Entry, arguments, camel
+from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, camel
 from ..kernels.launches import At, Launch, Value
 from .layout import Layout
 from .tiles import COMPUTE_THREADS, PRODUCER_THREADS
@@ -49,26 +50,32 @@ class PersistentKernel:
         return "sm_90" if self.has_copy_engine else "sm_80" if self.layout.tf32_terms else "sm_75"
 
     def _entry(self, source: str, textured: bool) -> Entry:
+        """The kernel's entry; axes and products are those of one step."""
         layout, network = self.layout, self.layout.network
-        ctype, texels = kernels.SOURCES[source], "Texture" if textured else "const float*"
-        target = {"index": "Index", "dense": "DenseTarget"}[network.target_kind]
+        ctype, reader = kernels.SOURCES[source], TargetReader(network.target_kind, textured)
+        target = TARGET_STRUCTS[network.target_kind]
         flags = ", ".join(str(flag).lower() for flag in (self.has_copy_engine, network.scaled_inputs is not None))
         head = f"{network.rows}, {layout.blocks}, {layout.tf32_terms}, {flags}, {network.input_dropout or 'NotDropped'}"
         shape = f"ResidentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
         function = (
-            f"resident<{shape}, {camel(network.loss)}, {target}, {texels}, {network.optimizer}Rule, {ctype}, "
+            f"resident<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, {ctype}, "
             f"{layout.shared_bytes}, {layout.message_words}>"
         )
-        signature = (
-            f"const Step* step, int steps, uint32_t tag, const int* order, const {ctype}* inputs, float scale, "
-            f"const float* mean, const float* deviation, {texels} targets, const float* weights, "
-            "const float* target_mean, const float* target_scale, uint64_t seed, uint64_t purpose, "
-            "float* parameters, float* slots, uint64_t* messages, void* staged, float* errors"
-        )
         widths = (network.layers[0].n_in, *(dense.n_out for dense in network.layers))
+        size = sum(dense.weight_rows * dense.n_out for dense in network.layers)
+        signature = (
+            f"const Step* step[0], int steps, uint32_t tag, const int* order[rows], "
+            f"const {ctype}* inputs[rows,{widths[0]}], float scale, const float* mean[{widths[0]}], "
+            f"const float* deviation[{widths[0]}], {reader.argument(str(widths[-1]))}, const float* weights[rows], "
+            f"const float* target_mean[{widths[-1]}], const float* target_scale[{widths[-1]}], uint64_t seed, "
+            f"uint64_t purpose, inout float* parameters[{size}], inout float* slots[{network.slots},{size}], "
+            "uint64_t* messages[0], void* staged[0], float* errors[rows,2]"
+        )
+        products = [Product(("rows", *pair)) for pair in pairwise(widths)]  # of z; dW takes as many, and dx
         name = f"resident_{'_'.join(map(str, widths))}_{zlib.crc32(function.encode()):08x}"
         # Each of so many threads has 96 registers, and spills a few words around the loops.
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
             layout.shared_bytes, cooperative=True, spill_bytes=256, constants=True, needs=self._needs,
+            products=(*products, *products, *products[1:]),
         )  # fmt: skip
