@@ -71,6 +71,12 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def lead(best: dict[str, Record]) -> float | None:
+    """How many times as long as ours the better peer's step takes."""
+    peers = [best[name]["microseconds"] for name in PEERS if name in best]
+    return min(peers) / float(best[OURS]["microseconds"]) if peers and OURS in best else None
+
+
 def steps_table(records: Sequence[Record], *, floors: bool = True) -> str:
     """Microseconds a step, a row for each workload and precision."""
     rows = []
@@ -85,8 +91,8 @@ def steps_table(records: Sequence[Record], *, floors: bool = True) -> str:
         for name in PEERS:
             form = best[name]["contender"].removeprefix(name).strip(", ") if name in best else ""
             row.append(f"{digits(best[name]['microseconds'])} {form}".strip() if name in best else "–")
-        peers = [best[name]["microseconds"] for name in PEERS if name in best]
-        row.append(f"× {min(peers) / ours['microseconds']:.2f}" if ours and peers else "–")
+        times = lead(best)
+        row.append("–" if times is None else f"× {times:.2f}")
         least = floor(any_record)
         row.append("–" if least is None else digits(least))
         row.append(f"{least / ours['microseconds']:.0%}".replace("%", " %") if ours and least else "–")
@@ -143,7 +149,11 @@ def readme_part(records: Sequence[Record]) -> str:
     """Six of the workloads and precisions."""
     steps = [record for record in records if "contender" in record]
     chosen = [record for record in steps if (record["workload"], record["precision"]) in README_ROWS]
-    about = f"Microseconds of a training step on an {surroundings(records)}; each peer in its fastest form, by name:"
+    leads = [times for best in by_workload(steps).values() if (times := lead(best)) is not None]
+    about = f"Microseconds of a training step on an {surroundings(records)}; each peer in its fastest form, by name."
+    if leads:
+        extent = f"× {min(leads):.2f} to × {max(leads):.2f}"
+        about += f" In all {len(leads)} cases measured the better peer takes {extent} as long."
     return "\n\n".join([fill(about), steps_table(chosen, floors=False)])
 
 

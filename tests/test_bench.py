@@ -234,8 +234,11 @@ def test_the_report_shows_errors_and_products(report: dict[str, Any]) -> None:
 
 def test_the_readme_shows_some_of_the_workloads(report: dict[str, Any]) -> None:
     key, precision = report["README_ROWS"][0]
-    chosen, other = line("mlpgpu", 4.0, precision, workload=key), line("mlpgpu", 8.0, precision)
-    rows = report["readme_part"]([chosen, other, KERNEL]).splitlines()
+    chosen = [line(name, us, precision, workload=key) for name, us in (("mlpgpu", 4.0), ("JAX", 8.0), ("PyTorch", 9.0))]
+    others = [line("mlpgpu", 8.0, precision), line("PyTorch", 12.0, precision), line("mlpgpu", 1.0, "tf32")]
+    part = report["readme_part"]([*chosen, *others, KERNEL])
+    assert "In all 2 cases measured the better peer takes × 1.50 to × 2.00" in " ".join(part.split())
+    rows = part.splitlines()
     assert [row.split(" | ")[2] for row in rows if row.startswith("| 5-4-3")] == ["**4**"]
 
 
