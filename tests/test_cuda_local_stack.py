@@ -19,7 +19,7 @@ from test_cuda_lowering import HostProgram, make_plan
 
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import HeldWeights, StackShape, StreamedWeights, units
+from mlpgpu.backends.cuda.kernels import OnChipWeights, StackShape, StreamedWeights, units
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
@@ -54,18 +54,18 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
     "more rows than a pass": (
         [*[Local(500 - 9 * i, 10, "tanh") for i in range(3)], Dense(473, 3)], (11, 7), {},
     ),
-    "held": ([*[TIED] * 4, Dense(612, 3)], (1, 1), {}),
-    "held, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1)}),
-    "held, and dx": (
+    "on chip": ([*[TIED] * 4, Dense(612, 3)], (1, 1), {}),
+    "on chip, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1)}),
+    "on chip, and dx": (
         [Dense(9, 500, "tanh"), *[Local(500, 33, "gelu", "output")] * 3, Dense(404, 3)], (2, 1),
         {"optimizer": Adam(0.01)},
     ),
-    "held twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 3)], (1, 1), {}),
+    "on chip twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 3)], (1, 1), {}),
     "columns that nobody uses": (
         [Local(400, 5, "tanh"), Local(500, 5, "tanh"), Dense(392, 3)], (1, 1),
         {"optimizer": AdamW(0.01, weight_decay=0.1)},
     ),
-    "held, columns that nobody uses": (
+    "on chip, columns that nobody uses": (
         [Dense(9, 400, "relu"), *[Local(500, 5, "tanh")] * 2, Dense(392, 3)], (1, 1),
         {"optimizer": AdamW(0.01, weight_decay=0.1)},
     ),
@@ -93,19 +93,19 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path, monkeypatch: pytest.M
     host = check(case, tmp_path, monkeypatch)
     names = [launch.entry.name for launch in host.low.launches()]
     assert any(name.startswith("local_stack_forward") for name in names)
-    assert any("Held" in launch.entry.function for launch in host.low.launches()) == case.startswith("held")
-    # Whether the way back is one kernel too: there are neither gradients nor partials then.
+    assert any("OnChip" in launch.entry.function for launch in host.low.launches()) == case.startswith("on chip")
+    # If the backward pass is one kernel too, there are neither gradients nor partials.
     in_place = host.low.bytes["partials"] == 0
     assert in_place == any(re.match("local_stack_(tied_)?update", name) for name in names)
-    assert in_place == (case not in ("more rows than a pass", "held twice") and "nobody uses" not in case)
+    assert in_place == (case not in ("more rows than a pass", "on chip twice") and "nobody uses" not in case)
     assert not any(name.startswith("local_forward") for name in names)
     back = [note.partition("; back ")[2] for note in host.low.notes if note.startswith("training")]
-    assert {"more rows than a pass": "only 8 of 11 rows", "held twice": "more to do"}.get(
+    assert {"more rows than a pass": "only 8 of 11 rows", "on chip twice": "more to do"}.get(
         case, "no layer uses" if "nobody" in case else "in one kernel"
     ) in back[0]
 
 
-@pytest.mark.parametrize("case", ["two rows, every alignment", "more rows than a pass", "held"])
+@pytest.mark.parametrize("case", ["two rows, every alignment", "more rows than a pass", "on chip"])
 def test_predictions_have_the_bits_of_one_launch_for_each_layer(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,9 +167,9 @@ def test_a_stack_ends_where_something_comes_between_or_the_activation_changes() 
 
 
 def test_the_network_of_the_report() -> None:
-    """N = 300,000, R = 29: a block has 2,304 columns; of one matrix 20 lines are in registers and 9 beside."""
+    """N = 300,000, R = 29: a block has 2,304 columns; of one matrix 20 rows are in registers and 9 in shared memory."""
     reused = chosen([Local(300_000, 29, "sigmoid", "layer")] * 5)
-    assert reused.weights == HeldWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.no_update
+    assert reused.weights == OnChipWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.no_update
     distinct = chosen([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
     assert distinct.weights == StreamedWeights(StackShape(18, 1)) and distinct.weights.stages == 23
     assert not distinct.no_update and distinct.message_words == 5 * 131 * 28
@@ -189,7 +189,7 @@ def test_stacks_fit(n: int, window: int, capacity: int, multiprocessors: int, ti
     shape = made.weights.shape
     assert (made.blocks - 1) * shape.span < n <= made.blocks * shape.span and made.blocks <= multiprocessors
     updates = not made.no_update
-    assert updates == (isinstance(made.weights, HeldWeights) or (not tied and capacity <= shape.rows))
+    assert updates == (isinstance(made.weights, OnChipWeights) or (not tied and capacity <= shape.rows))
     entries = [made.forward, *([made.update("Adam")] if updates else [])]
     assert all(entry.shared_bytes <= kernels.STACK_SHARED_BYTES and entry.threads <= 1024 for entry in entries)
     if isinstance(made.weights, StreamedWeights):
@@ -198,7 +198,7 @@ def test_stacks_fit(n: int, window: int, capacity: int, multiprocessors: int, ti
 
 
 def test_what_a_stack_must_do_at_least() -> None:
-    """Distinct weights are read once forward, and read and written once on the way back, with their slots."""
+    """Distinct weights are read once forward, and read and written once in the backward pass, with their slots."""
     low = lower(
         make_plan(PAIR, capacity=1, optimizer=Momentum(0.1)), multiprocessors=132, source="float32", arch="sm_90a"
     )
@@ -224,10 +224,10 @@ def test_kernels_compile_without_many_spills(
     optimizers = ("SGD", "AdamW")
     entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in optimizers]
     if shape.rows == 1:
-        widest = StackShape(HeldWeights.MOST_WARPS, 1, HeldWeights.COLUMNS)
-        for held in (HeldWeights(widest, window) for window in (4, 29)):
-            entries.append(kernels.local_stack_forward("gelu", held))
-            entries += [kernels.local_stack_tied_update("gelu", optimizer, held) for optimizer in optimizers]
+        widest = StackShape(OnChipWeights.MOST_WARPS, 1, OnChipWeights.COLUMNS)
+        for weights in (OnChipWeights(widest, window) for window in (4, 29)):
+            entries.append(kernels.local_stack_forward("gelu", weights))
+            entries += [kernels.local_stack_tied_update("gelu", optimizer, weights) for optimizer in optimizers]
     cubins = compile_units(units(entries), "sm_90a")
     for entry in entries:
         kernel = cubins[entry.unit].resources[entry.name]
@@ -240,27 +240,27 @@ def test_kernels_compile_without_many_spills(
 FORWARD, UPDATE, TIED_UPDATE = "local/stack.cuh", "local/stack_update.cuh", "local/stack_tied_update.cuh"
 ROW, ALIGNMENTS = "one row", "two rows, every alignment"
 FAULTS = {  # the header, what is right there, what is planted, and the case that finds it
-    "a halo one column short": (FORWARD, "at.next_window - 1, at.n", "at.next_window - 2, at.n", ROW),
+    "a halo one column short": (FORWARD, "position.next_window - 1,", "position.next_window - 2,", ROW),
     "a layer begun before its inputs are whole": (FORWARD, "phases.wait(warp + 1, phase);", "", ROW),
     "another stage read": (FORWARD, "ring.stage * T::STAGE", "(ring.stage ^ 1) * T::STAGE", ALIGNMENTS),
     "outputs put over inputs": (FORWARD, "inputs_of(phase + 1) + q", "inputs_of(phase) + q", ROW),
     "parts added up too early": (UPDATE, "phases.wait(warp - 1, phase - 1);\n            load", "load", ROW),
-    "a line taken for aligned": (FORWARD, "slide(near, shift);", "", ALIGNMENTS),
-    "the wrong line held": (FORWARD, "(r + j - IN_REGISTERS)", "(r + j + 1 - IN_REGISTERS)", "held"),
+    "a weight row taken for aligned": (FORWARD, "slide(near, shift);", "", ALIGNMENTS),
+    "a weight row off in shared memory": (FORWARD, "(r + j - IN_REGISTERS)", "(r + j + 1 - IN_REGISTERS)", "on chip"),
     "rows of the pass before": (FORWARD, "rows.first + first,", "rows.first,", "more rows than a pass"),
     "the part of the warp before left out": (UPDATE, "blockIdx.x + warp > 0 ?", "blockIdx.x + warp > 1 ?", ROW),
     "sums that stay where they are": (UPDATE, "lane + 1 < WARP ? next : 0.0f", "next", ROW),
     "a derivative taken twice": (
         UPDATE, "is_top && given.is_derived;", "is_top && given.is_derived < 0;", "four rows, and dx",
     ),
-    "a mirror one column off": (FORWARD, "Shape::SPAN - 1 - v", "Shape::SPAN - 2 - v", "held"),
-    "a halo that the gradient does not see": (TIED_UPDATE, "[i] = value;", "[i] = 0 * value;", "held"),
-    "a term left out of the sums": (TIED_UPDATE, "i < given.count * rows.count", "i + 1 < given.count", "held"),
-    "the other stage added": (TIED_UPDATE, "ring + i % STAGES", "ring + (i + 1) % STAGES", "held"),
+    "a mirror one column off": (FORWARD, "Shape::SPAN - 1 - v", "Shape::SPAN - 2 - v", "on chip"),
+    "a halo that the gradient does not see": (TIED_UPDATE, "[i] = value;", "[i] = 0 * value;", "on chip"),
+    "a term left out of the sums": (TIED_UPDATE, "i < given.count * rows.count", "i + 1 < given.count", "on chip"),
+    "the other stage added": (TIED_UPDATE, "ring + i % STAGES", "ring + (i + 1) % STAGES", "on chip"),
     "rows that share their dz": (TIED_UPDATE, "deltas + ((static_cast<int64_t>(q)", "deltas + ((0 * q",
-                                    "held, three rows"),
-    "a stack's dx left out": (TIED_UPDATE, "given.dx ? 0 : 1", "1", "held, and dx"),
-    "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step(", "if (lane < 0) step(", "held"),
+                                    "on chip, three rows"),
+    "a stack's dx left out": (TIED_UPDATE, "given.dx ? 0 : 1", "1", "on chip, and dx"),
+    "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step(", "if (lane < 0) step(", "on chip"),
     "a bias's step left out": (UPDATE, "layer.bias < 0 || layer.bias_step) continue", "true) continue", ROW),
 }  # fmt: skip
 

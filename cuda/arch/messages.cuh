@@ -1,14 +1,14 @@
-// Values from block to block while both run.
+// Messages between blocks of one kernel, in *flagged words* (as the LL protocol of NCCL has them).
 //
-// A value travels in a word of 64 bits, beside a *tag*, which tells it from what lay there before: the step's number.
+// A value travels in a word of 64 bits, beside a *sequence number*, which tells it from what the word held before.
 //
-//     sender                       a word in the cache that all blocks share        receiver
-//                                  [ tag 6 | a value of step 6 ]  <-- load          not yet of step 8: load again
-//     store [ tag 8 | value ] -->  [ tag 8 | a value of step 8 ]  <-- load          of step 8: there it is
+//     sender                        a word in the cache that all blocks share     receiver
+//                                   [ number 6 | value ]  <-- load              expects 8, so it loads again
+//     store [ number 8 | value ] -> [ number 8 | value ]  <-- load              expects 8, and has the value
 //
-// Words are stored and loaded whole, so who waits polls the word itself: it arrives in the time of one store and one
-// load, with no flag, no fence and nothing to reset.  One instruction can move a *pair* of words, each with its own tag.
-// Blocks that wait for each other must run at once.
+// Words are stored and loaded whole, so a receiver polls the word itself: a message takes one store and one load, with
+// no separate flag, no fence and nothing to reset. One instruction can move a *pair* of words, each with its sequence
+// number. Blocks that wait for each other must run at once.
 #pragma once
 
 #include "common/portable.cuh"
@@ -26,16 +26,16 @@ __host__ __device__ constexpr int largest(int a, int b, More... more) {
 
 __host__ __device__ constexpr int smallest(int a, int b) { return a < b ? a : b; }
 
-// The smallest power of two from n on.
+// The smallest power of two that is at least n.
 __host__ __device__ constexpr int power_from(int n) {
     int power = 1;
     while (power < n) power *= 2;
     return power;
 }
 
-// Counts the rounds of a wait: mail that has not come for seconds never will, and a kernel that ends with an error is
-// better than one that does not end.
-struct Patience {
+// Limits the rounds of a wait: a message that is seconds late will never come, and then the kernel ends with an error,
+// which is better than a kernel that never ends.
+struct SpinLimit {
     int rounds = 0;
     __device__ __forceinline__ void wait() {
         pause_spinning();
@@ -43,56 +43,58 @@ struct Patience {
     }
 };
 
-// What is on its way: a value in a word, or two in a pair of them.  A blank one counts as arrived, or as not, before it
-// is loaded.  Places of pairs are multiples of 16 bytes.
-struct MailWord {
-    static constexpr int MOST_AT_ONCE = 8;  // that a thread has on their way
+// A message: a value in a flagged word, or two in a pair of words. A blank message counts as arrived, or as missing,
+// before it is loaded. Addresses of pairs are multiples of 16 bytes.
+struct FlaggedWord {
+    static constexpr int MOST_AT_ONCE = 8;  // loads that a thread has in flight
     uint64_t word;
 
-    static __device__ __forceinline__ MailWord of(float value, uint32_t tag) {
-        return {static_cast<uint64_t>(tag) << 32 | __float_as_uint(value)};
+    static __device__ __forceinline__ FlaggedWord of(float value, uint32_t sequence) {
+        return {static_cast<uint64_t>(sequence) << 32 | __float_as_uint(value)};
     }
-    static __device__ __forceinline__ MailWord blank(bool has_arrived, uint32_t tag) {
-        return of(0.0f, has_arrived ? tag : ~tag);
+    static __device__ __forceinline__ FlaggedWord blank(bool has_arrived, uint32_t sequence) {
+        return of(0.0f, has_arrived ? sequence : ~sequence);
     }
-    __device__ __forceinline__ bool has_arrived(uint32_t tag) const { return static_cast<uint32_t>(word >> 32) == tag; }
+    __device__ __forceinline__ bool has_arrived(uint32_t sequence) const {
+        return static_cast<uint32_t>(word >> 32) == sequence;
+    }
     __device__ __forceinline__ float value() const { return __uint_as_float(static_cast<uint32_t>(word)); }
-    __device__ __forceinline__ void load(const uint64_t* place) { word = load_word(place); }
+    __device__ __forceinline__ void load(const uint64_t* address) { word = load_word(address); }
 };
 
-struct MailPair {
+struct FlaggedPair {
     static constexpr int MOST_AT_ONCE = 4;
-    MailWord first, second;
+    FlaggedWord first, second;
 
-    static __device__ __forceinline__ MailPair blank(bool has_arrived, uint32_t tag) {
-        return {MailWord::blank(has_arrived, tag), MailWord::blank(has_arrived, tag)};
+    static __device__ __forceinline__ FlaggedPair blank(bool has_arrived, uint32_t sequence) {
+        return {FlaggedWord::blank(has_arrived, sequence), FlaggedWord::blank(has_arrived, sequence)};
     }
-    __device__ __forceinline__ bool has_arrived(uint32_t tag) const {
-        return first.has_arrived(tag) && second.has_arrived(tag);
+    __device__ __forceinline__ bool has_arrived(uint32_t sequence) const {
+        return first.has_arrived(sequence) && second.has_arrived(sequence);
     }
     __device__ __forceinline__ float2 value() const { return make_float2(first.value(), second.value()); }
-    __device__ __forceinline__ void load(const uint64_t* place) { load_word_pair(place, first.word, second.word); }
+    __device__ __forceinline__ void load(const uint64_t* address) { load_word_pair(address, first.word, second.word); }
 };
 
-__device__ __forceinline__ void send(uint64_t* place, float value, uint32_t tag) {
-    store_word(place, MailWord::of(value, tag).word);
+__device__ __forceinline__ void send(uint64_t* address, float value, uint32_t sequence) {
+    store_word(address, FlaggedWord::of(value, sequence).word);
 }
 
-__device__ __forceinline__ void send(uint64_t* place, float2 values, uint32_t tag) {
-    store_word_pair(place, MailWord::of(values.x, tag).word, MailWord::of(values.y, tag).word);
+__device__ __forceinline__ void send(uint64_t* address, float2 values, uint32_t sequence) {
+    store_word_pair(address, FlaggedWord::of(values.x, sequence).word, FlaggedWord::of(values.y, sequence).word);
 }
 
-// At most MOST letters that THREADS threads wait for, a block or a warp of it: `place(i)` tells where number i < count
-// is, and `take(i, value)` gets it.  Each of the threads waits for every THREADS-th.
-template <class Letter, int THREADS, int MOST, class Place, class Take>
-struct Letters {
-    static constexpr int ALL = ceil_div(MOST, THREADS), COUNT = smallest(ALL, Letter::MOST_AT_ONCE);
+// At most MOST messages that THREADS threads, a block or a warp of it, wait for: `address(i)` tells where message i <
+// count lies, and `take(i, value)` consumes it. Each thread waits for every THREADS-th message.
+template <class Word, int THREADS, int MOST, class Address, class Take>
+struct Receiver {
+    static constexpr int ALL = ceil_div(MOST, THREADS), COUNT = smallest(ALL, Word::MOST_AT_ONCE);
     static constexpr int BATCHES = ceil_div(ALL, COUNT);
     int count;
-    uint32_t tag;
-    Place place;
+    uint32_t sequence;
+    Address address;
     Take take;
-    Letter letter[COUNT];
+    Word words[COUNT];
 
     static __device__ __forceinline__ int number(int batch, int i) {
         return threadIdx.x % THREADS + (batch * COUNT + i) * THREADS;
@@ -100,80 +102,80 @@ struct Letters {
     __device__ __forceinline__ bool has(int batch) const { return batch * COUNT * THREADS < count; }
     __device__ __forceinline__ void begin(int batch) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) letter[i] = Letter::blank(number(batch, i) >= count, tag);
+        for (int i = 0; i < COUNT; ++i) words[i] = Word::blank(number(batch, i) >= count, sequence);
         load(batch);
     }
-    // Those that have not arrived.
+    // Loads the messages that have not arrived.
     __device__ __forceinline__ void load(int batch) {
         if (!has(batch)) return;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (!letter[i].has_arrived(tag)) letter[i].load(place(number(batch, i)));
+            if (!words[i].has_arrived(sequence)) words[i].load(address(number(batch, i)));
     }
     __device__ __forceinline__ bool have_arrived() const {
         bool all = true;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) all &= letter[i].has_arrived(tag);
+        for (int i = 0; i < COUNT; ++i) all &= words[i].has_arrived(sequence);
         return all;
     }
     __device__ __forceinline__ void use(int batch) const {
         if (!has(batch)) return;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (number(batch, i) < count) take(number(batch, i), letter[i].value());
+            if (number(batch, i) < count) take(number(batch, i), words[i].value());
     }
 };
 
-template <int THREADS, int MOST, class Letter = MailWord, class Place, class Take>
-__device__ __forceinline__ Letters<Letter, THREADS, MOST, Place, Take> letters(int count, uint32_t tag, Place place,
-                                                                               Take take) {
-    return {count, tag, place, take, {}};
+template <int THREADS, int MOST, class Word = FlaggedWord, class Address, class Take>
+__device__ __forceinline__ Receiver<Word, THREADS, MOST, Address, Take> receiver(int count, uint32_t sequence,
+                                                                                Address address, Take take) {
+    return {count, sequence, address, take, {}};
 }
 
-// Waits for all of several kinds of letters at once, and does other work while they are on their way.
-template <class Work, class... Kinds>
-__device__ __forceinline__ void receive_beside(Work work, Kinds... kinds) {
-    constexpr int BATCHES = largest(1, Kinds::BATCHES...);
-    (kinds.begin(0), ...);
+// Waits for the messages of several receivers at once, and runs `work` while they are in flight.
+template <class Work, class... Receivers>
+__device__ __forceinline__ void receive_during(Work work, Receivers... receivers) {
+    constexpr int BATCHES = largest(1, Receivers::BATCHES...);
+    (receivers.begin(0), ...);
     work();
     for (int batch = 0; batch < BATCHES; ++batch) {
-        if (batch > 0) (kinds.begin(batch), ...);
-        for (Patience patience; !(kinds.have_arrived() & ... & true);) {
-            patience.wait();
-            (kinds.load(batch), ...);
+        if (batch > 0) (receivers.begin(batch), ...);
+        for (SpinLimit limit; !(receivers.have_arrived() & ... & true);) {
+            limit.wait();
+            (receivers.load(batch), ...);
         }
-        (kinds.use(batch), ...);
+        (receivers.use(batch), ...);
     }
 }
 
-template <class... Kinds>
-__device__ __forceinline__ void receive(Kinds... kinds) {
-    receive_beside([] {}, kinds...);
+template <class... Receivers>
+__device__ __forceinline__ void receive(Receivers... receivers) {
+    receive_during([] {}, receivers...);
 }
 
-// The sums of the first MOST of the pairs at 0, pitch, 2 pitch, … of which there are `count`; in this order.
+// The sum of the first MOST of `count` pairs, which lie at 0, pitch, 2 pitch, …; they are added in this order.
 template <int MOST>
-__device__ __forceinline__ float2 receive_sums(const uint64_t* pairs, int pitch, int count, uint32_t tag) {
-    constexpr int COUNT = smallest(MOST, MailPair::MOST_AT_ONCE);
+__device__ __forceinline__ float2 receive_sums(const uint64_t* pairs, int pitch, int count, uint32_t sequence) {
+    constexpr int COUNT = smallest(MOST, FlaggedPair::MOST_AT_ONCE);
     float2 sum = make_float2(0.0f, 0.0f);
     count = min(count, MOST);
     for (int first = 0; first < MOST; first += COUNT) {
-        MailPair pair[COUNT];
+        FlaggedPair pair[COUNT];
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) pair[i] = MailPair::blank(first + i >= count, tag);
-        Patience patience;
+        for (int i = 0; i < COUNT; ++i) pair[i] = FlaggedPair::blank(first + i >= count, sequence);
+        SpinLimit limit;
         for (bool is_waiting = true; is_waiting;) {
             is_waiting = false;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i)
-                if (!pair[i].has_arrived(tag)) pair[i].load(pairs + (first + i) * pitch);
+                if (!pair[i].has_arrived(sequence)) pair[i].load(pairs + (first + i) * pitch);
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) is_waiting |= !pair[i].has_arrived(tag);
-            if (is_waiting) patience.wait();
+            for (int i = 0; i < COUNT; ++i) is_waiting |= !pair[i].has_arrived(sequence);
+            if (is_waiting) limit.wait();
         }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const float2 values = pair[i].value();  // a blank's are 0
+            const float2 values = pair[i].value();  // a blank message holds 0
             sum.x += values.x, sum.y += values.y;
         }
     }

@@ -1,6 +1,6 @@
-// A locally connected layer: x (B, m), w (window, pitch), y (B, n), n = m - window + 1 ≤ pitch; a gradient is
-// `d` and the name.  Output i sees x_i … x_{i + window - 1} by weights of its own, w[0, i], w[1, i], …, so that
-// neighbouring threads read neighbouring words.  The layer may use its first n columns of w alone.
+// A locally connected layer: x (B, m), w (window, pitch), y (B, n), n = m - window + 1 ≤ pitch; a gradient is `d` and
+// the name. Output i sees x_i … x_{i + window - 1} through weights that no other output has, w[0, i], w[1, i], …, so
+// that neighbouring threads read neighbouring words. The layer may use only the first n columns of w.
 //
 // Every sum is one chain of fused multiply-adds in ascending order.
 #pragma once
@@ -12,8 +12,8 @@ namespace mlpgpu {
 
 constexpr int LOCAL_ROWS = 4;  // rows that share one read of a weight
 
-// Calls store(row, Σ_r weight(r) · input(row, r)) for up to ROWS rows from number row0 of the shard on: a weight is read
-// once for all of them.  What TERMS of a window take is on its way together, also where fewer are left.
+// Calls store(row, Σ_r weight(r) · input(row, r)) for up to ROWS rows from number row0 of the shard on: a weight is
+// read once for all of them. Loads of TERMS terms of a window are in flight together, also where fewer are left.
 template <int ROWS, class Weight, class Input, class Store>
 __device__ __forceinline__ void over_window(const Rows& rows, int row0, int window, const Weight& weight,
                                             const Input& input, const Store& store) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void over_window(const Rows& rows, int row0, int wind
         if (row0 + q < rows.count) store(rows.first + row0 + q, sums[q]);
 }
 
-// The same for each row of the shard, LOCAL_ROWS at a time, or one that is alone.
+// The same for each row of the shard, LOCAL_ROWS at a time, or a single row by itself.
 template <class Weight, class Input, class Store>
 __device__ __forceinline__ void over_windows(const Rows& rows, int window, const Weight& weight, const Input& input,
                                              const Store& store) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void over_windows(const Rows& rows, int window, const
             over_window<1>(rows, row0, window, weight, input, store);
 }
 
-// z_i = b_i + Σ_r w[r, i] x_{i + r}, y = f(z).  z is null where f' takes y; neighbours in b lie `b_step` apart,
-// 0 where all outputs share one.  Grid: (columns of y, rows in fours).
+// z_i = b_i + Σ_r w[r, i] x_{i + r}, y = f(z). z is null if f' takes y; neighbours in b lie `b_step` apart, which is 0
+// if all outputs share one bias. Grid: (columns of y, rows in fours).
 template <class Activation>
 __device__ __forceinline__ void local_forward(const Step* step, int shard, int shards, const float* x, const float* w,
                                               const float* b, float* z, float* y, int m, int n, int window, int pitch,
@@ -70,8 +70,8 @@ __device__ __forceinline__ void local_forward(const Step* step, int shard, int s
         });
 }
 
-// dx_j = (Σ_r w[r, j - r] dz_{j - r}) f'(saved_j), f being the activation that made x; `saved` is null where there
-// was none.  Grid: (columns of x, rows in fours).
+// dx_j = (Σ_r w[r, j - r] dz_{j - r}) f'(saved_j), where f is the activation that made x; `saved` is null if there was
+// none. Grid: (columns of x, rows in fours).
 template <class Activation>
 __device__ __forceinline__ void local_backward_input(const Step* step, int shard, int shards, const float* dz,
                                                      const float* w, const float* saved, float* dx, int m, int n,

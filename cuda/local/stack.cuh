@@ -1,13 +1,13 @@
 // A stack of locally connected layers in one kernel (local/layer.cuh says what a layer computes).
 //
-// Each block has a span of columns through all layers, a thread some of them.  A layer's outputs become the next
-// one's inputs in shared memory.  What a block needs of its right neighbour's outputs, the first window - 1, its halo,
-// comes as mail (arch/messages.cuh).  Mail goes one way, and each layer has words of its own: nobody waits for who gets it, so
-// blocks fall in step behind each other, and a wait costs the stack once, not once a layer.
+// Each block has a span of columns through all layers, a thread some of them. A layer's outputs become the next one's
+// inputs in shared memory. What a block needs of its right neighbour's outputs, the first window - 1 or *halo*, comes
+// as messages (arch/messages.cuh). Messages go one way, and each layer has its own words: no sender waits for its
+// receiver, so blocks run one behind the other, and a wait costs the stack once, not once a layer.
 //
-// Weights of a layer's own are streamed: a thread has the copy engine bring them, line by line, to a ring of stages
-// ahead of need, past the ends of layers, so that memory is never idle.  Weights that serve all layers are held, some
-// lines in registers and the others in shared memory.
+// Weights that differ from layer to layer are streamed: a producer warp has the copy engine load them, row by row, into
+// a ring of stages before they are needed, past the ends of layers, so that memory is never idle. Weights that all
+// layers share stay on the chip, some of their rows in registers and the others in shared memory.
 //
 // Every output is one chain of fused multiply-adds in ascending order, as local/layer.cuh makes it.
 #pragma once
@@ -19,14 +19,14 @@
 
 namespace mlpgpu {
 
-// A layer; offsets are in floats.
+// A layer; its offsets are in floats.
 struct StackLayer {
-    int64_t weight, bias;  // in the parameters: (window, pitch); numbers `bias_step` apart, negative if there are none
-    int64_t y;             // in what a training step keeps, and z likewise: (rows, n); the last y is elsewhere
+    int64_t weight, bias;  // in the parameters: (window, pitch); biases `bias_step` apart, or -1 if there are none
+    int64_t y;  // in what a training step keeps, as is z: (rows, n); the last y is elsewhere
     int32_t n, window, pitch, bias_step;
 };
 
-// How the columns and rows of a pass are dealt out to threads, which move VECTOR words at once.
+// How the columns and rows of a pass are divided among threads, which load and store VECTOR words at once.
 template <int WARPS_, int ROWS_, int COLUMNS_ = 4>
 struct StackShape {
     static constexpr int WARPS = WARPS_, ROWS = ROWS_, COLUMNS = COLUMNS_, VECTOR = COLUMNS % 4 ? 2 : 4;
@@ -35,13 +35,13 @@ struct StackShape {
     static constexpr int PITCH = SPAN + MOST_HALO + 8;  // of a row of inputs in shared memory
 };
 
-// The ring of streamed weights: a stage holds the block's span of up to DEPTH lines of ARRAYS arrays, the weights and
-// their slots, each from a multiple of four on.
+// The ring of streamed weights: a stage holds the block's span of up to DEPTH weight rows of ARRAYS arrays, the weights
+// and their slots, each from a multiple of four on.
 template <class Shape, int STAGES_, int DEPTH_, int ARRAYS_>
 struct StackRing {
     static constexpr int STAGES = STAGES_, DEPTH = DEPTH_, ARRAYS = ARRAYS_;
     static constexpr int CONSUMERS = Shape::WARPS, CLUSTER = 1, ALIGNMENT = 16;
-    static constexpr int LINE = Shape::SPAN + 4, STAGE = DEPTH * ARRAYS * LINE, STAGE_BYTES = 4 * STAGE;
+    static constexpr int WEIGHT_ROW = Shape::SPAN + 4, STAGE = DEPTH * ARRAYS * WEIGHT_ROW, STAGE_BYTES = 4 * STAGE;
 };
 
 // --- neighbouring words ---
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_two(float* to, const float* from) {
     *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
 }
 
-// COUNT of them, an even number, from and to an address that is a multiple of the vectors' size.
+// Loads COUNT words, an even number; the address is a multiple of the vectors' size.
 template <int COUNT>
 __device__ __forceinline__ void load_words(const float* from, float* to) {
 #pragma unroll
@@ -76,10 +76,10 @@ __device__ __forceinline__ void store_words(float* to, const float* from) {
             store_four(to + i, from + i);
 }
 
-// The first `count` of them, at once where the address allows.
+// Whether `count` words fill the vector and the address allows to load or store them at once.
 template <int COUNT>
-__device__ __forceinline__ bool is_whole(const float* at, int count) {
-    return count >= COUNT && reinterpret_cast<uintptr_t>(at) % (COUNT % 4 ? 8 : 16) == 0;
+__device__ __forceinline__ bool is_whole(const float* address, int count) {
+    return count >= COUNT && reinterpret_cast<uintptr_t>(address) % (COUNT % 4 ? 8 : 16) == 0;
 }
 
 template <int COUNT>
@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_some(float* to, int count, const float* fr
     }
 }
 
-// The four from place `by` on, 0 to 3, come to the front.
+// Moves the four words from number `by` on, 0 to 3, to the front.
 __device__ __forceinline__ void slide(float (&eight)[8], int by) {
     if (by & 2)
 #pragma unroll
@@ -113,12 +113,12 @@ __device__ __forceinline__ void slide(float (&eight)[8], int by) {
         for (int i = 0; i < 4; ++i) eight[i] = eight[i + 1];
 }
 
-// From word `from` of a line that begins at a multiple of 16 bytes.
-__device__ __forceinline__ void load_four_from(const float* line, int from, float* to) {
+// Loads four words from number `from` of a row that begins at a multiple of 16 bytes.
+__device__ __forceinline__ void load_four_from(const float* weight_row, int from, float* to) {
     const int shift = from & 3;
     float near[8] = {};
-    load_four(line + from - shift, near);
-    if (shift) load_four(line + from - shift + 4, near + 4);
+    load_four(weight_row + from - shift, near);
+    if (shift) load_four(weight_row + from - shift + 4, near + 4);
     slide(near, shift);
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = near[i];
@@ -126,14 +126,15 @@ __device__ __forceinline__ void load_four_from(const float* line, int from, floa
 
 // --- what the warps of a block do together ---
 
-// Warps go through phases.  In each one a warp waits for both of its neighbours' one before, so that they are never
-// more than a phase apart; but there is no barrier at which all would wait.  Of each warp two barriers take turns.
+// Warps go through phases. In each one a warp waits until both neighbours have ended the phase before, so that they are
+// never more than a phase apart, without a barrier at which all would wait. Each warp has two barriers, for even and
+// for odd phases.
 template <class Shape>
 struct Phases {
     static constexpr int WORDS = 4 * Shape::WARPS;
     uint32_t barriers;
 
-    // By one thread.
+    // Called by one thread.
     __device__ __forceinline__ void make() const {
         for (int i = 0; i < 2 * Shape::WARPS; ++i) barrier_init(barriers + 8 * i, 1);
     }
@@ -142,41 +143,42 @@ struct Phases {
         return barriers + 8 * (2 * warp + (phase & 1));
     }
 
-    // This warp is done with a phase, which concerns its neighbours, if there are any.
+    // Ends a phase of this warp, for its neighbours, if there are any.
     __device__ __forceinline__ void end(int phase) const {
         __syncwarp();
         if (Shape::WARPS > 1 && threadIdx.x % WARP == 0) barrier_arrive<1>(of(threadIdx.x / WARP, phase), 0);
     }
 
-    // Waits until a neighbour, if there is one, is done with a phase, if there was one.
+    // Waits until a neighbour, if there is one, has ended a phase, if there was one.
     __device__ __forceinline__ void wait(int warp, int phase) const {
         if (phase >= 0 && warp >= 0 && warp < Shape::WARPS) barrier_wait(of(warp, phase), phase >> 1 & 1);
     }
 };
 
-// Brings a layer's weights, stage by stage, and of each slot the same, `size` elements apart.  By a warp: each lane asks
-// for a line of a stage, since one thread's instructions for all of them take longer than narrow lines.
+// Loads a layer's weights, stage by stage, and the same of each slot, `size` elements apart. Called by a warp: each
+// lane starts the copy of a row of a stage, since one thread would take longer to issue them all than narrow rows take
+// to arrive.
 template <class T>
-__device__ __forceinline__ void bring_layer(Ring<T>& ring, const float* parameters, const float* slots, int64_t size,
+__device__ __forceinline__ void load_layer(Ring<T>& ring, const float* parameters, const float* slots, int64_t size,
                                             const StackLayer& layer, int begin, int columns) {
-    const int lane = threadIdx.x % WARP, line = lane / T::ARRAYS, slot = lane % T::ARRAYS - 1;
-    int64_t place = layer.weight + static_cast<int64_t>(line) * layer.pitch + begin + max(slot, 0) * size;
-    for (int first = 0; first < layer.window; first += T::DEPTH, place += T::DEPTH * layer.pitch) {
-        const bool asks = line < min(T::DEPTH, layer.window - first);
-        const int bytes = asks ? 4 * round_up(static_cast<int>(place & 3) + columns, 4) : 0;
+    const int lane = threadIdx.x % WARP, weight_row = lane / T::ARRAYS, slot = lane % T::ARRAYS - 1;
+    int64_t offset = layer.weight + static_cast<int64_t>(weight_row) * layer.pitch + begin + max(slot, 0) * size;
+    for (int first = 0; first < layer.window; first += T::DEPTH, offset += T::DEPTH * layer.pitch) {
+        const bool copies = weight_row < min(T::DEPTH, layer.window - first);
+        const int bytes = copies ? 4 * round_up(static_cast<int>(offset & 3) + columns, 4) : 0;
         const int all = T::DEPTH * T::ARRAYS > 1 ? warp_sum(bytes) : bytes;
         const uint32_t full = ring.full + 8 * ring.stage;
         ring.wait_empty();
         if (lane == 0) barrier_expect(full, all);
-        if (asks)
-            bulk_copy(ring.address() + 4 * lane * T::LINE, (slot < 0 ? parameters : slots) + (place & ~int64_t{3}), full,
-                      bytes);
+        if (copies)
+            bulk_copy(ring.address() + 4 * lane * T::WEIGHT_ROW,
+                      (slot < 0 ? parameters : slots) + (offset & ~int64_t{3}), full, bytes);
         ring.advance();
     }
 }
 
-// --- weights: over(…, body) calls body(r, w, window) for VECTOR lines of the layer's weights, a thread's columns of
-// each, from line r on; those from `window` on are none ---
+// --- weights: over(…, body) calls body(r, w, window) for VECTOR rows of the layer's weights, a thread's columns of
+// each, from row r on; rows from `window` on do not exist ---
 
 template <class Shape_, int STAGES, int DEPTH>
 struct StreamedWeights {
@@ -191,27 +193,27 @@ struct StreamedWeights {
 
     __device__ __forceinline__ void make() const { ring.make(); }
 
-    // By a warp.
+    // Called by a warp.
     __device__ __forceinline__ void produce(const StackLayer* layers, int count, int begin, int passes) {
         for (int pass = 0; pass < passes; ++pass)
             for (int l = 0; l < count && begin < layers[l].n; ++l) {
                 const StackLayer layer = layers[l];
-                bring_layer(ring, parameters, nullptr, 0, layer, begin, min(layer.n - begin, Shape::SPAN));
+                load_layer(ring, parameters, nullptr, 0, layer, begin, min(layer.n - begin, Shape::SPAN));
             }
     }
 
     template <class Body>
     __device__ __forceinline__ void over(const StackLayer& layer, int begin, const Body& body) {
         const int window = layer.window, pitch = layer.pitch;
-        int place = static_cast<int>(layer.weight) + begin;  // of a line; its last two bits count
+        int offset = static_cast<int>(layer.weight) + begin;  // of a weight row; only its last two bits matter
         for (int r = 0; r < window; r += 4) {
             float w[4][4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j, place += pitch) {
+            for (int j = 0; j < 4; ++j, offset += pitch) {
                 if (r + j >= window) break;
                 if (j % DEPTH == 0) ring.wait_full();
-                const float* const line = stages + ring.stage * T::STAGE + j % DEPTH * T::LINE;
-                load_four_from(line, 4 * threadIdx.x + (place & 3), w[j]);
+                const float* const weight_row = stages + ring.stage * T::STAGE + j % DEPTH * T::WEIGHT_ROW;
+                load_four_from(weight_row, 4 * threadIdx.x + (offset & 3), w[j]);
                 if (j % DEPTH + 1 < DEPTH && r + j + 1 < window) continue;
                 __syncwarp();
                 if (threadIdx.x % WARP == 0) barrier_arrive<1>(ring.empty + 8 * ring.stage, 0);
@@ -222,42 +224,42 @@ struct StreamedWeights {
     }
 };
 
-// The block's columns as the way forward has them, in the order of memory, and as in a mirror, where they come from the
-// right: number v of the grid's is column MIRROR - v.
+// The block's columns as the forward pass numbers them, in the order of memory, or mirrored, from the right: number v
+// of the grid's columns is column MIRROR - v.
 template <class Shape, bool IS_MIRRORED>
 __device__ __forceinline__ int column_of(int v) {
     return IS_MIRRORED ? static_cast<int>(gridDim.x) * Shape::SPAN - 1 - v : v;
 }
 
-// Of WINDOW lines the first IN_REGISTERS in registers, the others in shared memory.  In a mirror a line is
+// Keeps the first IN_REGISTERS of WINDOW weight rows in registers and the others in shared memory. A mirrored row is
 // w'[r, v] = w[r, column of v - r].
 template <class Shape_, int WINDOW_, int IN_REGISTERS, bool IS_MIRRORED = false>
-struct HeldWeights {
+struct OnChipWeights {
     using Shape = Shape_;
     static constexpr int COLUMNS = Shape::COLUMNS, WINDOW = WINDOW_;
     static constexpr int FLOATS = (WINDOW - IN_REGISTERS) * Shape::SPAN;  // in shared memory
-    float* const lines;
-    float held[IN_REGISTERS][COLUMNS];
+    float* const shared_rows;
+    float registers[IN_REGISTERS][COLUMNS];
 
-    __device__ __forceinline__ HeldWeights(float* room, const float* parameters, const StackLayer* layers, int begin)
-        : lines(room + COLUMNS * threadIdx.x) {
+    __device__ __forceinline__ OnChipWeights(float* room, const float* parameters, const StackLayer* layers, int begin)
+        : shared_rows(room + COLUMNS * threadIdx.x) {
         const StackLayer layer = layers[0];
         const int column = begin + COLUMNS * static_cast<int>(threadIdx.x);
 #pragma unroll
         for (int r = 0; r < WINDOW; ++r) {
             float words[COLUMNS];
-            float(&to)[COLUMNS] = r < IN_REGISTERS ? held[r < IN_REGISTERS ? r : 0] : words;
-            const float* const line = parameters + layer.weight + static_cast<int64_t>(r) * layer.pitch;
+            float(&to)[COLUMNS] = r < IN_REGISTERS ? registers[r < IN_REGISTERS ? r : 0] : words;
+            const float* const weight_row = parameters + layer.weight + static_cast<int64_t>(r) * layer.pitch;
             if (IS_MIRRORED) {
 #pragma unroll
                 for (int c = 0; c < COLUMNS; ++c) {
                     const int i = column_of<Shape, true>(column + c) - r;
-                    to[c] = i >= 0 && i < layer.n ? line[i] : 0.0f;
+                    to[c] = i >= 0 && i < layer.n ? weight_row[i] : 0.0f;
                 }
             } else {
-                load_some<COLUMNS>(line + column, layer.n - column, to);
+                load_some<COLUMNS>(weight_row + column, layer.n - column, to);
             }
-            if (r >= IN_REGISTERS) store_words<COLUMNS>(lines + (r - IN_REGISTERS) * Shape::SPAN, to);
+            if (r >= IN_REGISTERS) store_words<COLUMNS>(shared_rows + (r - IN_REGISTERS) * Shape::SPAN, to);
         }
     }
 
@@ -272,19 +274,20 @@ struct HeldWeights {
 #pragma unroll
             for (int j = 0; j < Shape::VECTOR; ++j) {
                 if (r + j >= WINDOW) continue;
-                if (r + j >= IN_REGISTERS) load_words<COLUMNS>(lines + (r + j - IN_REGISTERS) * Shape::SPAN, w[j]);
+                if (r + j >= IN_REGISTERS)
+                    load_words<COLUMNS>(shared_rows + (r + j - IN_REGISTERS) * Shape::SPAN, w[j]);
 #pragma unroll
                 for (int c = 0; c < COLUMNS; ++c)
-                    if (r + j < IN_REGISTERS) w[j][c] = held[r + j < IN_REGISTERS ? r + j : 0][c];
+                    if (r + j < IN_REGISTERS) w[j][c] = registers[r + j < IN_REGISTERS ? r + j : 0][c];
             }
             body(r, w, WINDOW);
         }
     }
 };
 
-// --- a block's way through layers, some rows at a time ---
+// --- a block's pass through layers, some rows at a time ---
 
-// What a kernel of the way back is given, as local_stack_update says.
+// The arguments of a kernel of the backward pass, as local_stack_update describes them.
 struct StackArguments {
     const float* x;
     const StackLayer* layers;
@@ -299,7 +302,7 @@ struct StackArguments {
     int64_t size;
     float* dx;
     double* bias_sums;
-    uint64_t* mail;
+    uint64_t* messages;
 };
 
 template <class Weights_>
@@ -310,20 +313,20 @@ struct StackWalk {
     static constexpr int PITCH = Shape::PITCH, SPAN = Shape::SPAN, OF_WARP = COLUMNS * WARP;
 
     const Rows rows;
-    const uint32_t tag;
-    const int begin, own, column, warp, lane;  // columns: the block's first one, the thread's in the block and at all
-    float* const inputs;                       // two times (ROWS, PITCH), which take turns
+    const uint32_t sequence;
+    const int begin, block_column, column, warp, lane;  // the block's first column, the thread's there, and in all
+    float* const inputs;  // two times (ROWS, PITCH), for even and odd phases
     const Phases<Shape> phases;
     Weights weights;
-    int phase = 0;  // each gives a layer its inputs
+    int phase = 0;  // in each phase a layer gets its inputs
 
-    __device__ __forceinline__ StackWalk(const Rows& rows, uint32_t tag, const float* parameters,
+    __device__ __forceinline__ StackWalk(const Rows& rows, uint32_t sequence, const float* parameters,
                                          const StackLayer* layers, float* shared)
         : rows(rows),
-          tag(tag),
+          sequence(sequence),
           begin(blockIdx.x * SPAN),
-          own(COLUMNS * threadIdx.x),
-          column(begin + own),
+          block_column(COLUMNS * threadIdx.x),
+          column(begin + block_column),
           warp(threadIdx.x / WARP),
           lane(threadIdx.x % WARP),
           inputs(shared),
@@ -332,8 +335,8 @@ struct StackWalk {
 
     __device__ __forceinline__ float* inputs_of(int which) const { return inputs + (which & 1) * ROWS * PITCH; }
 
-    // The first layer's inputs, value(row, column of the block), of which there are `count`: the warp's columns, and
-    // the last warp's `halo` beyond.
+    // Stages the first layer's inputs, value(row, column of the block), of which there are `count`: each warp its
+    // columns, and the last warp also the `halo` beyond.
     template <class Value>
     __device__ __forceinline__ void stage(int here, int halo, int count, const Value& value) const {
         phases.wait(warp - 1, phase - 1);
@@ -346,7 +349,7 @@ struct StackWalk {
 
     // Σ_r w[r, i] x_{i + r} for the thread's columns.
     __device__ __forceinline__ void multiply(const StackLayer& layer, float (&sum)[ROWS][COLUMNS]) {
-        const float* const from = inputs_of(phase) + own;
+        const float* const from = inputs_of(phase) + block_column;
         float seen[ROWS][COLUMNS + VECTOR];
 #pragma unroll
         for (int q = 0; q < ROWS; ++q) load_words<COLUMNS>(from + q * PITCH, seen[q]);
@@ -365,12 +368,12 @@ struct StackWalk {
         });
     }
 
-    // One layer: finish(sums) makes outputs of sums.  Beside it the last warp asks for the halo of the next layer, `due`
-    // words of each row, and looks when it is done; kept(row, column, value) sees them too.  `words`, `halo` for each
-    // row, lie between the block and the one before, and behind them those between it and the next one.
+    // One layer: finish(sums) makes outputs of sums. Meanwhile the last warp receives the halo of the next layer,
+    // `expected` words of each row, and passes them to kept(row, column, value), too. At `words` lie the messages to
+    // the block before, `halo` for each row, and behind them those from the next block.
     template <class Finish, class Kept>
-    __device__ __forceinline__ void layer(const StackLayer& layer, int here, int due, const uint64_t* words, int halo,
-                                          const Finish& finish, const Kept& kept) {
+    __device__ __forceinline__ void layer(const StackLayer& layer, int here, int expected, const uint64_t* words,
+                                          int halo, const Finish& finish, const Kept& kept) {
         const auto compute = [&] {
             float sum[ROWS][COLUMNS] = {};
             phases.wait(warp + 1, phase);
@@ -378,22 +381,24 @@ struct StackWalk {
             finish(sum);
         };
         float* const to = inputs_of(phase + 1);
-        receive_beside(compute, letters<WARP, ROWS * Shape::MOST_HALO>(
-                                    here * due, tag,
-                                    [&](int i) { return words + (ROWS + i / due) * halo + i % due; },
+        receive_during(compute, receiver<WARP, ROWS * Shape::MOST_HALO>(
+                                    here * expected, sequence,
+                                    [&](int i) { return words + (ROWS + i / expected) * halo + i % expected; },
                                     [&](int i, float value) {
-                                        to[i / due * PITCH + SPAN + i % due] = value;
-                                        kept(i / due, SPAN + i % due, value);
+                                        to[i / expected * PITCH + SPAN + i % expected] = value;
+                                        kept(i / expected, SPAN + i % expected, value);
                                     }));
         phases.end(++phase);
     }
 
-    // Outputs of a row become inputs of the next layer; the first `sent` columns of the block go to the block before.
-    __device__ __forceinline__ void pass_on(int q, const float (&value)[COLUMNS], uint64_t* words, int sent) const {
-        store_words<COLUMNS>(inputs_of(phase + 1) + q * PITCH + own, value);
+    // Stores outputs of a row as inputs of the next layer, and sends the first `sent` columns of the block to the block
+    // before.
+    __device__ __forceinline__ void store_outputs(int q, const float (&value)[COLUMNS], uint64_t* words,
+                                                  int sent) const {
+        store_words<COLUMNS>(inputs_of(phase + 1) + q * PITCH + block_column, value);
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c)
-            if (own + c < sent) send(words + own + c, value[c], tag);
+            if (block_column + c < sent) send(words + block_column + c, value[c], sequence);
     }
 };
 
@@ -405,7 +410,7 @@ struct StackForward : StackWalk<Weights_> {
     using Walk::ROWS, Walk::COLUMNS, Walk::SPAN, Walk::WARPS;
     using Walk::begin, Walk::column, Walk::phase, Walk::phases, Walk::rows, Walk::warp;
 
-    // As local_stack_forward is given them.
+    // As local_stack_forward takes them.
     struct Arguments {
         const float* x;
         const float* parameters;
@@ -414,12 +419,12 @@ struct StackForward : StackWalk<Weights_> {
         float* kept;
         float* kept_z;
         float* y;
-        uint64_t* mail;
+        uint64_t* messages;
     };
 
-    // What a layer of a pass is about: its number, its columns and window and the next one's; the first of its rows
-    // in the batch, and how many; and the words between it and the block before.
-    struct Place {
+    // Where a pass is: the layer's number, its columns and window and the next one's; the first of the pass's rows in
+    // the batch, and their count; and the messages to the block before.
+    struct Position {
         int l, n, window, next_n, next_window;
         int64_t row0;
         int here;
@@ -428,81 +433,81 @@ struct StackForward : StackWalk<Weights_> {
 
     const Arguments given;
 
-    __device__ __forceinline__ StackForward(const Arguments& given, const Rows& rows, uint32_t tag, float* shared)
-        : Walk(rows, tag, given.parameters, given.layers, shared), given(given) {}
+    __device__ __forceinline__ StackForward(const Arguments& given, const Rows& rows, uint32_t sequence, float* shared)
+        : Walk(rows, sequence, given.parameters, given.layers, shared), given(given) {}
 
-    // Of the outputs from `start` on, how many are the halo of a block that ends there.
-    __device__ __forceinline__ int halo_at(const Place& at, int start) const {
-        return max(0, min(at.next_window - 1, at.n - start));
+    // How many of the outputs from `start` on are the halo of a block that ends there.
+    __device__ __forceinline__ int halo_at(const Position& position, int start) const {
+        return max(0, min(position.next_window - 1, position.n - start));
     }
 
-    // Biases and activations; outputs go to the next layer, to the block before, and to memory.
-    __device__ __forceinline__ void finish(const StackLayer& layer, const Place& at,
+    // Adds biases and applies activations; outputs go to the next layer, to the block before, and to memory.
+    __device__ __forceinline__ void finish(const StackLayer& layer, const Position& position,
                                            float (&sum)[ROWS][COLUMNS]) const {
         float bias[COLUMNS] = {};
         if (layer.bias >= 0)
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c)
-                if (column + c < at.n)
+                if (column + c < position.n)
                     bias[c] = given.parameters[layer.bias + static_cast<int64_t>(column + c) * layer.bias_step];
-        float* const out = at.l + 1 == given.count ? given.y : given.kept ? given.kept + layer.y : nullptr;
-        const int sent = blockIdx.x > 0 ? halo_at(at, begin) : 0;
+        float* const out = position.l + 1 == given.count ? given.y : given.kept ? given.kept + layer.y : nullptr;
+        const int sent = blockIdx.x > 0 ? halo_at(position, begin) : 0;
         phases.wait(warp - 1, phase);
 #pragma unroll
         for (int q = 0; q < ROWS; ++q) {
-            const int64_t place = (at.row0 + q) * at.n + column;
+            const int64_t offset = (position.row0 + q) * position.n + column;
             float value[COLUMNS];
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) sum[q][c] += bias[c], value[c] = Activation::forward(sum[q][c]);
-            Walk::pass_on(q, value, at.words + q * given.halo, q < at.here ? sent : 0);
-            if (q >= at.here) continue;
-            if (given.kept_z) store_some<COLUMNS>(given.kept_z + layer.y + place, at.n - column, sum[q]);
-            if (out) store_some<COLUMNS>(out + place, at.n - column, value);
+            Walk::store_outputs(q, value, position.words + q * given.halo, q < position.here ? sent : 0);
+            if (q >= position.here) continue;
+            if (given.kept_z) store_some<COLUMNS>(given.kept_z + layer.y + offset, position.n - column, sum[q]);
+            if (out) store_some<COLUMNS>(out + offset, position.n - column, value);
         }
     }
 
-    __device__ __forceinline__ void layer(const Place& at) {
-        const StackLayer& layer = given.layers[at.l];
-        const int due = warp + 1 == WARPS ? halo_at(at, begin + SPAN) : 0;
+    __device__ __forceinline__ void layer(const Position& position) {
+        const StackLayer& layer = given.layers[position.l];
+        const int expected = warp + 1 == WARPS ? halo_at(position, begin + SPAN) : 0;
         Walk::layer(
-            layer, at.here, due, at.words, given.halo,
-            [&](float(&sum)[ROWS][COLUMNS]) { finish(layer, at, sum); }, [](int, int, float) {});
+            layer, position.here, expected, position.words, given.halo,
+            [&](float(&sum)[ROWS][COLUMNS]) { finish(layer, position, sum); }, [](int, int, float) {});
     }
 
-    // Rows from number `first` of the shard on.
+    // Passes rows from number `first` of the shard on through all layers.
     __device__ __forceinline__ void pass(int first) {
         const int64_t of_block = ROWS * given.halo, of_layer = gridDim.x * of_block;
-        uint64_t* const words = given.mail + first / ROWS * given.count * of_layer + blockIdx.x * of_block;
-        Place at = {0, 0, 0, given.layers[0].n, given.layers[0].window, rows.first + first,
+        uint64_t* const words = given.messages + first / ROWS * given.count * of_layer + blockIdx.x * of_block;
+        Position position = {0, 0, 0, given.layers[0].n, given.layers[0].window, rows.first + first,
                     min(ROWS, rows.count - first), words};
-        for (; at.l < given.count && begin < at.next_n; ++at.l, at.words += of_layer) {
-            at.n = at.next_n, at.window = at.next_window;
-            const bool is_last = at.l + 1 == given.count;
-            at.next_n = is_last ? 0 : given.layers[at.l + 1].n;
-            at.next_window = is_last ? 1 : given.layers[at.l + 1].window;
-            if (at.l == 0)
-                Walk::stage(at.here, at.window - 1, given.m - begin,
-                            [&](int q, int i) { return given.x[(at.row0 + q) * given.m + begin + i]; });
-            layer(at);
+        for (; position.l < given.count && begin < position.next_n; ++position.l, position.words += of_layer) {
+            position.n = position.next_n, position.window = position.next_window;
+            const bool is_last = position.l + 1 == given.count;
+            position.next_n = is_last ? 0 : given.layers[position.l + 1].n;
+            position.next_window = is_last ? 1 : given.layers[position.l + 1].window;
+            if (position.l == 0)
+                Walk::stage(position.here, position.window - 1, given.m - begin,
+                            [&](int q, int i) { return given.x[(position.row0 + q) * given.m + begin + i]; });
+            layer(position);
         }
         ++phase;
     }
 };
 
-// y of the last layer, for all rows of the shard, in passes of ROWS rows; what a step keeps of each layer goes to
-// `kept` and `kept_z`, unless they are null.  `halo` is the largest window less 1.  Mail, (passes, count,
-// blocks, ROWS, halo), holds words of earlier launches, which launches[1] counts.
+// y of the last layer, for all rows of the shard, in passes of ROWS rows. A training step keeps y and z of each layer
+// in `kept` and `kept_z`; null arrays are skipped. `halo` is the largest window less 1. `messages`, (passes, count,
+// blocks, ROWS, halo), still holds words of earlier launches, which launches[1] counts.
 // Grid: a block for every SPAN columns of x, all at once.
 template <class Weights, class Activation>
 __device__ __forceinline__ void local_stack_forward(const Step* step, int shard, int shards, const float* x,
                                                     const float* parameters, const StackLayer* layers, int count,
                                                     int m, int halo, float* kept, float* kept_z, float* y,
-                                                    uint64_t* mail, unsigned* launches) {
+                                                    uint64_t* messages, unsigned* launches) {
     using Forward = StackForward<Weights, Activation>;
     SHARED(float, shared);
-    const uint32_t tag = launches[1] + 1;
-    Forward forward({x, parameters, layers, count, m, halo, kept, kept_z, y, mail}, shard_rows(step, shard, shards),
-                    tag, shared);
+    const uint32_t sequence = launches[1] + 1;
+    Forward forward({x, parameters, layers, count, m, halo, kept, kept_z, y, messages}, shard_rows(step, shard, shards),
+                    sequence, shared);
     if (threadIdx.x == 0) {
         forward.phases.make();
         forward.weights.make();
@@ -515,7 +520,7 @@ __device__ __forceinline__ void local_stack_forward(const Step* step, int shard,
     else
         forward.weights.produce(layers, count, forward.begin, ceil_div(rows, Forward::ROWS));
     const Arrival arrival = arrive(launches);
-    if (was_last(arrival, shared) && threadIdx.x == 0) launches[1] = tag;
+    if (was_last(arrival, shared) && threadIdx.x == 0) launches[1] = sequence;
 }
 
 }  // namespace mlpgpu

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the four tools of compute-sanitizer over the kernels' parity tests, all of whose sizes are small, and over small
-# plans inside the resident kernel and as stacks in one, and prints one line for each.  Fails if a tool reports anything,
+# plans inside the persistent kernel and as stacks in one, and prints one line for each.  Fails if a tool reports anything,
 # or if the tests fail without any.
 #
 #     tests/gpu/sanitize.sh             # PYTHON and COMPUTE_SANITIZER name other programs than those on the PATH
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 exceptions=(
     "_tall | racecheck | of several warps that arrive at a barrier in shared memory it takes the last one alone"
     "dense_update_stream | racecheck | the same"
-    "resident_ | synccheck | calls a barrier of all threads divergent where two roles come to it from two places, and ends the kernel"
+    "persistent_ | synccheck | calls a barrier of all threads divergent where two roles come to it from two places, and ends the kernel"
 )
 
 tools=(memcheck racecheck initcheck synccheck)
@@ -23,7 +23,7 @@ mkdir -p "$reports"
 # Nothing but the tests and what they need: plugins may import PyTorch, whose CUDA calls would be watched too.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 MLPGPU_REQUIRE_GPU=1 PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 files=(
-    tests/gpu/test_parity.py tests/gpu/test_resident.py::test_small_plans tests/gpu/test_local_stack.py::test_small_stacks
+    tests/gpu/test_parity.py tests/gpu/test_persistent.py::test_small_plans tests/gpu/test_local_stack.py::test_small_stacks
 )
 for argument in "$@"; do [[ -e ${argument%%::*} ]] && files=(); done
 tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu "${files[@]}" "$@")

@@ -37,7 +37,7 @@ def test_the_launches_make_up_the_step(device: Device, widths: list[int], batch_
 
 def test_it_says_which_way_a_plan_trains(device: Device) -> None:
     inside, by_launches = (str(measured(device, [50, 33, 7], 31, shards=shards)) for shards in (1, 2))
-    assert "trains inside one kernel, resident_50_33_7" in inside and "a step takes" in inside
+    assert "trains inside one kernel, persistent_50_33_7" in inside and "a step takes" in inside
     assert "trains launch by launch, since the batch is split over streams" in by_launches
 
 

@@ -30,7 +30,7 @@ from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 
-# Networks inside one kernel are for test_resident.py: to compile one for each plan would take minutes.
+# Networks inside one kernel are for test_persistent.py: to compile one for each plan would take minutes.
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once", "launches")]
 
 SIZES = (1, 31, 32, 33, 127, 257)

@@ -75,7 +75,7 @@ STACK_PRODUCT = Product(("rows", "products"))
 
 @dataclass(frozen=True)
 class StackShape:
-    """How columns and rows are dealt out to threads: ``StackShape<warps, rows, columns>``."""
+    """How columns and rows are divided among threads: ``StackShape<warps, rows, columns>``."""
 
     warps: int
     rows: int
@@ -96,7 +96,7 @@ class StackShape:
 
     @property
     def delta_bytes(self) -> int:
-        """What the way back has there beside its ring: ``StackDeltas``, and the warps' barriers."""
+        """What the backward pass has there beside its ring: ``StackDeltas``, and the warps' barriers."""
         of_warp = 4 * WARP + STACK_MOST_HALO + WARP
         floats = self.span + 2 * (self.warps + 1) * STACK_MOST_HALO + self.warps * of_warp
         return 4 * self.rows * floats + 16 * self.warps
@@ -104,37 +104,37 @@ class StackShape:
 
 @dataclass(frozen=True)
 class StreamedWeights:
-    """Weights that come through a ring of stages, each of some lines."""
+    """Weights that come through a ring of stages, each of some weight rows."""
 
     shape: StackShape
 
-    MOST_LINES, LEAST_STAGES = 4, 8  # what is waited for at once, unless too few stages are left for that
+    MOST_WEIGHT_ROWS, LEAST_STAGES = 4, 8  # rows of a stage, unless that leaves too few stages
 
     @property
-    def lines(self) -> int:
+    def weight_rows(self) -> int:
         """Of a stage."""
-        is_narrow = stack_stages(self.shape, self.MOST_LINES, self.shape.input_bytes) >= self.LEAST_STAGES
-        return self.MOST_LINES if is_narrow else 1
+        is_narrow = stack_stages(self.shape, self.MOST_WEIGHT_ROWS, self.shape.input_bytes) >= self.LEAST_STAGES
+        return self.MOST_WEIGHT_ROWS if is_narrow else 1
 
     @property
     def stages(self) -> int:
-        return stack_stages(self.shape, self.lines, self.shape.input_bytes)
+        return stack_stages(self.shape, self.weight_rows, self.shape.input_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        return self.shape.input_bytes + self.stages * stack_stage_bytes(self.shape, self.lines)
+        return self.shape.input_bytes + self.stages * stack_stage_bytes(self.shape, self.weight_rows)
 
     @property
     def threads(self) -> int:
         return WARP * (self.shape.warps + 1)
 
     def __str__(self) -> str:
-        return f"StreamedWeights<{self.shape}, {self.stages}, {self.lines}>"
+        return f"StreamedWeights<{self.shape}, {self.stages}, {self.weight_rows}>"
 
 
 @dataclass(frozen=True)
-class HeldWeights:
-    """Weights that stay in registers, as many lines as fit there, and in shared memory."""
+class OnChipWeights:
+    """Weights that stay on the chip: as many rows as fit in registers, the others in shared memory."""
 
     shape: StackShape
     window: int
@@ -156,33 +156,33 @@ class HeldWeights:
 
     @property
     def update_bytes(self) -> int:
-        """On the way back: beside all that a layer's outputs; or behind the inputs the gradient, ``GradientShape``."""
-        lines = ceil_div(self.window, ceil_div(self.window, 32))
+        """In the backward pass: all that and a layer's outputs, or the inputs and the gradient, ``GradientShape``."""
+        weight_rows = ceil_div(self.window, ceil_div(self.window, 32))
         columns = self.COLUMNS // 2 * WARP
-        stage = WARP * ceil_div(columns + lines - 1, WARP) + columns
-        of_gradient = 4 * self.shape.warps * max(8 * stage, (lines + 1) * columns)
+        stage = WARP * ceil_div(columns + weight_rows - 1, WARP) + columns
+        of_gradient = 4 * self.shape.warps * max(8 * stage, (weight_rows + 1) * columns)
         return max(self.shared_bytes + 4 * self.shape.span, self.shape.input_bytes + of_gradient)
 
     def __str__(self) -> str:
-        return f"HeldWeights<{self.shape}, {self.window}, {self.in_registers}>"
+        return f"OnChipWeights<{self.shape}, {self.window}, {self.in_registers}>"
 
     @property
     def mirrored(self) -> str:
-        """As the way back has them."""
+        """As the backward pass has them."""
         return f"{str(self)[:-1]}, true>"
 
 
-def stack_stage_bytes(shape: StackShape, lines: int) -> int:
+def stack_stage_bytes(shape: StackShape, weight_rows: int) -> int:
     """A stage of the ring, with its two barriers."""
-    return 4 * lines * (shape.span + 4) + 16
+    return 4 * weight_rows * (shape.span + 4) + 16
 
 
-def stack_stages(shape: StackShape, lines: int, others: int) -> int:
+def stack_stages(shape: StackShape, weight_rows: int, others: int) -> int:
     """The stages that shared memory holds beside so many other bytes."""
-    return min(STACK_MOST_STAGES, (STACK_SHARED_BYTES - others) // stack_stage_bytes(shape, lines))
+    return min(STACK_MOST_STAGES, (STACK_SHARED_BYTES - others) // stack_stage_bytes(shape, weight_rows))
 
 
-def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights) -> Entry:
+def local_stack_forward(activation: str, weights: StreamedWeights | OnChipWeights) -> Entry:
     rest = (
         "const float* x[rows,m], const float* parameters[weights], const StackLayer* layers[count], int count, int m, "
         "int halo, float* kept[rows,outputs], float* kept_z[rows,outputs], float* y[rows,n], uint64_t* messages[0], "
@@ -197,11 +197,11 @@ def local_stack_forward(activation: str, weights: StreamedWeights | HeldWeights)
 
 def stack_update_stages(optimizer: str, shape: StackShape) -> int:
     """Of the ring through which weights come with their slots."""
-    return stack_stages(shape, _update_lines(optimizer), shape.delta_bytes)
+    return stack_stages(shape, _update_rows(optimizer), shape.delta_bytes)
 
 
-def _update_lines(optimizer: str) -> int:
-    """Of such a stage: four of weights, or with slots fewer, with theirs."""
+def _update_rows(optimizer: str) -> int:
+    """Rows of such a stage: four of weights, or fewer with their slots."""
     slots = slot_count(optimizer)
     return (4 >> slots) * (1 + slots)
 
@@ -223,18 +223,18 @@ _UPDATE_PRODUCTS = (
 
 
 def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
-    """The way back through a stack, with the optimizer's step."""
+    """The backward pass through a stack, with the optimizer's step."""
     stages = stack_update_stages(optimizer, shape)
     function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
-    stage_bytes = stack_stage_bytes(shape, _update_lines(optimizer))
+    stage_bytes = stack_stage_bytes(shape, _update_rows(optimizer))
     return _stack_entry(
         "local/stack_update.cuh", function, f"{optimizer}_{activation}", _update(optimizer), WARP * (shape.warps + 1),
         shape.delta_bytes + stages * stage_bytes, constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
-def local_stack_tied_update(activation: str, optimizer: str, weights: HeldWeights) -> Entry:
-    """The way back through a stack of one matrix, with the optimizer's step."""
+def local_stack_tied_update(activation: str, optimizer: str, weights: OnChipWeights) -> Entry:
+    """The backward pass through a stack of one matrix, with the optimizer's step."""
     function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
         "local/stack_tied_update.cuh", function, f"{optimizer}_{activation}",

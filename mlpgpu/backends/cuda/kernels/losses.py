@@ -92,7 +92,7 @@ def total_error() -> Entry:
 
 
 def step_errors() -> Entry:
-    """Follows a resident kernel, whose own entry :mod:`~mlpgpu.backends.cuda.resident` makes for each plan."""
+    """Follows a persistent kernel, whose entry :mod:`..persistent.kernel` makes for each plan."""
     signature = "const Step* step[0], const float* errors[grid.x,capacity,2], int capacity, double* losses[grid.x,2]"
     return Entry("step_errors", "elementwise/loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 

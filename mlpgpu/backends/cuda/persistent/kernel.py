@@ -22,13 +22,13 @@ class PersistentKernel:
     has_copy_engine: bool
 
     def train(self, source: str, *, textured: bool) -> Launch:
-        """The launch that trains; ``steps`` and ``tag`` change from one to the next."""
+        """The launch that trains; ``steps`` and ``sequence`` change from one to the next."""
         layout, network = self.layout, self.layout.network
         mean, scale = network.scaled_inputs or (None, None)
         target_mean, target_scale = network.scaled_targets or (None, None)
         values: dict[str, Value] = {
-            "step": At("step"), "steps": At("steps"), "tag": At("tag"), "order": At("order"), "inputs": At("data"),
-            "scale": At("scale"), "mean": mean, "deviation": scale, "targets": At("targets"),
+            "step": At("step"), "steps": At("steps"), "sequence": At("sequence"), "order": At("order"),
+            "inputs": At("data"), "scale": At("scale"), "mean": mean, "deviation": scale, "targets": At("targets"),
             "weights": At("weights"), "target_mean": target_mean, "target_scale": target_scale, "seed": At("seed"),
             "purpose": int(Purpose.DROPOUT), "parameters": At("parameters"),
             "slots": At("slots") if network.slots else None, "messages": At("messages"), "staged": At("staged inputs"),
@@ -56,15 +56,15 @@ class PersistentKernel:
         target = TARGET_STRUCTS[network.target_kind]
         flags = ", ".join(str(flag).lower() for flag in (self.has_copy_engine, network.scaled_inputs is not None))
         head = f"{network.rows}, {layout.blocks}, {layout.tf32_terms}, {flags}, {network.input_dropout or 'NotDropped'}"
-        shape = f"ResidentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
+        shape = f"PersistentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
         function = (
-            f"resident<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, {ctype}, "
+            f"train_persistent<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, {ctype}, "
             f"{layout.shared_bytes}, {layout.message_words}>"
         )
         widths = (network.layers[0].n_in, *(dense.n_out for dense in network.layers))
         size = sum(dense.weight_rows * dense.n_out for dense in network.layers)
         signature = (
-            f"const Step* step[0], int steps, uint32_t tag, const int* order[rows], "
+            f"const Step* step[0], int steps, uint32_t sequence, const int* order[rows], "
             f"const {ctype}* inputs[rows,{widths[0]}], float scale, const float* mean[{widths[0]}], "
             f"const float* deviation[{widths[0]}], {reader.argument(str(widths[-1]))}, const float* weights[rows], "
             f"const float* target_mean[{widths[-1]}], const float* target_scale[{widths[-1]}], uint64_t seed, "
@@ -72,7 +72,7 @@ class PersistentKernel:
             "uint64_t* messages[0], void* staged[0], float* errors[rows,2]"
         )
         products = [Product(("rows", *pair)) for pair in pairwise(widths)]  # of z; dW takes as many, and dx
-        name = f"resident_{'_'.join(map(str, widths))}_{zlib.crc32(function.encode()):08x}"
+        name = f"persistent_{'_'.join(map(str, widths))}_{zlib.crc32(function.encode()):08x}"
         # Each of so many threads has 96 registers, and spills a few words around the loops.
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,

@@ -33,7 +33,7 @@ class TiledLayer:
         dense, tiling = self.dense, self.tiling
         flags = [str(flag).lower() for flag in (dense.has_bias, dense.saves_z, self.is_replicated)]
         return (
-            f"ResidentDense<{dense.n_in}, {dense.n_out}, {flags[0]}, {camel(dense.activation)}, {flags[1]}, "
+            f"PersistentDense<{dense.n_in}, {dense.n_out}, {flags[0]}, {camel(dense.activation)}, {flags[1]}, "
             f"{dense.dropout or 'NotDropped'}, {flags[2]}, {tiling.row_slices}, {tiling.column_slices}, "
             f"{self.first_block}>"
         )

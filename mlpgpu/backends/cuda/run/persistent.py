@@ -31,6 +31,6 @@ class PersistentSteps:
         if data.kind not in self._train:
             source, textured = data.kind
             self._train[data.kind] = self._kernel.train(source, textured=textured)
-        binder.bind(self._train[data.kind], steps=steps, tag=self.sequence)(stream)
+        binder.bind(self._train[data.kind], steps=steps, sequence=self.sequence)(stream)
         binder.bind(self._kernel.add_errors(steps))(stream)
         self.sequence += steps

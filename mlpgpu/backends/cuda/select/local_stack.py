@@ -16,7 +16,7 @@ import numpy as np
 from .... import plan as ops
 from ....plan import Plan
 from .. import kernels
-from ..kernels import Entry, HeldWeights, StackShape, StreamedWeights, ceil_div
+from ..kernels import Entry, OnChipWeights, StackShape, StreamedWeights, ceil_div
 
 IS_USED = True  # False: every layer is a launch
 MOST_STACK_ROWS = 32  # of a batch; each pass of them has its own messages
@@ -49,7 +49,7 @@ class LocalStack:
     layers: tuple[tuple[int, ...], ...]
     rows: int
     blocks: int
-    weights: StreamedWeights | HeldWeights
+    weights: StreamedWeights | OnChipWeights
     no_update: str
 
     @property
@@ -64,7 +64,7 @@ class LocalStack:
     def update(self, optimizer: str) -> Entry:
         """The kernel of the backward pass, which also moves the weights."""
         activation = self.operations[0].activation
-        if isinstance(self.weights, HeldWeights):
+        if isinstance(self.weights, OnChipWeights):
             return kernels.local_stack_tied_update(activation, optimizer, self.weights)
         return kernels.local_stack_update(activation, optimizer, self.weights.shape)
 
@@ -88,7 +88,7 @@ class LocalStack:
         """The lengths that the kernels' entries name beside their arguments (kernels/local.py)."""
         table = self.table.astype([(name, "<i8") for name in LAYER.names or ()])
         used = table["n"] * table["window"]
-        weights = int(used.max() if isinstance(self.weights, HeldWeights) else used.sum())
+        weights = int(used.max() if isinstance(self.weights, OnChipWeights) else used.sum())
         outputs, n = int(table["n"].sum()), int(table["n"][-1])
         first, products = int(used[0]), int(used.sum())
         return {
@@ -107,7 +107,7 @@ class LocalStack:
     def bytes(self) -> dict[str, int]:
         """Of each array that its kernels take beside the plan's own: the kernels' arguments name them."""
         shared_biases = {layer["bias"] for layer in self.table if layer["bias"] >= 0 and not layer["bias_step"]}
-        sums = 1 if isinstance(self.weights, HeldWeights) else len(self.layers)
+        sums = 1 if isinstance(self.weights, OnChipWeights) else len(self.layers)
         kept, shape = 4 * self.kept_elements, self.weights.shape
         return {
             "layers": self.table.nbytes, "kept": kept, "kept_z": kept if self.operations[0].z else 0,
@@ -117,7 +117,7 @@ class LocalStack:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        way = "kept on the chip" if isinstance(self.weights, HeldWeights) else "streamed"
+        way = "kept on the chip" if isinstance(self.weights, OnChipWeights) else "streamed"
         return f"{len(self.layers)} layers in one kernel on {self.blocks} multiprocessors, weights {way}"
 
 
@@ -171,14 +171,14 @@ def choose_stack(
     return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, no_update)
 
 
-def _no_update(table: np.ndarray, weights: StreamedWeights | HeldWeights, rows: int) -> str:
+def _no_update(table: np.ndarray, weights: StreamedWeights | OnChipWeights, rows: int) -> str:
     """Why the backward pass, which moves each weight once, is not one kernel."""
     used: dict[int, int] = {}  # the most columns of each weight that a layer uses
     for layer in table:
         used[layer["weight"]] = max(used.get(layer["weight"], 0), layer["n"])
     if any(used[layer["weight"]] < layer["pitch"] for layer in table):
         return "no layer uses the last columns of a weight, which the optimizer may move"
-    if isinstance(weights, HeldWeights):
+    if isinstance(weights, OnChipWeights):
         return ""
     if len(used) < len(table):
         return "layers share weights that the chip does not hold"
@@ -198,12 +198,12 @@ def _layers(plan: Plan, run: tuple[ops.LocallyConnected, ...]) -> tuple[tuple[in
     return tuple(layers)
 
 
-def _on_chip(run: tuple[ops.LocallyConnected, ...], m: int, window: int, multiprocessors: int) -> HeldWeights | None:
+def _on_chip(run: tuple[ops.LocallyConnected, ...], m: int, window: int, multiprocessors: int) -> OnChipWeights | None:
     """The weights, if one matrix serves all layers and the chip has room for it; rows then pass one by one."""
-    warps = ceil_div(m, HeldWeights.COLUMNS * kernels.WARP * multiprocessors)
-    weights = HeldWeights(StackShape(warps, 1, HeldWeights.COLUMNS), window)
+    warps = ceil_div(m, OnChipWeights.COLUMNS * kernels.WARP * multiprocessors)
+    weights = OnChipWeights(StackShape(warps, 1, OnChipWeights.COLUMNS), window)
     is_one = len({op.weight for op in run}) == 1
-    fits = warps <= HeldWeights.MOST_WARPS and weights.update_bytes <= kernels.STACK_SHARED_BYTES
+    fits = warps <= OnChipWeights.MOST_WARPS and weights.update_bytes <= kernels.STACK_SHARED_BYTES
     return weights if is_one and fits else None
 
 

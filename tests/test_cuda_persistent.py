@@ -51,7 +51,7 @@ class HostKernel:
             "data": data.storage_x, "targets": targets, "scale": data.scale or 1.0, "seed": sampling.seed,
             "weights": None if data.weight is None else data.weight.astype(np.float32),
             "order": sampling.order(0).astype(np.int32), "messages": np.zeros(kernel.layout.message_words, np.uint64),
-            "staged inputs": np.full(kernel.layout.staged_bytes, 255, np.uint8), "tag": 1,
+            "staged inputs": np.full(kernel.layout.staged_bytes, 255, np.uint8), "sequence": 1,
         }  # fmt: skip
         for name in ("parameters", "slots", "statistics"):
             self.values[name] = getattr(state, name).astype(np.float32).ravel()
@@ -70,7 +70,7 @@ class HostKernel:
         source = "float32" if self.data.scale is None else "uint8"
         self._launch(self.kernel.train(source, textured=True), constants)
         self._launch(self.kernel.add_errors(len(rates)), {})
-        self.values["tag"] += len(rates)
+        self.values["sequence"] += len(rates)
         return self.values["losses"]
 
     def _launch(self, launch: Launch, constants: dict[str, np.ndarray]) -> None:
@@ -199,7 +199,7 @@ def test_the_network_of_the_table_in_full() -> None:
     kernel = chosen([Dense(784, 128, "relu"), Dense(128, 10)], capacity=128, loss="softmax_cross_entropy")
     assert isinstance(kernel, PersistentKernel)
     first, last = kernel.layout.layers
-    # Eight slices of the inputs by sixteen of the units: a block multiplies 128 rows by 100 lines of 8 columns.
+    # Eight slices of the inputs by sixteen of the units: a block multiplies 128 rows by 100 weight rows of 8 columns.
     tiling = first.tiling
     assert (tiling.row_slices, tiling.column_slices, tiling.quads, tiling.columns) == (8, 16, 25, 8)
     assert (first.is_replicated, last.is_replicated) == (False, True)
@@ -279,41 +279,41 @@ def test_kernels_compile_to_what_their_entries_say(
 FAULTS = {  # the header, what is right there, and what is planted
     "barrier removed before Z is added up": (
         "persistent/forward.cuh",
-        "    if constexpr (P::Z_PARTS > 1) {\n        sync_workers();\n",
-        "    if constexpr (P::Z_PARTS > 1) {\n",
+        "    if constexpr (P::Z_PARTIALS > 1) {\n        sync_compute_threads();\n",
+        "    if constexpr (P::Z_PARTIALS > 1) {\n",
     ),
-    "a part of the lines left out of Z": (
+    "a part of the weight rows left out of Z": (
         "persistent/forward.cuh",
-        "for (int part = 0; part < P::Z_PARTS; ++part)",
-        "for (int part = 1; part < P::Z_PARTS; ++part)",
+        "for (int partial = 0; partial < P::Z_PARTIALS; ++partial)",
+        "for (int partial = 1; partial < P::Z_PARTIALS; ++partial)",
     ),
-    "products with low parts left out": (
+    "products of low terms left out": (
         "persistent/products.cuh",
         "        multiply_tf32(mixed[1], a_high, b[0].low, b[1].low);\n",
         "",
     ),
     "rows beyond the batch in dW": ("persistent/persistent.cuh", "            clear_dz<LAST>(k);\n", ""),
-    "couriers a step behind": (
+    "producers a step late": (
         "persistent/persistent.cuh",
-        "fetch(k, course.batch(done + 1));",
-        "fetch(k, course.batch(done));",
+        "fetch_batch(k, range.batch(done + 1));",
+        "fetch_batch(k, range.batch(done));",
     ),
-    "weights moved before dX is made of them": (
+    "weights updated before dX is made of them": (
         "persistent/backward.cuh",
         "if constexpr (IS_TILED) send_dx<L>(k);",
-        "if constexpr (IS_TILED) k.shared[Place<K, L>::WEIGHTS] *= 1.1f, __syncthreads(), send_dx<L>(k);",
+        "if constexpr (IS_TILED) k.shared[LayerMemory<K, L>::WEIGHTS] *= 1.1f, __syncthreads(), send_dx<L>(k);",
     ),
     "a slice too short": (
         "persistent/shape.cuh",
-        "T::LINE_QUADS * (k + 1) / T::LINE_SLICES * 4",
-        "T::LINE_QUADS * (k + 1) / T::LINE_SLICES * 4 - 1",
+        "T::ROW_QUADS * (k + 1) / T::ROW_SLICES * 4",
+        "T::ROW_QUADS * (k + 1) / T::ROW_SLICES * 4 - 1",
     ),
-    "biases without their line of ones": ("persistent/inputs.cuh", "four[j] = 1.0f;", "four[j] = 0.0f;"),
+    "biases whose input is not 1": ("persistent/inputs.cuh", "four[j] = 1.0f;", "four[j] = 0.0f;"),
     "rows of a full batch in the last one": ("persistent/persistent.cuh", "k.rows = rows;", "k.rows = K::ROWS;"),
     "dropout of the step before": (
         "persistent/persistent.cuh",
-        "k.key.step = course.step.number + done;",
-        "k.key.step = course.step.number;",
+        "k.key.step = range.step.number + done;",
+        "k.key.step = range.step.number;",
     ),
 }
 
