@@ -58,8 +58,8 @@ class PersistentKernel:
         head = f"{network.rows}, {layout.blocks}, {layout.tf32_terms}, {flags}, {network.input_dropout or 'NotDropped'}"
         shape = f"PersistentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
         function = (
-            f"train_persistent<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, {ctype}, "
-            f"{layout.shared_bytes}, {layout.message_words}>"
+            f"train_persistent<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, "
+            f"{ctype}, {layout.shared_bytes}, {layout.message_words}>"
         )
         widths = (network.layers[0].n_in, *(dense.n_out for dense in network.layers))
         size = sum(dense.weight_rows * dense.n_out for dense in network.layers)
