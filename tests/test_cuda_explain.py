@@ -113,7 +113,7 @@ def multiplies(entry: kernels.Entry) -> bool:
 
 def test_flops_are_those_of_the_plan() -> None:
     """Of some hundred plans, on each kind of card, and of all kernels that multiply."""
-    multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "resident"}
+    multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "train_persistent"}
     missing = multiplied | {family(entry) for entry in kernels.all_entries() if multiplies(entry)}
     for seed in range(250):
         step = any_plan(Random(seed))
