@@ -66,8 +66,8 @@ def kernels(key: str, precision: str, backend: CudaBackend, rounds: int) -> list
     for place, launch in enumerate(launches):
         form = bench.product_form(launch.entry.name)
         assert form is not None
-        running[place, "as launched"] = products.turn(launch, TURN_SECONDS)
-        running[place, "alone"] = products.turn(products.alone(launch), TURN_SECONDS)
+        running[place, "as launched"] = products.timer(launch, TURN_SECONDS)
+        running[place, "alone"] = products.timer(products.alone(launch), TURN_SECONDS)
         a, b = (_matrix(operand) for operand in products.operands(launch))
         running[place, "cuBLAS"] = _cublas_turn(form, a, b, precision)
     seconds: dict[tuple[int, str], list[float]] = {turn: [] for turn in running}

@@ -56,7 +56,7 @@ def test_products_alone_are_those_of_their_operands(device: Device, precision: s
     for launch in products.launches:
         alone = products.alone(launch)
         with device:
-            assert products.turn(launch, 1e-4)() > 0.0 and products.turn(alone, 1e-4)() > 0.0
+            assert products.timer(launch, 1e-4)() > 0.0 and products.timer(alone, 1e-4)() > 0.0
             a, b = (matrix(products, operand) for operand in products.operands(launch))
             if "weight" in alone.entry.name:
                 a = a.T

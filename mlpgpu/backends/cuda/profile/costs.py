@@ -14,7 +14,7 @@ from .peak_rates import TENSOR_SPEED
 
 def flops(launch: Launch, rows: int) -> int:
     """Multiplications and additions of the matrix products in a launch for ``rows`` rows."""
-    lengths = _lengths(launch, rows)
+    lengths = lengths_of(launch, rows)
     made = (
         product
         for product in launch.entry.products
@@ -25,7 +25,7 @@ def flops(launch: Launch, rows: int) -> int:
 
 def moved_bytes(launch: Launch, rows: int) -> int:
     """The fewest bytes that a launch for ``rows`` rows moves: each array once, or twice if it is updated in place."""
-    lengths, total = _lengths(launch, rows), 0
+    lengths, total = lengths_of(launch, rows), 0
     for argument in launch.entry.arguments:
         if argument.is_array and launch.values[argument.name] is not None:
             assert argument.axes is not None, f"{launch.entry.name} states no axes of {argument.name}"
@@ -39,7 +39,8 @@ def speed_of(launch: Launch) -> float:
     return TENSOR_SPEED / operand_format.products if operand_format else 1.0
 
 
-def _lengths(launch: Launch, rows: int) -> dict[str, int]:
+def lengths_of(launch: Launch, rows: int) -> dict[str, int]:
+    """What the names of axes stand for in a launch for ``rows`` rows."""
     grid = {f"grid.{axis}": length for axis, length in zip("xyz", launch.grid, strict=True)}
     given = {name: value for name, value in launch.values.items() if isinstance(value, int)}
     return {"rows": rows, **grid, **given, **launch.lengths}

@@ -13,6 +13,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ....plan import Plan
+from ....text import table
 from ...base import Sampling, State
 from ..run.program import CudaProgram
 from ..run.trace import Span
@@ -31,11 +32,11 @@ class Profile:
 
     Attributes:
         title: what was measured, and on which card.
-        launches: in order, those of the first shard standing for all shards.
-        seconds: the time of the whole when it is replayed.
+        launches: in order; those of the first shard stand for all shards.
+        seconds: the time of the whole when it is replayed as one graph.
         arrays: bytes of each array on the card, by name.
         timelines: what ran when, by heading, where that was asked for.
-        way: how the plan trains: inside one kernel, or by these launches and why.
+        way: how the plan trains: inside one kernel, or by these launches, and why.
     """
 
     title: str
@@ -83,16 +84,16 @@ class Profile:
             f"{self.seconds * 1e6:,.2f} µs (ratio {ratio:.2f}"
         )
         beside = ", as shards run side by side" if any(each.count > 1 for each in self.launches) else ""
-        return "\n".join([_table(rows, left=2), f"{total}{beside})"])
+        return "\n".join([table(rows, "<<" + ">" * (len(rows[0]) - 2)), f"{total}{beside})"])
 
     def _arrays(self) -> str:
         rows = [("array on the card", "bytes")]
         rows += [(name, f"{size:,}") for name, size in sorted(self.arrays.items(), key=lambda item: -item[1]) if size]
-        return _table([*rows, ("total", f"{sum(self.arrays.values()):,}")], left=1)
+        return table([*rows, ("total", f"{sum(self.arrays.values()):,}")], "<>")
 
 
 def gantt(spans: Sequence[Span]) -> str:
-    """A row of text for each span, stream by stream, with a bar from its start to its end."""
+    """A text of one row for each span, stream by stream, with a bar from its start to its end."""
     whole = max(span.end for span in spans)
     rows = [("stream", "", "start µs", "end µs", "")]
     for span in sorted(spans, key=lambda span: (span.stream, span.start)):
@@ -108,17 +109,7 @@ def gantt(spans: Sequence[Span]) -> str:
                 bar.ljust(GANTT_COLUMNS),
             )
         )
-    return _table(rows, left=2)
-
-
-def _table(rows: Sequence[tuple[str, ...]], *, left: int) -> str:
-    """Columns two spaces apart, the first ``left`` of them flush left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    return table(rows, "<<>>>")
 
 
 def profile(plan: Plan, device: Device, state: State, *, scale: float | None = None, timeline: bool = False) -> Profile:
@@ -153,7 +144,7 @@ def profile(plan: Plan, device: Device, state: State, *, scale: float | None = N
 
 
 def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
-    """How a plan trains, in words, with the time of a step where it is not the table's launches that train."""
+    """How a plan trains, in words, with the time of a step where another kernel than the table's launches trains."""
     program = CudaProgram(plan, device, 1.0)
     if isinstance(program.persistent, str):
         return f"trains launch by launch, since {program.persistent}"
@@ -169,7 +160,7 @@ def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:
 
 
 def random_data(plan: Plan, scale: float | None) -> Dataset:
-    """Rows such as a plan trains on, of as many batches as go beyond a cache; for an evaluation, one batch."""
+    """Random rows such as a plan trains on: as many batches as exceed a cache, or one for an evaluation."""
     random = np.random.default_rng(0)
     row_bytes = plan.n_in * (4 if scale is None else 1) + 4 * plan.n_out
     batches = min(MOST_BATCHES, max(1, DATA_BYTES // (plan.capacity * row_bytes))) if plan.training else 1

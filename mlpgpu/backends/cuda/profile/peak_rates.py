@@ -9,7 +9,7 @@ from .. import kernels
 from ..lower.shard import BLOCKS_PER_MULTIPROCESSOR
 from ..runtime import Arena, Device, LoadedKernels, Stream, aligned, pack, seconds_of
 
-COPY_BYTES, OPERATIONS = 1 << 28, 2e10  # that the rates are measured on
+COPY_BYTES, OPERATIONS = 1 << 28, 2e10  # copied and computed to measure the rates
 
 # Products of 16-bit numbers on tensor cores for each float32 one outside them, by the vendor's tables of compute
 # capability 8.0 and 9.0; other cards do at most as many.
@@ -21,7 +21,7 @@ class PeakRates:
     """What a card does in a second at best.
 
     Attributes:
-        copied: bytes, read and written, of arrays larger than the cache; ``cached`` of arrays inside it.
+        copied: bytes that are read and written of arrays larger than the cache; ``cached``, of arrays inside it.
         computed: multiplications and additions in float32, outside the tensor cores.
         cache_bytes: the size of the second-level cache.
     """

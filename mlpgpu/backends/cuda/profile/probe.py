@@ -1,8 +1,8 @@
 """The launches of a program timed one by one, and when each runs in a step.
 
-A launch is timed by replaying a graph that holds it many times, each after the launch that precedes it in a step, whose
-own time is subtracted.  So the launch finds the caches as in a step, where it reads what another kernel has just
-written.  By itself it would be faster; its time by itself is a lower limit for the difference.
+A launch is timed by replaying a graph that holds it many times, each after the launch that precedes it in a step.  The
+time of that one alone is subtracted.  So the launch finds the caches as in a step, where it reads what another kernel
+has just written.  By itself it would be faster; its time by itself is a lower limit for the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..run.binding import Binder, Put
 from ..run.program import CudaProgram
 from ..run.trace import Span, Trace
 from ..run.training import Training
-from ..runtime import MOST_REPEATS, TRIALS, Device, Event, Function, Stream, seconds_of
+from ..runtime import MOST_REPEATS, TRIALS, Device, Function, Stopwatch, Stream, seconds_of
 from .costs import flops, moved_bytes, speed_of
 from .peak_rates import PeakRates
 
@@ -32,7 +32,7 @@ PIECES = 4  # of the data, in a timeline of their copies
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """A launch, which stands for those of the other shards as well: the least that it takes, and what was measured.
+    """A launch with the least that it must do and the time that it takes; it stands for those of the other shards too.
 
     Attributes:
         count: how many a step has, less than 1 for a launch that several steps share.
@@ -40,7 +40,7 @@ class TimedLaunch:
         flops: multiplications and additions of its matrix products.
         bytes: the fewest that it moves.
         floor: the fewest seconds in which the card can do both.
-        seconds: what it takes.
+        seconds: the measured time.
     """
 
     launch: Launch
@@ -55,12 +55,12 @@ class TimedLaunch:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A launch that can be put on a stream."""
+    """A launch that can be put on a stream; ``steps`` is how many steps share it."""
 
     launch: Launch
     function: Function
     put: Put
-    steps: int  # how many steps share it
+    steps: int
 
 
 class Probe:
@@ -101,7 +101,7 @@ class Probe:
 
     @property
     def binder(self) -> Binder:
-        """What binds launches to the data."""
+        """The object that binds launches to the data."""
         if self._plan.training:
             return self._training.binder
         return Binder(self.program.workspace, self.program.evaluation.hold(self._data), seed=0)
@@ -113,7 +113,7 @@ class Probe:
 
     @property
     def notes(self) -> Sequence[str]:
-        """How those parts of the plan run that may run in several ways."""
+        """Which way those parts of the plan run that may run in several, and why."""
         return self.binder.lowered.notes
 
     # --- launches one by one ---
@@ -123,8 +123,8 @@ class Probe:
         bounds = self._bounds()
         alone = [self._seconds_of(bound) for bound in bounds]
         after = [
-            self._seconds_of(bounds[place - 1], bound) - alone[place - 1] for place, bound in enumerate(bounds)
-        ]  # the first one after the last
+            self._seconds_of(bounds[index - 1], bound) - alone[index - 1] for index, bound in enumerate(bounds)
+        ]  # the first launch follows the last one
         return [self._timed(*each, rates) for each in zip(bounds, map(max, alone, after), strict=True)]
 
     def _bounds(self) -> list[_Bound]:
@@ -138,7 +138,7 @@ class Probe:
 
         if not self._plan.training:
             return [bound(launch) for launch in (*lowered.evaluation_begin, *lowered.evaluation)]
-        # Steps of 0 leave those of the run before as they are, and take as long.
+        # With graph_steps=0 the kernel leaves the steps of the run before as they are, and takes as long.
         initialised = [bound(launch, GRAPH_STEPS[0], graph_steps=0) for launch in lowered.deal]
         staged = [
             bound(
@@ -191,7 +191,7 @@ class Probe:
         return min(MOST_REPEATS, self._sampling.steps_per_epoch) if self._plan.training else MOST_REPEATS
 
     def timeline(self, delay: Callable[[Stream], object]) -> list[Span]:
-        """One step by events; ``delay`` keeps the card busy until the host has put all of it on the streams."""
+        """When each launch of one step ran; ``delay`` keeps the card busy until the host has put it on streams."""
         self.reset()
         delay(self.stream)
         with self._trace.recording(self.stream) as spans:
@@ -199,12 +199,12 @@ class Probe:
         return spans
 
     def first_epoch(self) -> list[Span]:
-        """The steps on the first pieces of the data, as graphs, and the copies that bring the pieces to the card."""
+        """When the steps on the first pieces of the data ran, as graphs, and the copies of the pieces to the card."""
         self.program.attach(self._data, self._sampling)
         steps = math.ceil(PIECES * self._training.data.piece_rows / self._plan.capacity)
         with self._device:
             for count in GRAPH_STEPS:
-                self._training.graphs.replay(count)  # captured before the clock runs
+                self._training.graphs.replay(count)  # graphs are captured before the clock runs
             with self._trace.recording(self.stream) as spans:
                 self._run_steps(min(steps, self._sampling.steps_per_epoch))
         return spans
@@ -229,13 +229,9 @@ def persistent_seconds(program: CudaProgram) -> float:
     steps = min(MOST_REPEATS, training.sampling.steps_per_epoch)
     program.run(0, np.zeros(training.sampling.steps_per_epoch))  # brings all rows to the card
     found = []
-    with stream.device as device:
+    with stream.device:
+        stopwatch = Stopwatch(stream)
         for _ in range(TRIALS):
-            start, end = Event(device, timing=True), Event(device, timing=True)
             training.begin_at(0, 0)
-            stream.record(start)
-            training.put(steps)
-            stream.record(end)
-            end.synchronize()
-            found.append(end.seconds_since(start) / steps)
+            found.append(stopwatch.seconds(lambda: training.put(steps)) / steps)
     return statistics.median(found)

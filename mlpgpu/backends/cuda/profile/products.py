@@ -11,24 +11,14 @@ from dataclasses import dataclass, replace
 from ....datasets import Dataset
 from ....plan import Plan
 from .. import kernels
-from ..kernels import ProductTile, padded_columns, padded_rows
-from ..kernels.launches import At, Launch, Map
+from ..kernels import Argument, ProductTile, padded_columns, padded_rows
+from ..kernels.launches import At, Launch, Map, Value
 from ..run.program import CudaProgram
-from ..runtime import Device, Event, capture, seconds_of
+from ..runtime import Device, Stopwatch, capture, seconds_of
+from .costs import lengths_of
 from .probe import Probe
 
 SCRATCH = "a product alone"
-
-# The operands of a kernel: the names of its arguments, without what the name of a split operand ends with.
-OPERANDS = {
-    "tensor_forward": ("x", "w"),
-    "tensor_forward_loss": ("x", "w"),
-    "tensor_backward_input": ("dz", "w"),
-    "tensor_backward_update": ("x", "dz"),
-    "tensor_backward_weight": ("x", "dz"),
-}
-# The axes of each operand.
-AXES = {"x": ("rows", "k"), "w": ("k", "n"), "dz": ("rows", "n")}
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class Products:
 
     Arguments:
         start: gives the program its state.
-        data: what it is trained on.
+        data: the rows that it is trained on.
     """
 
     def __init__(self, plan: Plan, device: Device, start: Callable[[CudaProgram], None], data: Dataset) -> None:
@@ -64,7 +54,7 @@ class Products:
 
     @property
     def launches(self) -> list[Launch]:
-        """Those of the first shard, in the order of a step."""
+        """The launches of products in the first shard, in the order of a step."""
         shard = self._probe.binder.lowered.shards[0]
         return [launch for launch in shard if launch.entry.operand_format in kernels.FORMS]
 
@@ -73,44 +63,43 @@ class Products:
         return self._probe.program.address(array)
 
     def alone(self, launch: Launch) -> Launch:
-        """The same product by the same kernel, whose epilogue only stores C, in an array of its own.
+        """The same product by the same kernel, whose epilogue only stores C, in an array that nothing else reads.
 
         C is stored in bfloat16 where the operands are, except for gradients of weights; otherwise in float32.
         """
         family, tile = _family(launch), self._tile(launch)
-        widths = [int(launch.values[axis]) for launch in self.launches for axis in AXES["w"]]  # type: ignore[arg-type]  # numbers
-        most_rows = kernels.padded_rows(max(self._plan.capacity, *widths))
+        widths = [lengths_of(other, 0)[axis] for other in self.launches for axis in ("k", "n")]
+        most_rows = padded_rows(max(self._plan.capacity, *widths))
         with self._device:
             self._probe.program.workspace.take({SCRATCH: 4 * most_rows * padded_columns(max(widths))})
-        taken = {"b": None, "z": None, "saved": None, "saved_planes": None, "db": None, "parts": None, "arrived": None}
         if family in ("tensor_forward", "tensor_forward_loss"):
             entry = kernels.tensor_forward("identity", tile)
         elif family == "tensor_backward_input":
             entry = kernels.tensor_backward_input("identity", tile)
         else:
             entry = kernels.tensor_backward_weight(tile)
+        # What only the epilogue reads or writes; and arguments that a product which ends with the loss does not have.
+        left_out: dict[str, Value] = dict.fromkeys(
+            ("b", "z", "y", "y_planes", "saved", "saved_planes", "dx", "dx_planes")
+        )
+        missing: dict[str, Value] = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "y_plane": 0, "early": 0}
         ending = "_planes" if tile.form.is_single else ""
-        stored = {
-            **dict.fromkeys(("y", "y_planes", "dx", "dx_planes")),
-            f"y{ending}": At(SCRATCH),
-            f"dx{ending}": At(SCRATCH),
-        }
-        # Arguments that a product which ends with the loss does not have.
-        missing = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "y_plane": 0, "early": 0}
-        values = {"dw": At(SCRATCH), **missing, **launch.values, **taken, **stored}
+        stored: dict[str, Value] = {name: At(SCRATCH) for name in (f"y{ending}", f"dx{ending}", "dw")}
+        values = {**missing, **launch.values, **left_out, **stored}
         return replace(
             launch, entry=entry, values={argument.name: values[argument.name] for argument in entry.arguments}
         )
 
     def operands(self, launch: Launch) -> tuple[Operand, Operand]:
-        """What it multiplies, before either is transposed: bfloat16 components, or the floats of scaled ones."""
-        first, second = (self._operand(launch, name) for name in OPERANDS[_family(launch)])
+        """What a launch multiplies, before either is transposed: bfloat16 components, or the floats of scaled ones."""
+        split = [each for each in launch.entry.arguments if each.ctype in ("const uint16_t*", "const TensorMap*")]
+        first, second = (self._operand(launch, argument) for argument in split[:2])
         return first, second
 
-    def turn(self, launch: Launch, seconds: float) -> Callable[[], float]:
-        """A function that runs a launch for about so many seconds, as one graph, and returns the time of each run."""
+    def timer(self, launch: Launch, seconds: float) -> Callable[[], float]:
+        """A function that repeats a launch for about so many seconds, as one graph, and returns the time of one."""
         probe, stream = self._probe, self.stream
-        launch = replace(launch, overlaps=False)  # it follows itself, and must not read early what it writes
+        launch = replace(launch, overlaps=False)  # a repeat must not read before the one before it has written
         with self._device:
             probe.program.workspace.auxiliary.load([launch.entry])
             put = probe.binder.bind(launch)
@@ -123,13 +112,9 @@ class Products:
 
         def run() -> float:
             with self._device:
-                start, end = Event(self._device, timing=True), Event(self._device, timing=True)
+                stopwatch = Stopwatch(stream)
                 probe.reset()
-                stream.record(start)
-                replay.launch(stream)
-                stream.record(end)
-                end.synchronize()
-                return end.seconds_since(start) / repeats
+                return stopwatch.seconds(lambda: replay.launch(stream)) / repeats
 
         return run
 
@@ -139,17 +124,17 @@ class Products:
         tiles: tuple[ProductTile, ...] = (*kernels.matrix_tiles(form), *kernels.wgmma_tiles(form))
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
 
-    def _operand(self, launch: Launch, name: str) -> Operand:
-        lengths = {**launch.values, "rows": self._plan.capacity}
-        rows, columns = (lengths[axis] for axis in AXES[name])
-        assert isinstance(rows, int) and isinstance(columns, int)
-        form = launch.entry.operand_format
-        if form and not form.scaled:
-            planes, pitch = launch.values[f"{name}_planes"], padded_columns(columns)
-            assert isinstance(planes, At | Map)
-            address = self.address(planes.array)
-            return Operand(address, rows, columns, pitch, form.planes, padded_rows(rows) * pitch)
-        array = launch.values[name]
+    def _operand(self, launch: Launch, argument: Argument) -> Operand:
+        """One operand; the float32 array of a split one is the argument of the same name without what follows "_"."""
+        lengths, form = lengths_of(launch, self._plan.capacity), launch.entry.operand_format
+        assert argument.axes is not None and form is not None
+        rows, columns = (lengths[str(axis)] for axis in argument.axes[1:])
+        if not form.scaled:
+            components, pitch = launch.values[argument.name], padded_columns(columns)
+            assert isinstance(components, At | Map)
+            stride = padded_rows(rows) * pitch
+            return Operand(self.address(components.array), rows, columns, pitch, form.planes, stride)
+        array = launch.values[argument.name.partition("_")[0]]
         assert isinstance(array, At)
         return Operand(self.address(array.array) + 4 * array.offset, rows, columns, columns, 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 from .. import kernels
 from ..kernels import Entry, ceil_div
 from ..lower.shard import BLOCKS_PER_MULTIPROCESSOR
-from ..runtime import Arena, Device, Event, LoadedKernels, Stream, pack, seconds_of
+from ..runtime import Arena, Device, LoadedKernels, Stopwatch, Stream, pack, seconds_of
 
 LONG_SECONDS = 0.1  # longer work is measured once
 
@@ -35,7 +35,7 @@ class Workbench:
         self._functions = LoadedKernels(device, runnable, sources=sources)
 
     def empty(self, nbytes: int) -> int:
-        """Allocate and poison so many bytes; returns their address."""
+        """Allocate and poison so many bytes, and return their address."""
         self._arenas.append(arena := Arena(self.device, nbytes))
         address = arena.take(nbytes)
         self.poison(address, nbytes)
@@ -46,7 +46,7 @@ class Workbench:
         self._stream.fill(address, nbytes, 0xFF)
 
     def array(self, values: np.ndarray) -> int:
-        """Copy an array to the card; returns the address of the copy."""
+        """Copy an array to the card and return the address of the copy."""
         address = self.empty(values.nbytes)
         self.upload(address, values)
         return address
@@ -61,7 +61,7 @@ class Workbench:
         self._stream.synchronize()
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Within the card."""
+        """Copy so many bytes within the card."""
         self._stream.copy(destination, source, nbytes)
 
     def read(self, address: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -72,7 +72,7 @@ class Workbench:
         return values
 
     def is_finite(self, address: int, count: int) -> bool:
-        """Whether ``count`` float32 numbers are all finite; a kernel looks at them."""
+        """Whether ``count`` float32 numbers are all finite, which a kernel finds out."""
         found = self.empty(4)
         self.zero(found, 4)
         grid = (min(ceil_div(count, self._find.threads), BLOCKS_PER_MULTIPROCESSOR * self.device.multiprocessors), 1, 1)
@@ -91,11 +91,6 @@ class Workbench:
         self._functions[entry].launch(self._stream, grid, arguments)
 
     def seconds(self, put: Callable[[], object]) -> float:
-        """The time of what ``put`` launches: the median of some replays, or of one run where that is long."""
-        start, end = Event(self.device, timing=True), Event(self.device, timing=True)
-        self._stream.record(start)
-        put()
-        self._stream.record(end)
-        end.synchronize()
-        once = end.seconds_since(start)
+        """How long what ``put`` launches takes: the median of some replays, or one run where that is long."""
+        once = Stopwatch(self._stream).seconds(put)
         return once if once > LONG_SECONDS else seconds_of(self._stream, put)

@@ -45,8 +45,8 @@ class Trace:
         yield spans
         self._is_on = False
         self._device.synchronize()
-        for place, name, start, end in self._found:
-            spans.append(Span(place, name, start.seconds_since(begin), end.seconds_since(begin)))
+        for stream_name, name, start, end in self._found:
+            spans.append(Span(stream_name, name, start.seconds_since(begin), end.seconds_since(begin)))
 
     def _reached(self, stream: Stream) -> Event:
         """An event behind the stream's work so far."""

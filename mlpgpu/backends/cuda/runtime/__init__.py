@@ -10,7 +10,7 @@ from .machine import describe_machine, find_device
 from .memory import Arena, aligned, pinned
 from .modules import ExtendedModule, Function, LoadedKernels, Module, pack
 from .streams import Event, Stream
-from .timing import MOST_REPEATS, TRIALS, seconds_of
+from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
 __all__ = [
     "MOST_REPEATS",
@@ -24,6 +24,7 @@ __all__ = [
     "LoadedKernels",
     "Module",
     "Replay",
+    "Stopwatch",
     "Stream",
     "Texture",
     "aligned",

@@ -25,21 +25,32 @@ def seconds_of(
     return _replayed(stream, put, repeats, reset) if repeats > 1 else first
 
 
+class Stopwatch:
+    """Times a stream's work between two events, which exist before the work begins."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._start, self._end = Event(stream.device, timing=True), Event(stream.device, timing=True)
+
+    def seconds(self, put: Callable[[], object]) -> float:
+        """How long the stream takes for what ``put`` puts on it."""
+        self._stream.record(self._start)
+        put()
+        self._stream.record(self._end)
+        self._end.synchronize()
+        return self._end.seconds_since(self._start)
+
+
 def _replayed(stream: Stream, put: Callable[[], object], repeats: int, reset: Callable[[], None]) -> float:
     with capture(stream, "a graph of measured launches") as graph:
         for _ in range(repeats):
             put()
     replay = graph.instantiate()
-    start, end = Event(stream.device, timing=True), Event(stream.device, timing=True)
-    found = []
+    stopwatch, found = Stopwatch(stream), []
     for _ in range(TRIALS):
         # During the first replay the host puts the second one on the stream, so that it begins without delay.
         reset()
         replay.launch(stream)
         reset()
-        stream.record(start)
-        replay.launch(stream)
-        stream.record(end)
-        end.synchronize()
-        found.append(end.seconds_since(start) / repeats)
+        found.append(stopwatch.seconds(lambda: replay.launch(stream)) / repeats)
     return statistics.median(found)
