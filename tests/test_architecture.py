@@ -52,8 +52,14 @@ INNER_LEVELS = {
         *("timing", "__init__"),
     ),
     "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "choice", "__init__"),
-    "backends/cuda/select": ("local_stack", "__init__"),
-    "backends/cuda/lower": ("shard", "local_stack", "tensor_cores", "tail", "overlap", "lowering", "__init__"),
+    "backends/cuda/select": (
+        *("thresholds", "setting", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages", "select"),
+        "__init__",
+    ),
+    "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
+    "backends/cuda/lower/emit": (
+        *("shard", "operands", "rows", "simt", "gemm", "fused", "local", "finish", "emit", "__init__"),
+    ),
     "backends/cuda/run": (
         *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),
         *("evaluation", "graphs", "persistent", "training", "program", "__init__"),

@@ -23,7 +23,7 @@ from mlpgpu.backends.cuda.kernels import OnChipWeights, StackShape, StreamedWeig
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
-from mlpgpu.backends.cuda.select import local_stack
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers
 from mlpgpu.layers import Layer
 
@@ -114,7 +114,7 @@ def test_predictions_have_the_bits_of_one_launch_for_each_layer(
     epoch = Epoch(layers, {"optimizer": None})
     found = []
     for is_used in (True, False):
-        monkeypatch.setattr(local_stack, "IS_USED", is_used)
+        monkeypatch.setattr(thresholds, "STACKS_ARE_USED", is_used)
         folder = tmp_path / str(is_used)
         folder.mkdir()
         host = HostProgram(epoch.plan, epoch.data, epoch.sampling, folder, arch="sm_90a")
@@ -152,7 +152,7 @@ def test_layers_that_are_launches(why: str, layers: list[Layer], options: dict[s
 
 
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_stack, "IS_USED", False)
+    monkeypatch.setattr(thresholds, "STACKS_ARE_USED", False)
     assert "switched off" in chosen(PAIR)
 
 
@@ -214,7 +214,9 @@ def test_what_a_stack_must_do_at_least() -> None:
 # --- machine code ---
 
 
-@pytest.mark.parametrize("shape", [StackShape(warps, rows) for rows, warps in local_stack.MOST_WARPS.items()], ids=str)
+@pytest.mark.parametrize(
+    "shape", [StackShape(warps, rows) for rows, warps in thresholds.STACK_MOST_WARPS.items()], ids=str
+)
 def test_kernels_compile_without_many_spills(
     shape: StackShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,11 +29,13 @@ from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, TILES, Form, all_entries
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
-from mlpgpu.backends.cuda.lower import tensor_cores
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.lower.shard import MOST_PARTS, part_length, updates_in_place
 from mlpgpu.backends.cuda.run.binding import DOUBLES
 from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.dense import is_cut, part_length
+from mlpgpu.backends.cuda.select.tiles import gemm_tile, simt_tile
+from mlpgpu.backends.cuda.select.updates import updates_in_place
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -102,20 +104,20 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-LEAST = ("LEAST_WIDTH", "LEAST_WEIGHTS", "LEAST_ROWS")
+LEAST = ("GEMM_LEAST_WIDTH", "GEMM_LEAST_WEIGHTS", "GEMM_LEAST_ROWS")
 ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
 
 
 def on_tensor_cores(plan: Plan, *, large: bool = False, **options: Any) -> Lowered:
     """As :func:`lowered`, with every product that may be on tensor cores there, in the form of large layers or not."""
     limits = {**dict.fromkeys(LEAST, 1), "MOST_UNSCALED_WEIGHTS": 0 if large else 1 << 62}
-    with patch.multiple(tensor_cores, **limits):
+    with patch.multiple(thresholds, **limits):
         return lowered(plan, **options)
 
 
 def with_scales(plan: Plan, **options: Any) -> Lowered:
     """As :func:`lowered`, in the form of large layers."""
-    with patch.object(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0):
+    with patch.object(thresholds, "MOST_UNSCALED_WEIGHTS", 0):
         return lowered(plan, **options)
 
 
@@ -491,8 +493,8 @@ def test_tiles_of_wgmma_follow_what_they_cost() -> None:
             (1024, 1024, small),
             (1, 1, small),
         ):
-            assert kernels.matrix_tile_for(form, m, n, 132, "sm_90a") == best
-        assert {kernels.matrix_tile_for(form, m, n, 132, "sm_100") for m in (1, 9999) for n in (1, 9999)} == set(
+            assert gemm_tile(form, m, n, 132, "sm_90a") == best
+        assert {gemm_tile(form, m, n, 132, "sm_100") for m in (1, 9999) for n in (1, 9999)} == set(
             kernels.matrix_tiles(form)
         )
 
@@ -552,14 +554,13 @@ def test_what_a_fused_or_unneeded_operation_would_keep_is_not_stored() -> None:
     [(4095, 10, None), (4096, 513, None), (4096, 10, 256), (90000, 90, 352), (2**24, 512, 2**18)],
 )
 def test_parts_of_a_long_product(k: int, n: int, expected: int | None) -> None:
-    assert part_length(k, n) == expected
+    assert (part_length(k, n) if is_cut(k, n) else None) == expected
 
 
 @given(st.integers(1, 2**24), st.integers(1, 1024))
 def test_parts_cover_the_product(k: int, n: int) -> None:
-    part = part_length(k, n)
-    if part is not None:
-        assert 2 <= math.ceil(k / part) <= MOST_PARTS
+    if is_cut(k, n):
+        assert 2 <= math.ceil(k / part_length(k, n)) <= thresholds.MOST_PARTS
 
 
 @given(st.sampled_from([1, 64, 5000]), st.integers(1, 3), st.sampled_from([1, 20, 132]))
@@ -581,7 +582,7 @@ def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shards: int, 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 148))
 def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors: int) -> None:
-    tile = kernels.tile_for(m, n, multiprocessors)
+    tile = simt_tile(m, n, multiprocessors)
     blocks = {t: math.ceil(m / t.m) * math.ceil(n / t.n) for t in TILES}
     filling = [t for t in TILES if 10 * blocks[t] >= 9 * multiprocessors] or [TILES[-1]]
     work = {t: blocks[t] * t.m * t.n for t in TILES}
@@ -772,8 +773,8 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 def test_an_epoch_on_tensor_cores(case: str, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
-        monkeypatch.setattr(tensor_cores, name, 1)
-    monkeypatch.setattr(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
+        monkeypatch.setattr(thresholds, name, 1)
+    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
     precision = next(precision for precision, forms in OF_PRECISION.items() if form in forms)
     epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)

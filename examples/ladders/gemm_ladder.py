@@ -28,12 +28,13 @@ from matplotlib.figure import Figure
 import mlpgpu as mg
 from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div, tile_for
+from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div
 from mlpgpu.backends.cuda.profile.costs import speed_of
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates, measure_peak_rates
 from mlpgpu.backends.cuda.profile.probe import Probe, TimedLaunch
 from mlpgpu.backends.cuda.profile.workbench import Workbench
 from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.select.tiles import simt_tile
 from mlpgpu.bench import PRECISIONS, json_lines, surroundings
 from mlpgpu.errors import MlpgpuError
 
@@ -248,7 +249,7 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     for rung in RUNGS:
         values = {"a": a, "b": b_panels if rung.in_panels else b, **sizes}
         yield rung.name, rung.entry.name, timed(rung.entry, rung.grid(m, n), values), c
-    tile = tile_for(m, n, bench.device.multiprocessors)
+    tile = simt_tile(m, n, bench.device.multiprocessors)
     yield (
         "mlpgpu, plain cores",
         of_table(tile).name,

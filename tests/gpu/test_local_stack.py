@@ -12,7 +12,7 @@ import mlpgpu as mg
 from mlpgpu import Dense, Dropout
 from mlpgpu import LocallyConnected as Local
 from mlpgpu.backends.cuda.runtime import Device
-from mlpgpu.backends.cuda.select import local_stack
+from mlpgpu.backends.cuda.select import local_stack, thresholds
 from mlpgpu.backends.cuda.select.local_stack import LocalStack
 from mlpgpu.layers import Layer
 
@@ -128,5 +128,5 @@ def test_predictions_have_the_bits_of_one_launch_for_each_layer(case: str, monke
     network = mg.Network(layers, seed=4)
     x = data_of(network, batch_size).x
     stacked = network.predict(x, backend="cuda", batch_size=batch_size)
-    monkeypatch.setattr(local_stack, "IS_USED", False)
+    monkeypatch.setattr(thresholds, "STACKS_ARE_USED", False)
     np.testing.assert_array_equal(stacked, network.predict(x, backend="cuda", batch_size=batch_size))

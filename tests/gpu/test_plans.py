@@ -23,9 +23,9 @@ from kernel_cases.tensor import ERRORS
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, Form
-from mlpgpu.backends.cuda.lower import tensor_cores
 from mlpgpu.backends.cuda.run import training
 from mlpgpu.backends.cuda.runtime import Device, modules
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
@@ -300,8 +300,8 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """All products of dense layers are made on tensor cores, however small."""
     if device.compute_capability < (8, 0):
         pytest.skip("needs compute capability 8.0")
-    for name in ("LEAST_WIDTH", "LEAST_WEIGHTS", "LEAST_ROWS"):
-        monkeypatch.setattr(tensor_cores, name, 1)
+    for name in ("GEMM_LEAST_WIDTH", "GEMM_LEAST_WEIGHTS", "GEMM_LEAST_ROWS"):
+        monkeypatch.setattr(thresholds, name, 1)
 
 
 PRECISION_OF = {form: precision for precision, forms in OF_PRECISION.items() for form in forms}
@@ -312,7 +312,7 @@ EACH_FORM = pytest.mark.parametrize("form", FORMS, indirect=True, ids=lambda for
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
     """What planes hold in the test, whatever the widths."""
     form: Form = request.param
-    monkeypatch.setattr(tensor_cores, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
+    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
     return form
 
 

@@ -11,11 +11,12 @@ from kernel_cases.case import joined, wide
 from kernel_cases.tensor import ERRORS
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.kernels import BFLOAT16, OF_PRECISION, form_of, padded_columns
+from mlpgpu.backends.cuda.kernels import BFLOAT16, OF_PRECISION, padded_columns
 from mlpgpu.backends.cuda.kernels.launches import Launch
 from mlpgpu.backends.cuda.profile.explain import random_data
 from mlpgpu.backends.cuda.profile.products import SCRATCH, Operand, Products
 from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.select.operands import operand_format
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +45,7 @@ def left(products: Products, launch: Launch, rows: int, columns: int) -> np.ndar
 
 @pytest.mark.parametrize("precision", OF_PRECISION)
 def test_products_alone_are_those_of_their_operands(device: Device, precision: str) -> None:
-    if form_of(precision, device.arch, is_large=False) is None:
+    if operand_format(precision, device.arch, is_large=False) is None:
         pytest.skip("needs tensor cores")  # older cards multiply on plain cores, which test_parity.py tests
     layers = [mg.Dense(k, n, "relu") for k, n in pairwise(WIDTHS)]
     layers[-1] = mg.Dense(*WIDTHS[-2:])  # whose product may end with the loss

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -55,20 +54,6 @@ class Tile(BlockTile):
 
 
 TILES = (Tile(128, 128, 16), Tile(128, 96, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
-WASTE = 8  # a larger tile may compute an eighth more than a smaller one does
-
-
-def tile_for(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
-    """The tile for an m by n product, in so many parts.
-
-    Of those whose blocks fill nine tenths of the multiprocessors it is the largest, unless another one has an
-    eighth less to compute beyond the borders; if none does, it is the smallest.  The bits do not depend on it:
-    every tile sums over k in the same order.
-    """
-    grids = {tile: math.prod(tile.grid(m, n, parts)) for tile in TILES}
-    filling = [tile for tile in TILES if 10 * grids[tile] >= 9 * multiprocessors] or [TILES[-1]]
-    least = min(grids[tile] * tile.m * tile.n for tile in filling)
-    return next(tile for tile in filling if WASTE * grids[tile] * tile.m * tile.n <= (WASTE + 1) * least)
 
 
 @dataclass(frozen=True)
@@ -132,7 +117,6 @@ class WarpgroupTile(BlockTile):
 
 
 SPLIT, WARPGROUP_SPLIT = SplitTile(64, 96), WarpgroupTile(128, 96)
-SPLIT_LEAST_N = 49  # of fewer columns a tile would be padding for the larger part
 
 
 def _tiled(

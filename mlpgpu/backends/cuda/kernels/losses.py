@@ -63,15 +63,9 @@ class Team:
     block_rows: int
     suffix: str
 
-    @staticmethod
-    def of(n: int) -> Team:
-        """For rows so wide: the order of their sums must follow from that alone."""
-        return WIDE_TEAM if n >= WIDE_LEAST_N else WARP_TEAM
-
 
 WARP_TEAM = Team("WarpTeam", ROW_THREADS, ROW_THREADS // WARP, "")
 WIDE_TEAM = Team("BlockTeam", 1024, 1, "_wide")
-WIDE_LEAST_N = 16384
 
 
 def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:

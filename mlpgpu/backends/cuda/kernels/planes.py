@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, architecture, arguments, ceil_div
+from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, FORMS, HALF, HALF_PAIR, Form
 
 PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
@@ -19,13 +19,6 @@ OF_PRECISION = {
     "tf32": (BFLOAT16_PAIR, HALF),
     "bfloat16": (BFLOAT16, BFLOAT16),
 }
-
-
-def form_of(precision: str, arch: str, *, is_large: bool) -> Form | None:
-    """How products are made in this precision; None where plain cores make them all."""
-    if precision not in OF_PRECISION or architecture(arch) < 80:
-        return None
-    return OF_PRECISION[precision][is_large]
 
 
 def padded_rows(rows: int) -> int:

@@ -192,15 +192,6 @@ def wgmma_tiles(form: Form) -> tuple[WgmmaTile, ...]:
     return (small,) if form == BFLOAT16_PAIR else (WgmmaTile(form, 128, 256 // form.planes), small)
 
 
-def matrix_tile_for(form: Form, m: int, n: int, multiprocessors: int, arch: str) -> ProductTile:
-    """As :func:`.dense.tile_for`; here too the bits do not depend on the tile."""
-    if arch == WgmmaTile.needs:
-        return min(wgmma_tiles(form), key=lambda tile: tile.clocks(m, n, multiprocessors))
-    largest, smallest = matrix_tiles(form)[0], matrix_tiles(form)[-1]
-    x, y, _ = largest.grid(m, n, multiprocessors)
-    return largest if 10 * x * y >= 9 * multiprocessors else smallest
-
-
 def _tensor_product(
     name: str,
     epilogue: str,

@@ -6,7 +6,7 @@ until that one is as well, it reads nothing that that one writes, and writes not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,31 +18,37 @@ _SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_parts
 Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 
 
-def overlap(lowered: Lowered) -> None:
+def overlap(lowered: Lowered) -> Lowered:
     """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
-    if len(lowered.shards) == 1 and not any(launch.aside for launch in lowered.shards[0]):
-        _postpone(lowered.shards[0])
-        parts = [lowered.begin, lowered.shards[0], lowered.finish]
-        last = next((part[-1] for part in reversed(parts) if part), None)
-        for part in parts:
-            last = _chain(part, last)
-    _chain(lowered.evaluation, None)
+    evaluation = _chained(lowered.evaluation, None)
+    if len(lowered.shards) != 1 or any(launch.aside for launch in lowered.shards[0]):
+        return replace(lowered, evaluation=evaluation)
+    parts = [lowered.begin, _postponed(lowered.shards[0]), lowered.finish]
+    before = next((part[-1] for part in reversed(parts) if part), None)
+    for number, part in enumerate(parts):
+        parts[number] = _chained(part, before)
+        before = parts[number][-1] if part else before
+    begin, shard, finish = parts
+    return replace(lowered, begin=begin, shards=[shard], finish=finish, evaluation=evaluation)
 
 
-def _postpone(launches: list[Launch]) -> None:
-    """Let passes that make planes, which products wait for, go before what nothing in its step waits for."""
-    for place, (launch, following) in enumerate(pairwise(list(launches))):
+def _postponed(launches: Sequence[Launch]) -> list[Launch]:
+    """Launches with those that split operands, which products wait for, before what nothing in its step waits for."""
+    ordered = list(launches)
+    for number, (launch, following) in enumerate(pairwise(launches)):
         if launch.entry.patient and following.entry.header == "gemm/operands.cuh" and not _conflict(launch, following):
-            launches[place : place + 2] = following, launch
+            ordered[number : number + 2] = following, launch
+    return ordered
 
 
-def _chain(launches: list[Launch], before: Launch | None) -> Launch | None:
-    """Mark launches that follow ``before``; the last of them."""
-    for place, launch in enumerate(launches):
-        if before is not None and launch.entry.early is not None:
-            launches[place] = _overlapping(launch, before)
-        before = launches[place]
-    return before
+def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
+    """Launches that follow ``before``, those of them marked that overlap the one before them."""
+    chained: list[Launch] = []
+    for launch in launches:
+        overlaps = before is not None and launch.entry.early is not None
+        before = _overlapping(launch, before) if overlaps and before is not None else launch
+        chained.append(before)
+    return chained
 
 
 def _overlapping(launch: Launch, before: Launch) -> Launch:

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from .. import kernels
-from ..lower.shard import BLOCKS_PER_MULTIPROCESSOR
+from ..kernels.launches import BLOCKS_PER_MULTIPROCESSOR
 from ..runtime import Arena, Device, LoadedKernels, Stream, aligned, pack, seconds_of
 
 COPY_BYTES, OPERATIONS = 1 << 28, 2e10  # copied and computed to measure the rates

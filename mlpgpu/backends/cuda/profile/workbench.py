@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import kernels
 from ..kernels import Entry, ceil_div
-from ..lower.shard import BLOCKS_PER_MULTIPROCESSOR
+from ..kernels.launches import BLOCKS_PER_MULTIPROCESSOR
 from ..runtime import Arena, Device, LoadedKernels, Stopwatch, Stream, pack, seconds_of
 
 LONG_SECONDS = 0.1  # longer work is measured once

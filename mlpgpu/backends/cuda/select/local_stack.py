@@ -17,13 +17,9 @@ from .... import plan as ops
 from ....plan import Plan
 from .. import kernels
 from ..kernels import Entry, OnChipWeights, StackShape, StreamedWeights, ceil_div
+from . import thresholds
 
-IS_USED = True  # False: every layer is a launch
-MOST_STACK_ROWS = 32  # of a batch; each pass of them has its own messages
 ROW_ARRAYS = (".kept", ".kept_z", ".deltas", ".messages")  # ends of the names of arrays that grow with the rows
-# By the rows of a pass: as many warps of a block as leave a thread the registers that it needs.
-MOST_WARPS = {8: 7, 4: 11, 2: 19, 1: 27}
-
 # StackLayer of local/stack.cuh.
 LAYER = np.dtype(
     [("weight", "<i8"), ("bias", "<i8"), ("y", "<i8"), ("n", "<i4"), ("window", "<i4"), ("pitch", "<i4"),
@@ -143,7 +139,7 @@ def choose_stack(
     plan: Plan, run: tuple[ops.LocallyConnected, ...], *, shards: int, multiprocessors: int, arch: str
 ) -> LocalStack | str:
     """One kernel for layers that follow each other, or why each is a launch."""
-    if not IS_USED:
+    if not thresholds.STACKS_ARE_USED:
         return "kernels for stacks are switched off"
     if len(run) < 2:
         return "it is one layer"
@@ -153,16 +149,16 @@ def choose_stack(
         return "the batch is split over streams"
     if plan.ends_with_gradient:
         return "each layer's outputs are looked at"
-    if plan.capacity > MOST_STACK_ROWS:
-        return f"a batch of {plan.capacity} rows is larger than {MOST_STACK_ROWS}"
+    if plan.capacity > thresholds.STACK_MOST_ROWS:
+        return f"a batch of {plan.capacity} rows is larger than {thresholds.STACK_MOST_ROWS}"
     layers, m = _layers(plan, run), plan.buffers[run[0].x].shape[-1]
     table = np.array(list(layers), LAYER)
     if table["window"].max() - 1 > kernels.STACK_MOST_HALO:
         return f"a window of {table['window'].max()} is larger than {kernels.STACK_MOST_HALO + 1}"
     warps = ceil_div(m, 4 * kernels.WARP * multiprocessors)
-    fitting = [rows for rows, most in MOST_WARPS.items() if warps <= most and rows < 2 * plan.capacity]
+    fitting = [rows for rows, most in thresholds.STACK_MOST_WARPS.items() if warps <= most and rows < 2 * plan.capacity]
     if not fitting:
-        most = 4 * kernels.WARP * multiprocessors * MOST_WARPS[1]
+        most = 4 * kernels.WARP * multiprocessors * thresholds.STACK_MOST_WARPS[1]
         return f"{m:,} columns are more than {most:,}, which {multiprocessors} multiprocessors hold"
     weights = _on_chip(run, m, int(table["window"][0]), multiprocessors) or StreamedWeights(
         StackShape(warps, fitting[0])

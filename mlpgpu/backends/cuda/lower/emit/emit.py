@@ -1,0 +1,52 @@
+"""From groups to launches: which function emits a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...kernels.launches import Launch
+from .. import groups
+from ..groups import Group
+from . import finish, fused, gemm, local, rows, simt
+from .shard import Shard
+
+_EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
+    groups.GatherRows: rows.gather,
+    groups.StandardizeRows: rows.standardize,
+    groups.DropOut: rows.dropout,
+    groups.Differentiate: rows.differentiate,
+    groups.LossRows: rows.loss,
+    groups.OutputRows: rows.output,
+    groups.DenseForward: simt.forward,
+    groups.DensePartials: simt.partials,
+    groups.AddPartials: simt.add_partials,
+    groups.DenseAtomic: simt.atomic,
+    groups.DenseInput: simt.backward_input,
+    groups.DenseGradient: simt.gradient,
+    groups.DenseUpdate: simt.update,
+    groups.SplitRows: gemm.split_rows,
+    groups.SplitColumns: gemm.split_columns,
+    groups.GemmForward: gemm.forward,
+    groups.GemmForwardLoss: gemm.forward_loss,
+    groups.GemmInput: gemm.backward_input,
+    groups.GemmGradient: gemm.gradient,
+    groups.Head: fused.head,
+    groups.Tail: fused.tail,
+    groups.LocalForward: local.forward,
+    groups.LocalBackward: local.backward,
+    groups.StackForward: local.stack_forward,
+    groups.StackBackward: local.stack_backward,
+    groups.TotalError: finish.total_error,
+    groups.ReducePartials: finish.reduce,
+    groups.ClipNorm: finish.clip,
+    groups.UpdateAll: finish.update,
+    groups.UpdateBiases: finish.update_biases,
+}
+
+
+def emit(shard: Shard, made: Iterable[Group]) -> list[Launch]:
+    """The launches of groups on a shard."""
+    for group in made:
+        _EMIT[type(group)](shard, group)
+    return shard.launches

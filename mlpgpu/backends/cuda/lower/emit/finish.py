@@ -1,0 +1,78 @@
+"""What is done once, when all shards are through: ``elementwise/update.cuh``."""
+
+from __future__ import annotations
+
+from ... import kernels
+from ...kernels import ceil_div
+from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
+from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
+from .gemm import BIAS_PARTS, PARTED_BIASES
+from .rows import SUMS_BYTES
+from .shard import Grid, Shard, partials_pitch
+
+SQUARE_BLOCKS = 256
+PARTED_WORDS = 6  # of PartedBias of elementwise/update.cuh
+
+
+def total_error(shard: Shard, group: TotalError) -> None:
+    blocks = shard.lowered.bytes["sums"] // SUMS_BYTES
+    values: dict[str, Value] = {
+        "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
+    }  # fmt: skip
+    shard.launches.append(Launch(kernels.total_error(), (1, 1, 1), values, group.title))
+
+
+def _over_parameters(shard: Shard) -> Grid:
+    blocks = ceil_div(shard.plan.parameter_count, kernels.ROW_THREADS)
+    return min(blocks, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors), 1, 1
+
+
+def reduce(shard: Shard, group: ReducePartials) -> None:
+    """A launch for each parameter."""
+    plan = shard.plan
+    shard.lowered.bytes["gradient"] = 4 * plan.parameter_count
+    for parameter in plan.parameters:
+        uses = [partial for partial in plan.partials if partial.parameter == parameter.name]
+        values: dict[str, Value] = {
+            "partials": At("partials", uses[0].offset), "pitch": partials_pitch(plan), "shards": plan.shards,
+            "uses": len(uses), "size": parameter.size, "gradient": At("gradient", parameter.offset),
+        }  # fmt: skip
+        shard.launches.append(Launch(kernels.reduce(), _over_parameters(shard), values, group.title))
+
+
+def clip(shard: Shard, group: ClipNorm) -> None:
+    """Squares, block by block, then the factor."""
+    shard.lowered.bytes |= {"squares": 8 * SQUARE_BLOCKS, "factor": 4}
+    gradient = At("gradient" if group.is_reduced else "partials")
+    values: dict[str, Value] = {"gradient": gradient, "size": shard.plan.parameter_count, "sums": At("squares")}
+    shard.launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values, group.title))
+    values = {"sums": At("squares"), "count": SQUARE_BLOCKS, "totals": At("totals"), "factor": At("factor")}
+    shard.launches.append(Launch(kernels.clip(), (1, 1, 1), values, group.title))
+
+
+def update(shard: Shard, group: UpdateAll) -> None:
+    plan = shard.plan
+    gradient: dict[str, Value] = {"partials": At("partials"), "pitch": partials_pitch(plan), "shards": plan.shards}
+    if group.is_reduced:
+        gradient = {"partials": At("gradient"), "pitch": 0, "shards": 1}
+    values: dict[str, Value] = {
+        "step": At("step"), "totals": At("totals"), "factor": At("factor") if group.is_clipped else None, **gradient,
+        "parameters": At("parameters"), "slots": At("slots") if group.op.optimizer.slots else None,
+        "size": plan.parameter_count,
+    }  # fmt: skip
+    shard.launches.append(Launch(kernels.update(shard.optimizer), _over_parameters(shard), values, group.title))
+
+
+def update_biases(shard: Shard, group: UpdateBiases) -> None:
+    words = shard.lowered.words[PARTED_BIASES]
+    known = [words[first : first + PARTED_WORDS] for first in range(0, len(words), PARTED_WORDS)]
+    columns, parts = sum(n for _, _, _, n, *_ in known), max(parts for _, parts, *_ in known)
+    values: dict[str, Value] = {
+        "step": At("step"), "totals": At("totals"), "described": At(PARTED_BIASES), "count": len(known),
+        "column_parts": At(BIAS_PARTS), "biases": At("parameters"),
+        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.plan.parameter_count,
+        "columns": columns,
+    }  # fmt: skip
+    entry = kernels.update_biases(shard.optimizer)
+    grid = ceil_div(columns, entry.threads), 1, 1
+    shard.launches.append(Launch(entry, grid, values, group.title, {"part_count": parts}))

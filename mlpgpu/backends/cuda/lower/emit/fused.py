@@ -1,0 +1,75 @@
+"""What replaces several launches: the last layer with the loss, or all layers behind a long one.
+
+``fused/head.cuh``, ``fused/tail.cuh``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from .....activations import ACTIVATIONS
+from ... import kernels
+from ...kernels import ceil_div
+from ...kernels.launches import At
+from ..groups import Head, Tail
+from .operands import plane_count, plane_of, rows_words, written
+from .rows import statistics, weighed
+from .shard import Shard
+from .simt import added_partials
+
+
+def head(shard: Shard, group: Head) -> None:
+    dense, op, backward, derivative = group.dense, group.loss, group.backward, group.derivative
+    delta = shard.stored(backward.dz)
+    dx, planes = written(shard, backward.dx, group.dx)
+    scales = rows_words(shard, backward.dx) if group.leaves_scales and backward.dx else None
+    rows = kernels.padded_rows(shard.rows) if planes else shard.rows
+    grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
+    shard.add(
+        group, kernels.head(op.loss, op.kind, textured=shard.setting.textured), grid,
+        **weighed(shard, grid), **statistics(shard, group.targets), x=shard.at(dense.x), w=shard.at(dense.weight),
+        b=shard.at(dense.bias), delta=delta, saved=shard.at(derivative.saved),
+        activation=kernels.activation_number(derivative.activation), dx=dx, dx_planes=planes,
+        dx_plane=plane_of(shard, dense.x), dx_plane_count=plane_count(shard), dx_lines=scales,
+        k=shard.shapes[dense.weight][0], n=shard.width(op.logits),
+    )  # fmt: skip
+
+
+def tail(shard: Shard, group: Tail) -> None:
+    op, first, capacity = group.loss, group.layers[0], shard.plan.capacity
+    units = 0
+    for layer, backward in zip(group.layers, group.backwards, strict=True):
+        shard.segments[layer.y] = At("tail.y", capacity * units)
+        shard.segments[backward.dz] = At("tail.dz", capacity * units)
+        units += shard.width(layer.y)
+    shard.lowered.bytes |= dict.fromkeys(("tail.y", "tail.dz"), 4 * capacity * units)
+    shard.lowered.words["tail.layers"] = _described(shard, group)
+    grid = shard.rows, 1, 1
+    shard.add(
+        group, kernels.tail(op.loss, op.kind, textured=shard.setting.textured), grid,
+        **weighed(shard, grid), **statistics(shard, group.targets), **added_partials(shard, first, group.path),
+        parameters=At("parameters"), described=At("tail.layers"), layer_count=len(group.layers), y=At("tail.y"),
+        dz=At("tail.dz"), n=shard.width(first.y),
+    )  # fmt: skip
+    shard.launches[-1] = replace(shard.launches[-1], lengths=_lengths(shard, group))
+
+
+def _lengths(shard: Shard, group: Tail) -> dict[str, int]:
+    """The lengths that the kernel's entry names beside its arguments."""
+    widths = [shard.width(layer.y) for layer in group.layers]
+    products = sum(k * n for k, n in pairwise(widths))
+    biases = sum(n for layer, n in zip(group.layers, widths, strict=True) if layer.bias is not None)
+    return {"units": sum(widths), "outputs": widths[-1], "products": products, "parameters": products + biases}
+
+
+def _described(shard: Shard, group: Tail) -> tuple[int, ...]:
+    """The layers as the kernel is told of them, ``TailLayer`` each."""
+    offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
+    words: list[int] = []
+    for number, layer in enumerate(group.layers):
+        weight = offsets[layer.weight] if number else -1
+        bias = -1 if layer.bias is None else offsets[layer.bias]
+        saves_z = ACTIVATIONS[layer.activation].saves == "z"
+        words += [shard.width(layer.y), weight, bias, kernels.activation_number(layer.activation), int(saves_z)]
+    return tuple(words)

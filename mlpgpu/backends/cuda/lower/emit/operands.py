@@ -1,0 +1,94 @@
+"""Arrays of operands of tensor cores, beside the float32 arrays after which they are named.
+
+Operands without scales have neither scales, flags of columns, nor floats that products would read beside them.
+"""
+
+from __future__ import annotations
+
+from ...kernels import Form, padded_columns, padded_rows
+from ...kernels.launches import At, Value
+from ..groups import Stored
+from .shard import Shard
+
+
+def format_of(shard: Shard) -> Form:
+    """The format of a shard that has products on tensor cores."""
+    assert shard.work.operand_format is not None
+    return shard.work.operand_format
+
+
+def of_shard(shard: Shard, name: str) -> str:
+    """Shards run side by side, so each has operands of its own."""
+    return f"{name}@{shard.number}" if shard.number else name
+
+
+def plane_elements(shard: Shard, n: int) -> int:
+    """Elements of one plane of the shard's rows."""
+    return padded_rows(shard.rows) * padded_columns(n)
+
+
+def plane_of(shard: Shard, name: str) -> int:
+    """The same of a buffer; 0 where there are no tensor cores."""
+    return plane_elements(shard, shard.width(name)) if shard.work.operand_format else 0
+
+
+def plane_count(shard: Shard) -> int:
+    """Planes of an array; 0 where there are no tensor cores."""
+    return shard.work.operand_format.planes if shard.work.operand_format else 0
+
+
+def planes(shard: Shard, name: str, elements: int) -> At:
+    """The planes, of so many elements each, beside an array."""
+    return shard.room(name, 2 * plane_count(shard) * elements)
+
+
+def planes_of(shard: Shard, name: str) -> At:
+    """Those of a buffer."""
+    return planes(shard, of_shard(shard, f"{name}.planes"), plane_of(shard, name))
+
+
+def weight_planes(shard: Shard, weight: str) -> At:
+    k, n = shard.shapes[weight]
+    return planes(shard, f"{weight}.planes", padded_rows(k) * padded_columns(n))
+
+
+def words(shard: Shard, name: str, count: int) -> Value:
+    """An array that tells of scaled rows or columns."""
+    return shard.room(name, 4 * count) if format_of(shard).scaled else None
+
+
+def rows_words(shard: Shard, name: str) -> Value:
+    """That of a buffer's rows."""
+    return words(shard, of_shard(shard, f"{name}.lines"), padded_rows(shard.rows))
+
+
+def floats(shard: Shard, name: str) -> Value:
+    """The float32 array beside planes: products read it where its scaled planes do not hold it."""
+    return shard.at(name) if format_of(shard).scaled else None
+
+
+def column_flags(shard: Shard, name: str, n: int) -> Value:
+    """Flags of columns that several blocks set: all lie in one array, which is cleared at once."""
+    if not format_of(shard).scaled:
+        return None
+    sizes = shard.lowered.columns
+    sizes.setdefault(name, padded_columns(n))
+    names = list(sizes)
+    return At("columns", sum(sizes[other] for other in names[: names.index(name)]))
+
+
+def weight_words(shard: Shard, weight: str) -> dict[str, Value]:
+    """What tells of a weight's rows and columns."""
+    k, n = shard.shapes[weight]
+    return {
+        "lines": words(shard, f"{weight}.lines", padded_rows(k)),
+        "columns": column_flags(shard, f"{weight}.columns", n),
+    }
+
+
+def written(shard: Shard, name: str | None, forms: Stored | None) -> tuple[Value, Value]:
+    """The arrays that a kernel leaves a buffer in: of floats, and of planes."""
+    if name is None or forms is None:
+        return None, None
+    operands = planes_of(shard, name) if forms.operands else None
+    return shard.stored(name) if forms.floats else None, operands

@@ -1,0 +1,89 @@
+"""What is done to each row by itself, and losses and outputs: ``elementwise/rows.cuh``, ``elementwise/loss.cuh``."""
+
+from __future__ import annotations
+
+import math
+
+from ..... import plan as ops
+from .....random import Purpose
+from ... import kernels
+from ...kernels import ceil_div
+from ...kernels.launches import At, Value
+from ..groups import Differentiate, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
+from .operands import plane_count, plane_of, written
+from .shard import Grid, Shard
+
+SUMS_BYTES = 16
+
+
+def gather(shard: Shard, group: GatherRows) -> None:
+    n = shard.width(group.op.x)
+    shard.add(
+        group, kernels.gather(shard.setting.source), shard.over_elements(n),
+        order=At("order"), data=At("data"), scale=At("scale"), x=shard.stored(group.op.x), n=n,
+    )  # fmt: skip
+
+
+def standardize(shard: Shard, group: StandardizeRows) -> None:
+    op, n = group.op, shard.width(group.op.x)
+    shard.add(
+        group, kernels.standardize(), shard.over_elements(n),
+        x=shard.at(op.x), mean=shard.at(op.mean), scale=shard.at(op.scale), y=shard.stored(op.y), n=n,
+    )  # fmt: skip
+
+
+def dropout(shard: Shard, group: DropOut) -> None:
+    op, n = group.op, shard.width(group.x)
+    shard.add(
+        group, kernels.dropout(), shard.over_elements(n, per_thread=4),
+        x=shard.at(group.x), y=shard.stored(group.y), n=n, seed=At("seed"), purpose=int(Purpose.DROPOUT),
+        layer=op.layer, threshold=math.ceil(op.rate * 2**53), keep=1.0 / (1.0 - op.rate),
+    )  # fmt: skip
+
+
+def differentiate(shard: Shard, group: Differentiate) -> None:
+    op, n = group.op, shard.width(group.op.dy)
+    entry = kernels.activation_backward(op.activation)
+    shard.add(group, entry, shard.over_elements(n), saved=shard.at(op.saved), dy=shard.at(op.dy), n=n)
+
+
+def output(shard: Shard, group: OutputRows) -> None:
+    op = group.op
+    shard.add(
+        group, kernels.output(op.function, team=group.team), shard.over_rows(group.team),
+        logits=shard.at(op.logits), mean=shard.at(op.mean), scale=shard.at(op.scale), y=shard.stored(op.y),
+        n=shard.width(op.logits),
+    )  # fmt: skip
+
+
+def loss(shard: Shard, group: LossRows) -> None:
+    op, n = group.op, shard.width(group.op.logits)
+    delta, planes = written(shard, op.delta, group.delta)
+    rows = kernels.padded_rows(shard.rows) if planes else shard.rows
+    grid = ceil_div(rows, group.team.block_rows), 1, 1
+    shard.add(
+        group, kernels.loss(op.loss, op.kind, textured=shard.setting.textured, team=group.team), grid,
+        **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, planes=planes,
+        plane=plane_of(shard, op.logits), plane_count=plane_count(shard), logits=shard.at(op.logits), n=n,
+    )  # fmt: skip
+
+
+def statistics(shard: Shard, targets: ops.Standardize | None) -> dict[str, Value]:
+    """What standardized targets are given beside the rows of a loss."""
+    if targets is None:
+        return {"mean": None, "scale": None}
+    return {"mean": shard.at(targets.mean), "scale": shard.at(targets.scale)}
+
+
+def weighed(shard: Shard, grid: Grid) -> dict[str, Value]:
+    """What a loss is given beside its rows; each block leaves a sum."""
+    blocks, shards = math.prod(grid), shard.work.shards
+    if shard.work.is_training:
+        shard.lowered.bytes["sums"] = SUMS_BYTES * shards * blocks
+    total: dict[str, Value] = {"arrived": None, "totals": None, "losses": None}
+    if shards == 1:  # the last block to end adds the batch up
+        total = {name: At(name) for name in total}
+    return {
+        "order": At("order"), "targets": At("targets"), "weights": At("weights"),
+        "sums": At("sums", 2 * blocks * shard.number), **total,
+    }  # fmt: skip

@@ -1,0 +1,114 @@
+"""One shard of a plan's rows: where its arrays lie, and what each of its launches is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..... import plan as ops
+from .....plan import Plan
+from ... import kernels
+from ...kernels import Entry, Team, ceil_div
+from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Lowered, Value
+from ...select.select import Selection
+from ..groups import Group
+
+MOST_GRID_Y = 65535
+
+Grid = tuple[int, int, int]
+
+
+def partials_pitch(plan: Plan) -> int:
+    """Elements from one shard's partial gradients to the next one's."""
+    return plan.partials[-1].end if plan.partials else 0
+
+
+@dataclass
+class Shard:
+    """The launches of one shard, as they come to be.
+
+    Attributes:
+        lowered: what they go into, with the bytes of the arrays that they ask for.
+        number: which of the shards it is.
+        launches: those that there are so far.
+        shapes: of parameters.
+        segments: where the names of the plan lie that are parts of an array.
+    """
+
+    selection: Selection
+    lowered: Lowered
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.plan, self.work, self.setting = self.selection.plan, self.selection.work, self.selection.work.setting
+        self.multiprocessors, self.rows = self.setting.multiprocessors, self.work.rows
+        self.common: dict[str, Value] = {"step": At("step"), "shard": self.number, "shards": self.work.shards}
+        self.launches: list[Launch] = []
+        plan, begin = self.plan, self.number * partials_pitch(self.plan)
+        self.shapes = {p.name: p.shape for p in plan.parameters}
+        self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
+        self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}
+        self.segments |= {p.name: At("partials", begin + p.offset) for p in plan.partials}
+
+    def rows_of(self, name: str, by_order: bool) -> dict[str, Value]:
+        """A product's input: a buffer, or rows of the data set by the order."""
+        if by_order:
+            return {"x": At("data"), "order": At("order")}
+        return {"x": self.at(name), "order": None}
+
+    def at(self, name: str | None) -> Value:
+        """The address of a buffer, a parameter, a statistic or a partial."""
+        return None if name is None else self.segments.get(name, At(name))
+
+    def stored(self, name: str | None) -> Value:
+        """A buffer of the plan that is really kept in memory."""
+        if name is None:
+            return None
+        self.lowered.bytes[name] = 4 * math.prod(self.plan.buffers[name].shape)
+        return At(name)
+
+    def room(self, name: str, size: int) -> At:
+        """An array of the program's own, of at least so many bytes."""
+        self.lowered.bytes[name] = max(self.lowered.bytes.get(name, 0), size)
+        return At(name)
+
+    def launch(self, group: Group, entry: Entry, grid: Grid, **values: Value) -> Launch:
+        return Launch(entry, grid, {**self.common, **values}, group.title)
+
+    def add(self, group: Group, entry: Entry, grid: Grid, **values: Value) -> None:
+        self.launches.append(self.launch(group, entry, grid, **values))
+
+    def width(self, name: str) -> int:
+        return self.plan.buffers[name].shape[-1]
+
+    def over_elements(self, n: int, per_thread: int = 1) -> Grid:
+        blocks = ceil_div(self.rows * n, kernels.ROW_THREADS * per_thread)
+        return max(1, min(blocks, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors)), 1, 1
+
+    def over_rows(self, team: Team) -> Grid:
+        """Blocks of teams that have a row each."""
+        return ceil_div(self.rows, team.block_rows), 1, 1
+
+    def over_columns(self, n: int, rows: int) -> Grid:
+        """Blocks for n columns and so many rows, of which a block may take several in turn."""
+        return ceil_div(n, kernels.ROW_THREADS), min(rows, MOST_GRID_Y), 1
+
+    def updated(self, op: ops.DenseBackward) -> dict[str, Value]:
+        """What a kernel changes that also makes the optimizer's step."""
+        bias = next((partial.parameter for partial in self.plan.partials if partial.name == op.dbias), None)
+        return {
+            "totals": At("totals"), "weight": self.at(op.weight), "bias": self.at(bias),
+            "weight_slots": self.slots_of(op.weight), "bias_slots": self.slots_of(bias),
+            "size": self.plan.parameter_count,
+        }  # fmt: skip
+
+    def slots_of(self, name: str | None) -> Value:
+        """Where a parameter's first slot lies; each further one a flat array on."""
+        address = self.at(name)
+        has_slots = self.plan.optimizer is not None and self.plan.optimizer.slots
+        return At("slots", address.offset) if isinstance(address, At) and has_slots else None
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the plan's optimizer."""
+        return type(self.plan.optimizer).__name__

@@ -1,0 +1,140 @@
+"""Dense layers on plain cores, and those that are cut along k: ``dense/dense.cuh``, ``dense/update.cuh``."""
+
+from __future__ import annotations
+
+from ..... import plan as ops
+from ... import kernels
+from ...kernels import Entry, SplitTile, Tile, ceil_div
+from ...kernels.launches import At, Launch, Value
+from ...select.dense import FewRows, LargeK, SmallN, SplitK
+from ..groups import (
+    AddPartials,
+    DenseAtomic,
+    DenseForward,
+    DenseGradient,
+    DenseInput,
+    DensePartials,
+    DenseUpdate,
+)
+from .shard import Grid, Shard
+
+MOST_SUM_BLOCKS = 1 << 16
+
+
+def forward(shard: Shard, group: DenseForward) -> None:
+    op, tile = group.op, group.path.tile
+    k, n = shard.shapes[op.weight]
+    shard.add(
+        group, kernels.dense_forward(op.activation, tile), tile.grid(shard.rows, n),
+        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), b=shard.at(op.bias), z=shard.stored(op.z),
+        y=shard.stored(op.y), k=k, n=n,
+    )  # fmt: skip
+
+
+def partials(shard: Shard, group: DensePartials) -> None:
+    """The sums over parts of k: by a launch, unless the step before left them."""
+    op, path = group.op, group.path
+    k, n = shard.shapes[op.weight]
+    added = added_partials(shard, op, path)
+    if group.by_update:
+        before = dict.fromkeys(("dz", "totals", "bias", "bias_slots"))
+        entry, grid, values = _few_rows(shard, op.x, op.weight, group.by_update, by_order=True)
+        shard.lowered.ahead = [Launch(entry, grid, {**values, **before}, group.title)]
+        return
+    entry, grid = _part_product(shard, n, path)
+    shard.add(
+        group, entry, grid,
+        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), parts=added["parts"], k=k, n=n, part=path.part,
+        capacity=shard.plan.capacity,
+    )  # fmt: skip
+
+
+def _part_product(shard: Shard, n: int, path: SplitK) -> tuple[Entry, Grid]:
+    if path.tile is None:
+        return kernels.dense_forward_part_few(), (1, 1, path.count)
+    return kernels.dense_forward_part(path.tile), path.tile.grid(shard.rows, n, path.count)
+
+
+def added_partials(shard: Shard, op: ops.Dense, path: SplitK) -> dict[str, Value]:
+    """Split-K partials, as what adds them up is given them."""
+    capacity = shard.plan.capacity
+    name = f"parts{shard.number}"  # shards run side by side, and may be at different layers
+    parts = shard.room(name, 4 * path.count * capacity * shard.shapes[op.weight][1])
+    return {"parts": parts, "count": path.count, "capacity": capacity}
+
+
+def add_partials(shard: Shard, group: AddPartials) -> None:
+    op, n = group.op, shard.shapes[group.op.weight][1]
+    blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
+    shard.add(
+        group, kernels.dense_forward_sum(op.activation), (blocks, 1, 1),
+        **added_partials(shard, op, group.path), b=shard.at(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
+    )  # fmt: skip
+
+
+def atomic(shard: Shard, group: DenseAtomic) -> None:
+    op = group.op
+    k, n = shard.shapes[op.weight]
+    if op.dx:
+        shard.add(group, kernels.zero(), shard.over_elements(k), x=shard.stored(op.dx), n=k)
+    shard.add(
+        group, kernels.dense_backward_atomic(), (ceil_div(k, 32), ceil_div(n, 32), 1),
+        x=shard.at(op.x), dz=shard.at(op.dz), w=shard.at(op.weight), dw=shard.at(op.dweight), db=shard.at(op.dbias),
+        dx=shard.at(op.dx), k=k, n=n,
+    )  # fmt: skip
+
+
+def backward_input(shard: Shard, group: DenseInput) -> None:
+    op, tile, derivative = group.op, group.path.tile, group.derivative
+    k, n = shard.shapes[op.weight]
+    shard.add(
+        group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
+        dz=shard.at(op.dz), w=shard.at(op.weight), saved=shard.at(derivative.saved), dx=shard.stored(op.dx), k=k, n=n,
+    )  # fmt: skip
+
+
+def gradient(shard: Shard, group: DenseGradient) -> None:
+    op, tile = group.op, group.path.tile
+    k, n = shard.shapes[op.weight]
+    shard.add(
+        group, kernels.dense_backward_weight(tile), tile.grid(k, n),
+        **shard.rows_of(op.x, group.by_order), dz=shard.at(op.dz), dw=shard.at(op.dweight), db=shard.at(op.dbias),
+        k=k, n=n,
+    )  # fmt: skip
+
+
+def update(shard: Shard, group: DenseUpdate) -> None:
+    op, path = group.op, group.path
+    k, n = shard.shapes[op.weight]
+    if isinstance(path, FewRows):
+        entry, grid, few = _few_rows(shard, op.x, op.weight, path, by_order=group.by_order)
+        parts = few["parts"] if group.leaves_partials else None
+        few |= {name: value for name, value in shard.updated(op).items() if name not in few}
+        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.at(op.dz), "parts": parts}, group.title))
+        return
+    form: Tile | SplitTile | str
+    if isinstance(path, SmallN):
+        form, grid = "narrow", kernels.narrow_grid(k, n)
+    elif isinstance(path, LargeK):
+        form, grid = "tall", (min(shard.multiprocessors, ceil_div(k, kernels.TALL_LINES)), 1, 1)
+    else:
+        form, grid = path.tile, path.tile.grid(k, n)
+    values = {
+        **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.at(op.dz), **shard.updated(op), "k": k,
+        "n": n,
+    }  # fmt: skip
+    entry = kernels.dense_backward_update(shard.optimizer, form)
+    shard.launches.append(Launch(entry, grid, values, group.title, aside=group.aside, behind=group.behind))
+
+
+def _few_rows(
+    shard: Shard, x: str, weight: str, path: FewRows, *, by_order: bool
+) -> tuple[Entry, Grid, dict[str, Value]]:
+    """The update of few rows, its grid, and those of its values that a run's first step begins with."""
+    k, n = shard.shapes[weight]
+    values: dict[str, Value] = {
+        "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.at(weight),
+        "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "parts": At("parts0"), "k": k,
+        "n": n, "part": path.part, "capacity": shard.plan.capacity,
+    }  # fmt: skip
+    return kernels.dense_update_few(shard.optimizer, stream=path.stream), kernels.few_grid(k, n, path.part), values

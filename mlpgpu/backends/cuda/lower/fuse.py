@@ -1,0 +1,453 @@
+"""The second pass: neighbours that become one launch, as a new list.
+
+What stands between two operations of a group is never stored: rows that a product fetches by the order, logits inside a
+head, dy where the product that makes it multiplies by the activation's derivative.  Buffers that products on tensor
+cores read are left as their operands by whoever makes them, where operands have no scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from .... import plan as ops
+from ..kernels import Form
+from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SplitK
+from ..select.local_stack import LocalStack
+from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
+from . import groups
+from .groups import FLOATS, Derivative, Fused, Group, Stored
+
+_ONE_KERNEL = (ops.Gather, ops.Dense, ops.Loss, ops.DenseBackward, ops.ActivationBackward)  # of a tail's plan
+_ONCE = (ops.Reduce, ops.Norm, ops.Update)
+
+
+@dataclass(frozen=True)
+class _List:
+    """A selection, and what follows from it about buffers: who reads them, who makes them, in which form."""
+
+    selection: Selection
+
+    @cached_property
+    def operations(self) -> tuple[ops.Operation, ...]:
+        return tuple(each.operation for each in self.selection.operations)
+
+    @cached_property
+    def paths(self) -> dict[ops.Operation, object]:
+        return {each.operation: each.path for each in self.selection.operations}
+
+    @property
+    def operand_format(self) -> Form | None:
+        return self.selection.work.operand_format
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether operands have scales, which are known when a row or a column is whole."""
+        return self.operand_format is not None and self.operand_format.scaled
+
+    def title(self, op: ops.Operation) -> str:
+        return next(each.title for each in self.selection.operations if each.operation == op)
+
+    def dense_path(self, op: ops.Dense | ops.DenseBackward) -> DensePath:
+        path = self.paths[op]
+        assert isinstance(path, DensePath)
+        return path
+
+    def is_gemm(self, op: ops.Operation) -> bool:
+        """Whether tensor cores make an operation's products."""
+        path = self.paths[op]
+        return isinstance(path, DensePath) and isinstance(path.forward, Gemm)
+
+    def readers(self, name: str) -> list[ops.Operation]:
+        return [op for op in self.operations if name in op.reads]
+
+    def following(self, op: ops.Operation) -> ops.Operation | None:
+        of_rows = [other for other in self.operations if not isinstance(other, _ONCE)]
+        return next((after for other, after in pairwise(of_rows) if other == op), None)
+
+    # --- the batch's rows ---
+
+    @cached_property
+    def fetched(self) -> set[str]:
+        """Inputs that their readers fetch from the data set by themselves."""
+        return {op.x for op in self.operations if isinstance(op, ops.Gather) and self._is_fetched(op)}
+
+    def _is_fetched(self, op: ops.Gather) -> bool:
+        path, readers = self.paths[op], self.readers(op.x)
+        assert isinstance(path, GatherPath)
+        # The atomic way back reads x as it lies in memory.
+        products = ops.Dense if self.selection.work.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
+        # Scaled operands are made beside floats, which products may read: who makes the operands leaves those too.
+        is_late = self.is_scaled and any(map(self.is_gemm, readers)) and not self.is_gemm(readers[0])
+        return bool(path.by_readers) and all(isinstance(reader, products) for reader in readers) and not is_late
+
+    def by_order(self, name: str) -> bool:
+        """Whether products outside the tensor cores fetch these rows: nobody has copied them."""
+        return name in self.fetched and not self.is_copied(name)
+
+    def is_copied(self, name: str) -> bool:
+        """Whether who makes scaled operands of rows of the data set leaves the floats beside them."""
+        return self.is_scaled and name in self.fetched and any(map(self.is_gemm, self.readers(name)))
+
+    # --- forms of buffers ---
+
+    def forms(self, name: str) -> Stored:
+        """In which forms a kernel that can make operands leaves a buffer."""
+        by_gemm = self.operand_format is not None and any(map(self.is_gemm, self.readers(name)))
+        operands = by_gemm and not self.is_scaled
+        return Stored(floats=not operands or self._reads_floats(name), operands=operands)
+
+    def _reads_floats(self, name: str) -> bool:
+        """Whether anything but tensor cores reads a buffer."""
+        plan = self.selection.plan
+        if name in (plan.logits, plan.output):
+            return True
+        for before, op in zip((None, *self.operations), self.operations, strict=False):
+            is_fused = (
+                isinstance(op, ops.ActivationBackward) and isinstance(before, ops.DenseBackward) and before.dx == op.dy
+            )
+            if name in op.reads and not self.is_gemm(op) and not is_fused:
+                return True
+        return False
+
+    @cached_property
+    def with_operands(self) -> set[str]:
+        """Buffers that their maker leaves as operands."""
+        made: list[str | None] = []
+        for op in self.operations:
+            if isinstance(op, ops.Dense) and self.is_gemm(op):
+                made.append(op.y)
+            elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
+                made.append(op.dx)
+            elif isinstance(op, ops.Loss) and not isinstance(self.following(op), ops.ActivationBackward):
+                made.append(op.delta)
+        return {name for name in made if name is not None and self.forms(name).operands}
+
+    @cached_property
+    def without_floats(self) -> set[str]:
+        """Those of them that are not there as floats."""
+        return {name for name in self.with_operands if not self.forms(name).floats}
+
+    # --- layers, and the loss behind the last one ---
+
+    @cached_property
+    def targets(self) -> ops.Standardize | None:
+        """What the loss does to targets."""
+        return next((op for op in self.operations if isinstance(op, ops.Standardize) and op.x == "target"), None)
+
+    @cached_property
+    def layers(self) -> tuple[ops.Dense, ...]:
+        return tuple(op for op in self.operations if isinstance(op, ops.Dense))
+
+    @cached_property
+    def backwards(self) -> tuple[ops.DenseBackward, ...]:
+        """In the order of the layers."""
+        return tuple(op for op in self.operations if isinstance(op, ops.DenseBackward))[::-1]
+
+    @cached_property
+    def has_tail(self) -> bool:
+        """Whether all but dense layers and a loss is missing, in shapes of a tail."""
+        only_dense = all(isinstance(op, (*_ONE_KERNEL, *_ONCE)) for op in self.operations)
+        return bool(self.selection.tail) and only_dense and len(self.layers) == len(self.backwards)
+
+    def loss_after(self, op: ops.Dense) -> ops.Loss | None:
+        """The loss of a training step that follows a layer."""
+        loss = self.following(op)
+        return loss if isinstance(loss, ops.Loss) and loss.delta is not None else None
+
+    def loss_path(self, loss: ops.Loss) -> LossPath:
+        path = self.paths[loss]
+        assert isinstance(path, LossPath)
+        return path
+
+    @cached_property
+    def head_backward(self) -> ops.DenseBackward | None:
+        """The way back through the layer that a head does with the loss, if there is a head."""
+        if self.has_tail or not self.layers or self.is_gemm(self.layers[-1]):
+            return None
+        last = self.layers[-1]
+        loss = self.loss_after(last)
+        if loss is None or not self.loss_path(loss).head or self.by_order(last.x):
+            return None
+        return next(op for op in self.backwards if op.dz == loss.delta)
+
+    def ends_with_loss(self, op: ops.Dense) -> ops.Loss | None:
+        """The loss that a product on tensor cores ends with."""
+        loss = self.loss_after(op)
+        if loss is None or self.targets or not self.is_gemm(op) or not self.loss_path(loss).product:
+            return None
+        return loss if loss.delta is not None and self.forms(loss.delta) == Stored(False, True) else None
+
+    # --- the way back ---
+
+    def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward) -> Derivative:
+        """The activation's derivative of dx, which follows at once."""
+        after = self.following(op)
+        if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
+            return Derivative()
+        return Derivative(after, after.saved in self.without_floats)
+
+    def is_fused(self, op: ops.ActivationBackward) -> bool:
+        """Whether the operation before it, which makes dx, multiplies by this derivative."""
+        return any(
+            self.derivative(other).op == op
+            for other in self.operations
+            if isinstance(other, ops.DenseBackward)
+            or (isinstance(other, ops.LocallyConnectedBackward) and self.stack_back(other.dz) is None)
+        )
+
+    def stack_back(self, delta: str) -> LocalStack | None:
+        """The stack whose way back, which is one kernel, goes through the layer of this delta."""
+        for op in self.operations:
+            path = self.paths[op]
+            if isinstance(op, ops.LocallyConnectedBackward) and op.dz == delta and isinstance(path, LocalPath):
+                return path.stack
+        return None
+
+
+def fuse(selection: Selection) -> Fused:
+    """The groups of a selection, in the order of their launches."""
+    known = _List(selection)
+    made: list[Group] = []
+    done: set[ops.Operation] = set()  # those whose work an earlier group did
+    for each in selection.operations:
+        op = each.operation
+        if op in done or isinstance(op, _ONCE):
+            continue
+        new = _groups_of(known, each)
+        made += new
+        done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
+    weights = {op.weight: known.title(op) for op in known.layers if known.is_gemm(op)}
+    # Whose operands need no scales, updates write them beside the weights.
+    updates_split = selection.work.in_place and known.operand_format is not None and not known.is_scaled
+    return Fused(selection, tuple(made), weights, updates_split, _finish(known, made), _notes(selection))
+
+
+def _is_done(op: ops.Operation) -> bool:
+    """Whether nothing is left of an operation of a group; of a way back other groups may do another product."""
+    return isinstance(op, (ops.Loss, ops.ActivationBackward, ops.LocallyConnected, ops.LocallyConnectedBackward))
+
+
+def _groups_of(known: _List, each: Selected) -> list[Group]:
+    """Those that begin with an operation, if there are any."""
+    op, path, title = each.operation, each.path, each.title
+    if isinstance(op, ops.Gather):
+        assert isinstance(path, GatherPath)
+        why = f"{path.why}, but others read them too" if path.by_readers else path.why
+        return [] if op.x in known.fetched else [groups.GatherRows(title, why, op)]
+    if isinstance(op, ops.Standardize):
+        return [] if op == known.targets else [groups.StandardizeRows(title, path.why, op)]
+    if isinstance(op, ops.Dense):
+        return _gemm_forward(known, op, title) if known.is_gemm(op) else _forward(known, op, title)
+    if isinstance(op, ops.LocallyConnected):
+        assert isinstance(path, LocalPath)
+        if path.stack:
+            return [groups.StackForward(title, path.why, path.stack, path.stack.operations)]
+        return [groups.LocalForward(title, path.why, op)]
+    if isinstance(op, (ops.Dropout, ops.DropoutBackward)):
+        x, y = (op.x, op.y) if isinstance(op, ops.Dropout) else (op.dy, op.dx)
+        return [groups.DropOut(title, path.why, op, x, y)]
+    if isinstance(op, ops.Loss):
+        return _loss(known, op, title)
+    if isinstance(op, ops.Output):
+        assert isinstance(path, OutputPath)
+        return [groups.OutputRows(title, path.why, op, path.team)]
+    if isinstance(op, ops.ActivationBackward):
+        why = f"no product makes {op.dy} right before it"
+        return [] if known.stack_back(op.dy) else [groups.Differentiate(title, why, op)]
+    if isinstance(op, ops.DenseBackward):
+        return _gemm_backward(known, op, title) if known.is_gemm(op) else _backward(known, op, title)
+    assert isinstance(op, ops.LocallyConnectedBackward) and isinstance(path, LocalPath)
+    return _local_backward(known, op, path, title)
+
+
+# --- dense layers by multiply-adds, heads, tails ---
+
+
+def _forward(known: _List, op: ops.Dense, title: str) -> list[Group]:
+    path = known.dense_path(op)
+    forward = path.forward
+    if known.has_tail and op is not known.layers[0]:
+        return []
+    if known.head_backward and op is known.layers[-1]:
+        return [_head(known, op, known.head_backward, title)]
+    if isinstance(forward, Simt):
+        return [groups.DenseForward(title, forward.why, op, forward, known.by_order(op.x))]
+    assert isinstance(forward, SplitK)
+    partials = groups.DensePartials(title, forward.why, op, forward, known.by_order(op.x), _next_partials(known, op))
+    why = "partials are added up in their order"
+    return [partials] if known.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
+
+
+def _next_partials(known: _List, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
+    """The update that makes the next step's split-K partials too: of rows that the order tells it."""
+    path = known.dense_path(op)
+    is_few = isinstance(path.update, FewRows) and isinstance(path.forward, SplitK)
+    return path.update if is_few and isinstance(path.update, FewRows) and known.by_order(op.x) else None
+
+
+def _head(known: _List, op: ops.Dense, backward: ops.DenseBackward, title: str) -> Group:
+    loss = known.loss_after(op)
+    assert loss is not None
+    scales = False
+    if backward.dx is not None:
+        scales = known.is_scaled and any(map(known.is_gemm, _backward_readers(known, backward.dx)))
+    return groups.Head(
+        title, known.loss_path(loss).head.why, op, loss, backward, known.targets, known.derivative(backward),
+        known.forms(backward.dx) if backward.dx else None, scales,
+    )  # fmt: skip
+
+
+def _backward_readers(known: _List, delta: str) -> list[ops.DenseBackward]:
+    return [op for op in known.backwards if op.dz == delta]
+
+
+def _loss(known: _List, op: ops.Loss, title: str) -> list[Group]:
+    path = known.loss_path(op)
+    if known.has_tail:
+        forward = known.dense_path(known.layers[0]).forward
+        assert isinstance(forward, SplitK)
+        derivatives = tuple(other for other in known.operations if isinstance(other, ops.ActivationBackward))
+        why = known.selection.tail.why
+        return [groups.Tail(title, why, op, known.layers, known.backwards, derivatives, known.targets, forward)]
+    delta = None
+    if op.delta:  # an activation's derivative changes the delta as floats
+        is_changed = isinstance(known.following(op), ops.ActivationBackward)
+        delta = FLOATS if is_changed else known.forms(op.delta)
+    return [groups.LossRows(title, path.why, op, known.targets, delta, path.team)]
+
+
+def _backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
+    """dx comes first: the other product may change the weights."""
+    path, work = known.dense_path(op), known.selection.work
+    if isinstance(path.update, Atomic):
+        return [groups.DenseAtomic(title, path.update.why, op, path.update)]
+    made: list[Group] = []
+    if op.dx and not known.has_tail and op != known.head_backward:
+        assert isinstance(path.dx, Simt)
+        made = [groups.DenseInput(title, path.dx.why, op, path.dx, known.derivative(op))]
+    update, by_order = path.update, known.by_order(op.x)
+    if not work.in_place:
+        assert isinstance(update, Simt)
+        return [*made, groups.DenseGradient(title, update.why, op, update, by_order)]
+    assert update is not None and not isinstance(update, Gemm)
+    aside = known.has_tail and op.dx is not None and not isinstance(update, FewRows)
+    why, behind = update.why, known.selection.updates_behind
+    if aside:
+        why += f"; beside the first layer's update, for which its blocks leave room; {behind.why}"
+    leaves_partials = _next_partials(known, op) is not None
+    return [*made, groups.DenseUpdate(title, why, op, update, by_order, leaves_partials, aside, aside and behind.holds)]
+
+
+# --- dense layers on tensor cores ---
+
+
+def _gemm_forward(known: _List, op: ops.Dense, title: str) -> list[Group]:
+    path = known.dense_path(op).forward
+    assert isinstance(path, Gemm)
+    made: list[Group] = []
+    first = next(other for other in known.layers if other.x == op.x and known.is_gemm(other))
+    if op.x not in known.with_operands and op == first:
+        by_order, is_training = op.x in known.fetched, known.selection.work.is_training
+        copied = known.is_copied(op.x)
+        is_staged = by_order and not copied and is_training  # the order tells its rows before their step begins
+        why = "nobody has left its operands" + ("; rows of several steps at once" if is_staged else "")
+        made = [groups.SplitRows(title, why, op.x, op, by_order, copied, is_staged, operands=True)]
+    if loss := known.ends_with_loss(op):
+        return [*made, groups.GemmForwardLoss(title, known.loss_path(loss).product.why, op, path, loss)]
+    return [*made, groups.GemmForward(title, path.why, op, path, known.forms(op.y))]
+
+
+def _gemm_backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
+    path, work = known.dense_path(op), known.selection.work
+    assert isinstance(path.update, Gemm) and isinstance(path.dx, Gemm)
+    has_scales = known.head_backward is not None and op.dz == known.head_backward.dx and known.is_scaled
+    leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
+    sums_bias = op.dbias is not None and not leaves_bias
+    made: list[Group] = []
+    if known.is_scaled and not has_scales:
+        why = "scales of rows are known when the rows are whole"
+        made.append(groups.SplitRows(title, why, op.dz, op, False, False, False, operands=op.dx is not None))
+    if op.dz not in known.with_operands:
+        why = (
+            "nobody has left its operands" if not known.is_scaled else "scales of columns are known when they are whole"
+        )
+        rows_too = has_scales and op.dx is not None
+        made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
+    elif sums_bias:
+        why = "the product leaves no parts of the bias's gradient"
+        made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
+    if op.dx:
+        made.append(groups.GemmInput(title, path.dx.why, op, path.dx, known.derivative(op), known.forms(op.dx)))
+    made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
+    return made
+
+
+# --- locally connected layers ---
+
+
+def _local_backward(known: _List, op: ops.LocallyConnectedBackward, path: LocalPath, title: str) -> list[Group]:
+    stack = path.stack
+    if stack is None:
+        return [groups.LocalBackward(title, path.why, op, known.derivative(op))]
+    deltas = {f"d{layer.y}" for layer in stack.operations}
+    last = f"d{stack.operations[-1].y}"
+    backwards = tuple(
+        other for other in known.operations if isinstance(other, ops.LocallyConnectedBackward) and other.dz in deltas
+    )
+    derivatives = tuple(
+        other for other in known.operations if isinstance(other, ops.ActivationBackward) and other.dy in deltas
+    )
+    is_derived = not any(other.dy == last and not known.is_fused(other) for other in derivatives)
+    return [groups.StackBackward(title, path.why, stack, backwards, derivatives, is_derived)]
+
+
+# --- after all shards ---
+
+
+def _finish(known: _List, made: list[Group]) -> tuple[Group, ...]:
+    """What is left to do once: the total error of several shards, Reduce, Norm, Update."""
+    plan = known.selection.plan
+    reduce, norm, update = (
+        next((op for op in known.operations if isinstance(op, kind)), None)
+        for kind in (ops.Reduce, ops.Norm, ops.Update)
+    )
+    if not isinstance(reduce, ops.Reduce):
+        return ()
+    in_place = known.selection.in_place
+    if in_place:
+        assert isinstance(update, ops.Update)
+        has_parts = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
+        why = "products leave parts of biases' gradients, which are added up when all are there"
+        return (groups.UpdateBiases(known.title(update), why, update),) if has_parts else ()
+    finish: list[Group] = []
+    if plan.shards > 1:
+        loss = next(op for op in known.operations if isinstance(op, ops.Loss))
+        finish.append(groups.TotalError(known.title(loss), "shards leave a sum each", loss))
+    # The update adds the shards up itself, unless a parameter is used twice or the norm comes between.
+    is_used_twice = len(plan.partials) > len(plan.parameters)
+    is_reduced = plan.ends_with_gradient or is_used_twice or (norm is not None and plan.shards > 1)
+    if is_reduced:
+        finish.append(groups.ReducePartials(known.title(reduce), in_place.why, reduce))
+    if plan.ends_with_gradient:
+        return tuple(finish)
+    if isinstance(norm, ops.Norm):
+        finish.append(groups.ClipNorm(known.title(norm), in_place.why, norm, is_reduced))
+    assert isinstance(update, ops.Update)
+    finish.append(groups.UpdateAll(known.title(update), in_place.why, update, is_reduced, norm is not None))
+    return tuple(finish)
+
+
+def _notes(selection: Selection) -> tuple[str, ...]:
+    notes = []
+    work = selection.work
+    for run, stack in selection.stacks.items():
+        way = f"{len(run)} launches, since {stack}" if isinstance(stack, str) else str(stack)
+        if not isinstance(stack, str) and work.is_training:
+            no_update = no_update_of(stack, work)
+            way += f"; back layer by layer, since {no_update}" if no_update else "; back in one kernel too"
+        if len(run) > 1:
+            kind = "training" if work.is_training else "evaluation"
+            notes.append(f"{kind}, {run[0].y} to {run[-1].y}: {way}")
+    return tuple(notes)

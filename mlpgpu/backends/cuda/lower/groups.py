@@ -1,0 +1,390 @@
+"""What the second pass makes: groups of operations that are one launch, or a few that belong together.
+
+A group says whose work it does, what it reads and leaves in which form, and why it is one; it holds no address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from .... import plan as ops
+from ....text import table
+from ..kernels import Team
+from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands
+from ..select.local_stack import LocalStack
+from ..select.select import Selection
+
+
+@dataclass(frozen=True)
+class Stored:
+    """In which forms a kernel leaves a buffer: as floats, and as operands of tensor cores."""
+
+    floats: bool
+    operands: bool
+
+
+FLOATS = Stored(floats=True, operands=False)
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """An activation's derivative, which a kernel that makes dx multiplies it by."""
+
+    op: ops.ActivationBackward | None = None
+    of_operands: bool = False  # whether what was saved is there as operands alone
+
+    @property
+    def activation(self) -> str:
+        return self.op.activation if self.op else "identity"
+
+    @property
+    def saved(self) -> str | None:
+        return self.op.saved if self.op else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """What launches do together.
+
+    Attributes:
+        title: of the operation that its launches are marked with.
+        why: the reason for these operations to be one group, and for the kernel that it takes.
+    """
+
+    title: str
+    why: str
+
+    def operations(self) -> Iterator[ops.Operation]:
+        """Those whose work it does, in whole or in part."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            values = value if isinstance(value, tuple) else (value.op if isinstance(value, Derivative) else value,)
+            yield from (each for each in values if isinstance(each, ops.Operation))
+
+
+# --- rows ---
+
+
+@dataclass(frozen=True)
+class GatherRows(Group):
+    """The batch's rows, copied by the order."""
+
+    op: ops.Gather
+
+
+@dataclass(frozen=True)
+class StandardizeRows(Group):
+    op: ops.Standardize
+
+
+@dataclass(frozen=True)
+class DropOut(Group):
+    """A dropout, or its way back, from x to y."""
+
+    op: ops.Dropout | ops.DropoutBackward
+    x: str
+    y: str
+
+
+@dataclass(frozen=True)
+class Differentiate(Group):
+    """An activation's derivative by itself."""
+
+    op: ops.ActivationBackward
+
+
+@dataclass(frozen=True)
+class LossRows(Group):
+    """A loss by itself; ``targets`` standardizes its targets."""
+
+    op: ops.Loss
+    targets: ops.Standardize | None
+    delta: Stored | None
+    team: Team
+
+
+@dataclass(frozen=True)
+class OutputRows(Group):
+    op: ops.Output
+    team: Team
+
+
+# --- dense layers by multiply-adds ---
+
+
+@dataclass(frozen=True)
+class DenseForward(Group):
+    op: ops.Dense
+    path: Simt
+    by_order: bool  # whether it fetches the rows of x from the data set by itself
+
+
+@dataclass(frozen=True)
+class DensePartials(Group):
+    """Split-K partials; ``by_update`` if the step before leaves them, and only a first step needs the launch."""
+
+    op: ops.Dense
+    path: SplitK
+    by_order: bool
+    by_update: FewRows | None
+
+
+@dataclass(frozen=True)
+class AddPartials(Group):
+    """A layer's outputs from its split-K partials."""
+
+    op: ops.Dense
+    path: SplitK
+
+
+@dataclass(frozen=True)
+class DenseAtomic(Group):
+    """Both products of the way back."""
+
+    op: ops.DenseBackward
+    path: Atomic
+
+
+@dataclass(frozen=True)
+class DenseInput(Group):
+    """dx, with an activation's derivative."""
+
+    op: ops.DenseBackward
+    path: Simt
+    derivative: Derivative
+
+
+@dataclass(frozen=True)
+class DenseGradient(Group):
+    """dW and db, kept as partials."""
+
+    op: ops.DenseBackward
+    path: Simt
+    by_order: bool
+
+
+@dataclass(frozen=True)
+class DenseUpdate(Group):
+    """dW and db with the optimizer's step.
+
+    Attributes:
+        leaves_partials: whether it makes the next step's split-K partials as well.
+        aside: whether it runs on a side stream, and ``behind`` after those that it would take room from.
+    """
+
+    op: ops.DenseBackward
+    path: Simt | SmallN | FewRows | LargeK | SplitOperands
+    by_order: bool
+    leaves_partials: bool
+    aside: bool
+    behind: bool
+
+
+# --- dense layers on tensor cores ---
+
+
+@dataclass(frozen=True)
+class SplitRows(Group):
+    """A buffer's rows as operands for ``reader``, with their scales.
+
+    Attributes:
+        by_order: whether it fetches them from the data set; ``is_copied`` whether it leaves them as floats too.
+        is_staged: whether rows of several steps are split by one launch before those.
+        operands: whether operands are made, or scales alone.
+    """
+
+    name: str
+    reader: ops.Dense | ops.DenseBackward
+    by_order: bool
+    is_copied: bool
+    is_staged: bool
+    operands: bool
+
+
+@dataclass(frozen=True)
+class SplitColumns(Group):
+    """A delta's operands for dW, and db.
+
+    Attributes:
+        is_split: whether operands are made, or columns of those that are there summed.
+        rows_too: whether it makes the operands along rows as well, whose scales are known.
+        sums: whether it sums db.
+    """
+
+    op: ops.DenseBackward
+    is_split: bool
+    rows_too: bool
+    sums: bool
+
+
+@dataclass(frozen=True)
+class GemmForward(Group):
+    op: ops.Dense
+    path: Gemm
+    y: Stored
+
+
+@dataclass(frozen=True)
+class GemmForwardLoss(Group):
+    """The last layer's product, which ends with the loss."""
+
+    op: ops.Dense
+    path: Gemm
+    loss: ops.Loss
+
+
+@dataclass(frozen=True)
+class GemmInput(Group):
+    """dx, with an activation's derivative."""
+
+    op: ops.DenseBackward
+    path: Gemm
+    derivative: Derivative
+    dx: Stored
+
+
+@dataclass(frozen=True)
+class GemmGradient(Group):
+    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if parts of db are left to be added up."""
+
+    op: ops.DenseBackward
+    path: Gemm
+    is_update: bool
+    sums_bias: bool
+    leaves_bias: bool
+
+
+# --- several layers ---
+
+
+@dataclass(frozen=True)
+class Head(Group):
+    """The last layer, the loss, and dx with an activation's derivative."""
+
+    dense: ops.Dense
+    loss: ops.Loss
+    backward: ops.DenseBackward
+    targets: ops.Standardize | None
+    derivative: Derivative
+    dx: Stored | None
+    leaves_scales: bool
+
+
+@dataclass(frozen=True)
+class Tail(Group):
+    """The layers behind a first one that is cut along k, the loss, and all deltas.
+
+    Attributes:
+        layers: all dense layers, of whose first one the split-K partials are made already.
+        backwards: their gradients, in the same order.
+    """
+
+    loss: ops.Loss
+    layers: tuple[ops.Dense, ...]
+    backwards: tuple[ops.DenseBackward, ...]
+    derivatives: tuple[ops.ActivationBackward, ...]
+    targets: ops.Standardize | None
+    path: SplitK
+
+
+@dataclass(frozen=True)
+class LocalForward(Group):
+    op: ops.LocallyConnected
+
+
+@dataclass(frozen=True)
+class LocalBackward(Group):
+    """The gradients of a weight and a bias; and dx, with an activation's derivative."""
+
+    op: ops.LocallyConnectedBackward
+    derivative: Derivative
+
+
+@dataclass(frozen=True)
+class StackForward(Group):
+    stack: LocalStack
+    layers: tuple[ops.LocallyConnected, ...]
+
+
+@dataclass(frozen=True)
+class StackBackward(Group):
+    """``is_derived`` if dy is already multiplied by the last activation's derivative."""
+
+    stack: LocalStack
+    backwards: tuple[ops.LocallyConnectedBackward, ...]
+    derivatives: tuple[ops.ActivationBackward, ...]
+    is_derived: bool
+
+
+# --- what is done once, when all shards are through ---
+
+
+@dataclass(frozen=True)
+class TotalError(Group):
+    """The batch's loss, from the sums of several shards."""
+
+    loss: ops.Loss
+
+
+@dataclass(frozen=True)
+class ReducePartials(Group):
+    """The gradient, from the partials of shards and of a parameter's uses."""
+
+    op: ops.Reduce
+
+
+@dataclass(frozen=True)
+class ClipNorm(Group):
+    """The factor that limits the norm of the gradient; of partials, where there are those of one shard alone."""
+
+    op: ops.Norm
+    is_reduced: bool
+
+
+@dataclass(frozen=True)
+class UpdateAll(Group):
+    """The optimizer's step on all parameters.
+
+    Attributes:
+        is_reduced: whether there is a gradient, or partials of shards, which the update adds up itself.
+        is_clipped: whether a factor limits its norm.
+    """
+
+    op: ops.Update
+    is_reduced: bool
+    is_clipped: bool
+
+
+@dataclass(frozen=True)
+class UpdateBiases(Group):
+    """The optimizer's step on biases of whose gradients products leave parts."""
+
+    op: ops.Update
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A list of operations as groups.
+
+    Attributes:
+        weights: those that are split before all rows, with the title of an operation that reads each.
+        updates_split_weights: whether updates make the operands of later steps.
+        finish: groups of what is done once.
+        notes: how parts of the plan run that may run one way or another, and why.
+    """
+
+    selection: Selection
+    groups: tuple[Group, ...]
+    weights: Mapping[str, str]
+    updates_split_weights: bool
+    finish: tuple[Group, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [("group", "operations", "why")]
+        numbers = {each.operation: each.number for each in self.selection.operations}
+        for group in (*self.groups, *self.finish):
+            done = ", ".join(str(numbers[op]) for op in group.operations())
+            rows.append((type(group).__name__, done, group.why))
+        return table(rows, "<<<")

@@ -1,0 +1,309 @@
+"""Which kernel makes each product of a dense layer: forward, dx, and dW with or without the optimizer's step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import kernels
+from ..kernels import ProductTile, SplitTile, Tile, WarpgroupTile, ceil_div
+from . import thresholds
+from .setting import Work
+from .tiles import fills, gemm_tile, simt_tile
+
+
+@dataclass(frozen=True)
+class Simt:
+    """Multiply-adds outside the tensor cores, a tile of C for each block."""
+
+    tile: Tile
+    why: str
+
+    def __str__(self) -> str:
+        return f"simt {self.tile.name}"
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Tensor cores, on operands in a format of theirs: gemm_sm80 or gemm_sm90."""
+
+    tile: ProductTile
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'gemm_sm90' if self.tile.needs == 'sm_90a' else 'gemm_sm80'} {self.tile.m}x{self.tile.n}"
+
+    @property
+    def leaves_bias(self) -> bool:
+        """Whether a product for a weight's gradient leaves parts of the bias's."""
+        return self.tile.column_parts(1) is not None
+
+
+@dataclass(frozen=True)
+class SplitK:
+    """Partials over ``count`` parts of k, each so long, which a second kernel adds up.
+
+    ``tile`` is of multiply-adds, or of operands that tensor cores split inside the product; None for few rows.
+    """
+
+    part: int
+    count: int
+    tile: Tile | SplitTile | WarpgroupTile | None
+    why: str
+
+    def __str__(self) -> str:
+        kind = {Tile: "simt", SplitTile: "split_sm80", WarpgroupTile: "split_sm90"}
+        made = "few rows" if self.tile is None else f"{kind[type(self.tile)]} {self.tile.m}x{self.tile.n}"
+        return f"split-K in {self.count} parts of {self.part}, {made}"
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """Both products of the way back in one kernel, whose blocks add to memory."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return "atomic"
+
+
+@dataclass(frozen=True)
+class SmallN:
+    """An update without tiles: each block has some rows of W."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return "small n"
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """An update whose blocks keep the whole batch, each with so much of k; ``stream`` takes W through shared memory."""
+
+    part: int
+    stream: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"few rows{', W as a stream' if self.stream else ''}, parts of {self.part}"
+
+
+@dataclass(frozen=True)
+class LargeK:
+    """An update by one block a multiprocessor, which keeps dz split and goes through tiles of W's rows."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return "large k"
+
+
+@dataclass(frozen=True)
+class SplitOperands:
+    """An update by tensor cores, whose product splits its operands itself."""
+
+    tile: SplitTile
+    why: str
+
+    def __str__(self) -> str:
+        return f"split_sm80 {self.tile.m}x{self.tile.n}"
+
+
+Forward = Simt | SplitK | Gemm
+Input = Simt | Gemm | Atomic
+Update = Simt | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
+
+
+@dataclass(frozen=True)
+class DensePath:
+    """The kernels of a dense layer; an evaluation has a forward product alone.
+
+    Attributes:
+        dx: of the gradient by the layer's input.
+        update: of the gradient by its weight; where products update in place, with the optimizer's step.
+    """
+
+    forward: Forward
+    dx: Input | None
+    update: Update | None
+
+    @property
+    def products(self) -> dict[str, Forward | Input | Update]:
+        """Those that there are, by name."""
+        named = {"forward": self.forward, "dx": self.dx, "update": self.update}
+        return {name: product for name, product in named.items() if product is not None}
+
+    @property
+    def why(self) -> str:
+        return "; ".join(f"{name}: {product.why}" for name, product in self.products.items())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {product}" for name, product in self.products.items())
+
+
+def is_cut(k: int, n: int) -> bool:
+    """Whether a product over k is cut into parts, which follows from the widths alone, as its bits do."""
+    return k >= thresholds.SPLIT_K_LEAST_K and n <= thresholds.SPLIT_K_MOST_N
+
+
+def is_wide(k: int, n: int) -> bool:
+    """Whether tensor cores make the products of a layer, if there are enough rows."""
+    width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
+    return min(k, n) >= width and k * n >= weights and not is_cut(k, n)
+
+
+def part_length(k: int, n: int) -> int:
+    """How much of k each part of a product that is cut takes."""
+    parts = thresholds.MOST_PARTS // ceil_div(n, thresholds.PART_COLUMNS)
+    return max(thresholds.PART_LEAST_K, 16 * ceil_div(k, 16 * parts))
+
+
+def split_part_length(k: int) -> int:
+    """The same of a product whose operands are split."""
+    of_slices = thresholds.SPLIT_OPERANDS_SLICE
+    return max(thresholds.PART_LEAST_K, of_slices * ceil_div(k, of_slices * thresholds.SPLIT_OPERANDS_MOST_PARTS))
+
+
+def on_tensor_cores(k: int, n: int, work: Work) -> bool:
+    """Whether tensor cores make all products of a layer.
+
+    In an evaluation the widths alone decide: the bits of a row must not depend on how many go with it.
+    """
+    has_rows = work.rows >= thresholds.GEMM_LEAST_ROWS or not work.is_training
+    return work.operand_format is not None and is_wide(k, n) and has_rows
+
+
+def splits_operands(k: int, n: int, work: Work) -> bool:
+    """Whether tensor cores make the products of a layer that is cut along k.
+
+    In a step alone: what an evaluation computes must not depend on how many rows there are.
+    """
+    is_worth_it = is_cut(k, n) and n >= thresholds.SPLIT_OPERANDS_LEAST_N and work.rows > kernels.FEW_ROWS
+    return work.operand_format is not None and work.is_training and is_worth_it
+
+
+def updates_few_rows(k: int, n: int, work: Work) -> bool:
+    """Whether an update is that for few rows."""
+    is_few = work.in_place and work.rows <= kernels.FEW_ROWS
+    return is_few and thresholds.FEW_ROWS_LEAST_WEIGHTS <= k * n < thresholds.FEW_ROWS_MOST_WEIGHTS
+
+
+def streams_weight(k: int, n: int, work: Work) -> bool:
+    """Whether such an update takes W as a stream."""
+    return updates_few_rows(k, n, work) and n <= kernels.STREAM_COLUMNS and work.setting.arch == "sm_90a"
+
+
+def dense_path(k: int, n: int, work: Work) -> DensePath:
+    """The kernels of a dense layer with a weight (k, n)."""
+    if on_tensor_cores(k, n, work):
+        return _gemm_path(k, n, work)
+    forward = _forward(k, n, work)
+    if not work.is_training:
+        return DensePath(forward, None, None)
+    if work.reduction == "atomic":
+        both = Atomic("reduction is atomic: blocks of both products add to memory as they end")
+        return DensePath(forward, both, both)
+    tile = simt_tile(work.rows, k, work.setting.multiprocessors)
+    dx = Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, work.rows, k, work)}")
+    return DensePath(forward, dx, _update(k, n, work))
+
+
+def _gemm_path(k: int, n: int, work: Work) -> DensePath:
+    card, operand_format = work.setting, work.operand_format
+    assert operand_format is not None
+    why = f"{k:,}×{n:,} is wide enough for tensor cores, {work.rows:,} rows "
+    enough = f"at least {thresholds.GEMM_LEAST_ROWS}" if work.is_training else "of any number in an evaluation"
+
+    def made(m: int, columns: int) -> Gemm:
+        tile = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
+        chosen = "takes the fewest clocks" if tile.needs == card.arch else "is the largest that fills the card"
+        return Gemm(tile, f"{why}are {enough}; a tile of {tile.m}×{tile.n} {chosen} for {m:,}×{columns:,}")
+
+    forward = made(work.rows, n)
+    return DensePath(forward, *((made(work.rows, k), made(k, n)) if work.is_training else (None, None)))
+
+
+def _forward(k: int, n: int, work: Work) -> Forward:
+    card = work.setting
+    if not is_cut(k, n):
+        tile = simt_tile(work.rows, n, card.multiprocessors)
+        return Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, work.rows, n, work)}")
+    part = _part(k, n, work)
+    count = ceil_div(k, part)
+    cut = (
+        f"k = {k:,} ≥ {thresholds.SPLIT_K_LEAST_K:,} and n = {n:,} ≤ {thresholds.SPLIT_K_MOST_N}, so that tiles are few"
+    )
+    if work.rows <= kernels.FEW_ROWS:
+        return SplitK(part, count, None, f"{cut}; {work.rows} rows are at most {kernels.FEW_ROWS}")
+    if splits_operands(k, n, work):
+        why = f"{cut}; n ≥ {thresholds.SPLIT_OPERANDS_LEAST_N}, so that tensor cores split operands"
+        is_newest = card.arch == kernels.WARPGROUP_SPLIT.needs
+        return SplitK(part, count, kernels.WARPGROUP_SPLIT if is_newest else kernels.SPLIT, why)
+    tile = simt_tile(work.rows, n, card.multiprocessors, count)
+    return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {_why_tile(tile, work.rows, n, work)}")
+
+
+def _part(k: int, n: int, work: Work) -> int:
+    """How much of k a part takes, of the forward product and of an update by few rows alike."""
+    if splits_operands(k, n, work):
+        return split_part_length(k)
+    if streams_weight(k, n, work):
+        return min(split_part_length(k), kernels.STREAM_PART)
+    part = part_length(k, n) if is_cut(k, n) else k
+    return min(part, kernels.FEW_PART) if updates_few_rows(k, n, work) else part
+
+
+def _update(k: int, n: int, work: Work) -> Update:
+    card = work.setting
+    tile = simt_tile(k, n, card.multiprocessors)
+    if not work.in_place:
+        return Simt(tile, f"{_why_simt(k, n, work)}; gradients are kept; {_why_tile(tile, k, n, work)}")
+    if updates_few_rows(k, n, work):
+        size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
+        why = f"{work.rows} rows are at most {kernels.FEW_ROWS}, and {size}: W is touched once"
+        stream = streams_weight(k, n, work)
+        limit = f"n = {n} is {'at most' if n <= kernels.STREAM_COLUMNS else 'more than'} {kernels.STREAM_COLUMNS}"
+        return FewRows(_part(k, n, work), stream, f"{why}; {limit}, on {card.arch}")
+    if splits_operands(k, n, work):
+        rows = f"{work.rows} rows {'≤' if work.rows <= kernels.TALL_ROWS else '>'} {kernels.TALL_ROWS}"
+        columns = f"n = {n} {'≤' if n <= kernels.TALL_COLUMNS else '>'} {kernels.TALL_COLUMNS}"
+        least = thresholds.SPLIT_OPERANDS_LEAST_N
+        why = f"k is cut, n ≥ {least}: tensor cores split operands; {rows}, {columns}, on {card.arch}"
+        if work.rows <= kernels.TALL_ROWS and n <= kernels.TALL_COLUMNS and card.arch == "sm_90a":
+            return LargeK(why)
+        return SplitOperands(kernels.SPLIT, why)
+    grid = tile.grid(k, n)
+    if n <= kernels.NARROW_COLUMNS:
+        return SmallN(f"n = {n} is at most {kernels.NARROW_COLUMNS}: a tile would be padding")
+    if not fills(grid[0] * grid[1], card.multiprocessors):
+        return SmallN(
+            f"{k:,}×{n:,} has {grid[0] * grid[1]} of the smallest tiles for {card.multiprocessors} multiprocessors"
+        )
+    return Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, k, n, work)}")
+
+
+def _why_simt(k: int, n: int, work: Work) -> str:
+    """Why tensor cores do not make a layer's products."""
+    if work.operand_format is None:
+        return "no tensor cores in this precision, reduction and card"
+    if is_cut(k, n):
+        return "it is cut along k"
+    if min(k, n) < thresholds.GEMM_LEAST_WIDTH:
+        return f"{k:,}×{n:,} is narrower than {thresholds.GEMM_LEAST_WIDTH}"
+    if k * n < thresholds.GEMM_LEAST_WEIGHTS:
+        return f"{k * n:,} weights are fewer than {thresholds.GEMM_LEAST_WEIGHTS:,}"
+    return f"{work.rows} rows are fewer than {thresholds.GEMM_LEAST_ROWS}"
+
+
+def _why_not_split(n: int, work: Work) -> str:
+    """Why tensor cores do not split the operands of a product that is cut."""
+    if work.operand_format is None:
+        return "no tensor cores in this precision, reduction and card"
+    if not work.is_training:
+        return "an evaluation's bits follow from the widths alone"
+    return f"n = {n} is less than {thresholds.SPLIT_OPERANDS_LEAST_N}"
+
+
+def _why_tile(tile: Tile, m: int, n: int, work: Work) -> str:
+    which = "is the smallest" if tile == kernels.TILES[-1] else "fills the card"
+    return f"a tile of {tile.m}×{tile.n} {which} for {m:,}×{n:,} on {work.setting.multiprocessors} multiprocessors"

@@ -1,0 +1,33 @@
+"""In which format tensor cores are given a plan's operands."""
+
+from __future__ import annotations
+
+from .... import plan as ops
+from ....plan import Plan
+from ..kernels import OF_PRECISION, Form, architecture
+from . import thresholds
+from .dense import is_wide
+from .setting import Verdict
+
+
+def operand_format(precision: str, arch: str, *, is_large: bool) -> Form | None:
+    """The format of a precision, for networks of large layers or not; None where there are no such products."""
+    if precision not in OF_PRECISION or architecture(arch) < architecture("sm_80"):
+        return None
+    return OF_PRECISION[precision][is_large]
+
+
+def plan_format(plan: Plan, arch: str) -> tuple[Form | None, Verdict]:
+    """That of a plan, whose evaluation decides: its bits must not depend on what a training step does."""
+    shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
+    widths = [shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]
+    largest = max((k * n for k, n in widths if is_wide(k, n)), default=0)
+    if plan.reduction != "ordered":
+        return None, Verdict(False, f"sums are {plan.reduction}, which products on tensor cores do not make")
+    is_large = largest > thresholds.MOST_UNSCALED_WEIGHTS
+    found = operand_format(plan.precision, arch, is_large=is_large)
+    if found is None:
+        why = f"{arch} lacks them" if plan.precision in OF_PRECISION else f"{plan.precision} keeps to multiply-adds"
+        return None, Verdict(False, why)
+    limit = f"{largest:,} weights are {'more than' if is_large else 'at most'} {thresholds.MOST_UNSCALED_WEIGHTS:,}"
+    return found, Verdict(True, f"{plan.precision} is made of {found.name} operands, for {limit}")

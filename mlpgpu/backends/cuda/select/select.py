@@ -1,0 +1,233 @@
+"""The first pass: a path for every operation of a plan, with the reason why it is this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .... import plan as ops
+from ....plan import Plan
+from ....text import table
+from ..kernels import Team
+from . import loss as losses
+from .dense import DensePath, dense_path
+from .local_stack import LocalStack, find_stacks, stacked_partials
+from .operands import plan_format
+from .setting import Setting, Verdict, Work, work_of
+from .updates import updates_in_place
+
+
+@dataclass(frozen=True)
+class LocalPath:
+    """A locally connected layer, or its way back: part of a stack in one kernel, or launches of its own."""
+
+    stack: LocalStack | None
+    why: str
+
+    def __str__(self) -> str:
+        return "one kernel for the stack" if self.stack else "layer by layer"
+
+
+@dataclass(frozen=True)
+class GatherPath:
+    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies them."""
+
+    by_readers: Verdict
+
+    def __str__(self) -> str:
+        return "by its readers, or a launch" if self.by_readers else "a launch"
+
+    @property
+    def why(self) -> str:
+        return self.by_readers.why
+
+
+@dataclass(frozen=True)
+class LossPath:
+    """A loss: with the last layer in a head, at the end of its product, or in a launch with a team for each row."""
+
+    head: Verdict
+    product: Verdict
+    team: Team
+
+    def __str__(self) -> str:
+        return "head" if self.head else "end of the last product" if self.product else f"a launch, {self.team.struct}"
+
+    @property
+    def why(self) -> str:
+        if self.head:
+            return self.head.why
+        return self.product.why if self.product else f"no head, since {self.head.why}; {self.product.why}"
+
+
+@dataclass(frozen=True)
+class OutputPath:
+    """Predictions, by a team for each row."""
+
+    team: Team
+    why: str
+
+    def __str__(self) -> str:
+        return f"a launch, {self.team.struct}"
+
+
+@dataclass(frozen=True)
+class UpdatePath:
+    """What ends a step: nothing where products update in place, else launches over all parameters."""
+
+    in_place: Verdict
+
+    def __str__(self) -> str:
+        return "in the products" if self.in_place else "launches of their own"
+
+    @property
+    def why(self) -> str:
+        return self.in_place.why
+
+
+@dataclass(frozen=True)
+class LaunchPath:
+    """An operation that is a launch, over all elements."""
+
+    why: str = "there is one kernel for it"
+
+    def __str__(self) -> str:
+        return "a launch"
+
+
+Path = DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | LaunchPath
+
+
+@dataclass(frozen=True)
+class Selected:
+    """An operation of a list, by its number there, and its path."""
+
+    number: int
+    operation: ops.Operation
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """What launches are marked with that it asked for."""
+        return f"{self.number} {type(self.operation).__name__}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A plan's training step, or its evaluation, with a path for each operation.
+
+    Attributes:
+        operand_format: whether there are products on tensor cores, and of which operands.
+        tail: whether the shapes are those of a tail, and ``updates_behind`` when the updates of its layers run.
+        stacks: what becomes of the locally connected layers, those together that follow each other.
+    """
+
+    plan: Plan
+    work: Work
+    operations: tuple[Selected, ...]
+    operand_format: Verdict
+    tail: Verdict
+    updates_behind: Verdict
+    in_place: Verdict
+    stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str]
+
+    def __str__(self) -> str:
+        rows = [("operation", "path", "why")]
+        for each in self.operations:
+            rows += [(each.title if first else "", path, why) for first, path, why in _lines(each.path)]
+        kind = "training" if self.work.is_training else "evaluation"
+        return "\n".join([f"{kind}: {self.operand_format.why}", table(rows, "<<<")])
+
+
+def _lines(path: Path) -> list[tuple[bool, str, str]]:
+    """A path in lines of which the first begins an operation: what it is, and why."""
+    if not isinstance(path, DensePath):
+        return [(True, str(path), path.why)]
+    made = [(f"{name}: {product}", product.why) for name, product in path.products.items()]
+    return [(place == 0, *each) for place, each in enumerate(made)]
+
+
+def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
+    """Paths for a plan's training step, or for its evaluation."""
+    operations = plan.training if is_training else plan.evaluation
+    shards = plan.shards if is_training else 1
+    found, format_verdict = plan_format(plan, setting.arch)
+    in_place = updates_in_place(
+        plan, stacked_partials(plan, multiprocessors=setting.multiprocessors, arch=setting.arch)
+    )
+    work = work_of(plan, setting, found, is_training=is_training, in_place=in_place.holds)
+    stacks = find_stacks(plan, operations, shards=shards, multiprocessors=setting.multiprocessors, arch=setting.arch)
+    shapes = _shapes(plan)
+    selected = tuple(
+        Selected(number, op, _path(plan, op, work, shapes, stacks, in_place)) for number, op in enumerate(operations)
+    )
+    dense = [op for op in operations if isinstance(op, ops.Dense)]
+    activation = dense[-1].activation if dense else ""
+    tail = losses.tail([shapes[op.weight] for op in dense], activation, work, plan.parameter_count)
+    return Selection(plan, work, selected, format_verdict, tail, losses.updates_behind(work), in_place, stacks)
+
+
+def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
+    """(k, n) of each weight."""
+    return {p.name: (p.shape[0], p.shape[1]) for p in plan.parameters if len(p.shape) == 2}
+
+
+def _path(
+    plan: Plan,
+    op: ops.Operation,
+    work: Work,
+    shapes: dict[str, tuple[int, int]],
+    stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str],
+    in_place: Verdict,
+) -> Path:
+    if isinstance(op, (ops.Dense, ops.DenseBackward)):
+        k, n = shapes[op.weight]
+        return dense_path(k, n, work)
+    if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
+        return _local_path(op, stacks, work)
+    if isinstance(op, ops.Loss):
+        return _loss_path(plan, op, work, shapes)
+    if isinstance(op, ops.Output):
+        n = plan.buffers[op.y].shape[-1]
+        return OutputPath(losses.team_of(n), losses.team_reason(n))
+    if isinstance(op, ops.Gather):
+        is_float = work.setting.source == "float32"
+        why = "inputs are float32, as products read them" if is_float else "inputs are bytes, which a launch converts"
+        return GatherPath(Verdict(is_float, why))
+    if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
+        return UpdatePath(in_place)
+    return LaunchPath()
+
+
+def _local_path(
+    op: ops.LocallyConnected | ops.LocallyConnectedBackward,
+    stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str],
+    work: Work,
+) -> LocalPath:
+    is_forward = isinstance(op, ops.LocallyConnected)
+    y = op.y if isinstance(op, ops.LocallyConnected) else op.dz.removeprefix("d")
+    stack = next(stack for run, stack in stacks.items() if y in {layer.y for layer in run})
+    if isinstance(stack, str):
+        return LocalPath(None, stack)
+    if is_forward:
+        return LocalPath(stack, str(stack))
+    no_update = no_update_of(stack, work)
+    return LocalPath(None if no_update else stack, no_update or f"{stack}; it moves the parameters as well")
+
+
+def no_update_of(stack: LocalStack, work: Work) -> str:
+    """Why the way back through a stack is not one kernel in this step; nothing where it is."""
+    return stack.no_update or ("" if work.in_place else "the step has more to do with gradients")
+
+
+def _loss_path(plan: Plan, op: ops.Loss, work: Work, shapes: dict[str, tuple[int, int]]) -> LossPath:
+    n = plan.buffers[op.logits].shape[-1]
+    last = next(
+        (each for each in (*plan.training, *plan.evaluation) if isinstance(each, ops.Dense) and each.y == op.logits),
+        None,
+    )
+    if last is None or op.delta is None:
+        apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation keeps the logits")
+        return LossPath(apart, apart, losses.team_of(n))
+    k, _ = shapes[last.weight]
+    head = losses.head(k, n, last.activation, work)
+    return LossPath(head, losses.product_with_loss(n, last.activation, op.loss, work), losses.team_of(n))

@@ -1,0 +1,66 @@
+"""What choices follow from beside an operation's own widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....plan import Plan
+from ..kernels import Form, ceil_div
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The card, and how it holds the data.
+
+    Attributes:
+        multiprocessors: of the card.
+        arch: what the card is compiled for, such as ``"sm_90a"``.
+        source: the type of the inputs, ``"float32"`` or ``"uint8"``.
+        textured: whether targets are read through a texture.
+    """
+
+    multiprocessors: int
+    arch: str
+    source: str
+    textured: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An answer, and the reason for it."""
+
+    holds: bool
+    why: str
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all operations of a training step, or of an evaluation, have in common.
+
+    Attributes:
+        rows: the most of a shard.
+        shards: into how many the batch is split; an evaluation is never split.
+        in_place: whether the products that make gradients also make the optimizer's step.
+        operand_format: of products on tensor cores, or None where there are none.
+    """
+
+    setting: Setting
+    is_training: bool
+    rows: int
+    shards: int
+    reduction: str
+    in_place: bool
+    ends_with_gradient: bool
+    operand_format: Form | None
+
+
+def work_of(plan: Plan, setting: Setting, operand_format: Form | None, *, is_training: bool, in_place: bool) -> Work:
+    """The work of a plan's training step, or of its evaluation."""
+    shards = plan.shards if is_training else 1
+    return Work(
+        setting, is_training, ceil_div(plan.capacity, shards), shards, plan.reduction, in_place and is_training,
+        plan.ends_with_gradient, operand_format,
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Every number that decides between kernels, with the measurement that set it.
+
+Times are of an NVIDIA H200 and stand, with what was tried beside them, in ``docs/performance.md``.  *tall* is its
+workload 90000-90-90-10, *medium* 784-1024-1024-10 at batch 1,024.  What a kernel can hold at most is its own, and
+stands beside its entry in :mod:`..kernels`.
+"""
+
+# --- SIMT tiles: multiply-adds outside the tensor cores ---
+
+# Tiles of so many tenths of the multiprocessors count as filling the card.  Not measured: follows from a wave that
+# lacks a tenth of its blocks losing a tenth of the card, about what a smaller tile loses by reading operands twice.
+FILLING_TENTHS = 9
+
+# A larger tile may compute one part in so many more than a smaller one.  Not measured: follows from the operands that a
+# tile of half the size reads twice.
+TILE_WASTE = 8
+
+# --- products cut along k (split-K partials, which a second kernel adds up) ---
+
+# Set with the first lowering: 90,000 by 90 makes one column of tiles, 1 of 132 multiprocessors at batch 128.  The cut
+# decides in which order sums are made, so it follows the widths alone, and changing it changes bits.
+SPLIT_K_LEAST_K = 4096
+SPLIT_K_MOST_N = 512
+
+# At least so much of k in a part, and at most so many parts of a tile of so many columns.  Not measured: follows from
+# two blocks for each of 132 multiprocessors, and from partials that stay a small share of the weight's bytes.
+PART_LEAST_K = 256
+MOST_PARTS = 256
+PART_COLUMNS = 128
+
+# Of split operands: a part for nearly each of 132 multiprocessors, in whole slices of k.  Tall's forward product: 72 µs
+# by the sm_80 form, 43.6 µs by warpgroups.
+SPLIT_OPERANDS_MOST_PARTS = 128
+SPLIT_OPERANDS_SLICE = 64
+
+# Of fewer columns the split kernels' tile of 96 would be padding for the larger part.  Not measured: follows from that.
+SPLIT_OPERANDS_LEAST_N = 49
+
+# --- updates by few rows ---
+
+# Weights of fewer elements stay in the second-level cache, where touching them twice costs little; offsets of more do
+# not fit 31 bits.  Tall at batch 1: forward 13 and update 43 µs -> one pass of 47, as a stream since 34 to 38 µs.
+FEW_ROWS_LEAST_WEIGHTS = 1 << 18
+FEW_ROWS_MOST_WEIGHTS = 1 << 31
+
+# --- tensor cores ---
+
+# Below, multiply-adds have made a product before tensor cores have their operands: splitting a matrix takes a launch of
+# 5 to 7 µs, a product of 2**18 weights and 256 rows 3 µs at 40 TFLOP/s.
+GEMM_LEAST_WIDTH = 128
+GEMM_LEAST_WEIGHTS = 1 << 18
+GEMM_LEAST_ROWS = 256
+
+# Where the largest weight is larger, tf32 is made of scaled halves: one product in place of three outweighs passes that
+# scale what goes between products.  Medium (2**20 weights) in pairs 99.8 to 104.2 µs, in halves 120.5.
+MOST_UNSCALED_WEIGHTS = 1 << 21
+
+# --- losses, outputs ---
+
+# A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05
+# ms, output 1.25 -> 0.04 ms.  The order of a row's sums follows from this, so changing it changes bits.
+WIDE_ROW_LEAST_N = 16384
+
+# A tail takes a block for each row; beyond so many rows, two waves of blocks on 132 multiprocessors, products share the
+# weights better.  Tall: 25 -> 14.7 µs at batch 128, six launches of 20 -> 13.1 µs at batch 1.
+TAIL_MOST_ROWS = 256
+
+# --- stacks of locally connected layers in one kernel ---
+
+STACKS_ARE_USED = True  # False: every layer is a launch
+
+# Each pass of rows has messages of its own.  Not measured: follows from the memory that these take.
+STACK_MOST_ROWS = 32
+
+# By the rows of a pass: as many warps of a block as leave a thread the registers that it needs, as ptxas counts them.
+STACK_MOST_WARPS = {8: 7, 4: 11, 2: 19, 1: 27}
+
+# --- what is made ready for several steps in one launch ---
+
+# Split operands of staged inputs stay in the second-level cache (50 MiB) beside a step's other arrays.  Medium in
+# bfloat16: 3.5 µs a step -> 9.4 µs for eight, 1.2 a step.
+MOST_STAGED_BYTES = 16 << 20

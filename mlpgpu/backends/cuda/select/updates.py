@@ -1,0 +1,32 @@
+"""Where gradients become parameters: in the products that make them, or in launches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .... import plan as ops
+from ....plan import Plan
+from .setting import Verdict
+
+
+def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
+    """Whether the products that make gradients also move the parameters.
+
+    Each parameter must have one partial, which is its whole gradient and a dense layer's product makes; or the kernels
+    of stacks do without its partials, which are ``stacked``; and nothing may come between.
+    """
+    made = {name for op in plan.training if isinstance(op, ops.DenseBackward) for name in (op.dweight, op.dbias)}
+    others = [partial for partial in plan.partials if partial.name not in stacked]
+    if plan.shards > 1:
+        return Verdict(False, f"gradients of {plan.shards} shards are added up first")
+    if plan.reduction != "ordered":
+        return Verdict(False, "sums are atomic")
+    if len(others) > len({partial.parameter for partial in others}):
+        return Verdict(False, "a parameter is used more than once")
+    if any(partial.name not in made for partial in others):
+        return Verdict(False, "locally connected layers leave their gradients as partials")
+    if any(isinstance(op, ops.Norm) for op in plan.training):
+        return Verdict(False, "the gradient's norm is clipped first")
+    if plan.ends_with_gradient:
+        return Verdict(False, "the step ends with the gradient")
+    return Verdict(True, "each parameter has one partial and nothing comes between: products make the optimizer's step")
