@@ -114,14 +114,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        if (Columns::wanted",
         kernels.dense_forward("identity", SMALLEST),
     ),
-    "border off by one in load_four": (
+    "border off by one in load_edge": (
         "gemm/simt.cuh",
         "start + 3 < length",
         "start + 3 <= length",
         kernels.dense_forward("identity", SMALLEST),
     ),
     "vectors from addresses that are not aligned": (
-        "gemm/simt.cuh",
+        "common/vectors.cuh",
         "(reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0",
         "(reinterpret_cast<uintptr_t>(data) % 4 == 0) && pitch % 4 == 0",
         kernels.dense_forward("identity", SMALLEST),
@@ -157,7 +157,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.dense_backward_weight(SMALLEST),
     ),
     "barrier removed in dense_backward_atomic": (
-        "dense/dense.cuh",
+        "dense/atomic.cuh",
         "        __syncthreads();\n        for (int r = 0; r < T::R; ++r) {",
         "        for (int r = 0; r < T::R; ++r) {",
         kernels.dense_backward_atomic(),
@@ -205,7 +205,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.dense_backward_update("SGD", SMALLEST),
     ),
     "another block than the last one adds up": (
-        "common/portable.cuh",
+        "common/reduce.cuh",
         "arrival.before == blocks - 1",
         "arrival.before + 2 == blocks",
         kernels.loss("huber", "dense"),
@@ -224,12 +224,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what lies behind the last line of W not cleared": (
         "fused/head.cuh",
-        "all = (end - first",
-        "all = (min(lines, end) - first",
+        "all = ceil_div(end - first",
+        "all = ceil_div(min(lines, end) - first",
         kernels.head("huber", "dense"),
     ),
     "a lane keeps what it should send away": (
-        "common/portable.cuh",
+        "common/reduce.cuh",
         "is_upper ? low : high, width",
         "is_upper ? high : low, width",
         kernels.head("huber", "dense"),
@@ -253,13 +253,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.dense_backward_update("Momentum", SMALLEST),
     ),
     "a barrier removed before dz is staged again": (
-        "dense/update.cuh",
+        "dense/small_n_update.cuh",
         "        if (row0 > 0) __syncthreads();\n",
         "",
         kernels.dense_backward_update("Momentum", "narrow"),
     ),
     "a team's sums of the next step's z left out": (
-        "dense/update.cuh",
+        "dense/few_rows_update.cuh",
         "for (int t = 1; t < teams; ++t) sum",
         "for (int t = 2; t < teams; ++t) sum",
         kernels.dense_update_few("Momentum"),
@@ -314,19 +314,19 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.dense_backward_update("Momentum", "tall"),
     ),
     "a place is used again before its lines have left it": (
-        "dense/few_rows_update.cuh",
+        "dense/few_rows_stream.cuh",
         "const int freed = stage == 0 ? stages - 1 : stage - 1;",
         "const int freed = stage == stages - 1 ? 0 : stage + 1;",
         kernels.dense_update_few("Momentum", stream=True),
     ),
     "pieces of few rows' product overlap": (
-        "dense/dense.cuh",
+        "dense/few_rows.cuh",
         "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",
         "piece.fetch(w + static_cast<int64_t>(k0) * n",
         kernels.dense_forward_part_few(),
     ),
     "rounds of the ring not told apart": (
-        "arch/hopper.cuh",
+        "arch/ring.cuh",
         "stage = 0, parity ^= 1;",
         "stage = 0;",
         kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
@@ -434,7 +434,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.update("SGD"),
     ),
     "totals read while the launch before makes them": (
-        "dense/update.cuh",
+        "dense/small_n_update.cuh",
         "        follow_launch_before();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
         "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        follow_launch_before();",
         kernels.dense_backward_update("Momentum", "narrow"),

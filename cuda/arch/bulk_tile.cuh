@@ -2,7 +2,8 @@
 // place there, they are moved in it, and taken back.  So what is on its way needs no registers.
 #pragma once
 
-#include "arch/hopper.cuh"
+#include "arch/barriers.cuh"
+#include "arch/bulk_copy.cuh"
 
 namespace mlpgpu {
 

@@ -11,27 +11,10 @@
 // number. Blocks that wait for each other must run at once.
 #pragma once
 
+#include "common/integers.cuh"
 #include "common/portable.cuh"
 
 namespace mlpgpu {
-
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-
-__host__ __device__ constexpr int largest(int a) { return a; }
-template <class... More>
-__host__ __device__ constexpr int largest(int a, int b, More... more) {
-    return largest(a < b ? b : a, more...);
-}
-
-__host__ __device__ constexpr int smallest(int a, int b) { return a < b ? a : b; }
-
-// The smallest power of two that is at least n.
-__host__ __device__ constexpr int power_from(int n) {
-    int power = 1;
-    while (power < n) power *= 2;
-    return power;
-}
 
 // Limits the rounds of a wait: a message that is seconds late will never come, and then the kernel ends with an error,
 // which is better than a kernel that never ends.

@@ -56,21 +56,6 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Sixteen bytes from global to shared memory, without waiting: they are there once the group that this
-// thread closes next is no longer among the `PENDING` last ones.  Other threads see them after a barrier.
-__device__ __forceinline__ void copy_later(uint16_t* to, const uint16_t* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int PENDING>
-__device__ __forceinline__ void await_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 }  // namespace mlpgpu
 
 #endif

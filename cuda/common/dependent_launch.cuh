@@ -9,6 +9,8 @@
 // Where a launch is not given leave to overlap, it begins when all before it are complete, and waits for nothing.
 #pragma once
 
+#include "common/portable.cuh"
+
 namespace mlpgpu {
 
 #if !defined(MLPGPU_HOST)

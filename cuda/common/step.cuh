@@ -4,6 +4,7 @@
 
 #include "common/portable.cuh"
 
+
 namespace mlpgpu {
 
 struct Step {

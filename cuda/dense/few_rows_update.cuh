@@ -1,146 +1,214 @@
-// The update of few rows (dense/update.cuh) as a stream: W (k, n) and its slots pass through shared memory once, and leave
-// parts of the next step's z.
+// The update of a large weight by few rows.
 #pragma once
 
-#include "dense/update.cuh"
-#include "arch/bulk_tile.cuh"
+#include "elementwise/update.cuh"
+#include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
 
-// A block has up to PART lines of W.  One warp has chunks of LINES of them brought to a ring of places, and taken back
-// once the others have moved them: each has every so manieth line of a chunk, and a lane every 32nd column.
-struct StreamUpdate {
-    static constexpr int WARPS = 14, THREADS = (WARPS + 1) * WARP, ROWS = FewUpdate::ROWS, PART = 704, COLUMNS = 96;
-    static constexpr int EACH = 2, LINES = EACH * WARPS, PER_LANE = COLUMNS / WARP;
-    static constexpr int MOST_STAGES = 12, PLACES = 46080;  // floats: at least five stages of three arrays
-    static constexpr int X = 2 * ROWS * PART;               // x of this step and of the next
-    static constexpr int SHARED_FLOATS = PLACES + X + 2 * 2 * MOST_STAGES;
-    static_assert(WARPS * ROWS * COLUMNS <= PLACES, "in the end the warps' sums take the place of the lines");
-};
-
-template <class Rule, int ROWS>
-__device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows& next, const float* dz, float* weight,
-                                              float* slots, int64_t size, float scale, const float* rates,
-                                              float* parts, int k, int n, int part, int capacity) {
-    using T = StreamUpdate;
-    using Lines = OwnLines<Rule, T::LINES>;
-    SHARED(float, shared);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, arrays = dz ? Lines::ARRAYS : 1;
-    float* const staged = shared + T::PLACES;  // (part, ROWS)
-    float* const staged_next = staged + ROWS * part;
-    const uint32_t brought = shared_address(shared + T::PLACES + T::X), moved = brought + 8 * T::MOST_STAGES;
-    const int k0 = blockIdx.x * part, depth = min(part, k - k0), chunks = (depth + T::LINES - 1) / T::LINES;
-    const int place = Lines::ARRAYS * T::LINES * n, stages = min(T::MOST_STAGES, T::PLACES / place);
-    const auto chunk_lines = [&](int chunk, int stage) {
-        const int64_t at = static_cast<int64_t>(k0 + chunk * T::LINES) * n;
-        return Lines(shared + stage * place, weight + at, slots + (Rule::SLOTS > 0 ? at : 0), size, n,
-                     min(T::LINES, depth - chunk * T::LINES));
-    };
-    const bool is_courier = warp == T::WARPS;
-    if (is_courier) {
-        if (lane == 0)
-            for (int i = 0; i < stages; ++i) barrier_init(brought + 8 * i, 1), barrier_init(moved + 8 * i, T::WARPS);
-        barrier_publish();
-        __syncwarp();
-        for (int chunk = 0; chunk < min(stages, chunks); ++chunk)
-            chunk_lines(chunk, chunk).bring(brought + 8 * chunk, arrays);
-    }
-
-    float delta[ROWS][T::PER_LANE] = {}, z[ROWS][T::PER_LANE] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-        for (int q = 0; q < T::PER_LANE; ++q)
-            if (dz && r < rows.count && lane + q * WARP < n) delta[r][q] = dz[r * n + lane + q * WARP];
-    rows.stage<ROWS>(k, k0, depth, staged);
-    next.stage<ROWS>(k, k0, depth, staged_next);
-    __syncthreads();
-
-    if (is_courier) {
-        for (int chunk = 0, stage = 0, parity = 0; chunk < chunks; ++chunk) {
-            barrier_wait(moved + 8 * stage, parity);
-            if (dz) chunk_lines(chunk, stage).send();
-            // A stage is brought a turn after it was sent, so that the way back need not be waited for.
-            const int freed = stage == 0 ? stages - 1 : stage - 1;
-            const int following = chunk - 1 + stages;
-            if (chunk > 0 && following < chunks) {
-                Lines::template release<1>();
-                chunk_lines(following, freed).bring(brought + 8 * freed, arrays);
-            }
-            if (++stage == stages) stage = 0, parity ^= 1;
-        }
-        Lines::template release<0>();
+// WIDTH neighbours in memory, aligned to as many; what is read or written once is asked to leave the cache soon.
+template <int WIDTH>
+__device__ __forceinline__ void load_run(const float* at, float (&values)[WIDTH], bool once) {
+    if constexpr (WIDTH == 2) {
+        const float2* const place = reinterpret_cast<const float2*>(at);
+        const float2 two = once ? __ldcs(place) : *place;
+        values[0] = two.x, values[1] = two.y;
     } else {
-        for (int chunk = 0, stage = 0, parity = 0; chunk < chunks; ++chunk) {
-            const Lines own = chunk_lines(chunk, stage);
-            float w[T::EACH][T::PER_LANE], slot[T::EACH][T::PER_LANE][Lines::ARRAYS];  // the last slot is unused
-            barrier_wait(brought + 8 * stage, parity);
-#pragma unroll
-            for (int e = 0; e < T::EACH; ++e)
-#pragma unroll
-                for (int q = 0; q < T::PER_LANE; ++q) {
-                    const int line = warp + e * T::WARPS, at = line * n + lane + q * WARP;
-                    const bool wanted = line < own.count && lane + q * WARP < n;
-                    w[e][q] = wanted ? own.place[at] : 0.0f;
-#pragma unroll
-                    for (int s = 0; s < Rule::SLOTS; ++s) slot[e][q][s] = wanted && dz ? own.placed(s + 1)[at] : 0.0f;
-                }
-#pragma unroll
-            for (int e = 0; e < T::EACH; ++e) {
-                const int line = warp + e * T::WARPS, x = chunk * T::LINES + line;
-                if (line >= own.count) break;
-#pragma unroll
-                for (int q = 0; q < T::PER_LANE; ++q) {
-                    if (dz) {
-                        float sum = 0.0f;
-#pragma unroll
-                        for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[x * ROWS + r], delta[r][q], sum);
-                        step_parameter<Rule>(w[e][q], slot[e][q], sum, scale, rates, penalty_slope(w[e][q]));
-                        if (lane + q * WARP < n) {
-                            const int at = line * n + lane + q * WARP;
-                            own.place[at] = w[e][q];
-#pragma unroll
-                            for (int s = 0; s < Rule::SLOTS; ++s) own.placed(s + 1)[at] = slot[e][q][s];
-                        }
-                    }
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[x * ROWS + r], w[e][q], z[r][q]);
-                }
-            }
-            publish_shared();
-            __syncwarp();
-            if (lane == 0) barrier_arrive<1>(moved + 8 * stage, 0);
-            if (++stage == stages) stage = 0, parity ^= 1;
-        }
-    }
-
-    if (!parts) return;
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-        for (int q = 0; q < T::PER_LANE; ++q)
-            if (!is_courier && lane + q * WARP < n) shared[(warp * ROWS + r) * n + lane + q * WARP] = z[r][q];
-    __syncthreads();
-    for (int at = threadIdx.x; at < next.count * n; at += T::THREADS) {
-        float sum = shared[at];
-        for (int w = 1; w < T::WARPS; ++w) sum += shared[w * ROWS * n + at];
-        parts[static_cast<int64_t>(blockIdx.x) * capacity * n + at] = sum;
+        values[0] = once ? __ldcs(at) : *at;
     }
 }
 
-// As dense_update_few; `part` is at most PART, and n at most COLUMNS.  Grid: (parts of k).
-template <class Rule>
-__device__ __forceinline__ void dense_update_stream(const Step* step, const float* x, const int* order, const float* dz,
-                                                    const double* totals, float* weight, float* bias,
-                                                    float* weight_slots, float* bias_slots, int64_t size, float* parts,
-                                                    int k, int n, int part, int capacity) {
-    const FewStep<Rule> few(step, x, order, dz, totals);
-    const auto run = [&](auto held) {
-        update_stream<Rule, decltype(held)::value>(few.rows, few.next, dz, weight, weight_slots, size, few.scale,
-                                                   few.rates, parts, k, n, part, capacity);
+template <int WIDTH>
+__device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH], bool once) {
+    if constexpr (WIDTH == 2) {
+        float2* const place = reinterpret_cast<float2*>(at);
+        const float2 two = make_float2(values[0], values[1]);
+        once ? __stcs(place, two) : static_cast<void>(*place = two);
+    } else {
+        once ? __stcs(at, values[0]) : static_cast<void>(*at = values[0]);
+    }
+}
+
+// --- few rows ---
+//
+// When at most FewUpdate::ROWS rows meet a large W (k, n), the time is that of reading and writing W and its slots.  So
+// that W is touched once a step, whoever has moved an element multiplies it with the next step's x as well, which
+// leaves parts of z as dense_forward_part_few does.  A block takes PART lines of W; a thread the same WIDTH columns of
+// every so manieth of them, so that its columns of dz, and its sums of z, stay in registers.
+struct FewUpdate {
+    static constexpr int THREADS = 256, ROWS = 8, PART = 512, COLUMNS = 256;
+    static constexpr int SHARED_FLOATS = 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
+};
+
+// A step's rows of an input (B, k), or of the data set by the order; the shard is the whole batch.
+struct FewRows {
+    const float* x;
+    const int* lines;
+    int count;
+
+    __device__ __forceinline__ FewRows(const Step& step, const float* x, const int* order)
+        : x(x), lines(order ? order + shard_rows(&step, 0, 1).order : nullptr),
+          count(max(0, shard_rows(&step, 0, 1).count)) {}
+
+    // staged (depth, ROWS) = x from column k0 on, 0 for rows that there are not.
+    template <int ROWS>
+    __device__ __forceinline__ void stage(int k, int k0, int depth, float* staged) const {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float* const row = x + static_cast<int64_t>(r < count && lines ? lines[r] : r) * k + k0;
+            for (int i = threadIdx.x; i < depth; i += blockDim.x) staged[i * ROWS + r] = r < count ? row[i] : 0.0f;
+        }
+    }
+};
+
+template <class Rule, int ROWS, int WIDTH>
+__device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& next, const float* dz, float* weight,
+                                           float* slots, int64_t size, float scale, const float* rates, float* parts,
+                                           int k, int n, int part, int capacity) {
+    using T = FewUpdate;
+    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / HELD;
+    SHARED(float, shared);
+    float* const staged = shared;                   // (part, ROWS) of x
+    float* const staged_next = shared + ROWS * part;
+    const int k0 = blockIdx.x * part, depth = min(part, k - k0), n0 = blockIdx.y * T::COLUMNS;
+    const int width = min(T::COLUMNS, n - n0) / WIDTH, teams = T::THREADS / width;  // a team of threads has a line
+    const int team = threadIdx.x / width, column = n0 + threadIdx.x % width * WIDTH;
+    const int mine = team < teams ? depth : 0;
+    weight += static_cast<int64_t>(k0) * n + column;
+    slots += static_cast<int64_t>(k0) * n + column;
+
+    // Two batches of lines: one is on its way while the other one is moved.
+    float w[2][BATCH][WIDTH], slot[2][BATCH][HELD][WIDTH];
+    const int apart = BATCH * teams;
+    const auto fetch = [&](int held, int first) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int line = first + b * teams;
+            if (line >= mine) break;
+            load_run<WIDTH>(weight + line * n, w[held][b], false);
+#pragma unroll
+            for (int s = 0; dz && s < SLOTS; ++s)
+                load_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
+        }
     };
-    few.is_single() ? run(Is<1>()) : run(Is<FewUpdate::ROWS>());
+    float delta[ROWS][WIDTH] = {}, z[ROWS][WIDTH] = {};
+    const auto move = [&](int held, int first) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int line = first + b * teams;
+            if (line >= mine) break;
+#pragma unroll
+            for (int q = 0; q < WIDTH; ++q) {
+                float& element = w[held][b][q];
+                if (dz) {
+                    float sum = 0.0f, of_element[HELD];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[line * ROWS + r], delta[r][q], sum);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[held][b][s][q];
+                    step_parameter<Rule>(element, of_element, sum, scale, rates);
+#pragma unroll
+                    for (int s = 0; s < SLOTS; ++s) slot[held][b][s][q] = of_element[s];
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[line * ROWS + r], element, z[r][q]);
+            }
+            if (!dz) continue;
+            store_run<WIDTH>(weight + line * n, w[held][b], false);
+#pragma unroll
+            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
+        }
+    };
+
+    fetch(0, team);
+    fetch(1, team + apart);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int q = 0; q < WIDTH; ++q)
+            if (dz && mine && r < rows.count) delta[r][q] = dz[r * n + column + q];
+    rows.stage<ROWS>(k, k0, depth, staged);
+    next.stage<ROWS>(k, k0, depth, staged_next);
+    __syncthreads();
+    for (int first = team; first < mine; first += 2 * apart) {
+#pragma unroll
+        for (int held = 0; held < 2; ++held) {
+            move(held, first + held * apart);
+            fetch(held, first + (held + 2) * apart);
+        }
+    }
+
+    // The teams' sums of z take the place of x.
+    if (!parts) return;
+    const int columns = width * WIDTH;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int q = 0; q < WIDTH; ++q)
+            if (mine) shared[(team * ROWS + r) * columns + column - n0 + q] = z[r][q];
+    __syncthreads();
+    for (int at = threadIdx.x; at < next.count * columns; at += T::THREADS) {
+        float sum = shared[at];
+        for (int t = 1; t < teams; ++t) sum += shared[t * ROWS * columns + at];
+        parts[(static_cast<int64_t>(blockIdx.x) * capacity + at / columns) * n + n0 + at % columns] = sum;
+    }
+}
+
+// What all blocks of such an update know: the rows of this step and of the next, or without dz those of this step as the
+// next ones.
+template <class Rule>
+struct FewStep {
+    const float* dz;
+    float scale;
+    const float* rates;
+    FewRows rows, next;
+
+    __device__ __forceinline__ FewStep(const Step* step, const float* x, const int* order, const float* dz,
+                                       const double* totals)
+        : dz(dz), scale(dz ? static_cast<float>(inverse_weight(totals)) : 0.0f), rates(schedule + step->run * COLUMNS),
+          rows(*step, x, order), next(after(*step, dz), x, order) {}
+
+    static __device__ __forceinline__ Step after(Step step, const float* dz) {
+        step.batch += dz ? 1 : 0;
+        return step;
+    }
+
+    __device__ __forceinline__ bool is_single() const { return max(rows.count, next.count) <= 1; }
+
+    __device__ __forceinline__ void move_bias(float* bias, float* slots, int64_t size, int n) const {
+        if (!dz || !bias || blockIdx.x > 0 || blockIdx.y > 0) return;
+        const InPlace<Rule> of_bias = {bias, slots, size, n, scale, rates};
+        for (int j = threadIdx.x; j < n; j += blockDim.x) {
+            float sum = 0.0f;
+            for (int r = 0; r < rows.count; ++r) sum += dz[r * n + j];
+            of_bias(0, j, sum);
+        }
+    }
+};
+
+// The step along dz of weight, bias and slots, as above, and the parts (grid x, capacity, n) of the next step's z; both
+// for x (B, k), or for the data set by the order.  Without dz there is no step, and z is this step's, before the first
+// one of a run; without `parts` there is no z.
+// Grid: (parts of k, n over 256).
+template <class Rule>
+__device__ __forceinline__ void dense_update_few(const Step* step, const float* x, const int* order, const float* dz,
+                                                 const double* totals, float* weight, float* bias, float* weight_slots,
+                                                 float* bias_slots, int64_t size, float* parts, int k, int n, int part,
+                                                 int capacity) {
+    const FewStep<Rule> few(step, x, order, dz, totals);
+    const auto run = [&](auto held, auto wide) {
+        update_few<Rule, decltype(held)::value, decltype(wide)::value>(few.rows, few.next, dz, weight, weight_slots,
+                                                                       size, few.scale, few.rates, parts, k, n, part,
+                                                                       capacity);
+    };
+    // Columns in pairs where the arrays allow it; slots lie a multiple of `size` elements apart.
+    const bool paired = n % 2 == 0 && reinterpret_cast<uintptr_t>(weight) % 8 == 0 &&
+                        reinterpret_cast<uintptr_t>(weight_slots) % 8 == 0 && (Rule::SLOTS < 2 || size % 2 == 0);
+    if (few.is_single())
+        paired ? run(Is<1>(), Is<2>()) : run(Is<1>(), Is<1>());
+    else
+        paired ? run(Is<FewUpdate::ROWS>(), Is<2>()) : run(Is<FewUpdate::ROWS>(), Is<1>());
     few.move_bias(bias, bias_slots, size, n);
 }
 

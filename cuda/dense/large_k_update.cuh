@@ -6,9 +6,9 @@
 // slots in registers by then, move it along the sums, write it back and fetch their next one.
 #pragma once
 
-#include "dense/dense.cuh"
 #include "gemm/split_sm90.cuh"
 #include "elementwise/update.cuh"
+#include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
 
@@ -71,10 +71,8 @@ struct MovedTile {
             float sum[4], values[T::ARRAYS][4];
             load_four(sums + place(unit), sum);
 #pragma unroll
-            for (int i = 0; i < T::ARRAYS; ++i) {
-                const float4 four = held[unit][i];
-                values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
-            }
+            for (int i = 0; i < T::ARRAYS; ++i)
+                unpack(held[unit][i], values[i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float own[T::ARRAYS];  // of which the last one is unused
@@ -117,11 +115,11 @@ struct TallTiles {
           taken(summed + 8 * T::GROUPS),
           starts(reinterpret_cast<const float**>(staged + OfX::BYTES + 2 * T::GROUPS * 8)),
           column_flags(reinterpret_cast<int*>(starts + T::ROWS)), ring(staged) {
-        const int stretch = (x.outer + gridDim.x * T::LINES - 1) / (gridDim.x * T::LINES) * T::LINES;
+        const int stretch = ceil_div(x.outer, gridDim.x * T::LINES) * T::LINES;
         begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
-        count = max(0, end - begin + T::LINES - 1) / T::LINES;
+        count = ceil_div(max(0, end - begin), T::LINES);
         constexpr int PROMOTED = SplitProduct::PROMOTED;
-        slices = (x.inner + PROMOTED - 1) / PROMOTED * (PROMOTED / OfX::DEPTH);
+        slices = ceil_div(x.inner, PROMOTED) * (PROMOTED / OfX::DEPTH);
     }
 
     // The last tile comes first: the forward product read it last.
@@ -143,7 +141,7 @@ struct TallTiles {
         }
         for (int i = threadIdx.x; i < T::COLUMNS; i += T::THREADS) column_flags[i] = 0;
         find_lines<T::ROWS, T::THREADS>(x, 0, x.inner, starts);
-        constexpr int OCTETS = T::COLUMNS * T::ROWS / 8, EACH = (OCTETS + T::THREADS - 1) / T::THREADS;
+        constexpr int OCTETS = T::COLUMNS * T::ROWS / 8, EACH = ceil_div(OCTETS, T::THREADS);
         float deltas[EACH][8];
 #pragma unroll
         for (int i = 0; i < EACH; ++i)

@@ -10,10 +10,60 @@
 // Where an array is null it is not wanted.  Lines and columns are those of gemm/operands.cuh.
 #pragma once
 
+#include "common/step.cuh"
+#include "common/vectors.cuh"
 #include "gemm/epilogue.cuh"
-#include "common/dependent_launch.cuh"
 
 namespace mlpgpu {
+
+// z = C + b, y = f(z).  `y_planes` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
+template <class Form, class Activation>
+struct Forward {
+    const float* b;  // (n,)
+    float* z;        // (rows, n)
+    float* y;        // (rows, n)
+    uint16_t* y_planes;
+    int64_t y_plane;
+    int rows, n;
+
+    __device__ __forceinline__ bool is_aligned() const {
+        return is_vectored_or_null(b, n) && is_vectored_or_null(z, n) && is_vectored_or_null(y, n);
+    }
+
+    using Read = float4;
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int column) const {
+        return b ? load_row<ALIGNED>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
+        float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
+        const int64_t at = static_cast<int64_t>(row) * n;
+        if (z && row < rows) store_row<ALIGNED>(z + at, n, column, sum);
+        sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
+                          Activation::forward(sum.w));
+        if (y && row < rows) store_row<ALIGNED>(y + at, n, column, sum);
+        if (HAS_PLANES && y_planes) store_padded<Form, ALIGNED>(y_planes, y_plane, row, rows, column, n, sum);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = false, MEETS_ROWS = false;
+    using Row = Nothing;
+    __device__ __forceinline__ bool is_planes_alone() const {
+        return y_planes && !y && !z && n % 8 == 0 && is_vectored_or_null(b, n);
+    }
+    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
+    __device__ __forceinline__ uint16_t* planes() const { return y_planes; }
+    __device__ __forceinline__ int64_t plane() const { return y_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int column) const {
+        return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
+    }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
+        return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
+    }
+};
 
 // z = x W + b, y = f(z).  Planes of y are written where they need no scale.
 template <class Product, class Activation>
@@ -39,6 +89,75 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_planes ? padded_rows(rows.count) : rows.count, epilogue_of(AsIs(), end));
 }
 
+// dx = C ∘ f'(saved), `saved` being an array or planes of bfloat16, or neither; `dx_planes` as above.
+template <class Form, class Activation>
+struct BackwardInput {
+    const float* saved_array;      // (rows, k)
+    const uint16_t* saved_planes;  // (planes, rows, k)
+    float* dx;                     // (rows, k)
+    uint16_t* dx_planes;
+    int64_t dx_plane;  // and of what is saved
+    int rows, k;
+
+    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = HAS_PLANES, MEETS_ROWS = false;
+    using Row = Nothing;
+
+    __device__ __forceinline__ bool is_aligned() const {
+        return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
+    }
+
+    // The words of a quad as they lie in the array, or in the planes.
+    struct Read {
+        BfloatQuad<2> quad;
+    };
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int row, int column) const {
+        Read found = {};
+        if (HAS_PLANES && saved_planes) {
+            const BfloatQuad<Form::PLANES> quad(saved_planes + static_cast<int64_t>(row) * padded_columns(k) + column,
+                                                dx_plane);
+#pragma unroll
+            for (int p = 0; p < Form::PLANES; ++p) found.quad.words[p] = quad.words[p];
+        } else if (saved_array && row < rows) {
+            const float4 x = load_row<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, k, column);
+            found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
+            found.quad.words[1] = make_uint2(__float_as_uint(x.z), __float_as_uint(x.w));
+        }
+        return found;
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
+        if (saved_array || (HAS_PLANES && saved_planes)) {
+            const uint2 (&words)[2] = read.quad.words;
+            float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
+                                    __uint_as_float(words[1].x), __uint_as_float(words[1].y));
+            if (HAS_PLANES && saved_planes) {
+                BfloatQuad<Form::PLANES> quad;
+#pragma unroll
+                for (int p = 0; p < Form::PLANES; ++p) quad.words[p] = words[p];
+                of = quad.value();
+            }
+            value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
+            value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
+        }
+        if (dx && row < rows) store_row<ALIGNED>(dx + static_cast<int64_t>(row) * k, k, column, value);
+        if (HAS_PLANES && dx_planes) store_padded<Form, ALIGNED>(dx_planes, dx_plane, row, rows, column, k, value);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+
+    __device__ __forceinline__ bool is_planes_alone() const { return dx_planes && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ const uint16_t* saved() const { return saved_planes; }
+    __device__ __forceinline__ uint16_t* planes() const { return dx_planes; }
+    __device__ __forceinline__ int64_t plane() const { return dx_plane; }
+    __device__ __forceinline__ int filled() const { return rows; }
+    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
+        if (!saved_planes) return sum;
+        return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
+    }
+};
+
 // dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; planes of dx, and of what is saved, as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
@@ -63,6 +182,26 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
     else
         multiply(dx_planes ? padded_rows(rows.count) : rows.count, epilogue_of(AsIs(), end));
 }
+
+// C as it is, to (m, n).
+struct Store : NoPlanes {
+    float* to;
+    int n;
+
+    __device__ __forceinline__ bool is_aligned() const { return is_vectored_or_null(to, n); }
+
+    struct Read {};
+    template <bool ALIGNED>
+    __device__ __forceinline__ Read read(int, int) const {
+        return {};
+    }
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
+        store_row<ALIGNED>(to + static_cast<int64_t>(row) * n, n, column, value);
+    }
+    __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+};
 
 // dW = xᵀ dz (k, n), for `end` to make of it what it wants.
 template <class Product, class Write>

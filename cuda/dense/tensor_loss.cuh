@@ -5,6 +5,7 @@
 // third longer (docs/experiments/losses-and-heads.md).
 #pragma once
 
+#include "common/dependent_launch.cuh"
 #include "elementwise/loss.cuh"
 #include "dense/tensor_dense.cuh"
 
@@ -47,7 +48,7 @@ struct LossEnd {
     }
 
     // Quads.
-    __device__ __forceinline__ bool is_aligned() const { return mlpgpu::is_aligned(b, n); }
+    __device__ __forceinline__ bool is_aligned() const { return is_vectored_or_null(b, n); }
 
     struct Read {
         float4 b, t;
@@ -56,7 +57,7 @@ struct LossEnd {
     template <bool ALIGNED>
     __device__ __forceinline__ Read read(int its_row, int column) const {
         const Row found = row(its_row, column);
-        return {b ? load_quad<ALIGNED>(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f),
+        return {b ? load_row<ALIGNED>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f),
                 *reinterpret_cast<const float4*>(found.targets + column), found};
     }
     template <bool ALIGNED>

@@ -2,8 +2,8 @@
 // dense/update.cuh has it on plain cores.
 #pragma once
 
-#include "dense/tensor_dense.cuh"
 #include "elementwise/update.cuh"
+#include "dense/tensor_dense.cuh"
 
 namespace mlpgpu {
 
@@ -30,9 +30,9 @@ struct Move : NoPlanes {
     };
 
     __device__ __forceinline__ bool is_aligned() const {
-        bool all = mlpgpu::is_aligned(weight, n);
+        bool all = is_vectored_or_null(weight, n);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) all = all && mlpgpu::is_aligned(weight_slots + s * pitch, n);
+        for (int s = 0; s < SLOTS; ++s) all = all && is_vectored_or_null(weight_slots + s * pitch, n);
         return all;
     }
 
@@ -40,9 +40,9 @@ struct Move : NoPlanes {
     __device__ __forceinline__ Read read(int row, int column) const {
         const int64_t at = static_cast<int64_t>(row) * n;
         Read found = {};
-        found.w = load_quad<ALIGNED>(weight + at, column, n);
+        found.w = load_row<ALIGNED>(weight + at, n, column);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_quad<ALIGNED>(weight_slots + s * pitch + at, column, n);
+        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_row<ALIGNED>(weight_slots + s * pitch + at, n, column);
         return found;
     }
 
@@ -50,11 +50,11 @@ struct Move : NoPlanes {
     __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
         const int64_t at = static_cast<int64_t>(row) * n;
         step(found, sum);
-        store_quad<ALIGNED>(weight + at, column, n, found.w);
+        store_row<ALIGNED>(weight + at, n, column, found.w);
         if (!Form::SCALED && planes)
             store_quad<Form, ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), plane, column, n, found.w);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) store_quad<ALIGNED>(weight_slots + s * pitch + at, column, n, found.slot[s]);
+        for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED>(weight_slots + s * pitch + at, n, column, found.slot[s]);
     }
 
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {

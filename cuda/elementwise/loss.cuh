@@ -5,6 +5,8 @@
 // than a texture reaches are read by plain loads.
 #pragma once
 
+#include "common/reduce.cuh"
+#include "common/step.cuh"
 #include "math/activations.cuh"
 #include "gemm/operands.cuh"
 

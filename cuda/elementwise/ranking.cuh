@@ -6,6 +6,7 @@
 // side stands up to each place, and rank_area adds up what the groups of equal scores contribute.
 #pragma once
 
+#include "common/reduce.cuh"
 #include "common/step.cuh"
 
 namespace mlpgpu {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/reduce.cuh"
 #include "common/step.cuh"
 
 namespace mlpgpu {

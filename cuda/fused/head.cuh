@@ -5,8 +5,9 @@
 // after another, for both products.  One warp more adds the loss up meanwhile.
 #pragma once
 
-#include "elementwise/loss.cuh"
 #include "common/dependent_launch.cuh"
+#include "common/vectors.cuh"
+#include "elementwise/loss.cuh"
 
 namespace mlpgpu {
 
@@ -40,11 +41,11 @@ struct HeadColumns {
         const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
         apart = Head::THREADS / columns;
         const int column = threadIdx.x % columns, first = threadIdx.x / columns;
-        const int end = first < apart ? (lines + Head::OF_WARP - 1) / Head::OF_WARP * Head::OF_WARP : 0;
+        const int end = first < apart ? round_up(lines, Head::OF_WARP) : 0;
         const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
         const int64_t step = static_cast<int64_t>(apart) * n;
-        const int own = (min(lines, end) - first + apart - 1) / apart;
-        all = (end - first + apart - 1) / apart, place = column * Head::PITCH + first;
+        const int own = ceil_div(min(lines, end) - first, apart);
+        all = ceil_div(end - first, apart), place = column * Head::PITCH + first;
 #pragma unroll
         for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? __ldcg(from) : 0.0f;
     }
@@ -75,15 +76,15 @@ struct HeadThread {
 
     // values (ROWS_PER_LANE, PER_LANE) of x, whose first row is the block's, from column k0 on; 0 where there are none.
     __device__ __forceinline__ void load(const float* x, int rows, int k, int k0, float (&values)[COUNT]) const {
-        const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+        const bool vectored = is_vectored(x, k);
 #pragma unroll
         for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
             const float* const line = x + static_cast<int64_t>(row0 + r) * k;
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (row0 + r < rows) four = row_vector(line, k, k0 + place(v), vectored);
-                store_four_at(values + r * Head::PER_LANE + 4 * v, four);
+                if (row0 + r < rows) four = load_row(line, k, k0 + place(v), vectored);
+                unpack(four, values + r * Head::PER_LANE + 4 * v);
             }
         }
     }
@@ -101,10 +102,6 @@ struct HeadThread {
             const int line = place(i / 4) + i % 4;
             w[i] = line < lines ? column[static_cast<int64_t>(line) * n] : 0.0f;
         }
-    }
-
-    static __device__ __forceinline__ void store_four_at(float* to, const float4& four) {
-        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
     }
 };
 
@@ -318,9 +315,10 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
 #pragma unroll
             for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {
                 const float* const four = sum + r * T::PER_LANE + 4 * v;
+                float* const row = dx + (first + own.row0 + r) * k;
                 if (own.row0 + r < rows)
-                    put_row_vector(dx + (first + own.row0 + r) * k, k, column,
-                                   make_float4(four[0], four[1], four[2], four[3]));
+                    store_row(row, k, column, make_float4(four[0], four[1], four[2], four[3]),
+                              reinterpret_cast<uintptr_t>(row) % 16 == 0);
             }
         }
         if (dx_planes) put_planes(own, sum, rows, k, k0, row0, dx_planes, dx_plane, dx_plane_count);

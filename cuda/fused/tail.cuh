@@ -5,6 +5,7 @@
 // would wait for each other longer than they compute.  Only the gradients need all rows, and are left to others.
 #pragma once
 
+#include "common/async_copy.cuh"
 #include "elementwise/loss.cuh"
 
 namespace mlpgpu {
@@ -30,7 +31,7 @@ struct Tail {
 // columns and terms out, a thread loads BATCH of its terms at once, and sums are added up in order.
 template <int BATCH, class Term, class Finish>
 __device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
-    const int side = (n + WARP - 1) / WARP, warp = threadIdx.x / WARP;  // warps that have a term together
+    const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP;  // warps that have a term together
     const int slices = Tail::THREADS / WARP / side, slice = warp / side;
     const int j = (warp - slice * side) * WARP + threadIdx.x % WARP;
     const int mine = slice < slices && j < n ? count : 0;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
         for (int l = 1, to = 0, inputs = n; l < layer_count; ++l) {
             const TailLayer layer = layers[l];
             const int size = inputs * layer.n;
-            for (int i = threadIdx.x; i < size; i += Tail::THREADS) copy_one(staged + to + i, parameters + layer.weight + i);
+            for (int i = threadIdx.x; i < size; i += Tail::THREADS) copy_async<4>(staged + to + i, parameters + layer.weight + i);
             to += size, inputs = layer.n;
         }
 
@@ -110,7 +111,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
                 // Thirteen: those of 128 parts and 90 columns come at once, in the registers that there are.
                 sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(own[i * pitch + j], 1.0f); },
                               finish);
-                wait_for_copies();
+                wait_copies();
                 __syncthreads();
             } else {
                 const float* const x = outputs + unit - inputs;

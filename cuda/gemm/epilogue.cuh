@@ -25,6 +25,7 @@
 // Rows are those of the shard.
 #pragma once
 
+#include "common/reduce.cuh"
 #include "math/activations.cuh"
 #include "gemm/operands.cuh"
 
@@ -35,30 +36,6 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 1) quad.y = value;
     if (i == 2) quad.z = value;
     if (i == 3) quad.w = value;
-}
-
-// Whether quads of an array (rows, n) are vectors; what is null has none.
-__device__ __forceinline__ bool is_aligned(const float* data, int n) {
-    return data == nullptr || (reinterpret_cast<uintptr_t>(data) % 16 == 0 && n % 4 == 0);
-}
-
-// Columns `column` to `column` + 3 of a row of n; 0 beyond it.
-template <bool ALIGNED>
-__device__ __forceinline__ float4 load_quad(const float* row, int column, int n) {
-    if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
-    return row_vector(row, n, column, false);
-}
-
-template <bool ALIGNED>
-__device__ __forceinline__ void store_quad(float* row, int column, int n, const float4& value) {
-    if (ALIGNED) {
-        *reinterpret_cast<float4*>(row + column) = value;
-        return;
-    }
-    row[column] = value.x;
-    if (column + 1 < n) row[column + 1] = value.y;
-    if (column + 2 < n) row[column + 2] = value.z;
-    if (column + 3 < n) row[column + 3] = value.w;
 }
 
 // The same of a row of planes of bfloat16, where a quad is a vector always, and holds 0 beyond n.
@@ -167,149 +144,11 @@ struct Scaled {
 
 struct Nothing {};  // is known of rows, where none are met
 
-// z = C + b, y = f(z).  `y_planes` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
-template <class Form, class Activation>
-struct Forward {
-    const float* b;  // (n,)
-    float* z;        // (rows, n)
-    float* y;        // (rows, n)
-    uint16_t* y_planes;
-    int64_t y_plane;
-    int rows, n;
-
-    __device__ __forceinline__ bool is_aligned() const {
-        return mlpgpu::is_aligned(b, n) && mlpgpu::is_aligned(z, n) && mlpgpu::is_aligned(y, n);
-    }
-
-    using Read = float4;
-    template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int, int column) const {
-        return b ? load_quad<ALIGNED>(b, column, n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    template <bool ALIGNED>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
-        float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
-        const int64_t at = static_cast<int64_t>(row) * n;
-        if (z && row < rows) store_quad<ALIGNED>(z + at, column, n, sum);
-        sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
-                          Activation::forward(sum.w));
-        if (y && row < rows) store_quad<ALIGNED>(y + at, column, n, sum);
-        if (HAS_PLANES && y_planes) store_padded<Form, ALIGNED>(y_planes, y_plane, row, rows, column, n, sum);
-    }
-    __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
-
-    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = false, MEETS_ROWS = false;
-    using Row = Nothing;
-    __device__ __forceinline__ bool is_planes_alone() const {
-        return y_planes && !y && !z && n % 8 == 0 && mlpgpu::is_aligned(b, n);
-    }
-    __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* planes() const { return y_planes; }
-    __device__ __forceinline__ int64_t plane() const { return y_plane; }
-    __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 of_columns(int column) const {
-        return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
-    }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
-        return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
-    }
-};
-
-// dx = C ∘ f'(saved), `saved` being an array or planes of bfloat16, or neither; `dx_planes` as above.
-template <class Form, class Activation>
-struct BackwardInput {
-    const float* saved_array;      // (rows, k)
-    const uint16_t* saved_planes;  // (planes, rows, k)
-    float* dx;                     // (rows, k)
-    uint16_t* dx_planes;
-    int64_t dx_plane;  // and of what is saved
-    int rows, k;
-
-    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = HAS_PLANES, MEETS_ROWS = false;
-    using Row = Nothing;
-
-    __device__ __forceinline__ bool is_aligned() const {
-        return mlpgpu::is_aligned(saved_array, k) && mlpgpu::is_aligned(dx, k);
-    }
-
-    // The words of a quad as they lie in the array, or in the planes.
-    struct Read {
-        BfloatQuad<2> quad;
-    };
-    template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int row, int column) const {
-        Read found = {};
-        if (HAS_PLANES && saved_planes) {
-            const BfloatQuad<Form::PLANES> quad(saved_planes + static_cast<int64_t>(row) * padded_columns(k) + column,
-                                                dx_plane);
-#pragma unroll
-            for (int p = 0; p < Form::PLANES; ++p) found.quad.words[p] = quad.words[p];
-        } else if (saved_array && row < rows) {
-            const float4 x = load_quad<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, column, k);
-            found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
-            found.quad.words[1] = make_uint2(__float_as_uint(x.z), __float_as_uint(x.w));
-        }
-        return found;
-    }
-    template <bool ALIGNED>
-    __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
-        if (saved_array || (HAS_PLANES && saved_planes)) {
-            const uint2 (&words)[2] = read.quad.words;
-            float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
-                                    __uint_as_float(words[1].x), __uint_as_float(words[1].y));
-            if (HAS_PLANES && saved_planes) {
-                BfloatQuad<Form::PLANES> quad;
-#pragma unroll
-                for (int p = 0; p < Form::PLANES; ++p) quad.words[p] = words[p];
-                of = quad.value();
-            }
-            value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
-            value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
-        }
-        if (dx && row < rows) store_quad<ALIGNED>(dx + static_cast<int64_t>(row) * k, column, k, value);
-        if (HAS_PLANES && dx_planes) store_padded<Form, ALIGNED>(dx_planes, dx_plane, row, rows, column, k, value);
-    }
-    __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
-
-    __device__ __forceinline__ bool is_planes_alone() const { return dx_planes && !dx && !saved_array && k % 8 == 0; }
-    __device__ __forceinline__ const uint16_t* saved() const { return saved_planes; }
-    __device__ __forceinline__ uint16_t* planes() const { return dx_planes; }
-    __device__ __forceinline__ int64_t plane() const { return dx_plane; }
-    __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
-        if (!saved_planes) return sum;
-        return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
-    }
-};
-
 // What no planes are handed to.
 struct NoPlanes {
     static constexpr bool HAS_PLANES = false, READS_PLANES = false, MEETS_ROWS = false;
     using Row = Nothing;
     __device__ __forceinline__ bool is_planes_alone() const { return false; }
-};
-
-// C as it is, to (m, n).
-struct Store : NoPlanes {
-    float* to;
-    int n;
-
-    __device__ __forceinline__ bool is_aligned() const { return mlpgpu::is_aligned(to, n); }
-
-    struct Read {};
-    template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int, int) const {
-        return {};
-    }
-    template <bool ALIGNED>
-    __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
-        store_quad<ALIGNED>(to + static_cast<int64_t>(row) * n, column, n, value);
-    }
-    __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
 };
 
 // The two together.

@@ -9,6 +9,7 @@
 // The order of every sum follows from the inner length alone, whatever the tile.
 #pragma once
 
+#include "common/async_copy.cuh"
 #include "arch/mma.cuh"
 #include "gemm/epilogue.cuh"
 
@@ -50,7 +51,7 @@ struct PlaneSlice {
             const int line = v / VECTORS, at = v % VECTORS * 8;
             // Beyond the padding lies nothing of C: any value will do.
             const int column = min(start + at, from.pitch - 8);
-            copy_later(slice + line * PITCH + at, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
+            copy_async<16>(slice + line * PITCH + at, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
         }
     }
 
@@ -118,7 +119,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
     SHARED(uint16_t, shared);
     const int warp = threadIdx.x / WARP;
     const int warp_m = warp / T::WARPS_N * T::WARP_M, warp_n = warp % T::WARPS_N * T::WARP_N;
-    const int slices = (depth + T::K - 1) / T::K;
+    const int slices = ceil_div(depth, T::K);
 
     const auto fetch = [&](int slice) {
         uint16_t* const stage = shared + slice % T::STAGES * STAGE;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
             SliceA::template fetch<T::THREADS>(stage + p * SliceA::SIZE, a, p, m0, slice * T::K);
             SliceB::template fetch<T::THREADS>(stage + P * SliceA::SIZE + p * SliceB::SIZE, b, p, n0, slice * T::K);
         }
-        close_copies();  // also of nothing: the number of groups tells the stage
+        commit_copies();  // also of nothing: the number of groups tells the stage
     };
 
     float c[T::LINES_M][T::LINES_N][4] = {};
@@ -156,7 +157,7 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
 
     for (int slice = 0; slice < T::STAGES - 1; ++slice) fetch(slice);
     for (int slice = 0; slice < slices; ++slice) {
-        await_copies<T::STAGES - 2>();
+        wait_copies<T::STAGES - 2>();
         // One barrier a slice: it also frees the stage that was read last, which is filled next.
         __syncthreads();
         fetch(slice + T::STAGES - 1);

@@ -12,6 +12,9 @@
 // ordinary float32 additions.
 #pragma once
 
+#include "common/dependent_launch.cuh"
+#include "arch/bulk_copy.cuh"
+#include "arch/ring.cuh"
 #include "gemm/staging.cuh"
 
 namespace mlpgpu {
@@ -40,8 +43,8 @@ struct Scheduler {
     int tile;
 
     __device__ __forceinline__ Scheduler(int m, int n)
-        : tiles_m((m + T::CLUSTER * T::M - 1) / (T::CLUSTER * T::M)),
-          tiles_n((n + T::N - 1) / T::N),
+        : tiles_m(ceil_div(m, T::CLUSTER * T::M)),
+          tiles_n(ceil_div(n, T::N)),
           tile(blockIdx.x / T::CLUSTER) {}
 
     __device__ __forceinline__ bool is_done() const { return tile >= tiles_m * tiles_n; }
@@ -291,7 +294,7 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
 template <class T>
 __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* parts) {
     constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
-    const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
+    const int tiles = ceil_div(m, T::M), lane = threadIdx.x % WARP, pitch = padded_columns(n);
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
@@ -348,7 +351,7 @@ struct WgmmaProduct {
         }
         cluster_synchronize<T::CLUSTER>();
         // Of nothing, one slice beyond the border, where the copy engine reads zeros.
-        const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
+        const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, ceil_div(k, T::K));
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();
             const int warp = threadIdx.x / WARP;

@@ -11,7 +11,8 @@
 // `epilogue(row, column, value)`.
 #pragma once
 
-#include "common/portable.cuh"
+#include "common/integers.cuh"
+#include "common/vectors.cuh"
 
 namespace mlpgpu {
 
@@ -40,14 +41,10 @@ struct Operand {
     __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? line(i)[k] : line(k)[i]; }
 };
 
-__device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
-    return (reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0;
-}
-
 // Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` lines, each
 // `length` long; 0 beyond either border.
 template <class From>
-__device__ __forceinline__ float4 load_four(const From& from, int line, int lines, int start, int length,
+__device__ __forceinline__ float4 load_edge(const From& from, int line, int lines, int start, int length,
                                             bool vectored) {
     const bool inside = line < lines && start < length;
     const float* at = inside ? from.line(line) + start : from.data;
@@ -67,7 +64,7 @@ __device__ __forceinline__ float4 load_four(const From& from, int line, int line
 template <int OUTER, int PITCH, int DEPTH, int THREADS, bool INNER_FIRST>
 struct Slice {
     static constexpr int VECTORS = OUTER * DEPTH / 4;
-    static constexpr int PER_THREAD = (VECTORS + THREADS - 1) / THREADS;
+    static constexpr int PER_THREAD = ceil_div(VECTORS, THREADS);
     float4 held[PER_THREAD];
 
     // Vector v of the slice: where it starts along the outer and the inner axis.
@@ -132,9 +129,9 @@ struct Slice {
             outer += outer0;
             inner += inner0;
             if (INNER_FIRST)
-                held[i] = load_four(from, outer, from.outer, inner, inner_end, vectored);
+                held[i] = load_edge(from, outer, from.outer, inner, inner_end, vectored);
             else
-                held[i] = load_four(from, inner, inner_end, outer, from.outer, vectored);
+                held[i] = load_edge(from, inner, inner_end, outer, from.outer, vectored);
         }
     }
 

@@ -11,8 +11,9 @@
 // For products whose operands are read once or twice, this saves the pass that makes planes (gemm/operands.cuh).
 #pragma once
 
-#include "gemm/simt.cuh"
+#include "common/numbers.cuh"
 #include "arch/mma.cuh"
+#include "gemm/simt.cuh"
 
 namespace mlpgpu {
 

@@ -7,7 +7,10 @@
 // read B; its parts are stored once, in planes.
 #pragma once
 
-#include "arch/hopper.cuh"
+#include "common/async_copy.cuh"
+#include "arch/bulk_copy.cuh"
+#include "arch/ring.cuh"
+#include "arch/wgmma.cuh"
 #include "gemm/split_sm80.cuh"
 
 namespace mlpgpu {
@@ -50,7 +53,7 @@ __device__ __forceinline__ void copy_lines(const float* const* starts, const flo
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
                 const int count = at[i] ? wanted : 0;
-                copy_or_clear<16>(place(i0 + i), count > 0 ? at[i] + start + column : data, 4 * count);
+                copy_async_or_clear<16>(place(i0 + i), count > 0 ? at[i] + start + column : data, 4 * count);
             }
         }
         return;
@@ -60,7 +63,7 @@ __device__ __forceinline__ void copy_lines(const float* const* starts, const flo
         const float* const at = starts[line + i * APART];
         const int count = at ? wanted : 0;
         for (int e = 0; e < 4; ++e)
-            copy_or_clear<4>(place(i) + 4 * e, e < count ? at + start + column + e : data, e < count ? 4 : 0);
+            copy_async_or_clear<4>(place(i) + 4 * e, e < count ? at + start + column + e : data, e < count ? 4 : 0);
     }
 }
 

@@ -4,7 +4,7 @@
 // time out in its patch of shared memory, and takes them back in whole lines.  T is a WgmmaTile.
 #pragma once
 
-#include "arch/hopper.cuh"
+#include "arch/wgmma.cuh"
 #include "gemm/epilogue.cuh"
 
 namespace mlpgpu {

@@ -5,8 +5,9 @@
 // Every sum is one chain of fused multiply-adds in ascending order.
 #pragma once
 
-#include "math/activations.cuh"
+#include "common/reduce.cuh"
 #include "common/step.cuh"
+#include "math/activations.cuh"
 
 namespace mlpgpu {
 

@@ -12,10 +12,13 @@
 // Every output is one chain of fused multiply-adds in ascending order, as local/layer.cuh makes it.
 #pragma once
 
-#include "math/activations.cuh"
-#include "arch/hopper.cuh"
-#include "arch/messages.cuh"
+#include "common/reduce.cuh"
 #include "common/step.cuh"
+#include "common/vectors.cuh"
+#include "arch/bulk_copy.cuh"
+#include "arch/messages.cuh"
+#include "arch/ring.cuh"
+#include "math/activations.cuh"
 
 namespace mlpgpu {
 

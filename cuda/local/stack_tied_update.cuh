@@ -10,8 +10,9 @@
 // other block reads.
 #pragma once
 
-#include "local/stack.cuh"
+#include "common/async_copy.cuh"
 #include "elementwise/update.cuh"
+#include "local/stack.cuh"
 
 namespace mlpgpu {
 
@@ -55,7 +56,7 @@ struct TiedUpdate : StackWalk<Weights_> {
 
     __device__ __forceinline__ static void copy_or_zero(float* to, const float* from, bool is_there) {
         if (is_there)
-            copy_one(to, from);
+            copy_async<4>(to, from);
         else
             *to = 0.0f;
     }
@@ -95,7 +96,7 @@ struct TiedUpdate : StackWalk<Weights_> {
                 copy_or_zero(saved_below + i, saved(l - 1, q) + column_of(begin + i), column_of(begin + i) < n);
         const auto finish = [&](const float(&sum)[1][COLUMNS]) {
             float value[COLUMNS], taken[COLUMNS];
-            wait_for_copies();
+            wait_copies();
             __syncwarp();
             load_words<COLUMNS>(saved_below + block_column, taken);
 #pragma unroll
@@ -151,7 +152,7 @@ struct TiedUpdate : StackWalk<Weights_> {
                 copy_or_zero(stage + Gradient::DELTAS + i, x + j, j < width);
             }
         }
-        end_copies();  // an empty group too, since the number of groups tells the stage
+        commit_copies();  // an empty group too, since the number of groups tells the stage
     }
 
     // Updates one parameter.
@@ -172,7 +173,7 @@ struct TiedUpdate : StackWalk<Weights_> {
         Term next = {0, 0};
         for (int i = 0; i + 1 < STAGES; ++i, next.advance(rows)) fetch(next, from, first, ring + i * Gradient::STAGE);
         for (int i = 0; i < given.count * rows.count; ++i, next.advance(rows)) {
-            wait_for_copies<STAGES - 2>();
+            wait_copies<STAGES - 2>();
             __syncwarp();  // also: all lanes have read the stage that is loaded next
             fetch(next, from, first, ring + (i + STAGES - 1) % STAGES * Gradient::STAGE);
             const float* const stage = ring + i % STAGES * Gradient::STAGE;
@@ -193,7 +194,7 @@ struct TiedUpdate : StackWalk<Weights_> {
                 else
                     shared += static_cast<double>(dz[c]);
         }
-        wait_for_copies();
+        wait_copies();
         __syncwarp();
 #pragma unroll
         for (int r = 0; r <= WEIGHT_ROWS; ++r)

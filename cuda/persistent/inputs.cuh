@@ -12,7 +12,9 @@
 // was last read before the tiles sent Z of step j - 1, which the rows had received before their step j.
 #pragma once
 
-#include "arch/hopper.cuh"
+#include "common/async_copy.cuh"
+#include "arch/barriers.cuh"
+#include "arch/bulk_copy.cuh"
 #include "persistent/memory.cuh"
 
 namespace mlpgpu {
@@ -139,8 +141,8 @@ struct InputCopies {
             if (!tile_of<0>(k).is_mine || batch.rows == 0) return;
             float* const to = reinterpret_cast<float*>(inputs_of<0>(k, batch.sequence));
             for (int i = producer_thread() * 4; i < BYTES / 4; i += PRODUCER_THREADS * 4)
-                copy_four(to + i, reinterpret_cast<const float*>(from(k, batch)) + i);
-            wait_for_copies();
+                copy_async<16>(to + i, reinterpret_cast<const float*>(from(k, batch)) + i);
+            wait_copies();
         }
     }
     // Waits for the engine's copy number `count`. Copies by producers are complete at the step's last barrier.

@@ -8,6 +8,7 @@
 // or two terms of tf32, or that lie in shared memory as bfloat16.
 #pragma once
 
+#include "common/vectors.cuh"
 #include "arch/mma.cuh"
 #include "persistent/shape.cuh"
 

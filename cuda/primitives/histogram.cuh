@@ -1,7 +1,8 @@
 // Counts of values between edges, and what lies at both ends.
 #pragma once
 
-#include "common/portable.cuh"
+#include "common/reduce.cuh"
+#include "common/vectors.cuh"
 
 namespace mlpgpu {
 

@@ -11,7 +11,8 @@
 // look-back", 2016, where a tile takes whatever sums it finds.
 #pragma once
 
-#include "common/portable.cuh"
+#include "common/async_copy.cuh"
+#include "common/reduce.cuh"
 
 namespace mlpgpu {
 
@@ -130,7 +131,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     T* const of_warps = reinterpret_cast<T*>(of_groups + Tile::WARPS);                                 // (WARPS,)
     int* const taken = reinterpret_cast<int*>(of_warps + Tile::WARPS);                                 // a tile
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int tiles = static_cast<int>((n + Tile::SIZE - 1) / Tile::SIZE);
+    const int tiles = static_cast<int>(ceil_div(n, Tile::SIZE));
     unsigned *const ticket = reinterpret_cast<unsigned*>(tile_sums), *const done = ticket + 1;
     uint64_t* const sums = tile_sums + 1;
 
@@ -149,13 +150,13 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
             for_vectors(tile, x, [&](int round, int64_t at, bool whole) {
                 T* const to = slot(stage, round)->of;
                 if (whole) {
-                    copy_four(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(x + at));
+                    copy_async<16>(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(x + at));
                 } else {
                     for (int i = 0; i < Tile::VECTOR; ++i) to[i] = at + i < n ? x[at + i] : T(0);
                 }
             });
         }
-        end_copies();
+        commit_copies();
     };
     const auto store = [&](const Tile& tile, T start) {
         for_vectors(tile.number, y, [&](int round, int64_t at, bool whole) {
@@ -208,7 +209,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     now.number = tiles;  // none
     for (int stage = 0;; stage = (stage + 1) % Tile::AHEAD) {
         next.number = coming[0];
-        wait_for_copies<Tile::AHEAD - 1>();
+        wait_copies<Tile::AHEAD - 1>();
         for (int round = 0; round < Tile::ROUNDS; ++round) next.values[round] = *slot(stage, round);
         const T of_warp = next.number < tiles ? add_up(next) : T(0);
         T of_tile;

@@ -167,8 +167,8 @@ __device__ __forceinline__ void gemm_double_buffered(const float* a, const float
     const int b_p = threadIdx.x / 32, b_column = threadIdx.x % 32 * 4;
     float4 next_a, next_b;
     const auto fetch = [&](int k0) {
-        next_a = load_four(from_a, row0 + a_row, m, k0 + a_p, k, a_vectored);
-        next_b = load_four(from_b, k0 + b_p, k, column0 + b_column, n, b_vectored);
+        next_a = load_edge(from_a, row0 + a_row, m, k0 + a_p, k, a_vectored);
+        next_b = load_edge(from_b, k0 + b_p, k, column0 + b_column, n, b_vectored);
     };
     const int y = threadIdx.x / T::SIDE, x = threadIdx.x % T::SIDE;
     float sums[T::PATCH][T::PATCH] = {};

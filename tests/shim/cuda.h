@@ -76,7 +76,7 @@ void pause(const Site& site);
 // Waits for the lanes of `mask`; the value of lane `source`, or with VOTE the mask of values not 0.
 uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site);
 void check_width(int width, const Site& site);
-// See cuda/overlap.cuh.
+// See cuda/common/dependent_launch.cuh.
 void wait_for_launch_before();
 void begin_launch_after(const Site& site);
 void* shared_memory();
@@ -176,11 +176,15 @@ inline void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& sec
 inline unsigned count_up(unsigned* word) { return (*word)++; }
 
 // Copies that a thread goes on beside: here they are done at once.
-inline void copy_one(void* to, const void* from) { memcpy(to, from, 4); }
-inline void copy_four(float* to, const float* from) { *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from); }
-inline void end_copies() {}
-template <int GROUPS> void wait_for_copies() {}
-inline void wait_for_copies() {}
+template <int BYTES>
+void copy_async(void* to, const void* from) {
+    if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES)
+        shim::fail("copy_async: an address is no multiple of %d bytes", BYTES);
+    memcpy(to, from, BYTES);
+}
+inline void commit_copies() {}
+template <int PENDING> void wait_copies() {}
+inline void wait_copies() {}
 
 #define SHIM_ATOMIC(name, T, expression)                  \
     inline T name(T* address, T value) {                  \

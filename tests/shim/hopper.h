@@ -1,4 +1,4 @@
-// Host versions of the functions of cuda/hopper.cuh.  A copy by the tensor copy engine is made at once, and
+// Host versions of the functions of cuda/arch/barriers.cuh, bulk_copy.cuh and wgmma.cuh.  A copy by the tensor copy engine is made at once, and
 // so is a product: what reads too early shows on a GPU alone, but what nobody waits for, brings, or gives
 // back shows here.  Shared addresses are offsets.  A map is followed in memory by the planes themselves.
 #pragma once
@@ -140,9 +140,9 @@ inline void publish_shared() {}
 inline void publish_global() {}
 
 template <int SIZE>
-void copy_or_clear(uint32_t destination, const void* source, int bytes) {
+void copy_async_or_clear(uint32_t destination, const void* source, int bytes) {
     if (destination % SIZE || reinterpret_cast<uintptr_t>(source) % SIZE || bytes < 0 || bytes > SIZE)
-        shim::fail("copy_or_clear: %d of %d bytes from %p to %u", bytes, SIZE, source, destination);
+        shim::fail("copy_async_or_clear: %d of %d bytes from %p to %u", bytes, SIZE, source, destination);
     char* const to = &shared_at<char>(destination);
     memset(to, 0, SIZE);
     memcpy(to, source, bytes);

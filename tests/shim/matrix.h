@@ -1,5 +1,4 @@
-// Host versions of the functions of cuda/matrix.cuh, whose lanes meet in shuffles.  Copies are made at
-// once: what a kernel reads before it waited shows on a GPU alone.
+// Host versions of the functions of cuda/arch/mma.cuh, whose lanes meet in shuffles.
 #pragma once
 
 namespace mlpgpu {
@@ -61,16 +60,5 @@ inline void multiply_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, un
         }
     for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(sum[i]);
 }
-
-inline void copy_later(uint16_t* to, const uint16_t* from) {
-    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
-        shim::fail("copy_later: an address is no multiple of 16 bytes");
-    memcpy(to, from, 16);
-}
-
-inline void close_copies() {}
-
-template <int PENDING>
-void await_copies() {}
 
 }  // namespace mlpgpu

@@ -163,17 +163,17 @@ _PART = f"{_X}, const float* w[k,n], float* parts[grid.z,rows,n], int k, int n, 
 
 def dense_forward_part(tile: Tile | SplitTile | WarpgroupTile) -> Entry:
     """Sums over parts of k."""
-    return _tiled("dense/dense.cuh", "dense_forward_part", "", tile, _PART)
+    return _tiled("dense/split_k.cuh", "dense_forward_part", "", tile, _PART)
 
 
-FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/dense.cuh
+FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/few_rows.cuh
 
 
 def dense_forward_part_few() -> Entry:
     """As :func:`dense_forward_part`, for at most FEW_ROWS rows."""
     name = "dense_forward_part_few"
     return Entry(
-        name, "dense/dense.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
+        name, "dense/few_rows.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
         products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def dense_forward_sum(activation: str) -> Entry:
     )
     function = f"dense_forward_sum<{camel(activation)}>"
     name = f"dense_forward_sum_{activation}"
-    return Entry(name, "dense/dense.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
+    return Entry(name, "dense/split_k.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
 
 
 def dense_backward_input(activation: str, tile: Tile) -> Entry:
@@ -235,7 +235,7 @@ def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry
         )  # fmt: skip
     early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
-        entry, header, function, signature, *NARROW, constants=True, early=early, patient=True,
+        entry, "dense/small_n_update.cuh", function, signature, *NARROW, constants=True, early=early, patient=True,
         products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
@@ -262,7 +262,7 @@ def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
 
 
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
-STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of dense/few_rows_update.cuh
+STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of dense/few_rows_stream.cuh
 STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
 STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * STREAM_STAGES)
 
@@ -278,7 +278,7 @@ def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
     name = "dense_update_stream" if stream else "dense_update_few"
     return Entry(
         f"{name}_{optimizer}",
-        "dense/few_rows_update.cuh" if stream else "dense/update.cuh",
+        "dense/few_rows_stream.cuh" if stream else "dense/few_rows_update.cuh",
         f"{name}<{optimizer}Rule>",
         arguments(signature),
         STREAM_THREADS if stream else ROW_THREADS,
@@ -301,7 +301,7 @@ def dense_backward_atomic() -> Entry:
         "inout float* dx[rows,k], int k, int n"
     )
     name, products = "dense_backward_atomic", (DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",)))
-    return Entry(name, "dense/dense.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4, products=products)
+    return Entry(name, "dense/atomic.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4, products=products)
 
 
 def dense_entries() -> list[Entry]:

@@ -1,5 +1,5 @@
-"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``gemm/operands.cuh`` that make
-them."""
+"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``gemm/split_operands.cuh`` that
+make them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .operand_format import BFLOAT16, BFLOAT16_PAIR, FORMS, HALF, HALF_PAIR, For
 PLANE_ROWS, PLANE_COLUMNS = 128, 64  # what planes are padded to multiples of
 TENSOR_MAP_BYTES = 128
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
-COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/operands.cuh
+COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
 USED = 4  # the flag of a line that has an element other than 0
 
@@ -34,12 +34,19 @@ def padded_columns(n: int) -> int:
 def _planes(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
     """For cards whose tensor cores take planes."""
     return Entry(
-        name, "gemm/operands.cuh", function, arguments(signature), ROW_THREADS, shared_bytes, needs="sm_80", early=()
+        name,
+        "gemm/split_operands.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        shared_bytes,
+        needs="sm_80",
+        early=(),
     )
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks for so many rows ``n`` wide, padded: RowTeam of gemm/operands.cuh."""
+    """Blocks for so many rows ``n`` wide, padded: RowTeam of gemm/split_operands.cuh."""
     team = WARP
     while team < ROW_THREADS and 16 * team < n:
         team *= 2

@@ -36,7 +36,8 @@ def _postponed(launches: Sequence[Launch]) -> list[Launch]:
     """Launches with those that split operands, which products wait for, before what nothing in its step waits for."""
     ordered = list(launches)
     for number, (launch, following) in enumerate(pairwise(launches)):
-        if launch.entry.patient and following.entry.header == "gemm/operands.cuh" and not _conflict(launch, following):
+        splits = following.entry.header == "gemm/split_operands.cuh"
+        if launch.entry.patient and splits and not _conflict(launch, following):
             ordered[number : number + 2] = following, launch
     return ordered
 

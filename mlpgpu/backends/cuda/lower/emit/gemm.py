@@ -1,6 +1,6 @@
 """Dense layers on tensor cores: what splits operands, and products of them.
 
-``gemm/operands.cuh``, ``gemm/gemm_sm80.cuh``, ``gemm/gemm_sm90.cuh``.
+``gemm/split_operands.cuh``, ``gemm/gemm_sm80.cuh``, ``gemm/gemm_sm90.cuh``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,111 @@
+// Matrix products by a warpgroup of sm_90a.
+#pragma once
+
+#include "common/portable.cuh"
+
+
+namespace mlpgpu {
+
+constexpr int WARPGROUP = 128;  // threads: four warps, the first of a number divisible by four
+
+template <bool HALF>
+struct ElementIs {};  // else bfloat16
+
+// Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
+// to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
+    constexpr uint64_t EIGHT_LINES = 1024 >> 4, SWIZZLE_128 = 1;
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_LINES << 32 |
+           SWIZZLE_128 << 62;
+}
+
+// The same of a matrix that lies in 8 x 8 matrices of 128 bytes, lines along k: from one to the next along k, and along
+// the outer axis, in bytes.
+__device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address, int next_inner, int next_outer) {
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_inner >> 4) << 16 |
+           static_cast<uint64_t>(next_outer >> 4) << 32;
+}
+
+#if !defined(MLPGPU_HOST)
+
+// Registers: a warpgroup gives some back, and others take them.
+
+template <int COUNT>
+__device__ __forceinline__ void registers_lower() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void registers_raise() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Products: C (64, N) += A (64, 16) · B (16, N), A and B in shared memory.
+
+// Registers of C were written, or will be, by other instructions.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// The products issued since the last one form a group.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most PENDING groups are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// In thread t of the warpgroup, c[4 j + 2 h + i] is element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i) of C.
+#define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
+#define C32(i) C16(i), C16(i + 16)
+#define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R64 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R128 R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// A_INNER, B_INNER: whether an operand's lines run along k instead of along C's rows or columns.  Without
+// `add`, C is overwritten.
+template <bool A_INNER, bool B_INNER>
+struct Wgmma {
+#define WGMMA(ELEMENT, TYPE, COUNT, N, LIST, A, B, ADD, AT, BT, ...)                                                   \
+    static __device__ __forceinline__ void multiply(ELEMENT, float (&c)[COUNT], uint64_t a, uint64_t b, bool add) {    \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                              \
+                     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" LIST "}, " A ", " B           \
+                     ", add, 1, 1, " AT ", " BT ";\n}"                                                                 \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(!A_INNER), "n"(!B_INNER));                      \
+    }
+#define WGMMA_OF(ELEMENT, TYPE)                                                                                        \
+    WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
+    WGMMA(ELEMENT, TYPE, 64, "128", R64, "%64", "%65", "%66", "%67", "%68", C32(0), C32(32))                           \
+    WGMMA(ELEMENT, TYPE, 128, "256", R128, "%128", "%129", "%130", "%131", "%132", C32(0), C32(32), C32(64), C32(96))
+    WGMMA_OF(ElementIs<false>, "bf16")
+    WGMMA_OF(ElementIs<true>, "f16")
+#undef WGMMA_OF
+#undef WGMMA
+};
+
+// C (64, 96) += A · B on bfloat16, A in registers, a warp's 16 rows as arch/mma.cuh says, and B as wgmma_descriptor_plain does.
+__device__ __forceinline__ void wgmma_of_registers(float (&c)[48], const unsigned (&a)[4], uint64_t b, bool add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" R48 "}, {%48, %49, %50, %51}, %52, add, 1, 1, 0;\n}"
+                 : C32(0), C16(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
+#undef C4
+#undef C16
+#undef C32
+#undef R32
+#undef R48
+#undef R64
+#undef R128
+
+#endif
+
+}  // namespace mlpgpu

@@ -1,0 +1,92 @@
+// Sums and largest values over a warp and over a block, and which block of a grid is the last to finish.
+#pragma once
+
+#include "common/integers.cuh"
+#include "common/portable.cuh"
+
+namespace mlpgpu {
+
+// Sum over the warp's lanes, the same in every lane and in the same order always.
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(WARP_ALL, value, offset);
+    return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(WARP_ALL, value, offset));
+    return value;
+}
+
+__device__ __forceinline__ int warp_max(int value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(WARP_ALL, value, offset));
+    return value;
+}
+
+__device__ __forceinline__ int warp_or(int value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value |= __shfl_xor_sync(WARP_ALL, value, offset);
+    return value;
+}
+
+// values[i] summed over the 16 lanes of half a warp, in the lane i of them.  Lanes halve what they still have to add:
+// each half sends away what the other one keeps.
+__device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
+#pragma unroll
+    for (int halving = 0; halving < 4; ++halving) {
+        const int width = 8 >> halving;
+        const bool is_upper = threadIdx.x & width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {  // not up to `width`, which the compiler would keep the values in memory for
+            if (i >= width) break;
+            const float low = values[i], high = values[i + width];
+            values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);
+        }
+    }
+    return values[0];
+}
+
+// Sum over the block, in every thread of its first warp.  `scratch` holds one T for each warp; the
+// caller puts a barrier before it uses `scratch` again.
+template <class T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+    value = warp_sum(value);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = ceil_div(blockDim.x, WARP);
+    if (lane == 0) scratch[warp] = value;
+    __syncthreads();
+    if (warp != 0) return T(0);
+    return warp_sum(lane < warps ? scratch[lane] : T(0));
+}
+
+// Finds the last of so many blocks, else of a grid of one dimension, to be done with something: each one arrives, and
+// at any later time asks.  The last one then sees what thread 0 of every block wrote before it arrived.  `arrived` is 0 before
+// the launch, and again after it.
+struct Arrival {
+    unsigned* arrived;
+    unsigned before;  // how many blocks were there already; thread 0 alone knows
+};
+
+__device__ __forceinline__ Arrival arrive(unsigned* arrived) {
+    unsigned before = 0;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        before = atomicAdd(arrived, 1u);
+    }
+    return {arrived, before};
+}
+
+// `scratch` is a word of shared memory that nobody uses any longer.
+__device__ __forceinline__ bool was_last(const Arrival& arrival, void* scratch, unsigned blocks = gridDim.x) {
+    unsigned* const is_last = static_cast<unsigned*>(scratch);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *is_last = arrival.before == blocks - 1;
+        if (*is_last) *arrival.arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    const bool result = *is_last;
+    __syncthreads();
+    return result;
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,72 @@
+// Four neighbouring numbers at once: by one instruction where their address is a multiple of their size.
+#pragma once
+
+#include "common/portable.cuh"
+
+
+namespace mlpgpu {
+
+__device__ __forceinline__ void unpack(const float4& four, float* to) {
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+__device__ __forceinline__ void load_four(const float* from, float* to) {
+    unpack(*reinterpret_cast<const float4*>(from), to);
+}
+
+__device__ __forceinline__ void load_four(const unsigned char* from, unsigned char* to) {
+    const uchar4 four = *reinterpret_cast<const uchar4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+__device__ __forceinline__ void store_four(float* to, const float* from) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+}
+
+// Whether rows that lie `pitch` elements apart all begin at vectors.
+__device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
+    return (reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0;
+}
+
+__device__ __forceinline__ bool is_vectored_or_null(const float* data, int pitch) {
+    return data == nullptr || is_vectored(data, pitch);
+}
+
+// Columns `column` to `column` + 3 of a row of n, read past the first-level cache where they are a vector; 0 beyond n.
+__device__ __forceinline__ float4 load_row(const float* row, int n, int column, bool vectored) {
+    if (vectored && column + 4 <= n) return __ldcg(reinterpret_cast<const float4*>(row + column));
+    float4 four;
+    four.x = column < n ? row[column] : 0.0f;
+    four.y = column + 1 < n ? row[column + 1] : 0.0f;
+    four.z = column + 2 < n ? row[column + 2] : 0.0f;
+    four.w = column + 3 < n ? row[column + 3] : 0.0f;
+    return four;
+}
+
+__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four, bool vectored) {
+    if (vectored && column + 4 <= n) {
+        *reinterpret_cast<float4*>(row + column) = four;
+        return;
+    }
+    if (column < n) row[column] = four.x;
+    if (column + 1 < n) row[column + 1] = four.y;
+    if (column + 2 < n) row[column + 2] = four.z;
+    if (column + 3 < n) row[column + 3] = four.w;
+}
+
+// The same where it is known when compiling whether four columns from a multiple of 4 on are a vector inside the row.
+template <bool ALIGNED>
+__device__ __forceinline__ float4 load_row(const float* row, int n, int column) {
+    if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
+    return load_row(row, n, column, false);
+}
+
+template <bool ALIGNED>
+__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four) {
+    if (ALIGNED)
+        *reinterpret_cast<float4*>(row + column) = four;
+    else
+        store_row(row, n, column, four, false);
+}
+
+}  // namespace mlpgpu

@@ -1,0 +1,131 @@
+// The update of a weight of small n, without tiles.
+#pragma once
+
+#include "common/vectors.cuh"
+#include "elementwise/update.cuh"
+#include "dense/batch_rows.cuh"
+
+namespace mlpgpu {
+
+// The same where tiles would be too few, or would compute little but padding: a block takes LINES rows of W, the
+// bias counting as one more whose x is 1, and COLUMNS of its columns.  Half a warp has PER_LANE of the lines, and each
+// of its lanes every so manieth row of the shard; lanes add their sums up, and then warps, in order.
+// Grid: (blocks of k + 1, blocks of n).
+struct Narrow {
+    static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
+    static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
+    static constexpr int BATCH = 8;                                                // rows of x that a thread holds
+    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_FLOATS = DZ_FLOATS + PER_LANE;  // of dz at once, and behind it
+    static_assert(WARPS * LINES * COLUMNS <= SHARED_FLOATS, "the sums of all warps take the place of dz");
+    static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
+};
+
+// shared (rows, pitch) = so many columns of dz (rows, n), by vectors where that is one stretch of memory in both.
+__device__ __forceinline__ void stage_deltas(const float* dz, int rows, int columns, int n, float* shared, int pitch) {
+    using T = Narrow;
+    if (pitch == n && reinterpret_cast<uintptr_t>(dz) % 16 == 0) {
+        constexpr int MOST = T::DZ_FLOATS / (4 * T::THREADS);
+        const int size = rows * n;
+        float4 values[MOST];
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) values[i] = load_row(dz, size, 4 * (threadIdx.x + i * T::THREADS), true);
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) {
+            const int at = 4 * (threadIdx.x + i * T::THREADS);
+            if (at < size) *reinterpret_cast<float4*>(shared + at) = values[i];
+        }
+        return;
+    }
+    const int apart = T::THREADS / columns, column = threadIdx.x % columns, first = threadIdx.x / columns;
+#pragma unroll 8
+    for (int r = first < apart ? first : rows; r < rows; r += apart)
+        shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
+}
+
+template <class Rule>
+__device__ __forceinline__ void dense_backward_update_narrow(const Step* step, int shard, int shards, const float* x,
+                                                             const int* order, const float* dz, const double* totals,
+                                                             float* weight, float* bias, float* weight_slots,
+                                                             float* bias_slots, int64_t size, int k, int n) {
+    using T = Narrow;
+    constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
+    SHARED(float, shared);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
+    const int first_line = blockIdx.x * T::LINES + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
+
+    // What the first threads move in the end, on its way from the beginning.
+    const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
+    const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
+    const float* const rates = schedule + step->run * COLUMNS;
+    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
+    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
+    InPlace<Rule> place = row < k ? of_weight : of_bias;
+    typename InPlace<Rule>::Held held = {};
+    if (moves) held = place.hold(row < k ? row : 0, column);
+
+    const Rows rows = shard_rows(step, shard, shards);
+    const float* const from = first_row(rows, x, order, k);
+    const int* const lines = row_lines(rows, order);
+    const bool vectored = is_vectored(from, k);
+    if (!vectored) follow_launch_before();  // single floats are read through the first-level cache
+    const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
+    const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
+    const float* const of_shard = dz + static_cast<int64_t>(rows.first) * n + n0;
+    float sums[GROUPS][T::PER_LANE * T::PER_LANE] = {};
+    double read_totals[2] = {};
+    for (int row0 = 0; row0 < rows.count; row0 += most) {
+        const int staged = min(most, rows.count - row0);
+        if (row0 > 0) __syncthreads();
+        float values[T::BATCH][T::PER_LANE];
+#pragma unroll
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = min(slice + i * T::SLICES, staged - 1);  // no one waits for what is not there
+            const int64_t stored = lines ? lines[row0 + r] : row0 + r;
+            unpack(load_row(from + stored * k, k, first_line, vectored), values[i]);
+        }
+        follow_launch_before();
+        read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, with nothing to wait for
+        stage_deltas(of_shard + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
+        __syncthreads();
+        if (first_line <= k && k < first_line + T::PER_LANE) {
+#pragma unroll
+            for (int i = 0; i < T::BATCH; ++i)
+#pragma unroll
+                for (int q = 0; q < T::PER_LANE; ++q)
+                    if (first_line + q == k) values[i][q] = 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < T::BATCH; ++i) {
+            const int r = slice + i * T::SLICES;
+            if (r >= staged) break;
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group) {
+                if (group * T::PER_LANE >= columns) break;
+#pragma unroll
+                for (int j = 0; j < T::PER_LANE; ++j) {  // also of columns that there are not: no one asks for their sums
+                    const float delta = shared[r * pitch + group * T::PER_LANE + j];
+                    float* const its = sums[group] + j * T::PER_LANE;
+#pragma unroll
+                    for (int q = 0; q < T::PER_LANE; ++q) its[q] = fmaf(values[i][q], delta, its[q]);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    const int mine = lane % T::LANES, my_line = lane / T::LANES * T::PER_LANE + mine % T::PER_LANE;
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+        if (group * T::PER_LANE >= columns) break;
+        const float sum = sum_to_lanes(sums[group]);
+        shared[(warp * T::LINES + my_line) * T::COLUMNS + group * T::PER_LANE + mine / T::PER_LANE] = sum;
+    }
+    __syncthreads();
+    if (!moves) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::LINES * T::COLUMNS + threadIdx.x];
+    place.scale = static_cast<float>(inverse_weight(read_totals));
+    place.put(row < k ? row : 0, column, sum, held);
+}
+
+}  // namespace mlpgpu
