@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..kernels import Argument
 from ..kernels.launches import Launch
 from .peak_rates import TENSOR_SPEED
 
@@ -25,12 +26,15 @@ def flops(launch: Launch, rows: int) -> int:
 
 def moved_bytes(launch: Launch, rows: int) -> int:
     """The fewest bytes that a launch for ``rows`` rows moves: each array once, or twice if it is updated in place."""
-    lengths, total = lengths_of(launch, rows), 0
-    for argument in launch.entry.arguments:
-        if argument.is_array and launch.values[argument.name] is not None:
-            assert argument.axes is not None, f"{launch.entry.name} states no axes of {argument.name}"
-            total += argument.item_bytes * _count(argument.axes, lengths) * (2 if argument.is_updated else 1)
-    return total
+    given = (each for each in launch.entry.arguments if each.is_array and launch.values[each.name] is not None)
+    lengths = lengths_of(launch, rows)
+    return sum(array_bytes(argument, lengths) * (2 if argument.is_updated else 1) for argument in given)
+
+
+def array_bytes(argument: Argument, lengths: Mapping[str, int]) -> int:
+    """The size of the array that an argument stands for, as :func:`lengths_of` gives lengths."""
+    assert argument.axes is not None, f"the signature states no axes of {argument.name}"
+    return argument.item_bytes * _count(argument.axes, lengths)
 
 
 def speed_of(launch: Launch) -> float:
