@@ -66,8 +66,8 @@ INNER_LEVELS = {
     ),
     "backends/cuda/profile": ("peak_rates", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (
-        *("operand_format", "entry", "updates", "dense", "planes", "losses", "tensor", "local", "rows", "patterns"),
-        *("metrics", "rates", "launches", "table", "__init__"),
+        *("operand_format", "entry", "updates", "dense", "planes", "losses", "tensor", "local", "rows", "primitives"),
+        *("metrics", "peak_rates", "launches", "table", "__init__"),
     ),
 }
 

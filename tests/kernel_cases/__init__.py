@@ -17,7 +17,7 @@ from .dense import dense_cases
 from .local import local_cases
 from .losses import loss_cases
 from .metrics import metric_cases, rank_cases
-from .patterns import pattern_cases
+from .primitives import primitive_cases
 from .rows import row_cases
 from .tensor import tensor_cases
 from .updates import step_cases
@@ -32,7 +32,7 @@ def all_cases() -> list[Case]:
         *loss_cases(),
         *metric_cases(),
         *step_cases(),
-        *pattern_cases(),
+        *primitive_cases(),
         *rank_cases(),
         *tensor_cases(),
     ]

@@ -13,9 +13,9 @@ from .local import *
 from .losses import *
 from .metrics import *
 from .operand_format import *
-from .patterns import *
+from .peak_rates import *
 from .planes import *
-from .rates import *
+from .primitives import *
 from .rows import *
 from .table import *
 from .tensor import *

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....metrics import METRICS
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments, camel
 from .losses import TargetReader
-from .patterns import prefix_sum, sort_counts, sort_scatter
+from .primitives import prefix_sum, sort_counts, sort_scatter
 
 METRIC_THREADS = 1024  # where the sums have one column, one block adds up the whole batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import kernels
-from ..kernels import ROW_THREADS, SORT_DIGITS, ceil_div
+from ..kernels import ITEM_BYTES, ROW_THREADS, SORT_DIGITS, ceil_div
 from ..kernels.launches import At, Launch, Value
 
 DIGIT_BITS = 8
@@ -55,7 +55,7 @@ class Chain:
         tiles, counts = ceil_div(n, kernels.sort_tile(dtype)), At("digit counts")
         self.bytes[counts.array] = max(self.bytes[counts.array], 4 * _digit_counts(dtype, n))
         targets, source = (spare, (keys, sorted_values)), (keys, values)
-        for number, shift in enumerate(range(0, 8 * kernels.KEYS[dtype][1], DIGIT_BITS)):
+        for number, shift in enumerate(range(0, 8 * ITEM_BYTES[kernels.KEYS[dtype]], DIGIT_BITS)):
             target = targets[number % 2]
             of_pass: dict[str, Value] = {"keys": source[0], "n": n, "shift": shift}
             moved: dict[str, Value] = {

@@ -1,30 +1,30 @@
-"""The parallel patterns: prefix sums (``primitives/scan.cuh``), ``primitives/sort.cuh``,
-``primitives/histogram.cuh``, and ``elementwise/random.cuh``."""
+"""Prefix sums (``primitives/scan.cuh``), sorts (``primitives/sort.cuh``), histograms (``primitives/histogram.cuh``),
+and random words (``elementwise/random.cuh``)."""
 
 from __future__ import annotations
 
 from ...base import MOST_BINS
-from .entry import ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from .entry import ITEM_BYTES, ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
-SCANNED = {"float32": ("float", 4), "int32": ("int", 4), "float64": ("double", 8)}  # C type and bytes of summands
+SCANNED = {"float32": "float", "int32": "int", "float64": "double"}  # C types of summands
 SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
-KEYS = {"uint32": ("uint32_t", 4), "uint64": ("uint64_t", 8)}  # C type and bytes of keys that can be sorted
+KEYS = {"uint32": "uint32_t", "uint64": "uint64_t"}  # C types of keys that can be sorted
 
 
 def prefix_sum(dtype: str) -> Entry:
     """``dtype`` is one of :data:`SCANNED`."""
-    ctype, size = SCANNED[dtype]
+    ctype = SCANNED[dtype]
     signature = f"const {ctype}* x[n], {ctype}* y[n], int64_t n, int exclusive, uint64_t* tile_sums[0]"
-    shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + size) + 4
+    shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + ITEM_BYTES[ctype]) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
     return Entry(name, "primitives/scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
 
 
 def scan_tiles(dtype: str, n: int) -> int:
     """Tiles of n elements: those of ScanTile of primitives/scan.cuh."""
-    return ceil_div(n, SCAN_TILE_BYTES // SCANNED[dtype][1])
+    return ceil_div(n, SCAN_TILE_BYTES // ITEM_BYTES[SCANNED[dtype]])
 
 
 def scan_grid(dtype: str, n: int) -> tuple[int, int, int]:
@@ -39,19 +39,19 @@ def scan_words(dtype: str, n: int) -> int:
 
 def sort_tile(dtype: str) -> int:
     """The keys that a block sorts: SortTile of primitives/sort.cuh."""
-    return SORT_TILE_BYTES // KEYS[dtype][1]
+    return SORT_TILE_BYTES // ITEM_BYTES[KEYS[dtype]]
 
 
 def sort_counts(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
-    signature = f"const {KEYS[dtype][0]}* keys[n], int64_t n, int shift, int* counts[{SORT_DIGITS},grid.x]"
+    signature = f"const {KEYS[dtype]}* keys[n], int64_t n, int shift, int* counts[{SORT_DIGITS},grid.x]"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
     return Entry(name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
 
 
 def sort_scatter(dtype: str) -> Entry:
     """``dtype`` is one of :data:`KEYS`."""
-    key = KEYS[dtype][0]
+    key = KEYS[dtype]
     signature = (
         f"const {key}* keys[n], const int* values[n], int64_t n, int shift, const int* starts[{SORT_DIGITS},grid.x], "
         f"{key}* keys_out[n], int* values_out[n]"
@@ -90,7 +90,7 @@ def initial_uniform() -> Entry:
     return Entry("initial_uniform", "elementwise/random.cuh", "initial_uniform", arguments(signature), ROW_THREADS)
 
 
-def pattern_entries() -> list[Entry]:
+def primitive_entries() -> list[Entry]:
     """All of every type."""
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     counts = [extremes(), find_nonfinite(), histogram()]

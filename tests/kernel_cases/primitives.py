@@ -130,7 +130,7 @@ def initial_uniform(n: int, *, shift: bool = False) -> Case:
     )  # fmt: skip
 
 
-def pattern_cases() -> Iterator[Case]:
+def primitive_cases() -> Iterator[Case]:
     for n in (1, 4, 1023, 5000):
         yield random_words(n)
         yield initial_uniform(n)
