@@ -1,6 +1,6 @@
 """Every number that decides between kernels, with the measurement that set it.
 
-Times are of an NVIDIA H200 and stand, with what was tried beside them, in ``docs/performance.md``.  *tall* is its
+Times are of an NVIDIA H200 and stand, with what was tried beside them, in ``docs/experiments/``.  *tall* is its
 workload 90000-90-90-10, *medium* 784-1024-1024-10 at batch 1,024.  What a kernel can hold at most is its own, and
 stands beside its entry in :mod:`..kernels`.
 """
