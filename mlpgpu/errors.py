@@ -19,6 +19,7 @@ BackendError           RuntimeError      a backend, a card or a driver is missin
 FileFormatError        ValueError        a file's contents are damaged, foreign, too new or hostile
 StorageError           OSError           the file system refused: no permission, no space, no folder
 DownloadError          OSError           a data set is neither in the folder nor to be had
+ReadOnlyError          AttributeError    an attribute is set that stays what it was made with
 =====================  ================  ==========================================================
 """
 
@@ -109,6 +110,26 @@ class DownloadError(MlpgpuError, OSError):
     """A data set is neither in the folder named nor to be had from the network."""
 
     __str__ = Exception.__str__
+
+
+class ReadOnlyError(MlpgpuError, AttributeError):
+    """An attribute is set that stays what it was made with, or one that there is not."""
+
+
+def refuse_setting(owner: object, name: str, settable: Iterable[str], hint: str) -> None:
+    """Refuse to set the public attribute ``name`` of ``owner``, unless it is ``settable``.
+
+    Raises:
+        ReadOnlyError: always for other public names.
+    """
+    if name.startswith("_") or name in settable:
+        return
+    what = f"{type(owner).__name__}.{name}"
+    if hasattr(type(owner), name) or name in vars(owner):
+        raise ReadOnlyError(what, expected="to be read: it stays as it was made", got="an assignment", hint=hint)
+    near = difflib.get_close_matches(name.lower(), list(settable), n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else hint
+    raise ReadOnlyError(what, expected=f"one that can be set: {', '.join(settable)}", got=repr(name), hint=hint)
 
 
 def lookup(kind: str, name: object, table: Iterable[Name]) -> Name:

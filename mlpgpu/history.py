@@ -39,6 +39,10 @@ class History:
         """Add an epoch."""
         self._records.append(dict(record))
 
+    def extend_last(self, columns: Mapping[str, float]) -> None:
+        """Add columns to the last epoch's record."""
+        self._records[-1].update(columns)
+
     @property
     def records(self) -> list[Record]:
         """A copy of the records, first epoch first."""

@@ -40,6 +40,11 @@ class Schedule(ABC):
     def rates(self, clock: Clock) -> np.ndarray:
         """The rate of each step, shape (n,), float64."""
 
+    @property
+    def length(self) -> tuple[float | None, int | None]:
+        """After how many epochs, or steps, it stays at its last rate; (None, None) if it never does."""
+        return None, None
+
 
 def _check_length(owner: object, epochs: float | None, steps: int | None) -> None:
     name = type(owner).__name__
@@ -127,6 +132,10 @@ class CosineDecay(Schedule):
         check_number("CosineDecay final", self.final, least=0.0)
         _check_length(self, self.epochs, self.steps)
 
+    @property
+    def length(self) -> tuple[float | None, int | None]:
+        return self.epochs, self.steps
+
     def rates(self, clock: Clock) -> np.ndarray:
         progress = np.minimum(_progress(self, clock, self.epochs, self.steps), 1.0)
         return self.final + (self.rate - self.final) * 0.5 * (1.0 + np.cos(np.pi * progress))
@@ -147,6 +156,10 @@ class WarmUp(Schedule):
         if isinstance(as_schedule(self.rate), ReduceOnPlateau):
             raise ConfigurationError("WarmUp rate", expected="a schedule without memory", got="ReduceOnPlateau")
         _check_length(self, self.epochs, self.steps)
+
+    @property
+    def length(self) -> tuple[float | None, int | None]:
+        return as_schedule(self.rate).length
 
     def rates(self, clock: Clock) -> np.ndarray:
         # A step counts when it ends, so that the first one is not wasted on a rate of 0.
@@ -176,6 +189,10 @@ class OneCycle(Schedule):
         check_number("OneCycle start_divisor", self.start_divisor, above=0.0)
         check_number("OneCycle final_divisor", self.final_divisor, above=0.0)
         _check_length(self, self.epochs, self.steps)
+
+    @property
+    def length(self) -> tuple[float | None, int | None]:
+        return self.epochs, self.steps
 
     def rates(self, clock: Clock) -> np.ndarray:
         progress = np.minimum(_progress(self, clock, self.epochs, self.steps), 1.0)

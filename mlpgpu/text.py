@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+
+
+def tell(message: str) -> None:
+    """Say something that is no error on standard error."""
+    print(f"mlpgpu: {message}", file=sys.stderr)
 
 
 def table(rows: Sequence[Sequence[str]], alignment: str) -> str:

@@ -41,7 +41,7 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
     "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
-    "network": ("parameters", "statistics", "saved", "network", "__init__"),
+    "network": ("parameters", "statistics", "remembered", "saved", "network", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),

@@ -63,7 +63,7 @@ class FakeTrainer:
     def fit(self, callback: Callback, column: str, values: list[float], steps: int = 3) -> int:
         """Runs epochs that end with ``values``, until the callback ends the fit; returns how many it ran."""
         ran = 0
-        for value in [] if callback.begin(self) is True else values:
+        for value in [] if callback.begin(self) else values:
             for _ in range(steps):
                 self.steps += 1
                 if callback.every_steps is not None and self.steps % callback.every_steps == 0:
@@ -71,7 +71,7 @@ class FakeTrainer:
             self.epochs += 1
             self.history.append({"epoch": self.epochs, "loss": 1.0, column: value})
             ran += 1
-            if callback.epoch_end(self, self.history.last) is True:
+            if callback.epoch_end(self, self.history.last):
                 break
         callback.end(self)
         return ran
@@ -184,7 +184,7 @@ def test_early_stopping_names_what_it_may_monitor() -> None:
     stopping = EarlyStopping()
     with pytest.raises(ConfigurationError, match=expected):
         stopping.begin(FakeTrainer())
-    with pytest.raises(ConfigurationError, match=r"got 'los'$"):
+    with pytest.raises(ConfigurationError, match=r"got 'los' \(a callback that adds"):
         EarlyStopping("los").begin(FakeTrainer())
 
 
@@ -353,23 +353,12 @@ def test_csv_logger_looks_for_its_folder_before_training(tmp_path: Path) -> None
         CSVLogger(3)
 
 
-@pytest.mark.parametrize(("answer", "epochs_run"), [(True, 1), (None, 3), (1, 3), ("stop", 3)])
-def test_a_function_ends_the_fit_with_true_only(answer: object, epochs_run: int) -> None:
+@pytest.mark.parametrize(
+    ("answer", "epochs_run"), [(True, 1), (None, 3), (np.False_, 3), (0, 3), (1, 1), (np.True_, 1), ("stop", 1)]
+)
+def test_a_function_ends_the_fit_with_what_is_true(answer: object, epochs_run: int) -> None:
     callback = as_callback(lambda record: answer)
     assert FakeTrainer().fit(callback, "loss", [3.0, 2.0, 1.0]) == epochs_run
-    assert callback.epoch_end(FakeTrainer(), {"loss": 1.0}) is (answer is True)
-
-
-def test_a_function_gets_a_copy_of_the_record() -> None:
-    seen = []
-
-    def function(record: dict[str, float]) -> None:
-        seen.append(dict(record))
-        record.clear()
-
-    record = {"epoch": 1, "loss": 2.0}
-    as_callback(function).epoch_end(FakeTrainer(), record)
-    assert seen == [record] == [{"epoch": 1, "loss": 2.0}]
 
 
 def test_as_callback() -> None:

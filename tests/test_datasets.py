@@ -44,7 +44,7 @@ X = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
 def test_inputs_are_kept_not_copied(dtype: type) -> None:
-    x = np.ones((5, 4, 3), dtype)
+    x = np.full((5, 4, 3), 7, dtype)
     data = Dataset(x)
     assert (len(data), data.n_in, data.x.shape, data.x.dtype) == (5, 12, (5, 12), dtype)
     assert np.shares_memory(data.x, x)
@@ -69,11 +69,12 @@ def test_layouts_are_made_contiguous_and_native() -> None:
 
 
 def test_scale_belongs_to_bytes() -> None:
-    assert Dataset(np.ones((2, 2), np.uint8)).scale == 1 / 255
+    assert Dataset(np.full((2, 2), 7, np.uint8)).scale == 1 / 255
     assert Dataset(np.ones((2, 2), np.uint8), scale=0.5).scale == 0.5
     assert Dataset(X).scale is None
-    with pytest.raises(ConfigurationError, match=r"none for inputs of float32, got 0.5"):
-        Dataset(X, scale=0.5)
+    told = Dataset(X, scale=0.5)  # floats that were multiplied already
+    assert (told.scale, told.inputs.scale) == (None, 0.5)
+    assert told.x.tolist() == X.tolist()
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match="scale"):
             Dataset(np.ones((2, 2), np.uint8), scale=scale)
@@ -171,7 +172,7 @@ def test_named_integer_labels() -> None:
         ([0, 1, 2, 0, 1, 2], ["cat", "dog"], DataError, "from 0 to 1, got 2 at row 2"),
         ([0, -1, 0, 0, 0, 0], ["cat", "dog"], DataError, "from 0 to 1, got -1 at row 1"),
         (["a", "b", "c", "a", "a", "a"], ["a", "b"], DataError, "one of the classes a, b, got 'c' at row 2"),
-        ([0.0] * 6, ["a"], ConfigurationError, r"got float64 \(6,\)"),
+        ([0.5] * 6, ["a"], ConfigurationError, r"got float64 \(6,\)"),
         ([[0, 1]] * 6, ["a", "b"], ConfigurationError, r"got int64 \(6, 2\)"),
         (None, ["a"], ConfigurationError, "none without y"),
         ([0] * 6, ["a", "a"], ConfigurationError, "names that differ, got a, a"),
@@ -300,7 +301,7 @@ def test_immutable() -> None:
 
 def test_repr() -> None:
     assert repr(Dataset(X)) == "Dataset(6 rows, 2 features, float32, y: none)"
-    text = repr(Dataset(np.ones((2, 2, 2), np.uint8), ["b", "a"]))
+    text = repr(Dataset(np.full((2, 2, 2), 7, np.uint8), ["b", "a"]))
     assert text == "Dataset(2 rows, 4 features, uint8, y: int64 (2,), classes: a, b)"
 
 
@@ -328,7 +329,7 @@ def test_identity() -> None:
 
 
 def test_identity_tells_sets_apart() -> None:
-    bytes_ = np.ones((6, 2), np.uint8)
+    bytes_ = np.full((6, 2), 7, np.uint8)
     sets = [
         Dataset(X),
         Dataset(X[::-1]),
@@ -396,7 +397,7 @@ def test_largest_remainders_by_hand() -> None:
 
 
 def test_split_depends_on_seed_and_rows_alone() -> None:
-    a, b = (Dataset(x) for x in (np.zeros((50, 1)), np.ones((50, 7), np.uint8)))
+    a, b = (Dataset(x) for x in (np.zeros((50, 1)), np.full((50, 7), 7, np.uint8)))
     np.testing.assert_array_equal(rows_of(a.split(0.2, seed=3)[1]), rows_of(b.split(0.2, seed=3)[1]))
     assert (rows_of(a.split(0.2, seed=3)[1]) != rows_of(a.split(0.2, seed=4)[1])).any()
     assert (np.diff(rows_of(a.split(0.2)[0])) < 0).any()

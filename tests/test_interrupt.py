@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mlpgpu as mg
+from mlpgpu.training import interrupt
 
 EPOCHS = 4
 STEPS_PER_EPOCH = 5
@@ -48,11 +49,17 @@ def unbroken() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    """Every fit leaves the handler of Ctrl-C that it found."""
+    """Every fit leaves the handler of Ctrl-C that it found; no test comes within seconds of another."""
+    forget()
     before = signal.getsignal(signal.SIGINT)
     yield
     after = signal.signal(signal.SIGINT, before)
     assert after is before
+
+
+def forget() -> None:
+    """As if no fit had been interrupted for a while."""
+    interrupt._last = -interrupt.AGAIN_SECONDS
 
 
 class Interrupt(mg.Callback):
@@ -110,6 +117,7 @@ def test_the_state_after_an_interruption_is_that_of_the_last_finished_step() -> 
 def test_an_interrupted_fit_does_not_restore_the_best() -> None:
     watched, stopping, plain = new_trainer(), mg.EarlyStopping("loss", patience=9), new_trainer()
     fit(watched, stopping, Interrupt(12))
+    forget()
     fit(plain, Interrupt(12))
     assert stopping.best_epoch is not None
     assert result(watched) == result(plain)
@@ -124,6 +132,23 @@ def test_a_second_interrupt_acts_at_once(unbroken: dict[str, Any], tmp_path: Pat
     resumed = mg.Trainer.resume(tmp_path / "run.h5")
     fit(resumed)
     assert result(resumed) == unbroken
+
+
+def test_a_second_interrupt_soon_after_ends_a_loop_of_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    trainers = [new_trainer() for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        for trainer in trainers:
+            fit(trainer, Interrupt(7))
+    assert [trainer.steps for trainer in trainers] == [7, 7, 0]
+    assert "Ctrl-C again at once ends the program" in capsys.readouterr().err
+
+
+def test_an_interrupt_seconds_after_another_ends_its_own_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    assert fit(new_trainer(), Interrupt(7)).interrupted
+    now += interrupt.AGAIN_SECONDS
+    assert fit(new_trainer(), Interrupt(7)).interrupted
 
 
 def test_an_interrupt_after_the_last_epoch_loses_nothing(unbroken: dict[str, Any]) -> None:
@@ -167,6 +192,7 @@ def test_a_handler_of_the_users_own_is_put_back_and_an_error_puts_it_back_too() 
             fit(new_trainer(), fail)
         assert signal.getsignal(signal.SIGINT) is own
         assert received == []
+        forget()
         fit(new_trainer(), Interrupt(3, times=2))
         assert received == [signal.SIGINT]  # the second one is the user's
     finally:

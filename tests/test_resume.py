@@ -273,6 +273,8 @@ def test_a_run_killed_from_outside_at_any_time_ends_with_the_same_bits(tmp_path:
         process = start(name, path, "step", 1, "outside", 0)
         assert process.stdout is not None
         process.stdout.readline()  # the first step is done
+        while not path.exists() and process.poll() is None:
+            time.sleep(0.001)
         time.sleep(chance.uniform(0.0, 0.04))
         process.kill()
         process.communicate()

@@ -321,7 +321,12 @@ def test_a_resumed_run_repeats_no_line_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "epochs"), [(lambda record: record["epoch"] == 3, 3), (lambda record: None, 8), (lambda record: 1, 8)]
+    ("function", "epochs"),
+    [
+        (lambda record: record["epoch"] == 3, 3),
+        (lambda record: None, 8),
+        (lambda record: record["epoch"] > 4 and "enough", 5),
+    ],
 )
 def test_a_function_sees_each_record_and_may_end_the_fit(function: Callable[[dict], Any], epochs: int) -> None:
     seen: list[dict[str, float]] = []

@@ -177,7 +177,6 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
     "another length of weight": (dataset(X, LABELS, np.ones(3)), ShapeError, ("as x has 24 rows", "got shape (3,)")),
     "negative weight": (dataset(X, LABELS, -np.ones(24)), DataError, ("of at least 0", "got -1.0 at row 0")),
     "weights all 0": (dataset(X, LABELS, np.zeros(24)), DataError, ("a weight above 0", "got 24 times 0")),
-    "scale of floats": (dataset(X, scale=0.5), ConfigurationError, ("scale: expected none", "float64", "got 0.5")),
     "unnamed class": (dataset(X, LABELS, classes=["a", "b"]), DataError, ("from 0 to 1", "got 2 at row 2")),
     "no part": (
         lambda trainer: GOOD.split(0.001),
@@ -188,7 +187,7 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
     "epochs 0": (fit(epochs=0), ConfigurationError, (f"epochs: expected {WHOLE}", "got 0")),
     "epochs 1.5": (fit(epochs=1.5), DtypeError, (WHOLE, "got float 1.5")),
     "arrays for data": (fit(X), DtypeError, ("data: expected a mlpgpu.Dataset", "got ndarray")),
-    "arrays for validation": (fit(validation=(X, LABELS)), DtypeError, ("expected a mlpgpu.Dataset", "got tuple")),
+    "an array for validation": (fit(validation=X), DtypeError, ("expected a mlpgpu.Dataset", "(x, y)", "got ndarray")),
     "another width": (fit(mg.Dataset(X[:, :3], LABELS)), ShapeError, ("x: expected (rows, 4)", "got (24, 3)")),
     "another width to validate": (
         fit(validation=mg.Dataset(X[:, :3], LABELS)),

@@ -10,6 +10,7 @@ from .callback import Callback as Callback
 from .callback import FunctionCallback as FunctionCallback
 from .callback import TrainerLike as TrainerLike
 from .callback import as_callback as as_callback
+from .callback import check_monitor as check_monitor
 from .checkpoint import Checkpoint as Checkpoint
 from .csv_logger import CSVLogger as CSVLogger
 from .early_stopping import EarlyStopping as EarlyStopping

@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageErr
 from ..history import History, Record
 from ..metrics import VALIDATION
 
+ADDS = "a callback that adds a column names it in its columns"
 VALIDATION_LOSS = f"{VALIDATION}loss"
 STATE_TYPES = {type(None): "None", bool: "a boolean", int: "a whole number", float: "a finite float", str: "a string"}
 
@@ -54,23 +55,29 @@ class Callback:
 
     Attributes:
         runs_last: True for what saves the trainer: it must see the states that the others leave.
+        columns: names of numbers that ``epoch_end`` puts into each record.  They stand in the history, and
+            EarlyStopping, Checkpoint and ReduceOnPlateau may watch them: who has columns is called first.
     """
 
     runs_last: ClassVar[bool] = False
+    columns: Sequence[str] = ()
 
     @property
     def every_steps(self) -> int | None:
         """``step_end`` is called whenever ``trainer.steps`` is a multiple of this; never if None."""
         return None
 
-    def begin(self, trainer: TrainerLike) -> bool | None:
-        """Before a fit's first step: check what the fit lacks.  True: there is nothing left to train."""
+    def begin(self, trainer: TrainerLike) -> object:
+        """Before a fit's first step: check what the fit lacks.  What is true says: nothing is left to train."""
 
     def step_end(self, trainer: TrainerLike) -> None:
         """After a step that ``every_steps`` asks for."""
 
-    def epoch_end(self, trainer: TrainerLike, record: Record) -> bool | None:
-        """After an epoch, whose record is the history's last.  True: the fit ends here."""
+    def epoch_end(self, trainer: TrainerLike, record: Record) -> object:
+        """After an epoch, whose record is the history's last.  The fit ends here if it returns what is true.
+
+        Numbers that it adds to ``record`` stand in the history.
+        """
 
     def end(self, trainer: TrainerLike) -> None:
         """After the fit, also when it was stopped early or interrupted, but not after an error."""
@@ -89,13 +96,17 @@ class Callback:
 
 
 class FunctionCallback(Callback):
-    """Calls ``function(record)`` after each epoch with a copy of its record; the fit ends if that returns True."""
+    """Calls ``function(record)`` after each epoch; the fit ends if that returns what is true.
+
+    Numbers that it adds to the record stand in the history; those in its attribute ``columns`` can be watched.
+    """
 
     def __init__(self, function: Callable[[Record], object]) -> None:
         self.function = function
+        self.columns = getattr(function, "columns", ())
 
-    def epoch_end(self, trainer: TrainerLike, record: Record) -> bool:
-        return self.function(dict(record)) is True
+    def epoch_end(self, trainer: TrainerLike, record: Record) -> object:
+        return self.function(record)
 
 
 def as_callback(value: object) -> Callback:
@@ -112,11 +123,12 @@ def as_callback(value: object) -> Callback:
     raise DtypeError("callback", expected="a Callback or a function of an epoch's record", got=got)
 
 
-def check_monitor(owner: Callback, monitor: str, trainer: TrainerLike) -> None:
-    if monitor not in trainer.monitored:
-        hint = "pass validation= to fit" if str(monitor).startswith(VALIDATION) else ""
-        expected = "one of " + ", ".join(trainer.monitored)
-        raise ConfigurationError(f"{type(owner).__name__} monitor", expected=expected, got=repr(monitor), hint=hint)
+def check_monitor(owner: str, monitor: str, monitored: Sequence[str]) -> None:
+    """Refuse to watch what is none of the columns ``monitored``."""
+    if monitor not in monitored:
+        hint = "pass validation= to fit" if str(monitor).startswith(VALIDATION) else ADDS
+        expected = "one of " + ", ".join(monitored)
+        raise ConfigurationError(f"{owner} monitor", expected=expected, got=repr(monitor), hint=hint)
 
 
 def check_place(owner: Callback, path: Path) -> None:

@@ -74,7 +74,7 @@ class Checkpoint(Callback):
             if watched is None:
                 watched = VALIDATION_LOSS if VALIDATION_LOSS in trainer.monitored else "loss"
             check_place(self, self.best_path)
-            check_monitor(self, watched, trainer)
+            check_monitor(type(self).__name__, watched, trainer.monitored)
         if self._loaded != watched:
             self.best = None
         self._watched, self._loaded = watched, None

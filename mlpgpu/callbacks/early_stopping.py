@@ -50,7 +50,7 @@ class EarlyStopping(Callback):
         self.stopped = False
 
     def begin(self, trainer: TrainerLike) -> bool:
-        check_monitor(self, self.monitor, trainer)
+        check_monitor(type(self).__name__, self.monitor, trainer.monitored)
         if self._loaded != self.monitor:
             self._forget()
         self._loaded = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,6 +15,43 @@ from ..errors import ConfigurationError, DataError, DtypeError, EmptyDataError, 
 
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
+NAMED_MOST = 5  # of a table's columns, in a message
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How inputs are given, and what they mean.
+
+    Attributes:
+        kind: ``"bytes"`` for uint8, ``"floats"`` for all else.
+        scale: what bytes are multiplied by; what floats were multiplied by already, or None if nobody said.
+        is_told: whether somebody gave the scale, or it is the usual one.
+    """
+
+    kind: Literal["bytes", "floats"]
+    scale: float | None
+    is_told: bool = True
+
+    def __str__(self) -> str:
+        if self.kind == "bytes":
+            return f"bytes (uint8) times {factor(self.scale)}"
+        return "floats" if self.scale is None else f"floats that are bytes times {factor(self.scale)}"
+
+    def means_the_same(self, other: Inputs) -> bool:
+        """Whether a network that was trained on these inputs takes ``other``: not where one would be rescaled."""
+        if self.kind == other.kind:
+            return None in (self.scale, other.scale) or self.scale == other.scale
+        if self.kind == "floats" and self.scale is None:
+            return other.is_told
+        return self.scale == other.scale
+
+
+def factor(scale: float | None) -> str:
+    """A scale for people: 1/255, not 0.00392157."""
+    if scale is None:
+        return "1"
+    whole = round(1 / scale) if scale else 0
+    return f"1/{whole}" if whole > 1 and 1 / whole == scale else f"{scale:g}"
 
 
 def _as_array(what: str, value: ArrayLike, expected: str) -> np.ndarray:
@@ -37,8 +78,8 @@ def chunks(rows: int, row_bytes: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def check_finite(what: str, array: np.ndarray) -> None:
-    """``array`` is (rows,) or (rows, columns) with at least one element."""
+def check_finite(what: str, array: np.ndarray, columns: Sequence[str] | None = None) -> None:
+    """``array`` is (rows,) or (rows, columns) with at least one element; ``columns`` are names, where there are."""
     if array.dtype.kind != "f":
         return
     for rows in chunks(len(array), array[:1].nbytes):
@@ -46,21 +87,61 @@ def check_finite(what: str, array: np.ndarray) -> None:
         if not finite.all():
             row, *column = (int(place) for place in np.unravel_index(finite.argmin(), finite.shape))
             row += rows.start
-            where = ", ".join([f"row {row}", *(f"column {place}" for place in column)])
+            where = ", ".join([f"row {row}", *(f"column {columns[k]!r}" if columns else f"column {k}" for k in column)])
             raise DataError(what, expected="finite numbers", got=f"{array[(row, *column)]} at {where}")
 
 
 def _real_dtype(what: str, array: np.ndarray, expected: str) -> np.dtype:
     """The dtype to keep ``array`` in, if that is one of KEPT_DTYPES: its own, otherwise float32."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise DtypeError(what, expected=expected, got=f"dtype {array.dtype}")
+        hint = f"if they are numbers: {what}.astype('float32')" if array.dtype.kind in "OUSTg" else ""
+        raise DtypeError(what, expected=expected, got=f"dtype {array.dtype}", hint=hint)
     native = array.dtype.newbyteorder("=")
     return native if native in KEPT_DTYPES else np.dtype(np.float32)
 
 
-def check_inputs(x: ArrayLike) -> np.ndarray:
+def is_bytes(x: Any) -> bool:
+    """Whether ``x``, an array or a table, is of uint8."""
+    if getattr(x, "dtype", None) is not None:
+        return str(x.dtype).rpartition(".")[2] == "uint8"  # NumPy's, or torch.uint8
+    return _column_names(x) is not None and np.asarray(x).dtype == np.uint8
+
+
+def _column_names(x: Any) -> list[Any] | None:
+    """The names of the columns of a table (pandas, Polars, Arrow), or None if ``x`` is none."""
+    names = getattr(x, "column_names", None)
+    names = getattr(x, "columns", None) if names is None else names
+    return None if names is None or callable(names) else list(names)
+
+
+def _table_array(x: Any, names: Sequence[Any]) -> np.ndarray:
+    """The columns of a table side by side, (rows, columns)."""
+    whole = np.asarray(x)
+    if whole.dtype.kind in "biuf":
+        return whole
+    # Columns of several types, which are of numbers one by one.
+    columns, refused = [], {}
+    for place, name in enumerate(names):
+        column = x.iloc[:, place] if hasattr(x, "iloc") else x[name]
+        values = np.asarray(column)
+        if values.dtype.kind == "O" and not any(isinstance(value, (str, bytes)) for value in values):
+            with contextlib.suppress(TypeError, ValueError):  # which is said below
+                values = values.astype(np.float64)
+        if values.dtype.kind not in "biuf":
+            refused[repr(name)] = f"{getattr(column, 'dtype', values.dtype)}, such as {values[0]!r}"
+        columns.append(values)
+    if refused:
+        got = "; ".join(f"column {name} of {kind}" for name, kind in list(refused.items())[:NAMED_MOST])
+        hint = "leave them out, or make numbers of them, as pandas.get_dummies does"
+        raise DtypeError("x", expected="columns of numbers", got=got, hint=hint)
+    return np.stack(columns, axis=1)
+
+
+def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The inputs to keep, (rows, n_in), and the names of their columns where a table has names."""
     expected = "(rows, features)"
-    array = _as_array("x", x, expected)
+    names = _column_names(x)
+    array = _as_array("x", x, expected) if names is None or not len(names) else _table_array(x, names)
     dtype = _real_dtype("x", array, "real numbers of up to 64 bits")
     if array.ndim < 2:
         hint = "one feature is x.reshape(-1, 1), one row is x.reshape(1, -1)"
@@ -70,16 +151,32 @@ def check_inputs(x: ArrayLike) -> np.ndarray:
     if array.size == 0:
         raise ShapeError("x", expected="at least one feature", got=f"shape {array.shape}")
     rows = np.ascontiguousarray(array, dtype).reshape(len(array), -1)  # (rows, n_in)
-    check_finite("x", rows)
-    return frozen(rows)
+    # As scikit-learn counts it, names are strings; numbers that count columns are none.
+    columns = tuple(map(str, names)) if names and all(isinstance(name, str) for name in names) else None
+    check_finite("x", rows, columns)
+    return frozen(rows), columns
 
 
-def check_scale(scale: float | None, dtype: np.dtype) -> float | None:
-    if dtype == np.uint8:
-        return 1 / 255 if scale is None else check_number("scale", scale, above=0)
-    if scale is not None:
-        raise ConfigurationError("scale", expected=f"none for inputs of {dtype}", got=scale, hint="it is for uint8")
-    return None
+def check_scale(scale: float | None, x: np.ndarray) -> Inputs:
+    """What the rows ``x`` mean, which were given with this scale."""
+    told = None if scale is None else check_number("scale", scale, above=0)
+    if x.dtype != np.uint8:
+        return Inputs("floats", told)
+    if told is None and _is_binary(x):
+        message = "x: bytes that are only 0 and 1 are multiplied by 1/255; scale=1 keeps them, scale=1/255 is as now"
+        warnings.warn(message, stacklevel=3)  # at the caller of Dataset
+    return Inputs("bytes", 1 / 255 if told is None else told, told is not None)
+
+
+def _is_binary(x: np.ndarray) -> bool:
+    """Whether bytes (rows, n_in) are 0 and 1, with a 1 among them; looks no further than the first other one."""
+    found = False
+    for rows in chunks(len(x), x[:1].nbytes):
+        most = x[rows].max()
+        if most > 1:
+            return False
+        found = found or most == 1
+    return found
 
 
 def check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -110,7 +207,8 @@ def check_targets(
     if not strings:
         kept = _real_dtype("y", array, "integers, booleans, strings or real numbers of up to 64 bits")
     if array.ndim not in (1, 2) or len(array) != rows or array.size == 0 or (strings and array.ndim == 2):
-        raise ShapeError("y", expected=f"({rows},)" if strings else expected, got=f"shape {array.shape}")
+        hint = "y.ravel()" if array.ndim == 2 and array.shape == (rows, 1) else ""
+        raise ShapeError("y", expected=f"({rows},)" if strings else expected, got=f"shape {array.shape}", hint=hint)
     if strings:
         labels, names = _code_strings(array, classes)
         return frozen(labels), names
@@ -119,10 +217,11 @@ def check_targets(
     array = np.asarray(array, array.dtype.newbyteorder("=") if integral else kept)
     check_finite("y", array)
     if classes is not None:
-        if not integral or array.ndim != 1:
+        if array.ndim != 1 or not (integral or is_whole(array)):
             got = f"{array.dtype} {array.shape}"
             raise ConfigurationError("classes", expected=f"integer or string labels ({rows},) in y", got=got)
         check_label_range(array, len(classes))
+        array = array if integral else array.astype(np.int64)
     return frozen(array), classes
 
 
@@ -139,13 +238,24 @@ def _code_strings(y: np.ndarray, classes: tuple[str, ...] | None) -> tuple[np.nd
     return np.array([positions[name] for name in found], np.int64)[codes], classes
 
 
+def is_whole(array: np.ndarray) -> bool:
+    """Whether all numbers, finite ones, are whole."""
+    return array.dtype.kind in "biu" or bool((array == np.floor(array)).all())
+
+
 def check_label_range(labels: np.ndarray, n_classes: int) -> None:
     """``labels`` is (rows,), of whole numbers."""
     outside = (labels < 0) | (labels >= n_classes)
     if outside.any():
-        row = first_row(outside)
+        row, least, most = first_row(outside), labels.min(), labels.max()
+        if (least, most) == (1, n_classes):
+            hint = f"labels that count from 1 to {n_classes} are y - 1"
+        elif least >= 0:
+            hint = f"labels up to {most} are for a last layer of n_out={int(most) + 1}"
+        else:
+            hint = "labels of -1 and 1 are (y > 0)" if n_classes == 2 and most == 1 else ""
         got = f"{labels[row]} at row {row}"
-        raise DataError("class labels", expected=f"whole numbers from 0 to {n_classes - 1}", got=got)
+        raise DataError("class labels", expected=f"whole numbers from 0 to {n_classes - 1}", got=got, hint=hint)
 
 
 def check_weight(weight: ArrayLike | None, rows: int) -> np.ndarray | None:

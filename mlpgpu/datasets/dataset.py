@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number
 from ..random import Purpose, check_seed, order
 from .arrays import (
+    Inputs,
     check_classes,
     check_finite,
     check_inputs,
@@ -22,6 +23,8 @@ from .arrays import (
     chunks,
     first_row,
     frozen,
+    is_bytes,
+    is_whole,
 )
 
 
@@ -34,23 +37,26 @@ class Dataset:
 
     Args:
         x: (rows, …); all axes but the first are flattened to one.  uint8, float32 and float64 are kept
-            if C-contiguous; other real numbers are converted to float32 once.
+            if C-contiguous; other real numbers are converted to float32 once.  A table (pandas, Polars, Arrow)
+            may mix types of numbers; the names of its columns are kept.
         y: None; (rows,) integers, booleans or strings, which are class labels; or (rows,) or (rows, m)
             numbers.  Strings become int64 positions in ``classes``.
         weight: None or (rows,), at least 0, not all 0; float64 is kept, all else becomes float32.
         classes: the classes' names, in the order of their labels.  By default the sorted distinct
-            strings of ``y``, and None where ``y`` is not strings.
-        scale: a byte of a uint8 ``x`` means byte * scale; 1/255 by default.
+            strings of ``y``, and None where ``y`` is not strings.  With them whole numbers of ``y`` that come
+            as floats are labels as well.
+        scale: a byte of a uint8 ``x`` means byte * scale; 1/255 by default.  Of floats it says that they are
+            bytes times scale already, so that they go with a network that was trained on bytes, and the reverse.
 
     Raises:
         ShapeError: ``x`` has no feature axis, or lengths differ.
-        DtypeError: an array is not of numbers, or ``classes`` are not strings.
+        DtypeError: an array or a column is not of numbers, or ``classes`` are not strings.
         EmptyDataError: there are no rows.
         DataError: NaN, infinity, an unknown class, or a weight that is negative or always 0.
         ConfigurationError: ``scale`` or ``classes`` do not go with the data.
     """
 
-    __slots__ = ("_classes", "_crc", "_index", "_labels", "_scale", "_storage_x", "_weight", "_y")
+    __slots__ = ("_classes", "_columns", "_crc", "_index", "_inputs", "_labels", "_storage_x", "_weight", "_y")
 
     _storage_x: np.ndarray  # (storage rows, n_in)
     _index: np.ndarray | None  # (rows,) int64 into _storage_x; None: all of it, in order
@@ -68,8 +74,8 @@ class Dataset:
         *,
         scale: float | None = None,
     ) -> None:
-        self._storage_x = check_inputs(x)
-        self._scale = check_scale(scale, self._storage_x.dtype)
+        self._storage_x, self._columns = check_inputs(x)
+        self._inputs = check_scale(scale, self._storage_x)
         self._y, self._classes = check_targets(y, len(self._storage_x), check_classes(classes))
         self._weight = check_weight(weight, len(self._storage_x))
         self._index = self._labels = self._crc = None
@@ -77,10 +83,16 @@ class Dataset:
     def _with(self, *, index: np.ndarray | None, y: np.ndarray | None, weight: np.ndarray | None) -> Dataset:
         """Other rows of the same inputs."""
         other = object.__new__(Dataset)
-        other._storage_x, other._scale, other._classes = self._storage_x, self._scale, self._classes
+        for name in ("_storage_x", "_columns", "_inputs", "_classes"):
+            setattr(other, name, getattr(self, name))
         other._index, other._y, other._weight = index, y, weight
         other._labels = other._crc = None
         return other
+
+    @staticmethod
+    def has_bytes(x: Any) -> bool:
+        """Whether an ``x``, an array or a table, would be kept as bytes."""
+        return is_bytes(x)
 
     def __len__(self) -> int:
         return len(self._storage_x) if self._index is None else len(self._index)
@@ -119,7 +131,17 @@ class Dataset:
     @property
     def scale(self) -> float | None:
         """What a byte of ``x`` is multiplied by; None unless ``x`` is uint8."""
-        return self._scale
+        return self._inputs.scale if self._inputs.kind == "bytes" else None
+
+    @property
+    def inputs(self) -> Inputs:
+        """Whether ``x`` is bytes or floats, and its scale."""
+        return self._inputs
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns of ``x``, or None if it came without."""
+        return self._columns
 
     @property
     def storage_x(self) -> np.ndarray:
@@ -146,9 +168,8 @@ class Dataset:
             raise DataError("y", expected="a class label for each row", got="no y")
         if self._y.ndim != 1:
             raise ShapeError("y", expected=f"class labels ({len(self)},)", got=f"shape {self._y.shape}")
-        fractional = self._y != np.floor(self._y) if self._y.dtype.kind == "f" else np.zeros(0, bool)
-        if fractional.any():
-            row = first_row(fractional)
+        if not is_whole(self._y):
+            row = first_row(self._y != np.floor(self._y))
             raise DataError("class labels", expected="whole numbers", got=f"{self._y[row]} at row {row}")
         check_label_range(self._y, n_classes)
         return self._y.astype(np.intp)
@@ -167,7 +188,10 @@ class Dataset:
             raise DtypeError("y", expected="numeric targets", got="labels of the classes " + ", ".join(self._classes))
         y = self._y[:, None] if self._y.ndim == 1 else self._y  # (rows, m)
         if y.shape[1] != n_out:
-            raise ShapeError("y", expected=f"targets ({len(self)}, {n_out})", got=f"shape {self._y.shape}")
+            hint = f"the last layer's n_out, {n_out}, is the number of targets of a row"
+            if y.shape[1] == 1 and is_whole(y):
+                hint = "labels of classes are (rows,): y.ravel()"
+            raise ShapeError("y", expected=f"targets ({len(self)}, {n_out})", got=f"shape {self._y.shape}", hint=hint)
         with np.errstate(over="ignore"):
             targets = frozen(y.astype(dtype, copy=False))
         check_finite(f"y as {targets.dtype}", targets)
@@ -191,7 +215,7 @@ class Dataset:
             "rows": len(self),
             "n_in": self.n_in,
             "x_dtype": self._storage_x.dtype.name,
-            "scale": self._scale,
+            "scale": self.scale,
             "y_shape": None if self._y is None else list(self._y.shape),
             "y_dtype": None if self._y is None else self._y.dtype.name,
             "has_weight": self._weight is not None,
@@ -220,7 +244,7 @@ class Dataset:
             fraction: above 0 and below 1.
             seed: of the permutation, which depends on it and the number of rows alone.
             stratify: True or False; None stratifies if ``y`` holds class labels and no class has a
-                single row.
+                single row.  With True whole numbers that are floats are labels as well.
 
         Raises:
             ConfigurationError: ``fraction`` or ``seed`` is out of range, or leaves one part without rows.
@@ -242,7 +266,11 @@ class Dataset:
     def _check_stratify(self, stratify: bool | None) -> bool:
         if stratify is False:
             return False
-        if self._y is None or self._y.ndim != 1 or self._y.dtype.kind not in "biu":
+        if (
+            self._y is None
+            or self._y.ndim != 1
+            or not (self._y.dtype.kind in "biu" or (stratify and is_whole(self._y)))
+        ):
             problem = "no class labels"
         else:
             classes, counts = np.unique(self._y, return_counts=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .network import Network, load
+from .network import Data, Network, load
 from .parameters import FlatParameters, Parameters
 
-__all__ = ["FlatParameters", "Network", "Parameters", "load"]
+__all__ = ["Data", "FlatParameters", "Network", "Parameters", "load"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -12,19 +13,33 @@ from numpy.typing import ArrayLike
 from .. import storage
 from ..backends import Program, State, choose_backend, get_backend
 from ..datasets import Dataset
-from ..errors import ConfigurationError, DtypeError, FileFormatError, MlpgpuError, ShapeError, check_integer
+from ..datasets.arrays import check_classes
+from ..errors import (
+    ConfigurationError,
+    DivergenceError,
+    DtypeError,
+    FileFormatError,
+    MlpgpuError,
+    ShapeError,
+    check_integer,
+    refuse_setting,
+)
 from ..layers import Layer, Standardize, check_layers, input_width
-from ..losses import OutputName, classes_of
+from ..losses import OutputName, class_count, classes_of
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
 from ..text import table
 from .parameters import FlatParameters, Parameters
+from .remembered import Remembered
 from .saved import SavedNetwork
 from .statistics import input_statistics, target_statistics
 
+Data = Dataset | tuple[Any, ...]  # or arrays (x, y), (x, y, weight)
+
 PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
-REMEMBERED = ("output", "classes", "scale", "adapted")  # of a network's training, by attribute
+SAVED = ("output", "remembered", "adapted")  # of a network's training, by attribute
+SETTABLE = ("parameters", "classes", *SAVED)
 
 
 class Network:
@@ -39,8 +54,7 @@ class Network:
         n_in, n_out: columns of its inputs and of its logits.
         output: what ``predict`` makes of logits, ``"identity"``, ``"sigmoid"`` or ``"softmax"``;
             recorded when a trainer takes the network.
-        classes: names of the classes that it was trained on, or None.
-        scale: what a byte of its training inputs stood for, or None if they were not bytes.
+        remembered: of the data that it was trained on.
         adapted: whether ``Standardize`` layers, if there are any, have been fitted.
         values: all parameters as one array, and who has them.
 
@@ -53,8 +67,7 @@ class Network:
         self.layers = check_layers(layers)
         self.n_in = input_width(self.layers)
         self.output: OutputName = "identity"
-        self.classes: tuple[str, ...] | None = None
-        self.scale: float | None = None
+        self.remembered = Remembered()
         self.adapted = not any(isinstance(layer, Standardize) for layer in self.layers)
         self._plan = self.lower(capacity=1)
         if not self._plan.parameters:
@@ -70,6 +83,29 @@ class Network:
     def n_out(self) -> int:
         """Columns of the logits."""
         return self._plan.n_out
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes that it was trained on, or None; may be set, one name for each class."""
+        return self.remembered.classes
+
+    @classes.setter
+    def classes(self, names: Sequence[str] | None) -> None:
+        checked = check_classes(names)
+        count = class_count(self.output, self.n_out)
+        if checked is not None and len(checked) != count:
+            raise ConfigurationError("classes", expected=f"{count} names, one for each class", got=checked)
+        self.remembered = replace(self.remembered, classes=checked)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns that it was trained on, or None."""
+        return self.remembered.columns
+
+    @property
+    def scale(self) -> float | None:
+        """What a byte of its training inputs stood for, or None if they were not bytes."""
+        return self.remembered.scale
 
     # --- parameters and statistics ---
 
@@ -126,37 +162,33 @@ class Network:
 
     # --- data ---
 
-    def check(self, dataset: Dataset) -> Dataset:
-        """Return ``dataset`` if its inputs suit the network.
+    def check(self, data: Dataset, remembered: Remembered | None = None) -> Dataset:
+        """Return ``data`` if its inputs suit the network and what it remembers, or ``remembered``.
 
         Raises:
-            DtypeError: it is not a Dataset.
-            ShapeError: its rows are not n_in wide.
-            ConfigurationError: its bytes mean something else than those that the network was trained on.
+            ShapeError: its rows are not n_in wide, or its columns have other names.
+            ConfigurationError: its columns are in another order, or its inputs mean something else.
         """
-        if not isinstance(dataset, Dataset):
-            raise DtypeError("data", expected="a mlpgpu.Dataset", got=type(dataset).__name__)
-        if dataset.n_in != self.n_in:
-            raise ShapeError("x", expected=f"(rows, {self.n_in})", got=f"({len(dataset)}, {dataset.n_in})")
-        if None not in (self.scale, dataset.scale) and self.scale != dataset.scale:
-            raise ConfigurationError("scale of byte inputs", expected=f"{self.scale:g}", got=f"{dataset.scale:g}")
-        return dataset
+        (remembered or self.remembered).check(data)
+        if data.n_in != self.n_in:
+            raise ShapeError("x", expected=f"(rows, {self.n_in})", got=f"({len(data)}, {data.n_in})")
+        return data
 
     def check_adapted(self, hint: str) -> None:
         """Raise ConfigurationError with this hint if a ``Standardize`` layer was never fitted."""
         if not self.adapted:
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
 
-    def adapt(self, dataset: Dataset) -> None:
+    def adapt(self, data: Data) -> None:
         """Fit ``Standardize`` layers: the first to the inputs' columns, the last to the targets'.
 
-        Means and standard deviations are taken in float64 over all rows alike, whatever their weights;
-        a column that does not vary has scale 1.
+        ``data`` is a :class:`Dataset`, or arrays ``(x, y)``.  Means and standard deviations are taken in float64
+        over all rows alike, whatever their weights; a column that does not vary has scale 1.
 
         Raises:
             ShapeError, DtypeError, DataError: the data do not suit the network.
         """
-        self.check(dataset)
+        dataset = self.check(self.as_dataset(data))
         statistics = self.flat_statistics().copy()
         segments = {segment.name: segment for segment in self._plan.statistics}
         for place, layer in enumerate(self.layers):
@@ -168,16 +200,18 @@ class Network:
         # Nothing can fail from here on.  A program that owns the parameters has the old statistics and must load anew.
         self.values.take_back()
         self._statistics, self.adapted = statistics, True
+        # Another kind of inputs would now be standardized by statistics of these.
+        known = self.remembered.after(dataset)
+        self.remembered = replace(self.remembered, inputs=known.inputs, columns=known.columns)
 
     def remember(self, dataset: Dataset) -> None:
         """Keep what predictions need to know of the data that the network is trained on.
 
-        That is the names of classes, what a byte means and, unless they are fitted, ``Standardize`` layers.
+        Unless they are fitted, ``Standardize`` layers are fitted to them.
         """
         if not self.adapted:
             self.adapt(dataset)
-        self.classes = dataset.classes or self.classes
-        self.scale = dataset.scale or self.scale
+        self.remembered = self.remembered.after(dataset)
 
     # --- use ---
 
@@ -191,8 +225,9 @@ class Network:
     def predict(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
         """Predictions for ``x`` (rows, n_in): (rows, n_out), float32 or float64 as the parameters are.
 
-        They are probabilities for a classification and values for a regression, scaled back where its
-        targets were standardized.  Bytes mean what they meant in training.
+        A network of one output that was trained on targets (rows,) predicts (rows,).  They are probabilities for a
+        classification and values for a regression, scaled back where its targets were standardized.  Bytes mean
+        what they meant in training.
 
         Arguments:
             backend: where to compute, ``"auto"`` for the fastest there is.
@@ -200,24 +235,46 @@ class Network:
 
         Raises:
             ShapeError, DtypeError, DataError: ``x`` does not suit the network.
-            ConfigurationError: ``batch_size`` is under 1, or a ``Standardize`` layer was never fitted.
+            ConfigurationError: ``batch_size`` is under 1, a ``Standardize`` layer was never fitted, or ``x`` is
+                bytes where the network was trained on floats, or the reverse, and nobody said what they mean.
+            DivergenceError: a parameter is not finite, because a training diverged.
         """
-        return self._run(x, backend, batch_size, logits=False)
+        predictions = self._run(x, backend, batch_size, logits=False)
+        return predictions[:, 0] if self.n_out == 1 and self.remembered.has_vector_targets else predictions
 
     def _run(self, x: ArrayLike | Dataset, backend: str, batch_size: int | None, *, logits: bool) -> np.ndarray:
         rows = PREDICTION_ROWS if batch_size is None else check_integer("batch_size", batch_size, least=1)
         get_backend(backend)  # a wrong name is told before anything is looked at
-        dataset = self.check(x if isinstance(x, Dataset) else self.dataset(x))
+        dataset = self.check(x if isinstance(x, Dataset) else self.remembered.dataset(x))
         self.check_adapted("call adapt(dataset), or train")
         plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=self.dtype.name)
         program = choose_backend(backend, plan).compile(plan)
         self.start(program)
-        return program.predict(dataset, logits=logits)
+        found = program.predict(dataset, logits=logits)
+        if not np.isfinite(found).all():  # rarely, so that a look at the parameters is no cost
+            self.check_finite()
+        return found
 
-    def dataset(self, x: ArrayLike, *others: Any) -> Dataset:
-        """A data set of these arrays, bytes meaning what they meant in training; ``others`` as a Dataset takes them."""
-        is_bytes = getattr(x, "dtype", None) == np.uint8
-        return Dataset(x, *others, scale=self.scale if is_bytes else None)
+    def check_finite(self) -> None:
+        """Raise DivergenceError if a parameter is not finite; predictions would mean nothing."""
+        if not self.values.is_finite():
+            hint = "the training diverged: train a new network at a lower rate, or load what was saved before"
+            raise DivergenceError("parameters of the network", expected="finite numbers", got="NaN", hint=hint)
+
+    def as_dataset(self, data: Data, remembered: Remembered | None = None) -> Dataset:
+        """``data`` as a Dataset: one, or arrays ``(x, y)`` or ``(x, y, weight)``, which mean what they did in training.
+
+        Raises:
+            DtypeError: it is neither.
+            MlpgpuError: the arrays are none that a Dataset takes.
+        """
+        if isinstance(data, Dataset):
+            return data
+        if not isinstance(data, tuple) or not 2 <= len(data) <= 3:
+            expected = "a mlpgpu.Dataset, or a tuple of arrays, (x, y) or (x, y, weight)"
+            got = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
+            raise DtypeError("data", expected=expected, got=got)
+        return (remembered or self.remembered).dataset(*data)
 
     def labels(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
         """The class predicted for each row, (rows,): its name where classes had names, else its number.
@@ -228,7 +285,7 @@ class Network:
         """
         if self.output == "identity" or (self.output == "sigmoid" and self.n_out > 1):
             raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {self.output}")
-        numbers = classes_of(self.output, self.predict(x, backend=backend, batch_size=batch_size))
+        numbers = classes_of(self.output, self._run(x, backend, batch_size, logits=False))
         return numbers if self.classes is None else np.asarray(self.classes)[numbers]
 
     def summary(self) -> None:
@@ -248,6 +305,11 @@ class Network:
             rows.append((str(place), repr(layer), str(width), f"{count:,}" if home == place else f"as {home}"))
         total = f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
         return f"{table(rows, '><>>')}\n{total}"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "values" in self.__dict__ and type(self) is Network:
+            refuse_setting(self, name, SETTABLE, "make a new Network([…])")
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "values": self.values.copy()}
@@ -271,7 +333,7 @@ class Network:
         Raises:
             DataError: a parameter is not finite; such a file would not be read back.
         """
-        described = {name: getattr(self, name) for name in ("layers", "seed", *REMEMBERED)}
+        described = {name: getattr(self, name) for name in ("layers", "seed", *SAVED)}
         return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics()).contents()
 
     @classmethod
@@ -289,7 +351,7 @@ class Network:
         except (MlpgpuError, KeyError, TypeError, ValueError, IndexError) as error:
             what = "description of the network"
             raise FileFormatError(what, expected="one that mlpgpu wrote", got=str(error)) from error
-        for name in REMEMBERED:
+        for name in SAVED:
             setattr(network, name, getattr(saved, name))
         network.values.replace(saved.parameters)
         network._statistics = saved.statistics

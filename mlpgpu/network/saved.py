@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .. import storage
-from ..errors import ConfigurationError, DataError, FileFormatError, check_integer, check_number, lookup
+from ..errors import DataError, FileFormatError, check_integer, lookup
 from ..layers import LAYERS, Layer, Standardize, check_layers, input_width
 from ..losses import OUTPUTS, OutputName, class_count
 from ..plan import Parameter, Plan, lower
 from ..random import SEED_LIMIT
 from ..storage.descriptions import describe, rebuild
+from .remembered import Remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,7 @@ class SavedNetwork:
     layers: tuple[Layer, ...]
     seed: int
     output: OutputName
-    classes: tuple[str, ...] | None
-    scale: float | None
+    remembered: Remembered
     adapted: bool
     parameters: np.ndarray
     statistics: np.ndarray
@@ -52,8 +51,7 @@ class SavedNetwork:
             ],
             "seed": self.seed,
             "output": self.output,
-            "classes": None if self.classes is None else list(self.classes),
-            "scale": self.scale,
+            **self.remembered.described(),
             "adapted": self.adapted,
             "precision": self.parameters.dtype.name,
         }
@@ -87,8 +85,7 @@ class SavedNetwork:
             layers=tuple(layers),
             seed=seed,
             output=output,
-            classes=_check_classes(network["classes"], class_count(output, plan.n_out)),
-            scale=None if network["scale"] is None else check_number("scale", network["scale"], above=0.0),
+            remembered=Remembered.parse(network, class_count(output, plan.n_out), plan.n_in),
             adapted=network["adapted"] is True,
             parameters=np.concatenate([np.empty(0, dtype), *(array.ravel() for array in parameters)]),
             statistics=np.concatenate([np.empty(0), *statistics]),
@@ -123,14 +120,6 @@ def _layer_groups(layers: Sequence[Layer]) -> dict[int, str]:
         counts[name] = count + 1
         groups[place] = f"/layers/{name}" + (f"_{count}" if count else "")
     return groups
-
-
-def _check_classes(names: Any, count: int) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) != count:
-        raise ConfigurationError("classes", expected=f"a list of {count} names", got=names)
-    return tuple(names)
 
 
 def _expect(contents: storage.Contents, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

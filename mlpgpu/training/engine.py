@@ -10,11 +10,12 @@ import numpy as np
 
 from ..backends import Backend, Histogram, Program, Sampling
 from ..errors import DivergenceError
+from ..layers import Standardize
 from ..losses import TargetKind
 from ..metrics import METRICS
 from ..network import Network
 from ..plan import Plan
-from ..schedules import Clock, as_schedule
+from ..schedules import Clock, Plateau, Schedule, as_schedule
 from .progress import Progress
 from .task import Prepared
 
@@ -35,6 +36,7 @@ class Engine:
         plan: what it runs.
         schedule: of the rates.
         progress: counts what was done.
+        saved: where the run was saved last, and as of how many steps; None before that.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Engine:
         self.program: Program | None = None
         self.schedule = as_schedule(plan.optimizer.rate)
         self.progress = Progress()
+        self.saved: tuple[str, int] | None = None
         self._network, self._backend, self._lower, self._options = network, backend, lower, options
         self._slots: np.ndarray | None = None  # (K, 1, P), while no program has them
         self._kept: np.ndarray | None = None  # (P,), likewise
@@ -91,6 +94,12 @@ class Engine:
 
     # --- training ---
 
+    def set_schedule(self, schedule: Schedule, lower: Callable[..., Plan]) -> None:
+        """Train at other rates from here on; what a schedule remembered is forgotten."""
+        self._lower = lower
+        self.plan = self._lower(target_kind=self.plan.target_kind)
+        self.schedule, self.progress.plateau = schedule, Plateau()
+
     def attach(self, data: Prepared, sampling: Sampling) -> None:
         """Make ready to train on a data set."""
         self.ready(data.kind).attach(data.weighted, sampling)
@@ -110,11 +119,15 @@ class Engine:
             progress.fit.rate = float(rates[-1])
         is_finite = np.isfinite(sums[:, 0])
         if not is_finite.all():
-            raise _diverged("loss", progress.steps - len(rates) + int(np.argmin(is_finite)))
+            raise self._diverged("loss", progress.steps - len(rates) + int(np.argmin(is_finite)))
         return sums
 
     def evaluate(self, data: Prepared, metrics: Sequence[str]) -> dict[str, Any]:
-        """The mean loss over a data set, ``"loss"``, and metrics by name."""
+        """The mean loss over a data set, ``"loss"``, and metrics by name.
+
+        Raises:
+            DivergenceError: the loss is not finite, because a parameter is not.
+        """
         if self.program is None or data.kind == self.plan.target_kind:
             program = self.ready(data.kind)
         else:  # a fit may be under way on the other kind, and goes on with its program
@@ -123,12 +136,32 @@ class Engine:
             self._network.start(program)
         sums = program.evaluate(data.dataset, metrics)
         value, weight = sums.pop("loss")
+        if not np.isfinite(value):
+            self.check_finite()
         return {"loss": float(value / weight), **{name: METRICS[name].finish(sums[name]) for name in metrics}}
 
     def check_finite(self) -> None:
         """Raise DivergenceError, as of the last step, if a parameter is not finite."""
         if not self._network.values.is_finite():
-            raise _diverged("a parameter", self.progress.steps - 1)
+            raise self._diverged("a parameter", self.progress.steps - 1)
+
+    def _diverged(self, what: str, step: int) -> DivergenceError:
+        """The error for ``what`` not being finite after ``step``, with what is not done yet as the way out."""
+        optimizer, layers = self.plan.optimizer, self._network.layers
+        ways = ["a lower rate"]
+        if optimizer is not None and optimizer.clip_norm is None:
+            ways.append("clip_norm=")
+        if not isinstance(layers[0], Standardize):
+            ways.append("inputs standardized by mlpgpu.Standardize as the first layer")
+        if self._network.output == "identity" and not isinstance(layers[-1], Standardize):
+            ways.append("targets standardized by one as the last layer")
+        hint = f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+        hint += " may help; the network's parameters are of no use any more"
+        if self.saved is not None:
+            hint += f"; {self.saved[0]} holds the run as of step {self.saved[1]}"
+        error = DivergenceError(f"{what} at step {step}", expected="a finite value", got="NaN or infinity", hint=hint)
+        error.step = step
+        return error
 
     def histograms(self, bins: int, of: Sequence[str]) -> dict[str, Histogram]:
         """Those of :meth:`~mlpgpu.backends.Program.histograms` and ``sample`` that ``of`` asks for."""
@@ -169,11 +202,3 @@ class Engine:
         """Go on from where another engine stood, on targets of this kind."""
         self.plan, self.progress = self._lower(target_kind=kind), progress
         self._slots, self._kept, self._keeps = slots, kept, kept is not None
-
-
-def _diverged(what: str, step: int) -> DivergenceError:
-    """The error for ``what`` not being finite after ``step``."""
-    hint = "a lower rate, clip_norm= or standardized inputs may help; the last checkpoint stands"
-    error = DivergenceError(f"{what} at step {step}", expected="a finite value", got="NaN or infinity", hint=hint)
-    error.step = step
-    return error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from ..backends import Sampling
 from ..callbacks import Listeners, TrainerLike
@@ -18,6 +18,10 @@ from .engine import Engine
 from .interrupt import deferred_interrupt
 from .progress import FitProgress
 from .task import Prepared
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a notebook without widgets: its bar is one of text
+    from tqdm.auto import tqdm
 
 RUN_SECONDS = 0.05  # about how long a program runs between looks at Ctrl-C
 RUN_STEPS = 4096  # at most, between them
@@ -45,9 +49,8 @@ class FitLoop:
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
         progress = self.engine.progress
-        disable = None if shows_bar else True  # None: hidden unless standard error is a terminal
         with (
-            tqdm(total=epochs, initial=progress.epochs, unit="epoch", disable=disable) as bar,
+            tqdm(total=epochs, initial=progress.epochs, unit="epoch", disable=not (shows_bar and _has_viewer())) as bar,
             deferred_interrupt() as stop,
         ):
             while progress.epochs < epochs and not is_over:
@@ -56,12 +59,17 @@ class FitLoop:
                 if stop:
                     progress.history.interrupted = True
                     where = f"after step {progress.steps}, in epoch {progress.epochs + 1}"
-                    print(f"mlpgpu: interrupted {where}; the network is as that step left it", file=sys.stderr)
+                    told = f"mlpgpu: interrupted {where}; the network is as that step left it"
+                    print(f"{told} (Ctrl-C again at once ends the program)", file=sys.stderr)
                     break
                 if self.listeners.save:
                     self.engine.prefetch()  # what they save is copied while the validation is under way
                 record = self._end_epoch(started)
-                is_over = self.listeners.epoch_end(self.trainer, record)
+                is_over = self.listeners.add_columns(self.trainer, record)
+                schedule = self.engine.schedule  # which a callback may have set
+                if isinstance(schedule, ReduceOnPlateau):
+                    progress.plateau = schedule.observe(progress.plateau, record[schedule.monitor])
+                is_over |= self.listeners.epoch_end(self.trainer, record)
                 of_epoch = (progress.steps - before) / self.sampling.steps_per_epoch
                 bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
                 bar.update()
@@ -90,8 +98,8 @@ class FitLoop:
             count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
 
     def _end_epoch(self, started: float) -> Record:
-        """Close the epoch's books: its record, the history, the plateau."""
-        progress, fit, schedule = self.engine.progress, self.fit, self.engine.schedule
+        """Close the epoch's books: its record, the history."""
+        progress, fit = self.engine.progress, self.fit
         record: Record = {"epoch": progress.epochs + 1, "loss": fit.loss / fit.weight if fit.weight else 0.0}
         if self.validation is not None:
             results = self.engine.evaluate(self.validation, self.metrics)
@@ -100,9 +108,15 @@ class FitLoop:
         fit.loss = fit.weight = 0.0
         progress.epochs += 1
         progress.history.append(record)
-        if isinstance(schedule, ReduceOnPlateau):
-            progress.plateau = schedule.observe(progress.plateau, record[schedule.monitor])
         return record
+
+
+def _has_viewer() -> bool:
+    """Whether somebody sees a bar: at a terminal or in a notebook, whose standard error is no terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    in_notebook = shell is not None and "IPKernelApp" in getattr(shell, "config", ())
+    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _postfix(record: Record, rows_per_second: float) -> str:

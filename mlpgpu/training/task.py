@@ -13,7 +13,7 @@ from ..datasets import Dataset
 from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
 from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of
 from ..metrics import METRICS
-from ..network import Network
+from ..network import Data, Network
 
 ClassNames = tuple[str, ...] | None
 ClassWeight = Mapping[Any, float] | str | None
@@ -86,23 +86,32 @@ class Task:
     # --- data ---
 
     def prepare(
-        self, data: Dataset, network: Network, *, metrics: Sequence[str] = (), class_weight: ClassWeight = None
+        self,
+        data: Data,
+        network: Network,
+        *,
+        metrics: Sequence[str] = (),
+        class_weight: ClassWeight = None,
+        after: Dataset | None = None,
     ) -> Prepared:
         """Check a data set once, for all that a fit or an evaluation does with it.
 
-        Class numbers are its targets where the loss takes them and there is one target for each row.
+        Class numbers are its targets where the loss takes them and there is one target for each row.  It is to
+        mean what the network's training data did, and what ``after`` does, which it is about to be trained on.
 
         Raises:
             MlpgpuError: it does not suit the network, the loss, ``metrics`` or ``class_weight``.
         """
-        network.check(data)
-        names = network.classes
+        remembered = network.remembered if after is None else network.remembered.after(after)
+        data = network.check(network.as_dataset(data, remembered), remembered)
+        names = remembered.classes
         if None not in (data.classes, names) and data.classes != names:
-            raise ConfigurationError("classes", expected=names, got=data.classes)
+            hint = f"Dataset(x, y, classes={'train' if after is not None else 'network'}.classes)"
+            raise ConfigurationError("classes", expected=names, got=data.classes, hint=hint)
         if data.y is None:
             raise DataError("data", expected="targets", got="a data set without y")
         if data.classes is not None and len(data.classes) != self.classes:
-            hint = "classes= names those that do not occur"
+            hint = "Dataset(x, y, classes=[…]) names all of them, in the training data's order: classes=train.classes"
             expected = f"{self.classes} names, one for each output"
             raise ConfigurationError("classes", expected=expected, got=data.classes, hint=hint)
         kind: TargetKind = "index" if data.y.ndim == 1 and "index" in LOSSES[self.loss].targets else "dense"
@@ -132,7 +141,10 @@ class Task:
             metric = next(name for name in metrics if METRICS[name].of == "rankings")
             missing = int(np.argmin(has_rows))
             got = f"none of class {missing if names is None else repr(names[missing])}"
-            raise DataError(f"data for {metric}", expected="rows of every class, with weights over 0", got=got)
+            hint = f"evaluate(data, metrics=[…]) without {metric}"
+            raise DataError(
+                f"data for {metric}", expected="rows of every class, with weights over 0", got=got, hint=hint
+            )
 
     def _weighted(self, data: Dataset, class_weight: ClassWeight, names: ClassNames) -> Dataset:
         """The data set with its rows weighted by class as well."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
-from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import storage
 from ..backends import MEMORY_SHARE, Histogram, Sampling, choose_backend, get_backend
-from ..callbacks import Listeners
-from ..datasets import Dataset
+from ..callbacks import Listeners, check_monitor
 from ..errors import (
     BackendError,
     ConfigurationError,
@@ -25,19 +26,48 @@ from ..errors import (
     check_integer,
     check_number,
     lookup,
+    refuse_setting,
 )
 from ..history import History
 from ..losses import LOSSES
 from ..metrics import METRICS, VALIDATION
-from ..network import Network
+from ..network import Data, Network
 from ..optimizers import Optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
-from ..schedules import Clock, ReduceOnPlateau
+from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
+from ..text import tell
 from .engine import Engine
 from .fit import FitLoop
 from .progress import FitProgress
 from .run_file import ARGUMENTS, SavedRun
 from .task import Task
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+OWN_COLUMNS = ("epoch", "loss", "rate", "seconds")  # of every record
+
+
+def _takes_targets_with_inputs(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Tell whoever passes targets beside inputs, as other libraries have it, how it is done here."""
+
+    @functools.wraps(method)
+    def checked(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        _, *given = arguments
+        if len(given) > 2 or "y" in options or (len(given) == 2 and _is_array(given[1])):
+            what = f"Trainer.{method.__name__}"
+            hint = f"{method.__name__}((x, y){', epochs=10' if method.__name__ == 'fit' else ''})"
+            raise DtypeError(what, expected="inputs and targets as one argument", got="two", hint=hint)
+        return method(*arguments, **options)
+
+    return checked
+
+
+def _is_array(value: object) -> bool:
+    """Whether somebody means numbers by it, not names or functions."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and not (isinstance(value[0], str) or callable(value[0]))
+    return getattr(value, "ndim", 0) > 0 or (not isinstance(value, (str, Mapping)) and hasattr(value, "__array__"))
 
 
 class Trainer:
@@ -99,15 +129,7 @@ class Trainer:
         self.streams = check_integer("streams", streams, least=1)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
-        lower = functools.partial(
-            network.lower,
-            capacity=self.batch_size,
-            loss=self.loss,
-            optimizer=optimizer,
-            precision=self.precision,
-            reduction=self.reduction,
-            shards=self.streams,
-        )
+        lower = self._lowering()
         plan = lower()
         self._task = Task(self.loss, network.n_out, plan.dtype)
         self.metrics = self._task.check_metrics(metrics)
@@ -116,11 +138,14 @@ class Trainer:
         self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
         self.backend = choose_backend(backend, plan)
 
-        self._engine = Engine(network, self.backend, plan, lower, threads=self.threads, memory_share=self.memory_share)
+        options = {"threads": self.threads, "memory_share": self.memory_share}
+        self._engine = Engine(network, self.backend, plan, lower, **options)
         self._is_resumed = False  # and its first fit has yet to begin
         self._listeners = Listeners()
         self._callback_states: dict[str, dict[str, Any]] = {}  # of the last fit
         self._monitored: tuple[str, ...] = ()
+        self._work = ""  # what is under way
+        self._is_made = True
 
         network.output = self._task.output
 
@@ -144,29 +169,85 @@ class Trainer:
         """Finished epochs, over all fits."""
         return self._engine.progress.epochs
 
+    @property
+    def rate(self) -> float | Schedule:
+        """The learning rate, a number or a schedule; may be set between steps, and by callbacks.
+
+        A schedule counts steps and epochs over the life of the trainer.
+
+        Raises:
+            DtypeError, ConfigurationError: what is set is neither, or negative or not finite.
+        """
+        return self.optimizer.rate
+
+    @rate.setter
+    def rate(self, rate: float | Schedule) -> None:
+        optimizer = replace(self.optimizer, rate=rate)
+        schedule = as_schedule(rate)
+        if self._work and isinstance(schedule, ReduceOnPlateau):
+            check_monitor("ReduceOnPlateau", schedule.monitor, self._monitored)
+        self.__dict__["optimizer"] = optimizer
+        self._engine.set_schedule(schedule, self._lowering())
+
+    def _lowering(self) -> Callable[..., Plan]:
+        """Gives the plan; holds no reference to the trainer, so that a dropped one frees its program at once."""
+        return functools.partial(
+            self.network.lower,
+            capacity=self.batch_size,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            reduction=self.reduction,
+            shards=self.streams,
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.__dict__.get("_is_made") and type(self) is Trainer:
+            hint = "make a new Trainer(trainer.network, …), which goes on from the same parameters"
+            refuse_setting(self, name, ("rate",), hint)
+        super().__setattr__(name, value)
+
     # --- training ---
 
+    @contextmanager
+    def _at_work(self, work: str) -> Iterator[None]:
+        """While a fit or a step is under way, no other can begin, whether a callback or a thread wants it."""
+        self._work = work
+        try:
+            yield
+        finally:
+            self._work = ""
+
+    def _check_idle(self, work: str) -> None:
+        if self._work:
+            hint = "a callback may evaluate, save, set parameters and the rate; it ends the fit by returning True"
+            expected, got = "no training under way", f"a call during {self._work}"
+            raise ConfigurationError(f"Trainer.{work}", expected=expected, got=got, hint=hint)
+
+    @_takes_targets_with_inputs
     def fit(
         self,
-        data: Dataset,
+        data: Data,
         epochs: int,
         *,
-        validation: Dataset | None = None,
+        validation: Data | float | None = None,
         callbacks: Sequence[Any] = (),
         shuffle: bool = True,
         drop_last: bool = False,
         progress: bool = True,
     ) -> History:
-        """Train for ``epochs`` passes over ``data``.
+        """Train for ``epochs`` passes over ``data``, a Dataset or arrays ``(x, y)`` or ``(x, y, weight)``.
 
         The first fit of a resumed trainer goes on with the interrupted one, up to ``epochs`` epochs in
         all; it takes the same data and arguments.  Ctrl-C ends a fit after a finished step; the history
         is then marked ``interrupted``, and the trainer can be saved.
 
         Arguments:
-            validation: evaluated after each epoch; its columns in the history begin with ``validation_``.
+            validation: evaluated after each epoch; its columns in the history begin with ``validation_``.  A
+                number, above 0 and below 1, holds out that share of ``data``, as :meth:`Dataset.split` does
+                with the network's seed.
             callbacks: see :mod:`mlpgpu.callbacks`; or functions of an epoch's record, which end the fit
-                by returning True.
+                by returning what is true, and may add numbers to the record.
             shuffle: whether each epoch has its own order.
             drop_last: whether to leave out an epoch's last batch if it is smaller.
             progress: whether to show a bar, if standard error is a terminal.
@@ -179,21 +260,30 @@ class Trainer:
             DataMismatchError: a resumed fit is given other data or arguments than it began with.
             DivergenceError: a loss or a parameter is not finite any more.
         """
+        self._check_idle("fit")
         epochs = check_integer("epochs", epochs, least=1)
+        listeners = Listeners(callbacks)
+        data = self.network.as_dataset(data)
+        held_out: Data | None
+        if isinstance(validation, (int, float, np.number)):
+            data, held_out = data.split(validation, seed=self.network.seed)
+        else:
+            held_out = validation
         trained = self._task.prepare(data, self.network, class_weight=self.class_weight)
         validated = None
-        if validation is not None:
-            validated = self._task.prepare(validation, self.network, metrics=self.metrics)
-        listeners = Listeners(callbacks)
+        if held_out is not None:
+            validated = self._task.prepare(held_out, self.network, metrics=self.metrics, after=data)
         if drop_last and len(data) < self.batch_size:
             expected = f"at least one batch of {self.batch_size} rows with drop_last=True"
             raise ConfigurationError("data", expected=expected, got=f"{len(data)} rows")
         engine, schedule = self._engine, self._engine.schedule
         monitored = self._columns(is_validated=validated is not None)
-        if isinstance(schedule, ReduceOnPlateau) and schedule.monitor not in monitored:
-            expected, hint = f"one of {monitored}", "pass validation= to fit"
-            got = repr(schedule.monitor)
-            raise ConfigurationError("ReduceOnPlateau monitor", expected=expected, got=got, hint=hint)
+        if clash := set(listeners.columns) & {*monitored, *OWN_COLUMNS}:
+            expected = f"names other than {', '.join((*monitored, *OWN_COLUMNS))}"
+            raise ConfigurationError("columns of callbacks", expected=expected, got=", ".join(sorted(clash)))
+        monitored += listeners.columns
+        if isinstance(schedule, ReduceOnPlateau):
+            check_monitor("ReduceOnPlateau", schedule.monitor, monitored)
         fit = FitProgress(self.steps, self.epochs, shuffle, drop_last, data.identity())
         if self._is_resumed and engine.progress.fit is not None:
             fit = _continued(engine.progress.fit, fit)
@@ -201,11 +291,6 @@ class Trainer:
         if self._is_resumed:
             listeners.load_states(self._callback_states)
         is_over = listeners.begin(self)
-
-        # Nothing is left to refuse: from here on the trainer and the network change.
-        self.network.remember(data)
-        engine.progress.fit, self._listeners, self._is_resumed = fit, listeners, False
-        self.history.interrupted = False
         sampling = Sampling(
             rows=len(data),
             batch_size=self.batch_size,
@@ -215,13 +300,48 @@ class Trainer:
             first_step=fit.first_step,
             first_epoch=fit.first_epoch,
         )
-        engine.attach(trained, sampling)
-        loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics)
-        loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
-        listeners.end(self)
+        self._tell(sampling, epochs, is_over=is_over)
+
+        # Nothing is left to refuse: from here on the trainer and the network change.
+        self.network.remember(data)
+        engine.progress.fit, self._listeners, self._is_resumed = fit, listeners, False
+        self.history.interrupted = False
+        with self._at_work("fit"):
+            engine.attach(trained, sampling)
+            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics)
+            loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
+            listeners.end(self)
         self._callback_states = listeners.states()
         engine.check_finite()
         return self.history
+
+    def _tell(self, sampling: Sampling, epochs: int, *, is_over: bool) -> None:
+        """Say that a resumed fit has nothing to do, or that a schedule ends before the fit does."""
+        done, last_epoch = self.epochs - sampling.first_epoch, sampling.first_epoch + epochs
+        if self._is_resumed and (is_over or done >= epochs):
+            why = f"has finished {done} epochs of {epochs}" if done >= epochs else "was ended by a callback"
+            hint = f"epochs= counts those before it was resumed, too: epochs={done + epochs} trains {epochs} more"
+            tell(f"nothing is left to do: the resumed fit {why} ({hint})")
+            return
+        schedule, steps_per_epoch = self._engine.schedule, sampling.steps_per_epoch
+        of_epochs, of_steps = schedule.length
+        last_step = sampling.first_step + epochs * steps_per_epoch
+        end: float
+        if of_steps is not None:
+            end, begin, last, unit = of_steps, self.steps, last_step, "step"
+        elif of_epochs is not None:
+            end, begin, last, unit = of_epochs, self.epochs, last_epoch, "epoch"
+        else:
+            return
+        if last > end:
+            clock = Clock(np.array([last_step]), np.array([float(last_epoch)]), 1.0 / steps_per_epoch)
+            rate = f"its last rate, {schedule.rates(clock)[0]:g}; trainer.rate = … sets another"
+            when = (
+                "ended before this fit, all of which"
+                if begin >= end
+                else f"ends with {unit} {end:g} of {last}; the rest"
+            )
+            tell(f"{type(schedule).__name__} {when} is trained at {rate}")
 
     def _columns(self, *, is_validated: bool) -> tuple[str, ...]:
         """The columns of a fit's records that can be monitored."""
@@ -238,8 +358,9 @@ class Trainer:
             ConfigurationError: the schedule counts epochs, which single steps do not make.
             DivergenceError: the loss is not finite.
         """
-        data = self.network.dataset(x, y, weight, self.network.classes)
-        prepared = self._task.prepare(data, self.network, class_weight=self.class_weight)
+        self._check_idle("step")
+        prepared = self._task.prepare((x, y, weight), self.network, class_weight=self.class_weight)
+        data = prepared.dataset
         rows = len(data)
         if rows > self.batch_size:
             raise ConfigurationError("x", expected=f"at most batch_size = {self.batch_size} rows", got=f"{rows} rows")
@@ -251,13 +372,16 @@ class Trainer:
         schedule.rates(clock)  # raises before anything has changed
         self.network.check_adapted("call network.adapt(dataset)")
         sampling = Sampling(rows, rows, seed=self.network.seed, shuffle=False, first_step=self.steps)
+        self.network.remember(data)
         engine.attach(prepared, sampling)
         engine.progress.fit, self._is_resumed = None, False
-        loss, weighted = engine.take_steps(clock)[0]
+        with self._at_work("step"):
+            loss, weighted = engine.take_steps(clock)[0]
         return float(loss / weighted) if weighted else 0.0
 
-    def evaluate(self, data: Dataset, metrics: Sequence[str] | None = None) -> dict[str, Any]:
-        """The mean loss over a data set, without penalties or class weights, and metrics.
+    @_takes_targets_with_inputs
+    def evaluate(self, data: Data, metrics: Sequence[str] | None = None) -> dict[str, Any]:
+        """The mean loss over a data set or arrays ``(x, y)``, without penalties or class weights, and metrics.
 
         Returns:
             ``"loss"`` and each metric by name: floats, or an array for a confusion matrix.
@@ -296,7 +420,7 @@ class Trainer:
 
     # --- files ---
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network and the run to an HDF5 file, replacing it whole or not at all.
 
         Raises:
@@ -318,14 +442,22 @@ class Trainer:
             kept=kept,
         )
         storage.write(path, run.contents(network))
+        self._engine.saved = os.fspath(path), self.steps
 
     @classmethod
-    def resume(cls, path: str | PathLike[str], *, backend: str | None = None, threads: int | None = None) -> Trainer:
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        rate: float | Schedule | None = None,
+    ) -> Trainer:
         """The trainer that :meth:`save` wrote, ready to go on.
 
         Its first ``fit`` continues the one that was interrupted.  ``backend`` and ``threads`` override
         what the run was made by; where the same bits cannot be promised, a warning says so.  On the CPU a run
-        in tf32 or bfloat16 goes on in float32.
+        in tf32 or bfloat16 goes on in float32.  ``rate`` takes the place of the run's, as setting it does.
 
         Raises:
             StorageError: the file cannot be read.
@@ -334,6 +466,8 @@ class Trainer:
         """
         if backend is not None:
             get_backend(backend)
+        if rate is not None:
+            as_schedule(rate)  # raises before the file is read
         contents = storage.read(path)
         network = Network.from_contents(contents)
         if "run" not in contents.description:
@@ -350,6 +484,8 @@ class Trainer:
             raise FileFormatError(f"run in {path}", expected="one that mlpgpu wrote", got=str(error)) from error
         if made_by != now:
             warnings.warn(f"the resumed run may not repeat its bits: made by, and now: {differing}", stacklevel=2)
+        if rate is not None:
+            trainer.rate = rate
         return trainer
 
     @classmethod
