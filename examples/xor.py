@@ -22,7 +22,7 @@ def main() -> None:
     history = trainer.fit(mg.Dataset(x, y), arguments.epochs)
     print(history)
 
-    for (a, b), probability, label in zip(x, network.predict(x)[:, 0], network.labels(x), strict=True):
+    for (a, b), probability, label in zip(x, network.predict(x), network.labels(x), strict=True):
         print(f"{a:.0f} xor {b:.0f} = {label}   (probability of 1: {probability:.4f})")
 
 

@@ -99,7 +99,8 @@ def train(case: Case, *, nudge: int | None = None, **options: Any) -> dict[str, 
     if nudge is not None:
         random, reach = np.random.default_rng(nudge), case.reach
         x = data.x.astype(np.float64) * (1.0 if data.scale is None else data.scale)
-        data = Dataset(x * (1.0 + random.uniform(-reach, reach, x.shape)), data.y, data.weight)
+        moved = x * (1.0 + random.uniform(-reach, reach, x.shape))
+        data = Dataset(moved, data.y, data.weight, scale=data.scale)
         for name, values in network.parameters.items():
             network.parameters[name] = values * (1.0 + random.uniform(-reach, reach, values.shape))
     trainer = Trainer(
