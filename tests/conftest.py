@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hypothesis import settings
 
 # What is tested here is the NumPy backend, on a machine with a card too; tests/gpu asks for cuda by name.
 os.environ.setdefault("MLPGPU_BACKEND", "cpu")
+
+# What nvcc and g++ made is kept beside the environments, for the next run of this checkout.
+os.environ.setdefault("MLPGPU_CACHE", str(Path(__file__).parents[1] / ".venv" / "cache"))
 
 # The same examples on every run and no clock: a red run can be repeated on any machine.
 settings.register_profile("mlpgpu", derandomize=True, deadline=None, max_examples=30)

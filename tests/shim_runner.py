@@ -36,7 +36,7 @@ from mlpgpu.backends.cuda.kernels import Argument, Entry, included, unit_source,
 SHIM = Path(__file__).parent / "shim"
 KERNELS = Path(__file__).parent.parent / "cuda"
 FLAGS = (
-    *("-std=c++17", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    *("-std=c++17", "-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     # Only where a kernel says fma is there one, as in the NumPy specification.
     "-ffp-contract=off",
     # nvcc's pragmas (unroll) are not g++'s; the other warning errs under sanitizers.
@@ -79,6 +79,14 @@ class Unwritten:
     dtype: DTypeLike
 
 
+@dataclass(frozen=True, eq=False)
+class From:
+    """An array that a kernel gets a pointer into, so many bytes after its start."""
+
+    array: np.ndarray
+    byte: int
+
+
 def plant(header: str, right: str, wrong: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on kernels come from a copy of the sources, with ``wrong`` in place of ``right``, which occurs once."""
     sources = folder / "cuda"
@@ -108,7 +116,10 @@ def prepare(entries: Iterable[Entry]) -> None:
         for i in range(0, len(group), ENTRIES_PER_PROGRAM)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        host = pool.submit(_build, "host.o", _sources(SHIM / "host.cpp").values(), ["-c", SHIM / "host.cpp"])
+        host = [
+            pool.submit(_build, f"{path.stem}.o", _sources(path).values(), ["-O2", "-c", path])
+            for path in (SHIM / "host.cpp", SHIM / "products.cpp")
+        ]
         for part, path in zip(parts, pool.map(functools.partial(_build_program, host), parts), strict=True):
             _programs.update(dict.fromkeys(part, _Program(path)))
 
@@ -129,7 +140,8 @@ def run(
     Args:
         grid, block: blocks, and threads of a block: a number, or up to three, x first.
         args: by name.  A pointer or a ``Texture`` takes an array (copied, never written to), a pointer
-            that the kernel fills an `Unwritten`; one array under two names is one buffer.
+            into the middle of an array a `From`, a pointer that the kernel fills an `Unwritten`; one array
+            under two names is one buffer.
         shared_bytes: of a block; the entry's own number if left out.
         constants: values of the kernel's ``__constant__`` variables by name, from their first byte on;
             the rest of a variable is poisoned.
@@ -202,8 +214,9 @@ def _late(entry: Entry, args: Mapping[str, object]) -> set[int]:
         return set()
     mask = args.get("early", 0)
     early = {"step", *(name for name, bit in entry.early if not bit or mask & bit)}
-    pointers = [argument.name for argument in entry.arguments if argument.is_pointer]
-    return {id(args[name]) for name in pointers} - {id(args[name]) for name in early & args.keys()}
+    pointers = {argument.name for argument in entry.arguments if argument.is_pointer}
+    arrays = {name: id(value.array if isinstance(value, From) else value) for name, value in args.items()}
+    return {arrays[name] for name in pointers} - {arrays[name] for name in early & args.keys()}
 
 
 class _Buffers:
@@ -224,13 +237,14 @@ class _Buffers:
             return _numbers(ord("v"), len(raw)) + raw
         if value is None:
             return _numbers(ord("v"), 8, 0)
+        value, byte = (value.array, value.byte) if isinstance(value, From) else (value, 0)
         if id(value) not in self.places:
             self.places[id(value)] = len(self.arrays)
             self.arrays.append(self._array(argument, value))
         place = self.places[id(value)]
         if argument.is_pointer and not argument.ctype.startswith("const "):
             self.returned[argument.name] = place
-        return _numbers(ord("p") if argument.is_pointer else ord("t"), place)
+        return _numbers(*((ord("p"), place, byte) if argument.is_pointer else (ord("t"), place)))
 
     def _array(self, argument: Argument, value: object) -> np.ndarray:
         if isinstance(value, Unwritten):
@@ -328,16 +342,11 @@ class _Program:
 _programs: dict[Entry, _Program] = {}
 
 
-@functools.cache
 def _folder() -> Path:
-    """Where programs are kept: $MLPGPU_SHIM_CACHE, or a folder that goes with the session."""
-    kept = os.environ.get("MLPGPU_SHIM_CACHE")
-    if kept:
-        Path(kept).mkdir(parents=True, exist_ok=True)
-        return Path(kept)
-    folder = tempfile.mkdtemp(prefix="mlpgpu-shim-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    """Where objects and programs are kept."""
+    folder = Path(os.environ["MLPGPU_CACHE"]) / "shim"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @functools.cache
@@ -367,7 +376,7 @@ def _sources(path: Path, found: dict[Path, str] | None = None) -> dict[Path, str
     return found
 
 
-def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
+def _build_program(host: Sequence[Future[Path]], entries: Sequence[Entry]) -> Path:
     """The program of these entries, all of one unit, with the object of host.cpp."""
     side_by_side = {e: str(e.cooperative or e.cluster > 1).lower() for e in entries}
     kernels = (
@@ -391,7 +400,8 @@ def _build_program(host: Future[Path], entries: Sequence[Entry]) -> Path:
         source,
     )
     # A global name can be found at run time with -rdynamic: constants are set by theirs.
-    return _build("program", [unit.name, host.result().name], [host.result(), unit, "-rdynamic", "-ldl"])
+    objects = [unit, *(part.result() for part in host)]
+    return _build("program", [path.name for path in objects], [*objects, "-rdynamic", "-ldl"])
 
 
 def _build(name: str, contents: Iterable[str], command: Sequence[str | Path], source: str = "") -> Path:

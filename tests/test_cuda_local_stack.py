@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import epochs
 import numpy as np
 import pytest
-import shim_runner
 from epochs import Epoch, assert_as_exact
 from hypothesis import given
 from hypothesis import strategies as st
+from shim_runner import plant
 from test_cuda_lowering import HostProgram, make_plan
 
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
@@ -22,7 +20,7 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OnChipWeights, StackShape, StreamedWeights, units
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
-from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
+from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers
 from mlpgpu.layers import Layer
@@ -72,13 +70,13 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def check(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> HostProgram:
+def check(case: str, monkeypatch: pytest.MonkeyPatch) -> HostProgram:
     """Two full batches and a last one; then predictions."""
     layers, (rows, last), options = CASES[case]
     monkeypatch.setattr(epochs, "BATCH_SIZE", rows)
     monkeypatch.setattr(epochs, "LAST_BATCH", last)
     epoch = Epoch(layers, options, rates=(0.02, 0.004, 0.01))
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, folder, arch="sm_90a")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     ours = (host.parameters, losses, host.evaluate()[:rows])
@@ -89,8 +87,8 @@ def check(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> HostProgr
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = check(case, tmp_path, monkeypatch)
+def test_an_epoch_as_on_the_cpu(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = check(case, monkeypatch)
     names = [launch.entry.name for launch in host.low.launches()]
     assert any(name.startswith("local_stack_forward") for name in names)
     assert any("OnChip" in launch.entry.function for launch in host.low.launches()) == case.startswith("on chip")
@@ -106,18 +104,14 @@ def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("case", ["two rows, every alignment", "more rows than a pass", "on chip"])
-def test_predictions_have_the_bits_of_one_launch_for_each_layer(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_have_the_bits_of_one_launch_for_each_layer(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, (rows, _), _ = CASES[case]
     monkeypatch.setattr(epochs, "BATCH_SIZE", rows)
     epoch = Epoch(layers, {"optimizer": None})
     found = []
     for is_used in (True, False):
         monkeypatch.setattr(thresholds, "STACKS_ARE_USED", is_used)
-        folder = tmp_path / str(is_used)
-        folder.mkdir()
-        host = HostProgram(epoch.plan, epoch.data, epoch.sampling, folder, arch="sm_90a")
+        host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
         host.load(epoch.state)
         found.append(host.evaluate()[:rows])
     np.testing.assert_array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
@@ -217,11 +211,7 @@ def test_what_a_stack_must_do_at_least() -> None:
 @pytest.mark.parametrize(
     "shape", [StackShape(warps, rows) for rows, warps in thresholds.STACK_MOST_WARPS.items()], ids=str
 )
-def test_kernels_compile_without_many_spills(
-    shape: StackShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if CACHE_VARIABLE not in os.environ:
-        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+def test_kernels_compile_without_many_spills(shape: StackShape) -> None:
     entries = [kernels.local_stack_forward("gelu", StreamedWeights(shape))]
     optimizers = ("SGD", "AdamW")
     entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in optimizers]
@@ -270,12 +260,6 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, case = FAULTS[fault]
-    sources = tmp_path / "cuda"
-    shutil.copytree(shim_runner.KERNELS, sources)
-    text = (sources / file).read_text()
-    assert text.count(right) == 1, f"{file} has changed: plant the fault anew"
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(shim_runner, "KERNELS", sources)
-    monkeypatch.setattr(shim_runner, "_programs", {})
+    plant(file, right, wrong, tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
-        check(case, tmp_path, monkeypatch)
+        check(case, monkeypatch)

@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -19,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases.case import constants_of
 from kernel_cases.tensor import ERRORS
-from shim_offsets import SUFFIX, with_offsets
-from shim_runner import prepare, run
+from shim_runner import From, run
 
 from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
@@ -596,12 +594,10 @@ def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors
 class HostProgram:
     """Runs a plan's launches one after another on the host, lowered for a card of two multiprocessors."""
 
-    def __init__(self, plan: Plan, data: Dataset, sampling: Sampling, folder: Path, arch: str = "sm_80") -> None:
+    def __init__(self, plan: Plan, data: Dataset, sampling: Sampling, arch: str = "sm_80") -> None:
         self.plan, self.data, self.sampling = plan, data, sampling
         source = "float32" if data.scale is None else "uint8"
         self.low = lowered(plan, multiprocessors=2, source=source, arch=arch)
-        self.entries = with_offsets(self.low.entries(), folder)
-        prepare(self.entries.values())
         # NaN, so that what is read before it is written shows.
         self.arrays = {
             name: np.full(size // 8, np.nan) if name in DOUBLES else np.full(size // 4, np.nan, np.float32)
@@ -657,13 +653,14 @@ class HostProgram:
             value = launch.values[argument.name]
             resolved = self._resolve(value.array) if isinstance(value, At) else value
             is_kept = isinstance(value, At) and value.array in self.low.bytes
-            dtype = WORDS.get(argument.ctype.removeprefix("const ").rstrip("*"))
+            ctype = argument.ctype.removeprefix("const ").rstrip("*")
+            dtype = WORDS.get(ctype)
             if is_kept and isinstance(resolved, np.ndarray) and dtype:
                 resolved = resolved.view(dtype)
+            if isinstance(value, At) and isinstance(resolved, np.ndarray) and argument.is_pointer:
+                resolved = From(resolved, value.offset * ELEMENT_BYTES.get(ctype, resolved.itemsize))
             args[argument.name] = resolved
-            if argument.is_pointer:
-                args[argument.name + SUFFIX] = value.offset if isinstance(value, At) else 0
-        entry = self.entries[launch.entry]
+        entry = launch.entry
         # How far atomic sums may differ from order to order is held in test_kernels.py.
         tolerance = {"dx": np.inf} if launch.entry == kernels.dense_backward_atomic() else None
         got = run(entry, launch.grid, entry.threads, args, constants=constants, tolerance=tolerance)
@@ -679,13 +676,13 @@ class HostProgram:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n_in", [9, 4100], ids=["head", "tail"])
-def test_a_step_that_ends_with_the_gradient_keeps_outputs(n_in: int, precision: str, tmp_path: Path) -> None:
+def test_a_step_that_ends_with_the_gradient_keeps_outputs(n_in: int, precision: str) -> None:
     """In a training step one kernel makes the last layer and the loss, or all layers behind a long one."""
     options = {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["SGD"](1.0)}
     dropout = [Dropout(0.3)] if n_in < 10 else []
     epoch = Epoch([Dense(n_in, 7, "tanh"), *dropout, Dense(7, 3)], options, rates=[1.0, 1.0])
     plan = dataclasses.replace(epoch.plan, precision=precision).to_gradient()
-    host = HostProgram(plan, epoch.data, epoch.sampling, tmp_path)
+    host = HostProgram(plan, epoch.data, epoch.sampling)
     host.load(epoch.state)
     before = host.parameters.astype(np.float64)
     ((_, weight),) = host.run(epoch.rates[:1])
@@ -731,10 +728,10 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_an_epoch_as_on_the_cpu(case: str, tmp_path: Path) -> None:
+def test_an_epoch_as_on_the_cpu(case: str) -> None:
     """Two full batches and a last one of two rows; then predictions."""
     epoch = Epoch(*STEPS[case])
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     ours = (host.parameters, losses, host.evaluate())
@@ -770,14 +767,14 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         *((case, kernels.BFLOAT16) for case in TENSOR_STEPS if case.startswith("a loss")),
     ],
 )
-def test_an_epoch_on_tensor_cores(case: str, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_on_tensor_cores(case: str, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
         monkeypatch.setattr(thresholds, name, 1)
     monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
     precision = next(precision for precision, forms in OF_PRECISION.items() if form in forms)
     epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, tmp_path)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
     assert all(
         form.name in launch.entry.name for launch in host.low.launches() if launch.entry.name.startswith("tensor")
     )

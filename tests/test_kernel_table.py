@@ -15,7 +15,7 @@ from kernel_cases.tensor import is_sampled
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry, all_entries, units
-from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, Cubin, compile_units
+from mlpgpu.backends.cuda.runtime.compiler import Cubin, compile_units
 
 COMPLETE = ("sm_75", "sm_80", "sm_90a")
 SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what only this architecture has
@@ -38,14 +38,11 @@ Cubins = dict[str, dict[str, Cubin]]
 
 
 @pytest.fixture(scope="module")
-def cubins(tmp_path_factory: pytest.TempPathFactory) -> Cubins:
-    """By architecture and header; warnings are errors to nvcc.  Kept where $MLPGPU_CACHE is set."""
-    with pytest.MonkeyPatch.context() as patch:
-        if CACHE_VARIABLE not in os.environ:
-            patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        with ThreadPoolExecutor(2) as pool:
-            made = pool.map(lambda arch: compile_units(ARCHITECTURES[arch], arch), ARCHITECTURES)
-            return dict(zip(ARCHITECTURES, made, strict=True))
+def cubins() -> Cubins:
+    """By architecture and header; warnings are errors to nvcc."""
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda arch: compile_units(ARCHITECTURES[arch], arch), ARCHITECTURES)
+        return dict(zip(ARCHITECTURES, made, strict=True))
 
 
 EACH = pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -11,8 +11,7 @@ from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
 from kernel_cases.rows import check_dealt, dealt_steps
 from kernel_cases.tensor import is_sampled
-from shim_offsets import SUFFIX, with_offsets
-from shim_runner import plant, prepare, run
+from shim_runner import From, plant, run
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
@@ -30,34 +29,26 @@ def followed_by_planes(value: Mapped) -> np.ndarray:
     return np.concatenate([words.view(np.uint16), value.array.ravel()])
 
 
-def run_case(case: Case, folder: Path) -> dict[str, np.ndarray]:
+def as_passed(value: object) -> object:
+    """An argument of a case as the shim takes it."""
+    if isinstance(value, Shifted):
+        return From(np.insert(value.array.ravel(), 0, np.nan), value.array.itemsize)
+    return followed_by_planes(value) if isinstance(value, Mapped) else value
+
+
+def run_case(case: Case) -> dict[str, np.ndarray]:
     # Both orders are within the bound of the same number.
     tolerance = {name: 2 * output.bound for name, output in case.outputs.items()} if case.atomic else None
-    entry, args = case.entry, dict(case.args)
-    args |= {name: followed_by_planes(value) for name, value in args.items() if isinstance(value, Mapped)}
-    if any(isinstance(value, Shifted) for value in args.values()):
-        entry = with_offsets([case.entry], folder)[case.entry]
-        for name in [argument.name for argument in case.entry.arguments if argument.is_pointer]:
-            value = args[name]
-            args[name + SUFFIX] = int(isinstance(value, Shifted))
-            if isinstance(value, Shifted):
-                args[name] = np.insert(value.array.ravel(), 0, np.nan)
-    return run(entry, case.grid, entry.threads, args, constants=case.constants, tolerance=tolerance)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where sources for shifted arrays are; all entries are compiled at once."""
-    prepare([entry for entry in all_entries() if not entry.host_excluded and is_sampled(entry)])
-    return tmp_path_factory.mktemp("shifted")
+    args = {name: as_passed(value) for name, value in case.args.items()}
+    return run(case.entry, case.grid, case.entry.threads, args, constants=case.constants, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.entry.name}-{case.name}")
-def test_kernel_against_numpy(case: Case, folder: Path) -> None:
-    case.check(run_case(case, folder))
+def test_kernel_against_numpy(case: Case) -> None:
+    case.check(run_case(case))
 
 
-def test_deal_steps(folder: Path) -> None:
+def test_deal_steps() -> None:
     check_dealt(run(kernels.deal_steps(), 1, kernels.WARP, dealt_steps(40)), 40)
 
 
@@ -66,21 +57,19 @@ def test_every_entry_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)
-def test_all_tiles_give_the_same_bits(tile: kernels.Tile, folder: Path) -> None:
+def test_all_tiles_give_the_same_bits(tile: kernels.Tile) -> None:
     x, w = np.random.default_rng(1).normal(size=(2, 70, 70)).astype(np.float32)
-    first, second = (run_case(dense.dense_forward("tanh", side, whole(70), x, w), folder) for side in (SMALLEST, tile))
+    first, second = (run_case(dense.dense_forward("tanh", side, whole(70), x, w)) for side in (SMALLEST, tile))
     np.testing.assert_array_equal(first["y"].view(np.uint32), second["y"].view(np.uint32))
-    first, second = (
-        run_case(dense.dense_backward_weight(side, whole(70), 70, 70), folder) for side in (SMALLEST, tile)
-    )
+    first, second = (run_case(dense.dense_backward_weight(side, whole(70), 70, 70)) for side in (SMALLEST, tile))
     for name in ("dw", "db"):
         np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32))
 
 
-def test_a_row_has_the_same_bits_in_any_batch(folder: Path) -> None:
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
     x, w = np.random.default_rng(2).normal(size=(2, 70, 70)).astype(np.float32)
     cases = [dense.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
-    alone, among = (run_case(case, folder)["y"] for case in cases)
+    alone, among = (run_case(case)["y"] for case in cases)
     np.testing.assert_array_equal(alone[0].view(np.uint32), among[0].view(np.uint32))
 
 
@@ -455,7 +444,7 @@ def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.
 
     def fails(case: Case) -> bool:
         try:
-            case.check(run_case(case, tmp_path))
+            case.check(run_case(case))
         except AssertionError:
             return True
         return False

@@ -26,7 +26,7 @@ from mlpgpu.backends.cuda.kernels import HALF_PAIR, TILES, Entry, units
 from mlpgpu.backends.cuda.profile.costs import speed_of
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.run.steps import STEP
-from mlpgpu.backends.cuda.runtime.compiler import CACHE_VARIABLE, compile_units
+from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.bench import json_lines
 from mlpgpu.plan import Plan
 
@@ -303,9 +303,7 @@ def test_outputs_that_are_not_finite_are_told(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("arch", ("sm_75", "sm_80", "sm_90a"))
 @pytest.mark.parametrize("name", ("gemm_ladder", "local_ladder"))
-def test_compiles_without_spills(name: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if CACHE_VARIABLE not in os.environ:
-        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+def test_compiles_without_spills(name: str, arch: str) -> None:
     rungs = gemm.RUNGS if name == "gemm_ladder" else local.rungs(29)
     entries = [rung.entry for rung in rungs]
     (cubin,) = compile_units(units(entries), arch, sources=LADDERS).values()

@@ -75,6 +75,9 @@ void wait_at_barrier(const Site& site, int number = 0, int threads = 0);
 void pause(const Site& site);
 // Waits for the lanes of `mask`; the value of lane `source`, or with VOTE the mask of values not 0.
 uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site);
+// Gives bytes, 32 at the most, to the other lanes of a whole warp: `given` has them until the next but one call.
+void give(const void* bytes, size_t count, const Site& site);
+const void* given(int lane);
 void check_width(int width, const Site& site);
 // See cuda/common/dependent_launch.cuh.
 void wait_for_launch_before();

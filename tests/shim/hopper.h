@@ -3,6 +3,13 @@
 // back shows here.  Shared addresses are offsets.  A map is followed in memory by the planes themselves.
 #pragma once
 
+namespace shim {  // in products.cpp
+void wgmma(bool is_half, bool a_inner, bool b_inner, float* c, int count, uint64_t a, uint64_t b, bool add);
+void wgmma_of_registers(float* c, int count, const unsigned (&a)[4], uint64_t b, bool add);
+// To shared memory of blocks that run side by side; returns its bytes.
+int copy_box(uint32_t destination, const uint64_t* map, int x, int y, int z, unsigned first, int blocks);
+}  // namespace shim
+
 namespace mlpgpu {
 
 struct TensorMap;
@@ -87,26 +94,11 @@ void cluster_synchronize() {
 
 inline void tensor_map_acquire(const TensorMap*) {}
 
-// Lines of 128 bytes: their sixteens change places by the line's place among eight.
-inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-
 // `blocks` of the cluster get the box, at the same place in each.
 inline void copy_box(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, unsigned first,
                      int blocks) {
-    const uint64_t* const words = reinterpret_cast<const uint64_t*>(map);
-    const int64_t planes = words[0], rows = words[1], columns = words[2], pitch = words[3], lines = words[4];
-    const uint16_t* const data = reinterpret_cast<const uint16_t*>(words + 16);
-    if (destination % 128 != 0) shim::fail("tensor_copy: the destination is no line");
-    for (int64_t line = 0; line < lines; ++line)
-        for (int64_t i = 0; i < 64; ++i) {
-            const bool inside = z < planes && y + line < rows && x + i < columns;
-            const uint16_t value = inside ? data[(z * rows + y + line) * pitch + x + i] : 0;
-            for (int block = 0; block < blocks; ++block)
-                shared_at<uint16_t>(swizzled(static_cast<uint32_t>(destination + line * 128 + i * 2)), first + block) =
-                    value;
-        }
-    for (int block = 0; block < blocks; ++block)
-        shared_at<HostBarrier>(barrier, first + block).bring(static_cast<int>(lines * 128));
+    const int bytes = shim::copy_box(destination, reinterpret_cast<const uint64_t*>(map), x, y, z, first, blocks);
+    for (int block = 0; block < blocks; ++block) shared_at<HostBarrier>(barrier, first + block).bring(bytes);
 }
 
 inline void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z) {
@@ -162,58 +154,16 @@ void wgmma_wait() {}
 
 template <bool A_INNER, bool B_INNER>
 struct Wgmma {
-    // Element (outer, k) of an operand where its descriptor says it is.
-    template <bool HALF, bool INNER>
-    static float element(uint64_t descriptor, int outer, int k) {
-        const uint32_t start = (descriptor & 0x3fff) << 4, next_64 = (descriptor >> 16 & 0x3fff) << 4;
-        const uint32_t eight_lines = (descriptor >> 32 & 0x3fff) << 4;
-        const int line = INNER ? outer : k, along = INNER ? k : outer % 64;
-        const uint32_t address = start + (INNER ? 0 : outer / 64 * next_64) + line / 8 * eight_lines + line % 8 * 128;
-        const uint16_t bits = shared_at<uint16_t>(swizzled(address + 2 * along));
-        return HALF ? half_value(bits) : shim::from_bits<float>(static_cast<unsigned>(bits) << 16);
-    }
-
     // Each sum of 16 products and the accumulator is rounded once.
     template <bool HALF, int COUNT>
     static void multiply(ElementIs<HALF>, float (&c)[COUNT], uint64_t a, uint64_t b, bool add) {
-        const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 32 * 16 + thread % 32 / 4;
-        float lines[2][16];
-        for (int k = 0; k < 16; ++k)
-            for (int h = 0; h < 2; ++h) lines[h][k] = element<HALF, A_INNER>(a, row + 8 * h, k);
-        for (int j = 0; j < COUNT / 4; ++j)
-            for (int i = 0; i < 2; ++i) {
-                double sums[2] = {};
-                for (int k = 0; k < 16; ++k) {
-                    const double of_b = element<HALF, B_INNER>(b, 8 * j + thread % 4 * 2 + i, k);
-                    for (int h = 0; h < 2; ++h) sums[h] += lines[h][k] * of_b;
-                }
-                for (int h = 0; h < 2; ++h) {
-                    float& to = c[4 * j + 2 * h + i];
-                    to = static_cast<float>(sums[h] + (add ? to : 0.0f));
-                }
-            }
+        shim::wgmma(HALF, A_INNER, B_INNER, c, COUNT, a, b, add);
     }
 };
 
 // Lanes give each other their elements of A; B lies in 8 x 8 matrices.
 inline void wgmma_of_registers(float (&c)[48], const unsigned (&a)[4], uint64_t b, bool add) {
-    const int lane = static_cast<int>(shim::lane());
-    const uint32_t start = (b & 0x3fff) << 4, next_inner = (b >> 16 & 0x3fff) << 4, next_outer = (b >> 32 & 0x3fff) << 4;
-    if (b >> 46) shim::fail("wgmma_of_registers: B is swizzled");
-    const auto value = [](unsigned bits) { return shim::from_bits<float>(bits << 16); };
-    float of_a[2][16];  // of the rows of this lane's elements of C
-    for (int k = 0; k < 16; ++k)
-        for (int half = 0; half < 2; ++half)
-            of_a[half][k] = value(__shfl_sync(WARP_ALL, a[k / 8 * 2 + half], lane / 4 * 4 + k % 8 / 2) >> 16 * (k % 2));
-    for (int i = 0; i < 48; ++i) {
-        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        double sum = add ? c[i] : 0.0;
-        for (int k = 0; k < 16; ++k) {
-            const uint32_t at = start + column / 8 * next_outer + column % 8 * 16 + k / 8 * next_inner + k % 8 * 2;
-            sum += static_cast<double>(of_a[i / 2 % 2][k]) * value(shared_at<uint16_t>(at));
-        }
-        c[i] = static_cast<float>(sum);
-    }
+    shim::wgmma_of_registers(c, 48, a, b, add);
 }
 
 }  // namespace mlpgpu

@@ -65,6 +65,7 @@ namespace shim {
 
 constexpr unsigned LANES = 32;
 constexpr size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 4 << 10;
+constexpr size_t GIFT_BYTES = 32;
 constexpr int BARRIERS = 4;  // of a block, by number: as many as kernels use
 constexpr int PATIENCE = 1000;  // rounds of nothing but pauses until a wait counts as endless
 
@@ -90,6 +91,9 @@ struct Fibre {
     uint64_t value;
     int source;
     uint64_t result;
+    // what it gave to the other lanes, of the last two times
+    alignas(16) char gifts[2][GIFT_BYTES];
+    int gift;
 };
 
 struct Block {
@@ -355,6 +359,19 @@ uint64_t exchange(unsigned mask, uint64_t value, int source, const Site& site) {
     return current->result;
 }
 
+void give(const void* bytes, size_t count, const Site& site) {
+    if (count > GIFT_BYTES) fail("%s at %s:%d gives %zu bytes", site.operation, site.file, site.line, count);
+    current->gift ^= 1;
+    if (count) memcpy(current->gifts[current->gift], bytes, count);
+    if (~static_cast<unsigned>(exchange(WARP_ALL, 1, VOTE, site)))
+        fail("%s at %s:%d: not all lanes of the warp take part", site.operation, site.file, site.line);
+}
+
+const void* given(int lane) {
+    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    return current->block->fibres[thread / LANES * LANES + static_cast<unsigned>(lane)]->gifts[current->gift];
+}
+
 void check_width(int width, const Site& site) {
     if (width < 1 || width > static_cast<int>(LANES) || (width & (width - 1)))
         fail("%s at %s:%d: a width is a power of two up to 32, not %d", site.operation, site.file, site.line, width);
@@ -372,6 +389,7 @@ void pause(const Site& site) { park(State::pausing, site); }
 void* shared_memory() { return current->block->shared; }
 
 void* shared_memory_of(unsigned block) {
+    if (block == blockIdx.x) return shared_memory();
     for (const Block* other : launch.blocks)
         if (other->index.x == block) return other->shared;
     fail("block %u does not run beside this one", block);
@@ -443,6 +461,7 @@ void run(const Kernel& kernel, size_t shared_bytes, int poison) {
             block.fibres[i]->block = &block;
             block.fibres[i]->thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
             block.fibres[i]->state = State::ready;
+            block.fibres[i]->gift = 0;
         }
     };
     if (kernel.cooperative) {
@@ -521,7 +540,7 @@ void answer(FILE* reply) {
         memset(buffer.memory, poison, buffer.bytes);
     }
 
-    // An argument is a value, or names a buffer: by its pointer or as a texture.
+    // An argument is a value, or names a buffer: by a pointer so many bytes into it, or as a texture.
     std::vector<std::string> values(static_cast<size_t>(read_number()));
     if (values.size() != kernel->arguments)
         fail("%s takes %zu arguments, not %zu", kernel->name, kernel->arguments, values.size());
@@ -532,9 +551,14 @@ void answer(FILE* reply) {
             value = read_bytes();
         } else {
             const Buffer& buffer = buffers.at(static_cast<size_t>(read_number()));
-            const Texture texture = {static_cast<const float*>(buffer.memory),
-                                     static_cast<int64_t>(buffer.bytes / sizeof(float))};
-            value.assign(reinterpret_cast<const char*>(&texture), kind == 't' ? sizeof texture : sizeof(void*));
+            if (kind == 't') {
+                const Texture texture = {static_cast<const float*>(buffer.memory),
+                                         static_cast<int64_t>(buffer.bytes / sizeof(float))};
+                value.assign(reinterpret_cast<const char*>(&texture), sizeof texture);
+            } else {
+                char* const pointer = static_cast<char*>(buffer.memory) + read_number();
+                value.assign(reinterpret_cast<const char*>(&pointer), sizeof pointer);
+            }
         }
         const size_t expected = kernel->argument_bytes[arguments.size()];
         if (value.size() != expected)
