@@ -28,7 +28,6 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, TILES, Form, all_entries
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.run.binding import DOUBLES
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.dense import is_cut, part_length
@@ -42,7 +41,6 @@ from mlpgpu.plan import REDUCTIONS, Plan
 # What belongs to a data set or a run, not to the plan: the program puts it in.
 OWNED = {"order", "data", "scale", "seed", "targets", "plain targets", "weights", "graph_steps"}
 NUMBERS = {"scale", "seed", "graph_steps"}
-ELEMENT_BYTES = {"double": 8, "uint64_t": 8, "Step": 24, "StackLayer": 40, "uint16_t": 2}
 # What arrays hold that the host keeps as float32.
 WORDS = {
     "int": np.int32, "uint16_t": np.uint16, "unsigned": np.uint32, "uint64_t": np.uint64, "double": np.float64,
@@ -125,7 +123,7 @@ def test_launches_fit_the_table_and_the_arrays(
 ) -> None:
     low = on_tensor_cores(plan, large=large, multiprocessors=multiprocessors, source=source, arch=arch)
     known = set(all_entries())
-    assert {entry for entry in low.entries() if not entry.header.startswith("local_stack")} <= known
+    assert {entry for entry in low.entries() if not entry.header.startswith("local/stack")} <= known
     assert all(low.bytes[name] == 4 * len(words) for name, words in low.words.items())
     for launch in low.launches():
         assert set(launch.values) == {argument.name for argument in launch.entry.arguments}
@@ -133,13 +131,12 @@ def test_launches_fit_the_table_and_the_arrays(
         assert max(launch.grid[1:]) <= 65535
         for argument in launch.entry.arguments:
             value = launch.values[argument.name]
-            if argument.is_pointer or argument.ctype == "Texture":
+            if argument.is_array:
                 assert value is None or isinstance(value, Map if argument.ctype == "const TensorMap*" else At)
             else:
                 assert isinstance(value, (int, float)) or (isinstance(value, At) and value.array in NUMBERS)
             if isinstance(value, At) and value.array not in OWNED:
-                element = ELEMENT_BYTES.get(argument.ctype.removeprefix("const ").rstrip("*"), 4)
-                assert 0 <= value.offset * element < low.bytes[value.array]
+                assert 0 <= value.offset * argument.item_bytes < low.bytes[value.array]
 
 
 @given(plans(), ARCHITECTURES, st.booleans())
@@ -599,8 +596,14 @@ class HostProgram:
         source = "float32" if data.scale is None else "uint8"
         self.low = lowered(plan, multiprocessors=2, source=source, arch=arch)
         # NaN, so that what is read before it is written shows.
+        doubles = {
+            launch.values[argument.name].array
+            for launch in self.low.launches()
+            for argument in launch.entry.arguments
+            if "double" in argument.ctype and isinstance(launch.values[argument.name], At)
+        }
         self.arrays = {
-            name: np.full(size // 8, np.nan) if name in DOUBLES else np.full(size // 4, np.nan, np.float32)
+            name: np.full(size // 8, np.nan) if name in doubles else np.full(size // 4, np.nan, np.float32)
             for name, size in self.low.bytes.items()
         }
         for name, array in self.arrays.items():

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..kernels import Entry
+from ..kernels import Argument, Entry
 from ..kernels.launches import At, Launch, Map, Value
 from ..runtime import Function, Stream, pack
 from .feed import Feed
 from .workspace import Workspace
-
-DOUBLES = {"sums", "squares", "totals", "losses"}  # arrays of 8-byte elements; those of all others have four
 
 Put = Callable[[Stream], None]  # puts a launch whose arguments are packed on a stream
 
@@ -51,7 +49,7 @@ class Binder:
         entry, trace = launch.entry, self._workspace.trace
         function = self.function(entry)
         numbers = {**self._numbers, **others}
-        packed = pack(entry, [self._number(launch.values[a.name], numbers, others, stage) for a in entry.arguments])
+        packed = pack(entry, [self._number(a, launch.values[a.name], numbers, others, stage) for a in entry.arguments])
         grid, overlaps = launch.grid, launch.overlaps
 
         def put(stream: Stream) -> None:
@@ -74,9 +72,9 @@ class Binder:
         return loaded[entry] if entry in loaded else self._workspace.auxiliary[entry]
 
     def _number(
-        self, value: Value, numbers: Mapping[str, Value], others: Mapping[str, Value], stage: int
+        self, argument: Argument, value: Value, numbers: Mapping[str, Value], others: Mapping[str, Value], stage: int
     ) -> float | None:
-        """The number that a kernel is given for a value."""
+        """The number that a kernel is given for the value of an argument."""
         if isinstance(value, Map):
             return self._workspace.maps[replace(value, place=stage) if value.array in others else value]
         if not isinstance(value, At):
@@ -84,7 +82,7 @@ class Binder:
         if value.array in numbers:
             return numbers[value.array]  # type: ignore[return-value]
         address = self.data.arrays.addresses.get(value.array) or self._workspace.arrays.addresses[value.array]
-        return address + value.offset * (8 if value.array in DOUBLES else 4)
+        return address + value.offset * argument.item_bytes
 
     def set_constant(self, name: str, values: np.ndarray) -> None:
         """Upload a constant variable, in each module that reads it."""
