@@ -661,7 +661,7 @@ class HostProgram:
             if is_kept and isinstance(resolved, np.ndarray) and dtype:
                 resolved = resolved.view(dtype)
             if isinstance(value, At) and isinstance(resolved, np.ndarray) and argument.is_pointer:
-                resolved = From(resolved, value.offset * ELEMENT_BYTES.get(ctype, resolved.itemsize))
+                resolved = From(resolved, value.offset * argument.item_bytes)
             args[argument.name] = resolved
         entry = launch.entry
         # How far atomic sums may differ from order to order is held in test_kernels.py.
