@@ -33,6 +33,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def strided_grid(elements: int, most_blocks: int, per_thread: int = 1) -> tuple[int, int, int]:
+    """The grid of a kernel whose threads stride over an array, each taking ``per_thread`` elements at a time."""
+    return max(1, min(ceil_div(elements, ROW_THREADS * per_thread), most_blocks)), 1, 1
+
+
 @dataclass(frozen=True)
 class Argument:
     """One kernel argument.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from . import Entry, padded_columns, padded_rows
 
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
-BLOCKS_PER_MULTIPROCESSOR = 8  # of a kernel whose threads stride over an array
+BLOCKS_PER_MULTIPROCESSOR = 8  # at most, of a kernel whose threads stride over an array
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 
 

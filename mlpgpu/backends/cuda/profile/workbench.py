@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import kernels
-from ..kernels import Entry, ceil_div
+from ..kernels import Entry, strided_grid
 from ..kernels.launches import BLOCKS_PER_MULTIPROCESSOR
 from ..runtime import Arena, Device, LoadedKernels, Stopwatch, Stream, pack, seconds_of
 
@@ -75,7 +75,7 @@ class Workbench:
         """Whether ``count`` float32 numbers are all finite, which a kernel finds out."""
         found = self.empty(4)
         self.zero(found, 4)
-        grid = (min(ceil_div(count, self._find.threads), BLOCKS_PER_MULTIPROCESSOR * self.device.multiprocessors), 1, 1)
+        grid = strided_grid(count, BLOCKS_PER_MULTIPROCESSOR * self.device.multiprocessors)
         self.put(self._find, grid, {"x": address, "n": count, "found": found})
         return not self.read(found, (1,)).view(np.uint32).any()
 

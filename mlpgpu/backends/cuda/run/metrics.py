@@ -13,7 +13,7 @@ from ....metrics import METRICS
 from ....plan import Plan
 from ...evaluation import compared_widths, zero_sums
 from .. import kernels
-from ..kernels import ROW_THREADS, WARPS_PER_BLOCK, ceil_div
+from ..kernels import WARPS_PER_BLOCK, ceil_div, strided_grid
 from ..kernels.launches import At, Launch, Value
 from .primitives import Chain, grid_over
 
@@ -106,7 +106,7 @@ def _curve(chain: Chain, rows: int, curve: int, curves: int, first: int, metrics
     yield Launch(kernels.rank_weights(), grid_over(rows), values | sides)
     for side in sides:
         yield chain.prefix_sum("float64", At(side), rows, exclusive=False)
-    grid = min(ceil_div(rows, ROW_THREADS), AREA_BLOCKS), 1, 1
+    grid = strided_grid(rows, AREA_BLOCKS)
     for name in metrics:
         values = {
             "keys": keys, **sides, "n": rows, "parts": At("areas"), "arrived": At("areas done"),

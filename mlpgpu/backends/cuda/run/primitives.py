@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import kernels
-from ..kernels import ITEM_BYTES, ROW_THREADS, SORT_DIGITS, ceil_div
+from ..kernels import ITEM_BYTES, SORT_DIGITS, ceil_div, strided_grid
 from ..kernels.launches import At, Launch, Value
 
 DIGIT_BITS = 8
@@ -14,7 +14,7 @@ MOST_BLOCKS = 1024  # of a kernel whose threads stride over an array
 
 def grid_over(elements: int, per_thread: int = 1) -> tuple[int, int, int]:
     """The grid of a kernel whose threads stride over ``elements``."""
-    return min(ceil_div(elements, per_thread * ROW_THREADS), MOST_BLOCKS), 1, 1
+    return strided_grid(elements, MOST_BLOCKS, per_thread)
 
 
 def sort_entries(dtype: str) -> list[kernels.Entry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import kernels
-from ...kernels import ceil_div
+from ...kernels import ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
 from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
 from .gemm import BIAS_PARTS, PARTED_BIASES
@@ -23,8 +23,7 @@ def total_error(shard: Shard, group: TotalError) -> None:
 
 
 def _over_parameters(shard: Shard) -> Grid:
-    blocks = ceil_div(shard.plan.parameter_count, kernels.ROW_THREADS)
-    return min(blocks, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors), 1, 1
+    return strided_grid(shard.plan.parameter_count, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors)
 
 
 def reduce(shard: Shard, group: ReducePartials) -> None:

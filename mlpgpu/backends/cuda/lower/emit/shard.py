@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..... import plan as ops
 from .....plan import Plan
 from ... import kernels
-from ...kernels import Entry, Team, ceil_div
+from ...kernels import Entry, Team, ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Lowered, Value
 from ...select.select import Selection
 from ..groups import Group
@@ -82,8 +82,7 @@ class Shard:
         return self.plan.buffers[name].shape[-1]
 
     def over_elements(self, n: int, per_thread: int = 1) -> Grid:
-        blocks = ceil_div(self.rows * n, kernels.ROW_THREADS * per_thread)
-        return max(1, min(blocks, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors)), 1, 1
+        return strided_grid(self.rows * n, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors, per_thread)
 
     def over_rows(self, team: Team) -> Grid:
         """Blocks of teams that have a row each."""
