@@ -69,7 +69,7 @@ WIDE_TEAM = Team("BlockTeam", 1024, 1, "_wide")
 
 
 def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM) -> Entry:
-    """``kind`` is ``index`` or ``dense``; ``textured`` whether targets are read through a texture object."""
+    """A loss and its derivative, of targets of a ``kind`` that are read through a texture object or not."""
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* logits[rows,n], {reader.argument()}, {_WEIGHED}, "
@@ -86,7 +86,7 @@ def total_error() -> Entry:
 
 
 def step_errors() -> Entry:
-    """Follows a persistent kernel, whose entry :mod:`..persistent.kernel` makes for each plan."""
+    """The errors of steps, which follow a persistent kernel (:mod:`..persistent.kernel`)."""
     signature = "const Step* step[0], const float* errors[grid.x,capacity,2], int capacity, double* losses[grid.x,2]"
     return Entry("step_errors", "elementwise/loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
 
@@ -148,12 +148,12 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
 
 
 def activation_number(name: str) -> int:
-    """The place in the table, which kernels know it by that are made for all activations."""
+    """The index of an activation in its table, by which kernels know it that serve all activations."""
     return list(ACTIVATIONS).index(name)
 
 
 def loss_entries() -> list[Entry]:
-    """All of every loss and output."""
+    """The entries of all losses and outputs."""
     entries = []
     for name, row in LOSSES.items():
         for kind, textured in product(row.targets, (True, False)):

@@ -1,4 +1,4 @@
-"""Metrics added up batch by batch (``elementwise/metrics.cuh``), and those of ranks (``elementwise/ranking.cuh``)."""
+"""Metrics added up batch by batch (``elementwise/metrics.cuh``), and ranking metrics (``elementwise/ranking.cuh``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METRIC_THREADS = 1024  # where the sums have one column, one block adds up the w
 
 
 def classes(kind: str, *, textured: bool = True) -> Entry:
-    """Arguments as of :func:`.losses.loss`."""
+    """The classes of predictions and of targets; arguments are those of :func:`.losses.loss`."""
     reader = TargetReader(kind, textured)
     signature = (
         f"const Step* step[0], const int* order[rows], const float* output[rows,n], {reader.argument()}, "
@@ -22,7 +22,7 @@ def classes(kind: str, *, textured: bool = True) -> Entry:
 
 
 def metric(name: str, *, textured: bool = True) -> Entry:
-    """``textured`` makes a difference to metrics of numbers."""
+    """The sums of a metric; ``textured`` matters to metrics of numbers, whose targets may lie in a texture."""
     if METRICS[name].of == "classes":
         output, targets, compared, suffix = "const int* output[rows]", "const int* targets[rows]", "Classes", ""
     else:
@@ -40,7 +40,7 @@ def metric(name: str, *, textured: bool = True) -> Entry:
 
 
 def metric_entries(kind: str, *, textured: bool = True) -> list[Entry]:
-    """All that metrics added up by batches can ask for on targets of one kind."""
+    """The entries of all metrics that are added up batch by batch, on targets of one kind."""
     added = (name for name, row in METRICS.items() if row.of != "rankings")
     return [classes(kind, textured=textured), *(metric(name, textured=textured) for name in added)]
 
@@ -74,7 +74,7 @@ def rank_area(metric: str) -> Entry:
 
 
 def rank_entries() -> list[Entry]:
-    """All that metrics of ranks can ask for, beside the classes of rows."""
+    """The entries of ranking metrics, beside those that find the classes of rows."""
     areas = [rank_area(name) for name, row in METRICS.items() if row.of == "rankings"]
     sort = [sort_counts("uint32"), prefix_sum("int32"), sort_scatter("uint32")]
     return [rank_keys(), *sort, rank_weights(), prefix_sum("float64"), *areas]

@@ -14,7 +14,7 @@ KEYS = {"uint32": "uint32_t", "uint64": "uint64_t"}  # C types of keys that can 
 
 
 def prefix_sum(dtype: str) -> Entry:
-    """``dtype`` is one of :data:`SCANNED`."""
+    """The prefix sum of numbers whose type is one of :data:`SCANNED`."""
     ctype = SCANNED[dtype]
     signature = f"const {ctype}* x[n], {ctype}* y[n], int64_t n, int exclusive, uint64_t* tile_sums[0]"
     shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + ITEM_BYTES[ctype]) + 4
@@ -23,34 +23,34 @@ def prefix_sum(dtype: str) -> Entry:
 
 
 def scan_tiles(dtype: str, n: int) -> int:
-    """Tiles of n elements: those of ScanTile of primitives/scan.cuh."""
+    """How many tiles n elements make: ScanTile of primitives/scan.cuh."""
     return ceil_div(n, SCAN_TILE_BYTES // ITEM_BYTES[SCANNED[dtype]])
 
 
 def scan_grid(dtype: str, n: int) -> tuple[int, int, int]:
-    """Of a prefix sum of n elements: blocks take tile after tile."""
+    """The grid of a prefix sum of n elements, whose blocks take tile after tile."""
     return min(scan_tiles(dtype, n), SCAN_BLOCKS), 1, 1
 
 
 def scan_words(dtype: str, n: int) -> int:
-    """Words that a prefix sum of n elements finds at 0 and leaves at 0: what is done, and each tile's sum."""
+    """How many words a prefix sum of n elements finds at 0 and leaves at 0: a count of tiles, and each tile's sum."""
     return 1 + scan_tiles(dtype, n)
 
 
 def sort_tile(dtype: str) -> int:
-    """The keys that a block sorts: SortTile of primitives/sort.cuh."""
+    """How many keys a block sorts: SortTile of primitives/sort.cuh."""
     return SORT_TILE_BYTES // ITEM_BYTES[KEYS[dtype]]
 
 
 def sort_counts(dtype: str) -> Entry:
-    """``dtype`` is one of :data:`KEYS`."""
+    """A pass of a sort counts the digits of each tile; ``dtype`` is one of :data:`KEYS`."""
     signature = f"const {KEYS[dtype]}* keys[n], int64_t n, int shift, int* counts[{SORT_DIGITS},grid.x]"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
     return Entry(name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
 
 
 def sort_scatter(dtype: str) -> Entry:
-    """``dtype`` is one of :data:`KEYS`."""
+    """A pass of a sort moves keys and values where the counts tell; ``dtype`` is one of :data:`KEYS`."""
     key = KEYS[dtype]
     signature = (
         f"const {key}* keys[n], const int* values[n], int64_t n, int shift, const int* starts[{SORT_DIGITS},grid.x], "
@@ -91,7 +91,7 @@ def initial_uniform() -> Entry:
 
 
 def primitive_entries() -> list[Entry]:
-    """All of every type."""
+    """The entries of all primitives, of every type."""
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     counts = [extremes(), find_nonfinite(), histogram()]
     return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, random_words(), initial_uniform()]

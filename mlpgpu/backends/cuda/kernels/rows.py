@@ -18,7 +18,7 @@ def _over_rows(name: str, function: str, rest: str) -> Entry:
 
 
 def gather(source: str) -> Entry:
-    """``source`` is one of :data:`SOURCES`."""
+    """The rows of a batch, of inputs whose type is one of :data:`SOURCES`."""
     ctype = SOURCES[source]
     rest = f"const int* order[rows], const {ctype}* data[rows,n], float scale, float* x[rows,n], int n"
     return _over_rows(f"gather_{source}", f"gather<{ctype}>", rest)
@@ -48,6 +48,6 @@ def activation_backward(activation: str) -> Entry:
 
 
 def row_entries() -> list[Entry]:
-    """All that work row by row, but for the loss."""
+    """The entries that work row by row, except those of losses."""
     backward = [activation_backward(activation) for activation in ACTIVATIONS]
     return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout(), deal_steps()]

@@ -42,7 +42,7 @@ def update(optimizer: str) -> Entry:
 
 
 def update_biases(optimizer: str) -> Entry:
-    """Of biases whose gradients products have left as parts."""
+    """The update of biases whose gradients products have left as partial sums."""
     signature = (
         "const Step* step[0], const double* totals[2], const int* described[count,6], int count, "
         "const float* column_parts[columns,part_count], inout float* biases[columns], "
@@ -62,6 +62,6 @@ def update_biases(optimizer: str) -> Entry:
 
 
 def update_entries() -> list[Entry]:
-    """All that end a step."""
+    """The entries that end a step."""
     updates = (make(optimizer) for make in (update, update_biases) for optimizer in OPTIMIZERS)
     return [reduce(), squares(), clip(), *updates]
