@@ -29,9 +29,9 @@ from pathlib import Path
 import mlpgpu as mg
 from mlpgpu.backends.cuda.kernels import Entry, all_entries, unit_source, units
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.persistent.choice import choose_kernel
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.runtime.compiler import OPTIONS, find_nvcc, source_folder
+from mlpgpu.backends.cuda.select.persistent import choose_kernel
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 MULTIPROCESSORS = {"sm_75": 40, "sm_80": 108, "sm_90a": 132}

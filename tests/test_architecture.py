@@ -46,15 +46,15 @@ INNER_LEVELS = {
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": ("threads", "workspace", "bindings", "updates", "program", "__init__"),
-    "backends/cuda": ("kernels", "runtime", "select", "persistent", "lower", "run", "profile", "__init__"),
+    "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "profile", "__init__"),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
         *("timing", "__init__"),
     ),
-    "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "choice", "__init__"),
+    "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
     "backends/cuda/select": (
-        *("thresholds", "setting", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages", "select"),
-        "__init__",
+        *("thresholds", "setting", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages", "data"),
+        *("persistent", "select", "__init__"),
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (

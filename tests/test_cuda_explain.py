@@ -16,13 +16,13 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.persistent.choice import choose_kernel
 from mlpgpu.backends.cuda.profile import explain
 from mlpgpu.backends.cuda.profile.costs import array_bytes, flops, lengths_of, moved_bytes
 from mlpgpu.backends.cuda.profile.explain import Profile, gantt
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.profile.probe import TimedLaunch
 from mlpgpu.backends.cuda.run.trace import Span
+from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS

@@ -488,8 +488,8 @@ def test_tiles_of_wgmma_follow_what_they_cost() -> None:
             (1024, 1024, small),
             (1, 1, small),
         ):
-            assert gemm_tile(form, m, n, 132, "sm_90a") == best
-        assert {gemm_tile(form, m, n, 132, "sm_100") for m in (1, 9999) for n in (1, 9999)} == set(
+            assert gemm_tile(form, m, n, 132, "sm_90a")[0] == best
+        assert {gemm_tile(form, m, n, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
             kernels.matrix_tiles(form)
         )
 
@@ -577,7 +577,7 @@ def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shards: int, 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 148))
 def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors: int) -> None:
-    tile = simt_tile(m, n, multiprocessors)
+    tile, _ = simt_tile(m, n, multiprocessors)
     blocks = {t: math.ceil(m / t.m) * math.ceil(n / t.n) for t in TILES}
     filling = [t for t in TILES if 10 * blocks[t] >= 9 * multiprocessors] or [TILES[-1]]
     work = {t: blocks[t] * t.m * t.n for t in TILES}

@@ -19,12 +19,12 @@ from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda.kernels import units
 from mlpgpu.backends.cuda.kernels.launches import At, Launch
-from mlpgpu.backends.cuda.persistent import choice
-from mlpgpu.backends.cuda.persistent.choice import choose_kernel
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.persistent.tiles import COMPUTE_THREADS, MOST_MMA_COLUMNS
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.backends.cuda.runtime.compiler import compile_units
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -87,7 +87,7 @@ class HostKernel:
             self.values[value.array] = array
 
 
-WIDE = {"MOST_COPIED": 0}  # every layer in tiles
+WIDE = {"MOST_REPLICATED": 0}  # every layer in tiles
 CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     "copied": (
         [Dense(12, 10, "tanh"), Dense(10, 9, "relu"), Dense(9, 3)],
@@ -128,7 +128,7 @@ def check_epoch(case: str, source: str, arch: str, blocks: int, monkeypatch: pyt
     """Two full batches and a last one of two rows, in one launch and in two, of up to eight rows on so many blocks."""
     layers, options, limits = CASES[case]
     for name, value in limits.items():
-        monkeypatch.setattr(choice, name, value)
+        monkeypatch.setattr(thresholds, name, value)
     epoch = Epoch(layers, options, as_bytes=source == "uint8")
     kernel = choose_kernel(epoch.plan, multiprocessors=blocks, shared_bytes=SHARED_BYTES, arch=arch)
     assert isinstance(kernel, PersistentKernel)

@@ -249,7 +249,7 @@ def own_rungs(bench: Workbench, problem: Problem) -> Iterator[tuple[str, str, Ca
     for rung in RUNGS:
         values = {"a": a, "b": b_panels if rung.in_panels else b, **sizes}
         yield rung.name, rung.entry.name, timed(rung.entry, rung.grid(m, n), values), c
-    tile = simt_tile(m, n, bench.device.multiprocessors)
+    tile, _ = simt_tile(m, n, bench.device.multiprocessors)
     yield (
         "mlpgpu, plain cores",
         of_table(tile).name,

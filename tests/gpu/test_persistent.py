@@ -14,12 +14,12 @@ from test_plans import Case, check_both, train
 import mlpgpu as mg
 from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda.persistent import choice
-from mlpgpu.backends.cuda.persistent.choice import choose_kernel
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.run import feed, program
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -86,10 +86,10 @@ def test_random_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(isinstance(kernel, PersistentKernel) for kernel in chosen)
 
 
-@pytest.mark.parametrize(("seed", "most_copied"), [(3, choice.MOST_COPIED), (4, 0), (7, 0)])
+@pytest.mark.parametrize(("seed", "most_copied"), [(3, thresholds.MOST_REPLICATED), (4, 0), (7, 0)])
 def test_small_plans(seed: int, most_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that sanitize.sh watches: with copies of inner layers, and with all layers in tiles."""
-    monkeypatch.setattr(choice, "MOST_COPIED", most_copied)
+    monkeypatch.setattr(thresholds, "MOST_REPLICATED", most_copied)
     case = random_case(seed, widest=20, most_rows=12)
     assert is_persistent(case)
     check_both(case)

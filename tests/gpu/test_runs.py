@@ -23,8 +23,9 @@ from helpers import EPS, EPS32
 from test_resume import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.run import feed, orders
+from mlpgpu.backends.cuda.run import feed
 from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.errors import BackendError, DivergenceError
 from mlpgpu.metrics import METRICS, curve_count, curve_positives
 from mlpgpu.random import epoch_order
@@ -170,7 +171,7 @@ def test_orders_made_on_the_card_are_the_host_s(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(feed.Feed, "begin_listed", look)
     of_host = fit(new_trainer())
-    monkeypatch.setattr(orders, "LEAST_ROWS", 1)
+    monkeypatch.setattr(thresholds, "SORT_LEAST_ROWS", 1)
     of_card = fit(new_trainer())
     assert len(seen) == 2 * (EPOCHS - 1)
     for epoch, order in zip(2 * [*range(1, EPOCHS)], seen, strict=True):

@@ -390,7 +390,7 @@ def _gemm_backward(known: _List, op: ops.DenseBackward, title: str) -> list[Grou
 def _local_backward(known: _List, op: ops.LocallyConnectedBackward, path: LocalPath, title: str) -> list[Group]:
     stack = path.stack
     if stack is None:
-        return [groups.LocalBackward(title, path.why, op, known.derivative(op))]
+        return [groups.LocalBackward(title, path.why, op, known.derivative(op), path.has_shared_bias)]
     deltas = {f"d{layer.y}" for layer in stack.operations}
     last = f"d{stack.operations[-1].y}"
     backwards = tuple(

@@ -299,6 +299,7 @@ class LocalBackward(Group):
 
     op: ops.LocallyConnectedBackward
     derivative: Derivative
+    has_shared_bias: bool
 
 
 @dataclass(frozen=True)

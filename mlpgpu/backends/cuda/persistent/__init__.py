@@ -1,1 +1,1 @@
-"""Small networks trained inside one kernel: what of a plan it holds, its tiles, its memory, its cost, the choice."""
+"""Small networks trained inside one kernel: what of a plan it holds, its tiles, its memory, its cost."""

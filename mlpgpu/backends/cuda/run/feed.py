@@ -20,6 +20,7 @@ from ....errors import BackendError
 from ....plan import Plan
 from ...base import target_array
 from ..runtime import Device, Event, Stream, Texture, pinned
+from ..select.data import by_texture
 from .arrays import Arrays
 from .trace import Trace
 
@@ -91,7 +92,7 @@ class Feed:
         self.nbytes = sum(sizes.values())
         self.left_bytes = room - self.nbytes
         self.texture: Texture | None = None
-        if "targets" in sizes and sizes["targets"] // 4 <= device.most_texels:
+        if "targets" in sizes and by_texture(sizes["targets"] // 4, device.most_texels):
             self.texture = Texture(device, self.arrays.addresses["targets"], sizes["targets"] // 4)
 
         self._copies = Stream(device, "copies")

@@ -16,10 +16,10 @@ from ...base import Sampling
 from .. import kernels
 from ..kernels.launches import At, Launch
 from ..runtime import Device, Event, Stream
+from ..select.data import sorts_on_card
 from .feed import Feed
 from .primitives import Chain, grid_over
 
-LEAST_ROWS = 1 << 17  # of a set that the card sorts: the host sorts fewer rows before an epoch ends
 KEYS, SORTED, SPARE = "row keys", "next order", ("sorted keys", "sorted rows")
 
 
@@ -62,7 +62,7 @@ class Orders:
         rows = sampling.rows
         self._sizes, self._launches = order_launches(rows)
         has_room = min(data.left_bytes, device.free_bytes) >= sum(self._sizes.values())
-        self._on_card = sampling.shuffle and data.stays and has_room and rows >= LEAST_ROWS
+        self._on_card = sampling.shuffle and data.stays and has_room and sorts_on_card(rows).holds
         if not self._on_card:
             self._sizes = {SORTED: self._sizes[SORTED]}
         self._lister: Stream | None = None  # makes lists, beside the stream that computes

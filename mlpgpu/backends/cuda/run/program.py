@@ -9,9 +9,9 @@ import numpy as np
 from ....datasets import Dataset
 from ....plan import Plan
 from ...base import Histogram, Program, Sampling, State, scaled
-from ..persistent.choice import choose_kernel
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
+from ..select.persistent import choose_kernel
 from .evaluation import Evaluation
 from .graphs import ShardStreams
 from .persistent import PersistentSteps

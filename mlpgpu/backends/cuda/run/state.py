@@ -10,10 +10,9 @@ from ....random import WORDS_PER_BLOCK, Purpose
 from ...base import MOST_BINS, Histogram, State, bin_edges
 from .. import kernels
 from ..runtime import Event, Stream, pinned
+from ..select.data import by_kernel
 from .primitives import MOST_BLOCKS, grid_over
 from .workspace import Workspace
-
-LEAST_BY_KERNEL = 1 << 20  # values of a parameter: the host is done with fewer before a kernel is compiled
 
 
 class DeviceState:
@@ -123,7 +122,7 @@ class DeviceState:
         address, scheme = self._addresses["parameters"] + 4 * p.offset, INITIALIZERS[p.initializer]
         if scheme.distribution == "constant":
             self._stream.fill(address, 4 * p.size)
-        elif scheme.distribution == "uniform" and p.size >= LEAST_BY_KERNEL:
+        elif scheme.distribution == "uniform" and by_kernel(p.size):
             values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, address
             self._workspace.launch_over(kernels.initial_uniform(), p.size // WORDS_PER_BLOCK, values)
         else:
@@ -159,7 +158,7 @@ class DeviceState:
     def is_finite(self) -> bool:
         """As :meth:`Program.is_finite`: a kernel looks at many values, the host at few."""
         count = self._plan.parameter_count
-        if count < LEAST_BY_KERNEL:
+        if not by_kernel(count):
             return bool(np.isfinite(self.read(snapshot=False).parameters).all())
         with self._device:
             self._workspace.take({"found": 4})

@@ -203,21 +203,21 @@ def dense_path(k: int, n: int, work: Work) -> DensePath:
     if work.reduction == "atomic":
         both = Atomic("reduction is atomic: blocks of both products add to memory as they end")
         return DensePath(forward, both, both)
-    tile = simt_tile(work.rows, k, work.setting.multiprocessors)
-    dx = Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, work.rows, k, work)}")
+    tile, reason = simt_tile(work.rows, k, work.setting.multiprocessors)
+    dx = Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, _update(k, n, work))
 
 
 def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     card, operand_format = work.setting, work.operand_format
     assert operand_format is not None
-    why = f"{k:,}×{n:,} is wide enough for tensor cores, {work.rows:,} rows "
-    enough = f"at least {thresholds.GEMM_LEAST_ROWS}" if work.is_training else "of any number in an evaluation"
+    is_enough = f"≥ {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else "rows of any number in an evaluation"
+    width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
+    why = f"{k:,}×{n:,} is at least {width} wide and of {weights:,} weights, {work.rows:,} {is_enough}"
 
     def made(m: int, columns: int) -> Gemm:
-        tile = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
-        chosen = "takes the fewest clocks" if tile.needs == card.arch else "is the largest that fills the card"
-        return Gemm(tile, f"{why}are {enough}; a tile of {tile.m}×{tile.n} {chosen} for {m:,}×{columns:,}")
+        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
+        return Gemm(tile, f"{why}; {reason}")
 
     forward = made(work.rows, n)
     return DensePath(forward, *((made(work.rows, k), made(k, n)) if work.is_training else (None, None)))
@@ -226,8 +226,8 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
 def _forward(k: int, n: int, work: Work) -> Forward:
     card = work.setting
     if not is_cut(k, n):
-        tile = simt_tile(work.rows, n, card.multiprocessors)
-        return Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, work.rows, n, work)}")
+        tile, reason = simt_tile(work.rows, n, card.multiprocessors)
+        return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
     part = _part(k, n, work)
     count = ceil_div(k, part)
     cut = (
@@ -239,8 +239,8 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         why = f"{cut}; n ≥ {thresholds.SPLIT_OPERANDS_LEAST_N}, so that tensor cores split operands"
         is_newest = card.arch == kernels.WARPGROUP_SPLIT.needs
         return SplitK(part, count, kernels.WARPGROUP_SPLIT if is_newest else kernels.SPLIT, why)
-    tile = simt_tile(work.rows, n, card.multiprocessors, count)
-    return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {_why_tile(tile, work.rows, n, work)}")
+    tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
+    return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
 
 
 def _part(k: int, n: int, work: Work) -> int:
@@ -255,9 +255,9 @@ def _part(k: int, n: int, work: Work) -> int:
 
 def _update(k: int, n: int, work: Work) -> Update:
     card = work.setting
-    tile = simt_tile(k, n, card.multiprocessors)
+    tile, reason = simt_tile(k, n, card.multiprocessors)
     if not work.in_place:
-        return Simt(tile, f"{_why_simt(k, n, work)}; gradients are kept; {_why_tile(tile, k, n, work)}")
+        return Simt(tile, f"{_why_simt(k, n, work)}; gradients are kept; {reason}")
     if updates_few_rows(k, n, work):
         size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
         why = f"{work.rows} rows are at most {kernels.FEW_ROWS}, and {size}: W is touched once"
@@ -276,10 +276,9 @@ def _update(k: int, n: int, work: Work) -> Update:
     if n <= kernels.NARROW_COLUMNS:
         return SmallN(f"n = {n} is at most {kernels.NARROW_COLUMNS}: a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
-        return SmallN(
-            f"{k:,}×{n:,} has {grid[0] * grid[1]} of the smallest tiles for {card.multiprocessors} multiprocessors"
-        )
-    return Simt(tile, f"{_why_simt(k, n, work)}; {_why_tile(tile, k, n, work)}")
+        few = f"{grid[0] * grid[1]} of the smallest tiles, too few for {card.multiprocessors} multiprocessors"
+        return SmallN(f"{k:,}×{n:,} makes {few}")
+    return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
 
 
 def _why_simt(k: int, n: int, work: Work) -> str:
@@ -302,8 +301,3 @@ def _why_not_split(n: int, work: Work) -> str:
     if not work.is_training:
         return "an evaluation's bits follow from the widths alone"
     return f"n = {n} is less than {thresholds.SPLIT_OPERANDS_LEAST_N}"
-
-
-def _why_tile(tile: Tile, m: int, n: int, work: Work) -> str:
-    which = "is the smallest" if tile == kernels.TILES[-1] else "fills the card"
-    return f"a tile of {tile.m}×{tile.n} {which} for {m:,}×{n:,} on {work.setting.multiprocessors} multiprocessors"

@@ -29,5 +29,6 @@ def plan_format(plan: Plan, arch: str) -> tuple[Form | None, Verdict]:
     if found is None:
         why = f"{arch} lacks them" if plan.precision in OF_PRECISION else f"{plan.precision} keeps to multiply-adds"
         return None, Verdict(False, why)
-    limit = f"{largest:,} weights are {'more than' if is_large else 'at most'} {thresholds.MOST_UNSCALED_WEIGHTS:,}"
-    return found, Verdict(True, f"{plan.precision} is made of {found.name} operands, for {limit}")
+    most = thresholds.MOST_UNSCALED_WEIGHTS
+    size = f"the largest wide weight has {largest:,} elements, {'more than' if is_large else 'at most'} {most:,}"
+    return found, Verdict(True, f"{plan.precision} is made of {found.name} operands; {size}")

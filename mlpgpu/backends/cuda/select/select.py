@@ -22,6 +22,7 @@ class LocalPath:
 
     stack: LocalStack | None
     why: str
+    has_shared_bias: bool = False  # whether its bias is one number
 
     def __str__(self) -> str:
         return "one kernel for the stack" if self.stack else "layer by layer"
@@ -54,9 +55,9 @@ class LossPath:
 
     @property
     def why(self) -> str:
-        if self.head:
-            return self.head.why
-        return self.product.why if self.product else f"no head, since {self.head.why}; {self.product.why}"
+        if self.head or self.product:
+            return self.head.why if self.head else self.product.why
+        return f"no head: {self.head.why}" + f"; not in a product: {self.product.why}" * (self.head != self.product)
 
 
 @dataclass(frozen=True)
@@ -133,17 +134,23 @@ class Selection:
     def __str__(self) -> str:
         rows = [("operation", "path", "why")]
         for each in self.operations:
-            rows += [(each.title if first else "", path, why) for first, path, why in _lines(each.path)]
-        kind = "training" if self.work.is_training else "evaluation"
-        return "\n".join([f"{kind}: {self.operand_format.why}", table(rows, "<<<")])
+            lines = _lines(each)
+            rows += [(each.title if line is lines[0] else "", *line) for line in lines]
+        kind = "a training step" if self.work.is_training else "an evaluation"
+        head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
+        if self.work.is_training:
+            head.append(f"layers behind the first one as one kernel, the tail: {self.tail.why}")
+        return "\n".join([*head, table(rows, "<<<")])
 
 
-def _lines(path: Path) -> list[tuple[bool, str, str]]:
-    """A path in lines of which the first begins an operation: what it is, and why."""
+def _lines(each: Selected) -> list[tuple[str, str]]:
+    """The path of an operation in lines: what it is, and why."""
+    path, op = each.path, each.operation
     if not isinstance(path, DensePath):
-        return [(True, str(path), path.why)]
-    made = [(f"{name}: {product}", product.why) for name, product in path.products.items()]
-    return [(place == 0, *each) for place, each in enumerate(made)]
+        return [(str(path), path.why)]
+    is_forward = isinstance(op, ops.Dense)
+    asked = {"forward": is_forward, "dx": isinstance(op, ops.DenseBackward) and op.dx, "update": not is_forward}
+    return [(f"{name}: {product}", product.why) for name, product in path.products.items() if asked[name]]
 
 
 def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
@@ -183,7 +190,7 @@ def _path(
         k, n = shapes[op.weight]
         return dense_path(k, n, work)
     if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
-        return _local_path(op, stacks, work)
+        return _local_path(plan, op, stacks, work)
     if isinstance(op, ops.Loss):
         return _loss_path(plan, op, work, shapes)
     if isinstance(op, ops.Output):
@@ -199,19 +206,21 @@ def _path(
 
 
 def _local_path(
+    plan: Plan,
     op: ops.LocallyConnected | ops.LocallyConnectedBackward,
     stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str],
     work: Work,
 ) -> LocalPath:
-    is_forward = isinstance(op, ops.LocallyConnected)
     y = op.y if isinstance(op, ops.LocallyConnected) else op.dz.removeprefix("d")
     stack = next(stack for run, stack in stacks.items() if y in {layer.y for layer in run})
+    if isinstance(op, ops.LocallyConnected):
+        return LocalPath(None, stack) if isinstance(stack, str) else LocalPath(stack, str(stack))
+    pitch = next(p.shape[-1] for p in plan.parameters if p.name == op.weight)
+    is_shared = any(p.name == op.dbias and p.size != pitch for p in plan.partials)
     if isinstance(stack, str):
-        return LocalPath(None, stack)
-    if is_forward:
-        return LocalPath(stack, str(stack))
+        return LocalPath(None, stack, is_shared)
     no_update = no_update_of(stack, work)
-    return LocalPath(None if no_update else stack, no_update or f"{stack}; it moves the parameters as well")
+    return LocalPath(None if no_update else stack, no_update or f"{stack}; it moves the parameters as well", is_shared)
 
 
 def no_update_of(stack: LocalStack, work: Work) -> str:

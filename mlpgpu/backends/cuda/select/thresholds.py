@@ -1,8 +1,8 @@
 """Every number that decides between kernels, with the measurement that set it.
 
-Times are of an NVIDIA H200 and stand, with what was tried beside them, in ``docs/experiments/``.  *tall* is its
-workload 90000-90-90-10, *medium* 784-1024-1024-10 at batch 1,024.  What a kernel can hold at most is its own, and
-stands beside its entry in :mod:`..kernels`.
+Times are of an NVIDIA H200 and stand, with what was tried beside them, in ``docs/experiments/``.  *Tall* is the network
+90000-90-90-10 at batch 128, *medium* 784-1024-1024-10 at batch 1,024.  What a kernel can hold at most is its own, and
+stands beside its entry in :mod:`..kernels`.  ``thresholds.X`` is looked up at each use, so that a test may change one.
 """
 
 # --- SIMT tiles: multiply-adds outside the tensor cores ---
@@ -74,6 +74,34 @@ STACK_MOST_ROWS = 32
 
 # By the rows of a pass: as many warps of a block as leave a thread the registers that it needs, as ptxas counts them.
 STACK_MOST_WARPS = {8: 7, 4: 11, 2: 19, 1: 27}
+
+# --- the persistent kernel, which keeps a whole network on the chip ---
+
+PERSISTENT_IS_USED = True  # False: every plan trains launch by launch
+
+# Each row's part of the loss is kept for every step of a launch: 32 MiB for so many.  Not measured: follows from that.
+PERSISTENT_MOST_ROWS = 1024
+
+# Weights of a layer of which each block holds a copy, and of all such layers.  Not measured: follows from 64 KiB of 227
+# in a block, beside which the tiles of a first layer of 784 by 128 still fit.
+MOST_REPLICATED = 8192
+MOST_REPLICATED_IN_ALL = 16384
+
+# Blocks for the tiles of replicated layers.  Not measured: follows from their products being a few per cent of a step.
+REPLICATED_BLOCKS = 4
+
+# Sixteenths of a block's memory that one layer may take, tried in turn until all layers fit together.  Not measured:
+# the first that fits is the fastest by the cost model.
+MEMORY_SHARES = (16, 13, 10, 8, 6, 5, 4, 3, 2, 1)
+
+# --- what the host does as well ---
+
+# Values that a kernel draws or looks at: of fewer the host is through before such a kernel is compiled, 1 to 2 s.
+KERNEL_LEAST_VALUES = 1 << 20
+
+# Rows of a set whose orders the card makes: of fewer the host has sorted the next order, at some 10 million keys a
+# second, before the epoch ends.
+SORT_LEAST_ROWS = 1 << 17
 
 # --- what is made ready for several steps in one launch ---
 

@@ -13,26 +13,33 @@ def fills(blocks: int, multiprocessors: int) -> bool:
     return 10 * blocks >= thresholds.FILLING_TENTHS * multiprocessors
 
 
-def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> Tile:
-    """The tile of multiply-adds for an m by n product, in so many parts.
+def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Tile, str]:
+    """The tile of multiply-adds for an m by n product, in so many parts, and why.
 
     Of those whose blocks fill the card it is the largest, unless another one has an eighth less to compute beyond the
     borders; if none does, it is the smallest.
     """
     grids = {tile: math.prod(tile.grid(m, n, parts)) for tile in TILES}
-    filling = [tile for tile in TILES if fills(grids[tile], multiprocessors)] or [TILES[-1]]
-    least = min(grids[tile] * tile.m * tile.n for tile in filling)
-    return next(
-        tile
-        for tile in filling
-        if thresholds.TILE_WASTE * grids[tile] * tile.m * tile.n <= (thresholds.TILE_WASTE + 1) * least
-    )
+    filling = [tile for tile in TILES if fills(grids[tile], multiprocessors)]
+    least = min(grids[tile] * tile.m * tile.n for tile in filling or TILES[-1:])
+    waste = thresholds.TILE_WASTE
+    of_little_waste = (tile for tile in filling if waste * grids[tile] * tile.m * tile.n <= (waste + 1) * least)
+    tile = next(of_little_waste, TILES[-1])
+    card = f"{multiprocessors} multiprocessors with {m:,}×{n:,}"
+    if not filling:
+        return tile, f"no tile fills {card}: the smallest"
+    return tile, f"{tile.m}×{tile.n} is the largest tile that fills {card}, and computes little beyond the borders"
 
 
-def gemm_tile(operand_format: Form, m: int, n: int, multiprocessors: int, arch: str) -> ProductTile:
-    """The tile on tensor cores: on sm_90a that of the fewest clocks, before that the largest whose blocks fill the
-    card."""
+def gemm_tile(operand_format: Form, m: int, n: int, multiprocessors: int, arch: str) -> tuple[ProductTile, str]:
+    """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
+    fill the card."""
     if arch == WgmmaTile.needs:
-        return min(wgmma_tiles(operand_format), key=lambda tile: tile.clocks(m, n, multiprocessors))
+        clocks = {tile: tile.clocks(m, n, multiprocessors) for tile in wgmma_tiles(operand_format)}
+        named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
+        return min(clocks, key=clocks.__getitem__), f"fewest clocks for 64 of k: {named}"
     largest, smallest = matrix_tiles(operand_format)[0], matrix_tiles(operand_format)[-1]
-    return largest if fills(math.prod(largest.grid(m, n, multiprocessors)), multiprocessors) else smallest
+    blocks = math.prod(largest.grid(m, n, multiprocessors))
+    has_work = fills(blocks, multiprocessors)
+    why = f"{largest.m}×{largest.n} makes {blocks} blocks, {'enough' if has_work else 'too few'} for {multiprocessors}"
+    return largest if has_work else smallest, f"{why} multiprocessors"

@@ -35,10 +35,10 @@ def backward(shard: Shard, group: LocalBackward) -> None:
     )  # fmt: skip
     if op.dbias is not None:
         db = {"dz": shard.at(op.dz), "db": shard.at(op.dbias), "n": n}
-        if next(p.size for p in shard.plan.partials if p.name == op.dbias) == pitch:
-            shard.add(group, kernels.local_backward_bias(), shard.over_columns(pitch, 1), **db, pitch=pitch)
-        else:
+        if group.has_shared_bias:
             shard.add(group, kernels.local_backward_shared_bias(), (1, 1, 1), **db)
+        else:
+            shard.add(group, kernels.local_backward_bias(), shard.over_columns(pitch, 1), **db, pitch=pitch)
     if op.dx is None:
         return
     shard.add(

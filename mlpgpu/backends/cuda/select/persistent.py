@@ -9,18 +9,13 @@ import math
 
 from ....plan import Plan
 from ..kernels import architecture, ceil_div
-from .cost import layer_clocks
-from .kernel import PersistentKernel
-from .layout import Layout, TiledLayer
-from .network import DenseLayer, PersistentNetwork, read_network
-from .tiles import BFLOAT16, COMPUTE_THREADS, Tiling, most_columns, products_of
+from ..persistent.cost import layer_clocks
+from ..persistent.kernel import PersistentKernel
+from ..persistent.layout import Layout, TiledLayer
+from ..persistent.network import DenseLayer, PersistentNetwork, read_network
+from ..persistent.tiles import BFLOAT16, COMPUTE_THREADS, Tiling, most_columns, products_of
+from . import thresholds
 
-IS_USED = True  # False: every plan trains launch by launch
-MOST_BATCH_ROWS = 1024  # each row's part of the loss is kept for every step of a launch
-MOST_COPIED = 8192  # weights of a layer of which each block holds a copy
-MOST_COPIED_IN_ALL = 16384
-KEPT_BLOCKS = 4  # at most, for the tiles of such layers
-MEMORY_SHARES = (16, 13, 10, 8, 6, 5, 4, 3, 2, 1)  # sixteenths of a block's memory that one layer may take
 TF32_TERMS = {"float32-ieee": 0, "float32": 2, "tf32": 1, "bfloat16": BFLOAT16}  # of a product's operand
 
 
@@ -30,20 +25,20 @@ def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: 
     Args:
         shared_bytes: the most that a block may have.
     """
-    if not IS_USED:
+    if not thresholds.PERSISTENT_IS_USED:
         return "persistent kernels are switched off"
     network = read_network(plan)
     if isinstance(network, str):
         return network
-    if plan.capacity > MOST_BATCH_ROWS:
-        return f"a batch of {plan.capacity} rows is larger than {MOST_BATCH_ROWS}"
+    if plan.capacity > thresholds.PERSISTENT_MOST_ROWS:
+        return f"a batch of {plan.capacity} rows is larger than {thresholds.PERSISTENT_MOST_ROWS}"
     tf32_terms = TF32_TERMS[plan.precision] if architecture(arch) >= architecture("sm_80") else 0
     has_copy_engine = architecture(arch) >= architecture("sm_90")
     if ceil_div(network.widest, most_columns(tf32_terms)) > multiprocessors:
         return f"a layer of {network.widest} units is too wide for {multiprocessors} multiprocessors"
     # Tiles are chosen for speed, then, where they do not fit together, each among those of less and less memory.
     why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {shared_bytes:,} bytes"
-    for sixteenths in MEMORY_SHARES:
+    for sixteenths in thresholds.MEMORY_SHARES:
         layout = _fastest(network, multiprocessors, shared_bytes * sixteenths // 16, tf32_terms)
         if layout is None:
             break
@@ -58,7 +53,7 @@ def _fastest(network: PersistentNetwork, blocks: int, most_bytes: int, tf32_term
     replicated = _replicated(network)
     # Tiles of replicated layers come last: on blocks without others they cost no time, for rows wait for tiled layers.
     others = blocks - ceil_div(network.widest, most_columns(tf32_terms))
-    kept = min(KEPT_BLOCKS, blocks // 8, others) if any(replicated) else 0
+    kept = min(thresholds.REPLICATED_BLOCKS, blocks // 8, others) if any(replicated) else 0
     tilings: dict[int, Tiling] = {}
     first_blocks: dict[int, int] = {}
     taken, busy = 0, 0.0
@@ -91,7 +86,7 @@ def _replicated(network: PersistentNetwork) -> list[bool]:
     replicated, copied = [False], 0
     for dense in network.layers[1:]:
         size = dense.weight_rows * dense.n_out
-        replicated.append(size <= MOST_COPIED and copied + size <= MOST_COPIED_IN_ALL)
+        replicated.append(size <= thresholds.MOST_REPLICATED and copied + size <= thresholds.MOST_REPLICATED_IN_ALL)
         copied += size if replicated[-1] else 0
     return replicated
 
