@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_info
 
 from . import __version__, bench, storage
 from .backends import BACKENDS, get_backend
-from .backends.cuda import CudaBackend
+from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
+from .backends.cuda.profile.paths import CARDS, describe_on
 from .backends.cuda.runtime import describe_machine
 from .backends.cuda.runtime.compiler import cache_folder, find_nvcc, nvcc_version
 from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "bench":
             measure(options.backend, options.only, options.precision, quick=options.quick, path=options.json)
         else:
-            print(explain(options.model, options.batch_size, options.loss, options.backend, timeline=options.timeline))
+            chosen = options.model, options.batch_size, options.loss, options.backend
+            print(explain(*chosen, timeline=options.timeline, card=options.card))
     except MlpgpuError as error:
         print("mlpgpu:", *str(error).split(), file=sys.stderr)
         return 2
@@ -74,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         metavar="NAME",
         help="cpu, cuda, cuda:1 or auto, which is a network's; on a GPU the launches are measured (a run has its own)",
+    )
+    explained.add_argument(
+        "--card", choices=CARDS, metavar="NAME", help=f"say which kernels would run on {', '.join(CARDS)}, and why"
     )
     explained.add_argument("--timeline", action="store_true", help="show when each launch of a step runs, on a GPU")
     return parser
@@ -147,11 +152,13 @@ def explain(
     backend: str | None = None,
     *,
     timeline: bool = False,
+    card: str | None = None,
 ) -> str:
     """The network in a file, its plan, what runs it, and on a GPU what each launch takes.
 
     A run's plan and backend are its trainer's, but for another ``backend``.  A network's plan is that of a
-    prediction, or of a step of SGD on ``loss``.
+    prediction, or of a step of SGD on ``loss``.  With a ``card`` nothing runs: the kernels of that card are named, with
+    the reasons for them.
 
     Raises:
         StorageError, FileFormatError: the file cannot be read.
@@ -181,6 +188,11 @@ def explain(
             precision=network.flat_parameters().dtype.name,
         )
         progress = ""
+    if card is not None:
+        named = CARDS[card]
+        check_plan(plan, card, named.compute_capability)
+        paths = describe_on(plan, named, "float32" if network.scale is None else "uint8")
+        return "\n\n".join(filter(None, (str(network), progress, str(plan), f"on {card}, {paths}")))
     made_by = ", ".join(f"{key} {value}" for key, value in chosen.fingerprint(plan, threads=threads).items())
     parts = [str(network), progress, str(plan), f"here: {made_by}"]
     if isinstance(chosen, CudaBackend):

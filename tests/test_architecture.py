@@ -64,7 +64,7 @@ INNER_LEVELS = {
         *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),
         *("evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
-    "backends/cuda/profile": ("peak_rates", "costs", "probe", "explain", "products", "workbench", "__init__"),
+    "backends/cuda/profile": ("peak_rates", "paths", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (
         *("operand_format", "entry", "updates", "dense", "planes", "losses", "tensor", "local", "rows", "primitives"),
         *("metrics", "peak_rates", "launches", "table", "__init__"),

@@ -112,6 +112,18 @@ def test_explain_falls_back_to_the_cpu(
     assert "here: backend cpu" in capsys.readouterr().out
 
 
+def test_explain_names_the_kernels_of_a_card_that_is_not_here(
+    network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.save(tmp_path / "network.h5")
+    asked = ["explain", str(tmp_path / "network.h5"), "--card", "H200"]
+    assert main(asked) == 0
+    assert "on H200, paths of an evaluation" in capsys.readouterr().out
+    assert main([*asked, "--loss", "huber"]) == 0
+    printed = capsys.readouterr().out
+    assert "on H200, trains inside one kernel" in printed and "paths of a training step" in printed
+
+
 def test_explain_prints_the_plan_of_a_run(
     run_file: tuple[Path, mg.Trainer], capsys: pytest.CaptureFixture[str]
 ) -> None:

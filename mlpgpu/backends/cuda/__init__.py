@@ -9,10 +9,24 @@ from ..base import MEMORY_SHARE, Backend, Program
 from .run.program import CudaProgram
 from .runtime import Device, find_device
 
-__all__ = ["CudaBackend"]
+__all__ = ["CudaBackend", "check_plan"]
 
 PRECISIONS = ("float32", "float32-ieee", "tf32", "bfloat16")
 NEEDS_TENSOR_CORES, TENSOR_CORES = {"tf32", "bfloat16"}, (8, 0)
+
+
+def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> None:
+    """Raise a ConfigurationError unless a card of this name and capability can run a plan."""
+    if plan.precision == "float64":
+        raise ConfigurationError(
+            "precision on the cuda backend", expected="one of " + ", ".join(PRECISIONS), got="float64"
+        )
+    if plan.precision in NEEDS_TENSOR_CORES and compute_capability < TENSOR_CORES:
+        expected = f"{plan.precision} on compute capability {'.'.join(map(str, TENSOR_CORES))} or later"
+        got = f"{card}, of {'.'.join(map(str, compute_capability))}"
+        raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
+    if plan.replicas != 1:
+        raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
 
 
 class CudaBackend(Backend):
@@ -27,16 +41,7 @@ class CudaBackend(Backend):
         self.device: Device = find_device(index)
 
     def check(self, plan: Plan) -> None:
-        if plan.precision == "float64":
-            raise ConfigurationError(
-                "precision on the cuda backend", expected="one of " + ", ".join(PRECISIONS), got="float64"
-            )
-        if plan.precision in NEEDS_TENSOR_CORES and self.device.compute_capability < TENSOR_CORES:
-            expected = f"{plan.precision} on compute capability {'.'.join(map(str, TENSOR_CORES))} or later"
-            got = f"{self.device.name}, of {'.'.join(map(str, self.device.compute_capability))}"
-            raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
-        if plan.replicas != 1:
-            raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
+        check_plan(plan, self.device.name, self.device.compute_capability)
 
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)

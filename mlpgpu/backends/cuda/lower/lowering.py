@@ -15,7 +15,7 @@ from .. import kernels
 from ..kernels import ceil_div
 from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
 from ..select.loss import team_of
-from ..select.select import Selection, select
+from ..select.select import select
 from ..select.setting import Setting
 from ..select.stages import stages_of
 from .emit.emit import emit
@@ -31,23 +31,21 @@ STEP_BYTES = 24
 
 @dataclass(frozen=True)
 class Passes:
-    """What a plan is on its way to launches; the training step's are None where there is none."""
+    """The groups of a plan's training step, which is None where there is none, and of its evaluation."""
 
-    training_paths: Selection | None
-    training_groups: Fused | None
-    evaluation_paths: Selection
-    evaluation_groups: Fused
+    training: Fused | None
+    evaluation: Fused
 
     def __str__(self) -> str:
-        made = (self.training_paths, self.training_groups, self.evaluation_paths, self.evaluation_groups)
-        return "\n\n".join(str(each) for each in made if each is not None)
+        """The selected paths of each list of operations, then its groups."""
+        made = [fused for fused in (self.training, self.evaluation) if fused]
+        return "\n\n".join(f"{fused.selection}\n\n{fused}" for fused in made)
 
 
 def passes(plan: Plan, setting: Setting) -> Passes:
     """The selected paths of a plan, and its groups: ``print(passes(plan, setting))`` shows both."""
-    training = select(plan, setting, is_training=True) if plan.training else None
-    evaluation = select(plan, setting, is_training=False)
-    return Passes(training, fuse(training) if training else None, evaluation, fuse(evaluation))
+    training = fuse(select(plan, setting, is_training=True)) if plan.training else None
+    return Passes(training, fuse(select(plan, setting, is_training=False)))
 
 
 def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75") -> Lowered:
@@ -61,9 +59,9 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
 
 
 def _emit(plan: Plan, made: Passes) -> Lowered:
-    lowered, setting = Lowered(), made.evaluation_paths.work.setting
-    in_place = made.evaluation_paths.in_place.holds
-    training = made.training_groups
+    lowered, training, evaluation = Lowered(), made.training, made.evaluation
+    multiprocessors = evaluation.selection.work.setting.multiprocessors
+    in_place = evaluation.selection.in_place.holds
     for number in range(plan.shards if training else 0):
         assert training is not None
         shard = Shard(training.selection, lowered, number)
@@ -71,12 +69,12 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
             weights = split_weights(shard, training.weights)
             lowered.run_begin, lowered.begin = (weights, []) if training.updates_split_weights else ([], weights)
         lowered.shards.append(emit(shard, training.groups))
-    whole = Shard(made.evaluation_groups.selection, lowered)
-    lowered.evaluation_begin = split_weights(whole, made.evaluation_groups.weights)
-    lowered.evaluation = emit(whole, made.evaluation_groups.groups)
-    lowered.notes = [note for each in (training, made.evaluation_groups) if each for note in each.notes]
+    whole = Shard(evaluation.selection, lowered)
+    lowered.evaluation_begin = split_weights(whole, evaluation.weights)
+    lowered.evaluation = emit(whole, evaluation.groups)
+    lowered.notes = [note for fused in (training, evaluation) if fused for note in fused.notes]
     if lowered.columns:
-        forget_all, keep_used = (_mask_columns(lowered, setting.multiprocessors, mask) for mask in (0, kernels.USED))
+        forget_all, keep_used = (_mask_columns(lowered, multiprocessors, mask) for mask in (0, kernels.USED))
         lowered.evaluation_begin.insert(0, forget_all)
         if lowered.begin:
             lowered.run_begin.insert(0, forget_all)

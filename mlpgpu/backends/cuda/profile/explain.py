@@ -18,6 +18,7 @@ from ...base import Sampling, State
 from ..run.program import CudaProgram
 from ..run.trace import Span
 from ..runtime import Device
+from .paths import describe_paths
 from .peak_rates import MultiplyAdds, PeakRates, measure_peak_rates
 from .probe import Probe, TimedLaunch, persistent_seconds
 
@@ -37,6 +38,7 @@ class Profile:
         arrays: bytes of each array on the card, by name.
         timelines: what ran when, by heading, where that was asked for.
         way: how the plan trains: inside one kernel, or by these launches, and why.
+        paths: which kernel each operation takes, and why.
     """
 
     title: str
@@ -46,6 +48,7 @@ class Profile:
     arrays: Mapping[str, int]
     timelines: Mapping[str, Sequence[Span]] = field(default_factory=dict)
     way: str = ""
+    paths: str = ""
 
     @property
     def kernel_seconds(self) -> float:
@@ -54,7 +57,7 @@ class Profile:
 
     def __str__(self) -> str:
         head = "\n".join(filter(None, (self.title, str(self.rates), self.way)))
-        parts = [head, self._kernels(), self._arrays()]
+        parts = [head, *filter(None, (self.paths,)), self._kernels(), self._arrays()]
         return "\n\n".join(parts + [f"{heading}\n{gantt(spans)}" for heading, spans in self.timelines.items()])
 
     def _kernels(self) -> str:
@@ -140,7 +143,8 @@ def profile(plan: Plan, device: Device, state: State, *, scale: float | None = N
     what = "a step" if plan.training else "the evaluation"
     title = f"{what} of {plan.capacity} rows on {device.name}, measured on random data"
     way = "\n".join([*([_way(plan, device, state, data)] if plan.training else []), *probe.notes])
-    return Profile(title, rates, launches, seconds, probe.arrays, timelines, way)
+    paths = describe_paths(plan, device.multiprocessors, device.arch, "float32" if scale is None else "uint8")
+    return Profile(title, rates, launches, seconds, probe.arrays, timelines, way, paths)
 
 
 def _way(plan: Plan, device: Device, state: State, data: Dataset) -> str:

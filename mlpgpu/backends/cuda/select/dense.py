@@ -211,9 +211,9 @@ def dense_path(k: int, n: int, work: Work) -> DensePath:
 def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     card, operand_format = work.setting, work.operand_format
     assert operand_format is not None
-    is_enough = f"≥ {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else "rows of any number in an evaluation"
     width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
-    why = f"{k:,}×{n:,} is at least {width} wide and of {weights:,} weights, {work.rows:,} {is_enough}"
+    rows = f", {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else "; rows do not matter in an evaluation"
+    why = f"{k:,}×{n:,}, {work.rows:,} rows: at least {width} wide, {weights:,} weights{rows}"
 
     def made(m: int, columns: int) -> Gemm:
         tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)

@@ -134,12 +134,13 @@ class Selection:
     def __str__(self) -> str:
         rows = [("operation", "path", "why")]
         for each in self.operations:
-            lines = _lines(each)
+            is_tail = isinstance(each.operation, ops.Loss) and self.tail
+            lines = [("tail", self.tail.why)] if is_tail else _lines(each)
             rows += [(each.title if line is lines[0] else "", *line) for line in lines]
         kind = "a training step" if self.work.is_training else "an evaluation"
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
-        if self.work.is_training:
-            head.append(f"layers behind the first one as one kernel, the tail: {self.tail.why}")
+        if self.work.is_training and not self.tail:
+            head.append(f"no tail, one kernel for the layers behind the first one: {self.tail.why}")
         return "\n".join([*head, table(rows, "<<<")])
 
 
