@@ -74,7 +74,7 @@ INNER_LEVELS = {
 # The same of kernels: a file includes from its own folder and from those before it.
 CUDA = ROOT / "cuda"
 CUDA_FOLDERS = (
-    *("common", "arch", "math", "gemm", "elementwise", "dense", "fused", "persistent", "local", "primitives", "bench"),
+    *("common", "arch", "math", "gemm", "dense", "fused", "persistent", "local", "elementwise", "primitives", "bench"),
 )
 MOST_FILES = 13
 

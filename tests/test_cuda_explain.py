@@ -300,7 +300,7 @@ def test_a_profile_is_printed() -> None:
         "2.00",
         "0.1%",
     ]
-    assert deal.split() == ["deal_steps", "1/32", "1×1×1", "32", "40", "1,024", "0.0", "0.00", "2.00", "0.0%"]
+    assert deal.split() == ["initialise_steps", "1/32", "1×1×1", "32", "40", "1,024", "0.0", "0.00", "2.00", "0.0%"]
     assert (
         total == "sum of the launches 4.06 µs, the whole as one graph 5.00 µs (ratio 0.81, as shards run side by side)"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
-from kernel_cases.rows import check_dealt, dealt_steps
+from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import is_sampled
 from shim_runner import From, plant, run
 
@@ -48,12 +48,12 @@ def test_kernel_against_numpy(case: Case) -> None:
     case.check(run_case(case))
 
 
-def test_deal_steps() -> None:
-    check_dealt(run(kernels.deal_steps(), 1, kernels.WARP, dealt_steps(40)), 40)
+def test_initialise_steps() -> None:
+    check_initialised(run(kernels.initialise_steps(), 1, kernels.WARP, initialised_steps(40)), 40)
 
 
 def test_every_entry_has_a_case() -> None:
-    assert {case.entry for case in ALL_CASES} | {kernels.deal_steps()} == set(all_entries())
+    assert {case.entry for case in ALL_CASES} | {kernels.initialise_steps()} == set(all_entries())
 
 
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)
@@ -182,9 +182,9 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.gather("uint8"),
     ),
     "barrier removed between two sums of a block": (
-        "elementwise/loss.cuh",
-        "        value = block_sum(value, scratch);\n        __syncthreads();\n",
-        "        value = block_sum(value, scratch);\n",
+        "common/batch_total.cuh",
+        "    value = block_sum(value, scratch);\n    __syncthreads();\n",
+        "    value = block_sum(value, scratch);\n",
         kernels.loss("huber", "dense"),
     ),
     "barrier removed where rows of a tile change hands": (
@@ -417,9 +417,9 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.histogram(),
     ),
     "rates of the batch's place in the epoch": (
-        "elementwise/update.cuh",
-        "row = schedule + step->run * COLUMNS",
-        "row = schedule + step->batch * COLUMNS",
+        "math/optimizers.cuh",
+        "return schedule + step->run * RATES_PER_STEP",
+        "return schedule + step->batch * COLUMNS",
         kernels.update("SGD"),
     ),
     "totals read while the launch before makes them": (

@@ -1,11 +1,11 @@
-// What a card's arithmetic can do at best, for `explain` to hold the other kernels against.
+// The peak rate of a card's arithmetic, against which `explain` compares the other kernels.
 #pragma once
 
 #include "common/portable.cuh"
 
 namespace mlpgpu {
 
-constexpr int CHAINS = 8;  // as many as hide the latency of one
+constexpr int CHAINS = 8;  // enough to hide the latency of each
 
 // y (blocks · threads,): the sum of independent chains s ← s a + b, `rounds` long, from s = 0, 1, ….  Grid: any.
 __device__ __forceinline__ void multiply_add(float a, float b, int rounds, float* y) {

@@ -1,5 +1,5 @@
 // Which rows a launch works on.  Captured graphs replay unchanged: the step's number and its rows are
-// not arguments but lie in device memory, from where a graph's first kernel deals them out to its steps.
+// not arguments but lie in device memory, from where a graph's first kernel initialises those of its steps.
 #pragma once
 
 #include "common/portable.cuh"
@@ -40,13 +40,13 @@ __device__ __forceinline__ Rows shard_rows(const Step* step, int shard, int shar
 
 // steps (count,) = the next steps, one for the launches of each in a graph; `next` goes on behind them.
 // Grid: one block.
-__device__ __forceinline__ void deal_steps(Step* next, Step* steps, int count) {
+__device__ __forceinline__ void initialise_steps(Step* next, Step* steps, int count) {
     const Step first = *next;
     __syncthreads();
     for (int i = threadIdx.x; i <= count; i += blockDim.x) {
-        Step its = first;
-        its.number += i, its.run += i, its.batch += i;
-        (i < count ? steps[i] : *next) = its;
+        Step step = first;
+        step.number += i, step.run += i, step.batch += i;
+        (i < count ? steps[i] : *next) = step;
     }
 }
 

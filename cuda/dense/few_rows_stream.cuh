@@ -2,6 +2,7 @@
 // parts of the next step's z.
 #pragma once
 
+#include "common/integers.cuh"
 #include "arch/bulk_tile.cuh"
 #include "dense/few_rows_update.cuh"
 

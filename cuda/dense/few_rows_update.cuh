@@ -1,7 +1,7 @@
 // The update of a large weight by few rows.
 #pragma once
 
-#include "elementwise/update.cuh"
+#include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
@@ -166,7 +166,8 @@ struct FewStep {
 
     __device__ __forceinline__ FewStep(const Step* step, const float* x, const int* order, const float* dz,
                                        const double* totals)
-        : dz(dz), scale(dz ? static_cast<float>(inverse_weight(totals)) : 0.0f), rates(schedule + step->run * COLUMNS),
+        : dz(dz), scale(dz ? static_cast<float>(inverse_weight(totals)) : 0.0f),
+            rates(schedule + step->run * RATES_PER_STEP),
           rows(*step, x, order), next(after(*step, dz), x, order) {}
 
     static __device__ __forceinline__ Step after(Step step, const float* dz) {

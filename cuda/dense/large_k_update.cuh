@@ -7,7 +7,7 @@
 #pragma once
 
 #include "gemm/split_sm90.cuh"
-#include "elementwise/update.cuh"
+#include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void dense_backward_update_tall(const Step* step, int
     const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const rates = schedule + step->run * COLUMNS;
+    const float* const rates = schedule + step->run * RATES_PER_STEP;
     if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {  // it has the fewest lines
         const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
         float sum = 0.0f;

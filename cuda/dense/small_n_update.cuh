@@ -1,8 +1,10 @@
 // The update of a weight of small n, without tiles.
 #pragma once
 
+#include "common/dependent_launch.cuh"
+#include "common/reduce.cuh"
 #include "common/vectors.cuh"
-#include "elementwise/update.cuh"
+#include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
@@ -56,7 +58,7 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     // What the first threads move in the end, on its way from the beginning.
     const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
-    const float* const rates = schedule + step->run * COLUMNS;
+    const float* const rates = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
     InPlace<Rule> place = row < k ? of_weight : of_bias;

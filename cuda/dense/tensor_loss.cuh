@@ -1,12 +1,13 @@
 // The last dense layer's product on tensor cores and a loss of its logits in one kernel, which stores no logits: for
-// losses that are sums or means over outputs (elementwise/loss.cuh), with dense targets that are not standardized, of 8 · i columns.
+// losses that are sums or means over outputs (math/losses.cuh), with dense targets that are not standardized, of 8 · i columns.
 //
 // Targets are read by plain loads: a warp reads eight columns of eight rows at once; by texture the whole kernel took a
 // third longer (docs/experiments/losses-and-heads.md).
 #pragma once
 
 #include "common/dependent_launch.cuh"
-#include "elementwise/loss.cuh"
+#include "common/batch_total.cuh"
+#include "math/losses.cuh"
 #include "dense/tensor_dense.cuh"
 
 namespace mlpgpu {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard,
                                             padded_rows(rows.count), n, k, EARLY_A | EARLY_B | EARLY_END,
                                             epilogue_of(AsIs(), end));
     __syncthreads();  // the sums' shared memory was the product's
-    Total(step, value, weight, sums, arrived, totals, losses).finish();
+    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }
 
 }  // namespace mlpgpu

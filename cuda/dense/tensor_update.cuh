@@ -2,7 +2,8 @@
 // dense/update.cuh has it on plain cores.
 #pragma once
 
-#include "elementwise/update.cuh"
+#include "common/dependent_launch.cuh"
+#include "math/optimizers.cuh"
 #include "dense/tensor_dense.cuh"
 
 namespace mlpgpu {
@@ -22,7 +23,7 @@ struct Move : NoPlanes {
     float* parts;  // of db, (parts, n padded), if it is not there yet: then another launch moves the bias
     int n;
     float scale;
-    float rates[COLUMNS];  // this step's
+    float rates[RATES_PER_STEP];  // this step's
 
     struct Read {
         float4 w;
@@ -96,7 +97,7 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        float* bias_slots, int64_t size, int early, int k, int n) {
     if (!(early & EARLY_END)) await_launch_before();
     const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const rates = schedule + step->run * COLUMNS;
+    const float* const rates = schedule + step->run * RATES_PER_STEP;
     const Move<typename Product::Form, Rule> end = {
         {}, weight, bias, w_planes, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_parts, n,
         scale, {rates[0], rates[1], rates[2]}};

@@ -4,7 +4,7 @@
 // this, because it reads W.  Arrays as in dense/dense.cuh.
 #pragma once
 
-#include "elementwise/update.cuh"
+#include "math/optimizers.cuh"
 #include "dense/dense.cuh"
 
 namespace mlpgpu {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
     const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const row = schedule + step->run * COLUMNS;
+    const float* const row = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, row};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, row};
     gemm_tile_in_place(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);

@@ -1,17 +1,18 @@
-// Metrics of a whole set's order: one struct for each row of mlpgpu/metrics.py that compares ranks.
+// Ranking metrics, which depend on the order of a whole set.
 //
-// A curve sets the rows of one class, its positives, against all others, by their scores from the highest on.  As an
-// evaluation goes on, rank_keys keeps what is needed of each row.  Then, for each curve, keys are sorted with their
-// rows (primitives/sort.cuh), rank_weights brings the weights into that order, prefix sums (primitives/scan.cuh) tell which weight of either
-// side stands up to each place, and rank_area adds up what the groups of equal scores contribute.
+// A curve compares the rows of one class, its positives, with all others, by their scores from the highest on.  During
+// an evaluation rank_keys keeps what is needed of each row.  Then, for each curve, keys are sorted with their rows
+// (primitives/sort.cuh), rank_weights brings the weights into that order, prefix sums (primitives/scan.cuh) give the
+// weight of either side up to each rank, and rank_area adds up what the groups of equal scores contribute.
 #pragma once
 
 #include "common/reduce.cuh"
 #include "common/step.cuh"
+#include "math/metrics.cuh"
 
 namespace mlpgpu {
 
-// A score as a number to sort by: the highest comes first, -0 is 0, and NaN comes last.
+// A score as a number to sort by: the highest comes first, -0 equals 0, and NaN comes last.
 constexpr uint32_t NAN_KEY = 0xffffffffu;
 
 __device__ __forceinline__ uint32_t rank_key(float score) {
@@ -20,9 +21,8 @@ __device__ __forceinline__ uint32_t rank_key(float score) {
     return bits >> 31 ? bits : bits ^ 0x7fffffffu;
 }
 
-// Keeps a batch's rows at their places in the epoch: keys (curves, data rows) of the last columns of output (B, n),
-// of_class (data rows,), and of_weight (data rows,), for which weights may be null for ones.  Grid: any, of one
-// dimension.
+// Keeps a batch's rows at their ranks in the epoch's order: keys (curves, data rows) of the last columns of output (B,
+// n), of_class (data rows,), and of_weight (data rows,); null weights are ones. Grid: any, of one dimension.
 __device__ __forceinline__ void rank_keys(const Step* step, const int* order, const float* weights, const float* output,
                                           const int* actual, uint32_t* keys, int* of_class, float* of_weight, int n,
                                           int curves) {
@@ -30,11 +30,11 @@ __device__ __forceinline__ void rank_keys(const Step* step, const int* order, co
     const int64_t count = static_cast<int64_t>(rows.count) * curves;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t curve = i / rows.count, row = i % rows.count, place = rows.order + row;
-        keys[curve * step->epoch_rows + place] = rank_key(output[row * n + n - curves + curve]);
+        const int64_t curve = i / rows.count, row = i % rows.count, rank = rows.order + row;
+        keys[curve * step->epoch_rows + rank] = rank_key(output[row * n + n - curves + curve]);
         if (curve > 0) continue;
-        of_class[place] = actual[row];
-        of_weight[place] = weights ? weights[order[place]] : 1.0f;
+        of_class[rank] = actual[row];
+        of_weight[rank] = weights ? weights[order[rank]] : 1.0f;
     }
 }
 
@@ -51,29 +51,7 @@ __device__ __forceinline__ void rank_weights(const int* rows, const int* of_clas
     }
 }
 
-// --- the metrics: what a group of equal scores contributes, between the sums before it and with it ---
-
-// The weights of a curve's two sides, up to some place.
-struct Sides {
-    double positives, negatives;
-};
-
-// The trapezoid under the curve, not yet divided by the weights of both sides.
-struct RocAucMetric {
-    static __device__ __forceinline__ double area(Sides before, Sides after) {
-        return (after.negatives - before.negatives) * (after.positives + before.positives) / 2.0;
-    }
-};
-
-// The step of recall times the precision that is reached with it, not yet divided by the positives' weight.
-struct AveragePrecisionMetric {
-    static __device__ __forceinline__ double area(Sides before, Sides after) {
-        const double gained = after.positives - before.positives;
-        return gained > 0.0 ? gained * (after.positives / (after.positives + after.negatives)) : 0.0;
-    }
-};
-
-// The first of keys [0, end), which ascend, that is not less than `key`; end if there is none.
+// The first of the ascending keys [0, end) that is not less than `key`; end if there is none.
 __device__ __forceinline__ int64_t lower_bound(const uint32_t* keys, int64_t end, uint32_t key) {
     int64_t first = 0;
     while (first < end) {
@@ -86,9 +64,9 @@ __device__ __forceinline__ int64_t lower_bound(const uint32_t* keys, int64_t end
     return first;
 }
 
-// A curve's column of the sums (3, curves): its area, NaN if a key is, and the weights of both sides.  keys (n,) are
-// sorted, positives and negatives (n,) the prefix sums in their order; parts is one word for each block, and arrived
-// as in Arrival.  Grid: at most one block for each thread of a block.
+// A curve's column of the sums (3, curves): its area, NaN if a key is NaN, and the weights of both sides. keys (n,) are
+// sorted, positives and negatives (n,) are prefix sums in their order; parts has a word for each block, and `arrived`
+// is as in Arrival. Grid: at most one block for each thread of a block.
 template <class Metric>
 __device__ __forceinline__ void rank_area(const uint32_t* keys, const double* positives, const double* negatives,
                                           int64_t n, double* parts, unsigned* arrived, double* sums, int curve,

@@ -2,16 +2,19 @@
 // the derivative of an activation.  Grid: any, of one dimension.
 #pragma once
 
-#include "math/activations.cuh"
 #include "common/philox.cuh"
 #include "common/step.cuh"
+#include "math/activations.cuh"
 
 namespace mlpgpu {
 
-__device__ __forceinline__ int64_t first_element() { return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; }
+__device__ __forceinline__ int64_t first_element() {
+    return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+}
+
 __device__ __forceinline__ int64_t element_stride() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-// x = 0, where atomics are about to add.
+// x = 0, before atomics add to it.
 __device__ __forceinline__ void zero(const Step* step, int shard, int shards, float* x, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
@@ -41,8 +44,8 @@ __device__ __forceinline__ void standardize(const Step* step, int shard, int sha
         y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
 }
 
-// y = x · mask · keep, and the same for deltas on the way back: word (row in batch · n + column) of the
-// layer's step decides (keep_or_drop), so that nothing is stored between the passes.
+// y = x · mask · keep, and the same for deltas in the backward pass: word (row in batch · n + column) of the layer's
+// step decides (keep_or_drop), so that nothing is stored between the passes.
 __device__ __forceinline__ void dropout(const Step* step, int shard, int shards, const float* x, float* y, int n,
                                         uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold,
                                         float keep) {
@@ -52,8 +55,9 @@ __device__ __forceinline__ void dropout(const Step* step, int shard, int shards,
     for (int64_t block = first / 4 + first_element(); block * 4 < end; block += element_stride()) {
         const PhiloxBlock words = philox(seed, purpose, block, step->number, layer, 0);
         for (int lane = 0; lane < 4; ++lane) {
-            const int64_t at = block * 4 + lane;
-            if (at >= first && at < end) y[at] = keep_or_drop(words.word[lane], threshold, keep, x[at]);
+            const int64_t element = block * 4 + lane;
+            if (element >= first && element < end)
+                y[element] = keep_or_drop(words.word[lane], threshold, keep, x[element]);
         }
     }
 }

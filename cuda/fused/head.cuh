@@ -6,8 +6,11 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/reduce.cuh"
+#include "common/step.cuh"
 #include "common/vectors.cuh"
-#include "elementwise/loss.cuh"
+#include "gemm/operands.cuh"
+#include "math/losses.cuh"
 
 namespace mlpgpu {
 
@@ -207,7 +210,7 @@ __device__ __forceinline__ void put_planes(const HeadThread& own, const float (&
     }
 }
 
-// z = x W + b, the loss of the rows (see elementwise/loss.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
+// z = x W + b, the loss of the rows (see math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
 // activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many planes
 // of bfloat16 (gemm/operands.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
 // Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.

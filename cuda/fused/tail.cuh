@@ -6,7 +6,8 @@
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "elementwise/loss.cuh"
+#include "common/batch_total.cuh"
+#include "math/losses.cuh"
 
 namespace mlpgpu {
 
@@ -151,7 +152,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             __syncthreads();
         }
     }
-    Total(step, value, weight, sums, arrived, totals, losses).finish();
+    BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }
 
 }  // namespace mlpgpu

@@ -11,8 +11,8 @@
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "elementwise/update.cuh"
 #include "local/stack.cuh"
+#include "math/optimizers.cuh"
 
 namespace mlpgpu {
 
@@ -250,7 +250,7 @@ __device__ __forceinline__ void local_stack_tied_update(
     TiedUpdate<Weights, Rule, Activation> update(
         {x, layers, count, m, halo, kept, kept_z, y, dy, is_derived, parameters, slots, size, dx, bias_sums, messages},
         deltas, shard_rows(step, shard, shards), static_cast<float>(inverse_weight(totals)),
-        schedule + step->run * COLUMNS, sequence, shared);
+        schedule + step->run * RATES_PER_STEP, sequence, shared);
     // dz is 0 beyond the last block's columns, where no message comes.
     for (int i = threadIdx.x; i < 2 * Weights::Shape::PITCH; i += blockDim.x) shared[i] = 0.0f;
     if (threadIdx.x == 0) {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "local/stack.cuh"
-#include "elementwise/update.cuh"
+#include "math/optimizers.cuh"
 
 namespace mlpgpu {
 
@@ -387,7 +387,7 @@ __device__ __forceinline__ void local_stack_update(const Step* step, int shard, 
     const uint32_t sequence = launches[1] + 1;
     StackUpdate<Shape, STAGES, Rule, Activation> update(
         {x, layers, count, m, halo, kept, kept_z, y, dy, is_derived, parameters, slots, size, dx, bias_sums, messages},
-        shard_rows(step, shard, shards), static_cast<float>(inverse_weight(totals)), schedule + step->run * COLUMNS,
+        shard_rows(step, shard, shards), mean_scale(totals), step_rates(step),
         sequence, shared);
     if (threadIdx.x == 0) {
         update.phases.make();

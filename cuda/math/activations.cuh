@@ -1,5 +1,5 @@
-// Activations: y = f(z) and f'(saved), where saved is y or z as mlpgpu/activations.py says.  One struct
-// for each row of its table, named as there.
+// Activations: y = f(z) and f'(saved), where saved is y or z as mlpgpu/activations.py says. One struct for each row of
+// its table, with the same name.
 #pragma once
 
 #include "common/portable.cuh"
@@ -23,7 +23,7 @@ struct Tanh {
     static __device__ __forceinline__ float derivative(float y) { return 1.0f - y * y; }
 };
 
-// Comparisons are written so that NaN passes through, as NumPy's maximum and sign let it.
+// Comparisons let NaN pass through, as NumPy's maximum and sign do.
 struct Relu {
     static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? 0.0f : z; }
     static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y; }  // y is never negative
@@ -61,21 +61,21 @@ struct Silu {
     }
 };
 
-// All of them, in the order of the table: for kernels that are told by a number which one is meant.
+// All activations, in the order of the table, for kernels that select one by its number.
 template <class... Each>
 struct ActivationList {
-    // Each value becomes f of it.
+    // Replaces each value by f of it.
     template <int COUNT>
     static __device__ __forceinline__ void forwards(int number, float (&values)[COUNT]) {
-        int place = 0;
-        ((number == place++ ? apply(values, [](float z) { return Each::forward(z); }) : static_cast<void>(0)), ...);
+        int index = 0;
+        ((number == index++ ? apply(values, [](float z) { return Each::forward(z); }) : static_cast<void>(0)), ...);
     }
 
-    // Each value becomes f' of it.
+    // Replaces each value by f' of it.
     template <int COUNT>
     static __device__ __forceinline__ void derivatives(int number, float (&values)[COUNT]) {
-        int place = 0;
-        ((number == place++ ? apply(values, [](float y) { return Each::derivative(y); }) : static_cast<void>(0)), ...);
+        int index = 0;
+        ((number == index++ ? apply(values, [](float y) { return Each::derivative(y); }) : static_cast<void>(0)), ...);
     }
 
     template <int COUNT, class Function>

@@ -162,9 +162,9 @@ template <class K>
 __device__ __forceinline__ void fetch_batch(const K& k, const Batch& batch) {
     const int* const order = k.data.order + batch.first;
     const int parity = batch.sequence & 1;
-    if (producer_thread() < COLUMNS && batch.rows > 0)
-        k.shared[BatchMemory<K>::RATES + parity * COLUMNS + producer_thread()] =
-            schedule[batch.run * COLUMNS + producer_thread()];
+    if (producer_thread() < RATES_PER_STEP && batch.rows > 0)
+        k.shared[BatchMemory<K>::RATES + parity * RATES_PER_STEP + producer_thread()] =
+            schedule[batch.run * RATES_PER_STEP + producer_thread()];
     if (k.data.weights)
         for (int row = producer_thread(); row < batch.rows; row += PRODUCER_THREADS)
             k.shared[BatchMemory<K>::WEIGHTS + parity * K::ROWS + row] = k.data.weights[order[row]];

@@ -1,9 +1,10 @@
 // Where a block of the persistent kernel keeps what it has: its arguments, shared memory, and messages.
 #pragma once
 
-#include "elementwise/loss.cuh"
+#include "common/numbers.cuh"
+#include "math/losses.cuh"
+#include "math/optimizers.cuh"
 #include "persistent/products.cuh"
-#include "elementwise/update.cuh"
 
 namespace mlpgpu {
 
@@ -104,8 +105,8 @@ struct BatchMemory {
     static constexpr int BARRIER = LastLayer::END;  // for copies of inputs
     static constexpr int WEIGHTS = BARRIER + 4;                             // (2, rows)
     static constexpr int TARGETS = WEIGHTS + round_up(2 * K::ROWS, 4);  // (2, rows of the block, targets)
-    static constexpr int RATES = TARGETS + round_up(2 * K::ROWS_PER_BLOCK * K::TARGETS, 4);    // (2, COLUMNS)
-    static constexpr int SCALE = RATES + 2 * COLUMNS;                                    // (2,)
+    static constexpr int RATES = TARGETS + round_up(2 * K::ROWS_PER_BLOCK * K::TARGETS, 4);    // (2, RATES_PER_STEP)
+    static constexpr int SCALE = RATES + 2 * RATES_PER_STEP;                                    // (2,)
     static constexpr int LOGITS = SCALE + 2;  // partial sums: (warps, half a warp)
     static constexpr int OUTPUTS = LOGITS + (K::HAS_OUTPUT_STAGE ? COMPUTE_WARPS * WARP / 2 : 0);  // (2, half a warp)
     static constexpr int SUMS = OUTPUTS + (K::HAS_OUTPUT_STAGE ? WARP : 0);

@@ -24,7 +24,7 @@ __device__ __forceinline__ void update_pair(const K& k, const WeightTile& t, int
         slot[0][s] = two.x, slot[1][s] = two.y;
     }
     const float scale = k.shared[BatchMemory<K>::SCALE + k.parity()];
-    const float* const rates = k.shared + BatchMemory<K>::RATES + k.parity() * COLUMNS;
+    const float* const rates = k.shared + BatchMemory<K>::RATES + k.parity() * RATES_PER_STEP;
     step_parameter<Rule>(moved.x, slot[0], g.x, scale, rates);
     if (column + 1 < t.columns) step_parameter<Rule>(moved.y, slot[1], g.y, scale, rates);
     for (int s = 0; s < Rule::SLOTS; ++s)

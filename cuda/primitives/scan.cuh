@@ -1,14 +1,14 @@
 // Prefix sums of any length in one pass over memory, in an order that does not depend on timing.
 //
-// Blocks take tiles in turn, each the next one that nobody has taken.  A block has several at once: some are on their
-// way from memory; the next one is there, and the block leaves its sum in `sums` for all to read; and the one whose sum
-// it left a step ago it writes out, knowing from words that the others left meanwhile what all tiles before come to.
-// So tiles and words are there when they are needed, and memory always has something to bring.
+// A block takes the next tile that no block has taken, and works on several at once: some are in flight from memory;
+// the next one has arrived, and the block stores its sum to `sums` for all to read; and the tile whose sum it stored a
+// step before is written out, with the sum of all tiles before it, which the other blocks have stored meanwhile. So
+// tiles and sums are there when they are needed, and memory is never idle.
 //
-// What tiles 0 … t - 1 come to is the sum of whole groups of 32 tiles, one after the other, and of the tiles of t's
-// own group before it.  Each group is added up by a tree.  A float's bits are the same in every run and on every card.
-// Source of the waiting between tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled
-// look-back", 2016, where a tile takes whatever sums it finds.
+// The sum of tiles 0 … t - 1 is that of whole groups of 32 tiles, one after the other, and of the tiles of t's group
+// before it. Each group is added up by a tree. A float's bits are the same in every run and on every card. Source of
+// the waiting between tiles: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016,
+// where a tile takes whatever sums it finds.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -16,28 +16,29 @@
 
 namespace mlpgpu {
 
-// Sums over lanes 0 … lane - 1, by sweeping up a tree of the warp's lanes and down again; `total` is that of all.
+// Sums over lanes 0 … lane - 1, by an up-sweep and a down-sweep over a tree of the warp's lanes; `total` is the sum
+// over all.
 // Source: Brent and Kung, "A regular layout for parallel adders", 1982.
 template <class T>
 __device__ __forceinline__ T warp_scan(T value, T& total) {
-    const int place = threadIdx.x % WARP + 1;
+    const int rank = threadIdx.x % WARP + 1;
 #pragma unroll
     for (int width = 1; width < WARP; width *= 2) {
         const T left = __shfl_up_sync(WARP_ALL, value, width);
-        if (place % (2 * width) == 0) value = left + value;
+        if (rank % (2 * width) == 0) value = left + value;
     }
 #pragma unroll
     for (int width = WARP / 4; width > 0; width /= 2) {
         const T left = __shfl_up_sync(WARP_ALL, value, width);
-        if (place % (2 * width) == width && place > width) value = left + value;
+        if (rank % (2 * width) == width && rank > width) value = left + value;
     }
     total = __shfl_sync(WARP_ALL, value, WARP - 1);
     const T before = __shfl_up_sync(WARP_ALL, value, 1);
-    return place == 1 ? T(0) : before;
+    return rank == 1 ? T(0) : before;
 }
 
-// What the warps before the caller's come to, `of_warp` being the same in a warp's lanes; and the block's total.
-// `scratch` holds one T for each of WARPS warps.
+// The sum of the warps before the caller's, where `of_warp` is a warp's sum in each of its lanes; and the block's
+// total. `scratch` holds one T for each of WARPS warps.
 template <int WARPS, class T>
 __device__ __forceinline__ T block_sums_before(T of_warp, T& total, T* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -47,13 +48,13 @@ __device__ __forceinline__ T block_sums_before(T of_warp, T& total, T* scratch) 
     return __shfl_sync(WARP_ALL, before, warp);
 }
 
-// A word of `sums` is 0 until its tile's sum is there, whose word never is.
+// A word of `sums` is 0 until its tile's sum is stored; the word of a sum is never 0.
 constexpr uint64_t SUM_READY = uint64_t(1) << 32;
 
 __device__ __forceinline__ uint64_t word_of(int sum) { return SUM_READY | static_cast<uint32_t>(sum); }
 __device__ __forceinline__ uint64_t word_of(float sum) { return SUM_READY | __float_as_uint(sum); }
 __device__ __forceinline__ uint64_t word_of(double sum) {
-    // All 64 bits are taken.  Inverted they are 0 for one of many NaNs only, in whose place stands another.
+    // A double takes all 64 bits. Inverted they are 0 for only one of many NaNs, which is replaced by another.
     return ~static_cast<uint64_t>(__double_as_longlong(sum == sum ? sum : double(NAN)));
 }
 __device__ __forceinline__ void sum_of(uint64_t word, int& sum) { sum = static_cast<int>(word); }
@@ -64,36 +65,36 @@ __device__ __forceinline__ void sum_of(uint64_t word, double& sum) {
     sum = __longlong_as_double(static_cast<long long>(~word));
 }
 
-// What adds up the groups: there may be thousands.
+// The type in which groups are added up, of which there may be thousands.
 template <class T> struct Wide { using Type = T; };
 template <> struct Wide<float> { using Type = double; };
 
-// A tile, and how many of them are on their way.
+// A tile of a block.
 template <class T>
 struct ScanTile {
-    static constexpr int THREADS = 512, WARPS = THREADS / WARP, ROUNDS = 3, VECTOR = 16 / sizeof(T), AHEAD = 2;
+    static constexpr int THREADS = 512, WARPS = THREADS / WARP, ROUNDS = 3, VECTOR = 16 / sizeof(T), STAGES = 2;
     static constexpr int OF_WARP = WARP * ROUNDS * VECTOR, SIZE = WARPS * OF_WARP;
     struct alignas(16) Vector { T of[VECTOR]; };
 
-    int number;             // among all tiles; there is none from their count on
-    Vector values[ROUNDS];  // the thread's
-    T before;               // what the tile's warps before the thread's come to
+    int number;  // among all tiles; numbers from their count on stand for no tile
+    Vector values[ROUNDS];  // of the thread
+    T before;  // sum of the tile's warps before the thread's
 };
 
-// What the tiles before some tile come to, asked for tile after tile.  Whole groups are added up once and for all.
+// The sum of the tiles before a tile, asked for tile after tile. Whole groups are added only once.
 template <class T, int WARPS>
 struct TilesBefore {
     using Sum = typename Wide<T>::Type;
     const uint64_t* sums;  // of all tiles
     Sum* scratch;          // (WARPS,)
     Sum total = 0;
-    int groups = 0;  // that are in it
+    int groups = 0;  // that `total` has
 
     // Sum of tiles 0 … tile - 1, in every thread.
     __device__ __forceinline__ T sum(int tile) {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, last = tile / WARP;
         for (;;) {
-            // Each warp has a group, each lane one of its tiles.
+            // Each warp adds up a group, each lane loads one of its tiles.
             const int other = (groups + warp) * WARP + lane;
             T value = T(0);
             if (other < tile) {
@@ -118,16 +119,16 @@ struct TilesBefore {
     }
 };
 
-// y_i = x_0 + … + x_i, or without x_i where `exclusive`; x and y (n,) may be the same array.  tile_sums (1 + tiles,)
-// are 0 before the launch, and again after it: in the first word are how many tiles were taken, and how many blocks are
-// done.  Grid: any; blocks that do not run with the first ones find nothing left to do.
+// y_i = x_0 + … + x_i, or without x_i if `exclusive`; x and y (n,) may be the same array. tile_sums (1 + tiles,) are 0
+// before the launch, and again after it: the first word counts the tiles that were taken, and the blocks that are done.
+// Grid: any; blocks that do not run with the first ones find nothing left to do.
 template <class T>
 __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int exclusive, uint64_t* tile_sums) {
     using Tile = ScanTile<T>;
     using Vector = typename Tile::Vector;
-    SHARED(Vector, slots);  // (AHEAD, ROUNDS, THREADS): each thread alone uses its own vectors
+    SHARED(Vector, slots);  // (STAGES, ROUNDS, THREADS): each thread uses only its vectors
     constexpr int OF_SLOT = Tile::ROUNDS * Tile::THREADS;
-    auto* const of_groups = reinterpret_cast<typename Wide<T>::Type*>(slots + Tile::AHEAD * OF_SLOT);  // (WARPS,)
+    auto* const of_groups = reinterpret_cast<typename Wide<T>::Type*>(slots + Tile::STAGES * OF_SLOT);  // (WARPS,)
     T* const of_warps = reinterpret_cast<T*>(of_groups + Tile::WARPS);                                 // (WARPS,)
     int* const taken = reinterpret_cast<int*>(of_warps + Tile::WARPS);                                 // a tile
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -135,7 +136,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     unsigned *const ticket = reinterpret_cast<unsigned*>(tile_sums), *const done = ticket + 1;
     uint64_t* const sums = tile_sums + 1;
 
-    // Calls use(round, i, whole) for each of the thread's vectors of a tile, x_i … being its elements.
+    // Calls use(round, i, whole) for each of the thread's vectors of a tile, whose elements are x_i ….
     const auto for_vectors = [&](int tile, const T* array, auto use) {
         const bool whole = (tile + 1ll) * Tile::SIZE <= n && reinterpret_cast<uintptr_t>(array) % 16 == 0;
         const int64_t first = static_cast<int64_t>(tile) * Tile::SIZE + warp * Tile::OF_WARP + lane * Tile::VECTOR;
@@ -147,30 +148,30 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
     };
     const auto fetch = [&](int stage, int tile) {
         if (tile < tiles) {
-            for_vectors(tile, x, [&](int round, int64_t at, bool whole) {
+            for_vectors(tile, x, [&](int round, int64_t offset, bool whole) {
                 T* const to = slot(stage, round)->of;
                 if (whole) {
-                    copy_async<16>(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(x + at));
+                    copy_async<16>(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(x + offset));
                 } else {
-                    for (int i = 0; i < Tile::VECTOR; ++i) to[i] = at + i < n ? x[at + i] : T(0);
+                    for (int i = 0; i < Tile::VECTOR; ++i) to[i] = offset + i < n ? x[offset + i] : T(0);
                 }
             });
         }
         commit_copies();
     };
     const auto store = [&](const Tile& tile, T start) {
-        for_vectors(tile.number, y, [&](int round, int64_t at, bool whole) {
+        for_vectors(tile.number, y, [&](int round, int64_t offset, bool whole) {
             Vector vector;
             for (int i = 0; i < Tile::VECTOR; ++i) vector.of[i] = start + tile.values[round].of[i];
             if (whole) {
-                *reinterpret_cast<Vector*>(y + at) = vector;
+                *reinterpret_cast<Vector*>(y + offset) = vector;
             } else {
                 for (int i = 0; i < Tile::VECTOR; ++i)
-                    if (at + i < n) y[at + i] = vector.of[i];
+                    if (offset + i < n) y[offset + i] = vector.of[i];
             }
         });
     };
-    // In place of each value, what its warp's values up to it come to; and what all of them do.
+    // Replaces each value by the sum of its warp's values up to it, and returns the sum of all.
     const auto add_up = [&](Tile& tile) {
         T of_warp = T(0);
 #pragma unroll
@@ -189,40 +190,40 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
         return of_warp;
     };
 
-    // Thread 0 asks for a tile a step before it is taken.
+    // Thread 0 asks for a tile one step before it is taken.
     unsigned asked = threadIdx.x == 0 ? atomicAdd(ticket, 1u) : 0;
     const auto take = [&] {
         if (threadIdx.x != 0) return;
         *taken = static_cast<int>(asked);
         asked = atomicAdd(ticket, 1u);
     };
-    int coming[Tile::AHEAD];  // tiles, in the order of their stages
+    int coming[Tile::STAGES];  // tiles, in the order of their stages
 #pragma unroll
-    for (int stage = 0; stage < Tile::AHEAD; ++stage) {
+    for (int stage = 0; stage < Tile::STAGES; ++stage) {
         take();
         __syncthreads();
         fetch(stage, coming[stage] = *taken);
         __syncthreads();
     }
     TilesBefore<T, Tile::WARPS> tiles_before{sums, of_groups};
-    Tile now, next;      // what is written out, and what is added up, in a step
+    Tile now, next;  // what a step writes out, and what it adds up
     now.number = tiles;  // none
-    for (int stage = 0;; stage = (stage + 1) % Tile::AHEAD) {
+    for (int stage = 0;; stage = (stage + 1) % Tile::STAGES) {
         next.number = coming[0];
-        wait_copies<Tile::AHEAD - 1>();
+        wait_copies<Tile::STAGES - 1>();
         for (int round = 0; round < Tile::ROUNDS; ++round) next.values[round] = *slot(stage, round);
         const T of_warp = next.number < tiles ? add_up(next) : T(0);
         T of_tile;
         take();
         next.before = block_sums_before<Tile::WARPS>(of_warp, of_tile, of_warps);
         if (threadIdx.x == 0 && next.number < tiles) store_word(sums + next.number, word_of(of_tile));
-        for (int i = 1; i < Tile::AHEAD; ++i) coming[i - 1] = coming[i];
-        fetch(stage, coming[Tile::AHEAD - 1] = *taken);
+        for (int i = 1; i < Tile::STAGES; ++i) coming[i - 1] = coming[i];
+        fetch(stage, coming[Tile::STAGES - 1] = *taken);
         if (now.number < tiles) {
             const T start = tiles_before.sum(now.number);
             store(now, start + now.before);
         } else {
-            __syncthreads();  // as sum() does: everybody has read what was taken
+            __syncthreads();  // as sum() has it: all threads have read `taken`
         }
         now = next;
         if (now.number >= tiles) break;

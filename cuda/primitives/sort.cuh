@@ -1,9 +1,9 @@
-// A stable sort of keys with their values, by eight bits at a time from the lowest on.
+// A stable radix sort of keys with their values, eight bits at a time from the lowest on.
 //
-// For each digit of eight bits: every block counts its tile's digits (sort_counts); the prefix sums of the counts,
-// digit by digit and tile by tile within (primitives/scan.cuh), tell where a tile's keys of a digit begin; and every block puts
-// its tile in order in shared memory and writes it out in runs (sort_scatter).
-// Source: Knuth, "The Art of Computer Programming", volume 3, 5.2.5, radix list sort; ranks within a warp by ballots.
+// For each digit of eight bits: every block counts its tile's digits (sort_counts); the prefix sums of the counts
+// (primitives/scan.cuh), digit by digit and tile by tile within, tell where a tile's keys of a digit begin; and every
+// block sorts its tile in shared memory and writes it out in runs (sort_scatter). Source: Knuth, "The Art of Computer
+// Programming", volume 3, 5.2.5, radix list sort; ranks within a warp by ballots.
 #pragma once
 
 #include "primitives/scan.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ int digit_of(Key key, int shift) {
     return static_cast<int>(key >> shift) & (DIGITS - 1);
 }
 
-// So many numbers below 2¹⁶, two in a register, put there in their order.
+// COUNT numbers below 2¹⁶, two in a register; they must be stored in their order.
 template <int COUNT>
 struct Halves {
     unsigned pairs[COUNT / 2];
@@ -41,19 +41,19 @@ template <class Key>
 __device__ __forceinline__ void sort_counts(const Key* keys, int64_t n, int shift, int* counts) {
     using Tile = SortTile<Key>;
     SHARED(int, count);  // (DIGITS,)
-    const int digit = threadIdx.x;  // that the thread looks after
+    const int digit = threadIdx.x;  // that the thread counts
     if (digit < DIGITS) count[digit] = 0;
     __syncthreads();
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE) + threadIdx.x;
-    Key held[Tile::ROUNDS];  // asked for at once
+    Key loaded[Tile::ROUNDS];  // loads of all of them are in flight together
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int64_t i = first + round * Tile::THREADS;
-        held[round] = i < n ? keys[i] : Key(0);
+        loaded[round] = i < n ? keys[i] : Key(0);
     }
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round)
-        if (first + round * Tile::THREADS < n) atomicAdd(count + digit_of(held[round], shift), 1);
+        if (first + round * Tile::THREADS < n) atomicAdd(count + digit_of(loaded[round], shift), 1);
     __syncthreads();
     if (digit < DIGITS) counts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] = count[digit];
 }
@@ -66,38 +66,38 @@ __device__ __forceinline__ unsigned lanes_alike(int digit) {
     return alike;
 }
 
-// Keys and values (n,) in the order of one digit, equal ones as they were; starts (DIGITS, tiles) are the prefix
-// sums of counts, each without its own.  Where values is null, they are the keys' places.  Grid: as for sort_counts.
+// Sorts keys and values (n,) by one digit, stably; starts (DIGITS, tiles) are the exclusive prefix sums of counts. If
+// values is null, they are the keys' positions. Grid: as for sort_counts.
 template <class Key>
 __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values, int64_t n, int shift,
                                              const int* starts, Key* keys_out, int* values_out) {
     using Tile = SortTile<Key>;
     SHARED(Key, in_order);                                              // (SIZE,): keys, then values
-    int* const places = reinterpret_cast<int*>(in_order + Tile::SIZE);  // (WARPS, DIGITS)
-    int* const offsets = places + Tile::WARPS * DIGITS;                 // (DIGITS,)
+    int* const positions = reinterpret_cast<int*>(in_order + Tile::SIZE);  // (WARPS, DIGITS)
+    int* const offsets = positions + Tile::WARPS * DIGITS;                 // (DIGITS,)
     int* const scratch = offsets + DIGITS;                              // (WARPS,)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int64_t first = blockIdx.x * static_cast<int64_t>(Tile::SIZE);
     const int count = static_cast<int>(min(static_cast<int64_t>(Tile::SIZE), n - first));
-    const auto place_of = [&](int round) { return warp * Tile::OF_WARP + round * WARP + lane; };  // in the input
+    const auto position_of = [&](int round) { return warp * Tile::OF_WARP + round * WARP + lane; };  // in the input
 
-    // Asked for at once.  Behind the last key stand others that come last.
-    Key held[Tile::ROUNDS];
+    // Loads all keys at once. After the last key stand others that come last.
+    Key loaded[Tile::ROUNDS];
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round)
-        held[round] = place_of(round) < count ? keys[first + place_of(round)] : ~Key(0);
-    const int digit = threadIdx.x;  // that the thread looks after, if there is one
+        loaded[round] = position_of(round) < count ? keys[first + position_of(round)] : ~Key(0);
+    const int digit = threadIdx.x;  // that the thread counts, if there is one
     const int start_of_digit = digit < DIGITS ? starts[digit * static_cast<int64_t>(gridDim.x) + blockIdx.x] : 0;
 
-    // Each key's rank among those of its digit that its warp holds.
-    int* const counted = places + warp * DIGITS;
-    for (int i = lane; i < DIGITS; i += WARP) counted[i] = 0;
+    // Each key's rank among the keys of its digit in the same warp.
+    int* const warp_counts = positions + warp * DIGITS;
+    for (int i = lane; i < DIGITS; i += WARP) warp_counts[i] = 0;
     __syncwarp();
     Halves<Tile::ROUNDS> ranks;
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        int* const of_digit = counted + digit_of(held[round], shift);
-        const unsigned alike = lanes_alike(digit_of(held[round], shift));
+        int* const of_digit = warp_counts + digit_of(loaded[round], shift);
+        const unsigned alike = lanes_alike(digit_of(loaded[round], shift));
         const int before = __popc(alike & ((1u << lane) - 1));
         ranks.put(round, *of_digit + before);
         __syncwarp();
@@ -106,33 +106,33 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     }
     __syncthreads();
 
-    // Where each warp's keys of a digit begin in the tile, and how far from there its place in the output is.
+    // Where each warp's keys of a digit begin in the tile, and the distance from there to their position in the output.
     int of_digit = 0;
     for (int w = 0; digit < DIGITS && w < Tile::WARPS; ++w) {
-        const int of_warp = places[w * DIGITS + digit];
-        places[w * DIGITS + digit] = of_digit;
+        const int of_warp = positions[w * DIGITS + digit];
+        positions[w * DIGITS + digit] = of_digit;
         of_digit += of_warp;
     }
     int of_warp, total;
     const int in_warp = warp_scan(of_digit, of_warp);
     const int start = block_sums_before<Tile::WARPS>(of_warp, total, scratch) + in_warp;
     if (digit < DIGITS) offsets[digit] = start_of_digit - start;
-    for (int w = 0; digit < DIGITS && w < Tile::WARPS; ++w) places[w * DIGITS + digit] += start;
+    for (int w = 0; digit < DIGITS && w < Tile::WARPS; ++w) positions[w * DIGITS + digit] += start;
     __syncthreads();
 
-    // Keys in order, out in runs; then the values, which were asked for meanwhile, the same way.
-    Halves<Tile::ROUNDS> ordered;  // places in the tile
+    // Writes keys in order, in runs; then the values, which were loaded meanwhile, in the same way.
+    Halves<Tile::ROUNDS> ordered;  // positions in the tile
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int place = ranks.get(round) + counted[digit_of(held[round], shift)];
-        in_order[place] = held[round];
-        ordered.put(round, place);
+        const int position = ranks.get(round) + warp_counts[digit_of(loaded[round], shift)];
+        in_order[position] = loaded[round];
+        ordered.put(round, position);
     }
-    int held_values[Tile::ROUNDS];
+    int loaded_values[Tile::ROUNDS];
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
-        const int i = place_of(round);
-        held_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
+        const int i = position_of(round);
+        loaded_values[round] = values && i < count ? values[first + i] : static_cast<int>(first + i);
     }
     __syncthreads();
     int to[Tile::ROUNDS];
@@ -146,7 +146,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     __syncthreads();
     int* const values_in_order = reinterpret_cast<int*>(in_order);
 #pragma unroll
-    for (int round = 0; round < Tile::ROUNDS; ++round) values_in_order[ordered.get(round)] = held_values[round];
+    for (int round = 0; round < Tile::ROUNDS; ++round) values_in_order[ordered.get(round)] = loaded_values[round];
     __syncthreads();
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {

@@ -13,7 +13,7 @@ import pytest
 from kernel_cases import all_cases, dense
 from kernel_cases.case import Case, Mapped, Shifted, normal, whole
 from kernel_cases.dense import split_product
-from kernel_cases.rows import check_dealt, dealt_steps
+from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import (
     DISTRIBUTIONS,
     check_float32,
@@ -128,8 +128,8 @@ def test_kernel_against_numpy(case: Case, bench: Bench) -> None:
         assert all((bits(second[name]) == bits(first[name])).all() for name in case.outputs)
 
 
-def test_deal_steps(bench: Bench) -> None:
-    check_dealt(bench.run(kernels.deal_steps(), (1,), dealt_steps(40), {}), 40)
+def test_initialise_steps(bench: Bench) -> None:
+    check_initialised(bench.run(kernels.initialise_steps(), (1,), initialised_steps(40), {}), 40)
 
 
 # --- products: their order of summation, and what float32 means ---

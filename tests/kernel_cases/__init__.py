@@ -24,7 +24,7 @@ from .updates import step_cases
 
 
 def all_cases() -> list[Case]:
-    """Every case.  Of `deal_steps` there is none, for a Step is no array of numbers; test_kernels.py has its test."""
+    """Every case.  `initialise_steps` has none: its steps are no arrays of numbers, and test_kernels.py tests it."""
     return [
         *dense_cases(),
         *local_cases(),

@@ -264,7 +264,7 @@ def chained(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constants_of(optimizer: Optimizer, table: np.ndarray) -> dict[str, np.ndarray]:
-    """The constant variables of elementwise/update.cuh, for a table of rates."""
+    """The constant variables of math/optimizers.cuh, for a table of rates."""
     schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
     schedule[:, : table.shape[1]] = table
     return {"hyper": hyper_parameters(optimizer), "schedule": schedule}

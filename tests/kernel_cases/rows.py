@@ -33,15 +33,15 @@ from .case import (
 )
 
 
-def dealt_steps(count: int) -> dict[str, object]:
-    """What `deal_steps` is given for so many steps, with room for another one."""
+def initialised_steps(count: int) -> dict[str, object]:
+    """What `initialise_steps` is given for so many steps, with room for another one."""
     return {
         "next": np.array([(2**33, 2, 3, 4, 5)], STEP), "steps": np.full(count + 1, -7, np.int64).astype(STEP),
         "count": count,
     }  # fmt: skip
 
 
-def check_dealt(after: Mapping[str, np.ndarray], count: int) -> None:
+def check_initialised(after: Mapping[str, np.ndarray], count: int) -> None:
     """That they follow one another, the next one behind them, and nothing else was written."""
     expected = [(2**33 + i, 2 + i, 3 + i, 4, 5) for i in range(count + 1)]
     assert after["steps"][:count].tolist() == expected[:count] and after["next"].tolist() == expected[count:]

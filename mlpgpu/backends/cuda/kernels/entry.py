@@ -110,7 +110,7 @@ class Entry:
             each with the bit of its argument ``early`` that lets it, or 0 where it always does.  None where it does not
             overlap.
         patient: whether nothing in its step waits for it.
-        constants: whether it reads the constant variables of elementwise/update.cuh, which each compiled unit has for
+        constants: whether it reads the constant variables of math/optimizers.cuh, which each compiled unit has for
             itself.
         products: the matrix products that it makes.
         operand_format: what its tensor cores multiply in the place of float32 numbers, if they do.

@@ -10,7 +10,7 @@ from ....activations import ACTIVATIONS
 from ....losses import LOSSES, OUTPUTS
 from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel
 
-# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of elementwise/loss.cuh.
+# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of math/losses.cuh.
 SUMS_OF_TERMS = tuple(name for name, row in LOSSES.items() if row.output != "softmax")
 
 # Head of fused/head.cuh.
@@ -32,7 +32,7 @@ class TargetReader:
 
     @property
     def struct(self) -> str:
-        """The struct of elementwise/loss.cuh that reads one."""
+        """The struct of math/targets.cuh that reads one."""
         return f"{TARGET_STRUCTS[self.kind]}<{self.source}>"
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...base import MOST_BINS
 from .entry import ITEM_BYTES, ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
-SCAN_THREADS, SCAN_TILE_BYTES, SCAN_AHEAD = 512, 24576, 2  # of primitives/scan.cuh
+SCAN_THREADS, SCAN_TILE_BYTES, SCAN_STAGES = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": "float", "int32": "int", "float64": "double"}  # C types of summands
 SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
@@ -17,7 +17,7 @@ def prefix_sum(dtype: str) -> Entry:
     """The prefix sum of numbers whose type is one of :data:`SCANNED`."""
     ctype = SCANNED[dtype]
     signature = f"const {ctype}* x[n], {ctype}* y[n], int64_t n, int exclusive, uint64_t* tile_sums[0]"
-    shared = SCAN_AHEAD * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + ITEM_BYTES[ctype]) + 4
+    shared = SCAN_STAGES * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + ITEM_BYTES[ctype]) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
     return Entry(name, "primitives/scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
 

@@ -8,9 +8,9 @@ from .entry import ROW_THREADS, ROWS, WARP, Entry, arguments, camel
 SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
 
 
-def deal_steps() -> Entry:
+def initialise_steps() -> Entry:
     signature = "Step* next[0], Step* steps[0], int count"
-    return Entry("deal_steps", "common/step.cuh", "deal_steps", arguments(signature), WARP)
+    return Entry("initialise_steps", "common/step.cuh", "initialise_steps", arguments(signature), WARP)
 
 
 def _over_rows(name: str, function: str, rest: str) -> Entry:
@@ -50,4 +50,4 @@ def activation_backward(activation: str) -> Entry:
 def row_entries() -> list[Entry]:
     """The entries that work row by row, except those of losses."""
     backward = [activation_backward(activation) for activation in ACTIVATIONS]
-    return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout(), deal_steps()]
+    return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout(), initialise_steps()]

@@ -81,8 +81,8 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
             lowered.begin.insert(0, keep_used)
     if training:
         lowered.finish = emit(Shard(training.selection, lowered), training.finish)
-        dealt: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
-        lowered.deal = [Launch(kernels.deal_steps(), (1, 1, 1), dealt)]
+        initial: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
+        lowered.deal = [Launch(kernels.initialise_steps(), (1, 1, 1), initial)]
         lowered.bytes["steps"] = STEP_BYTES * GRAPH_STEPS[0]
         lowered.stages = stages_of(sum(lowered.staged_bytes.values()))
         lowered.bytes |= {name: lowered.stages * size for name, size in lowered.staged_bytes.items()}

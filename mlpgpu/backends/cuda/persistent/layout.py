@@ -13,7 +13,7 @@ from ..kernels.launches import MOST_RUN_STEPS
 from .network import DenseLayer, PersistentNetwork
 from .tiles import BFLOAT16, COMPUTE_THREADS, COMPUTE_WARPS, TileProducts, Tiling, products_of, round_up
 
-RATES = 3  # of a step: COLUMNS of elementwise/update.cuh
+RATES_PER_STEP = 3  # as in math/optimizers.cuh
 STAGED_BATCHES = 3  # StagedInputs of persistent/inputs.cuh
 
 
@@ -77,7 +77,7 @@ class Layout:
             floats += round_up(tiling.weight_rows * tiling.copy_pitch, 4) if layer.is_replicated else 0
             floats += 3 * round_up(most_rows * tiling.out_pitch, 4)
         floats += 4 + round_up(2 * rows, 4) + round_up(2 * most_rows * network.targets, 4)
-        floats += 2 * (RATES + 1)
+        floats += 2 * (RATES_PER_STEP + 1)
         floats += (COMPUTE_WARPS + 2) * WARP // 2 if self.has_output_stage else 0
         partials = zip(self.products, self.layers, strict=True)
         return 4 * (floats + max(products.partial_floats(layer.is_replicated) for products, layer in partials))

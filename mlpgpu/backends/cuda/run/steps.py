@@ -11,7 +11,7 @@ from .arrays import Arrays
 
 TABLE_COLUMNS = 3  # of the table of rates in constant memory
 
-# Step of common/step.cuh, and Hyper of elementwise/update.cuh.
+# Step of common/step.cuh, and Hyper of math/optimizers.cuh.
 STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
 HYPER = (
     "l1", "l2", "clip_norm", "momentum", "rho", "rho_rest", "beta1", "beta1_rest", "beta2", "beta2_rest",

@@ -21,7 +21,7 @@ from .primitives import grid_over
 from .steps import StepNumbers
 from .trace import Trace
 
-CONSTANTS = "hyper", "schedule"  # the constant variables of elementwise/update.cuh
+CONSTANTS = "hyper", "schedule"  # the constant variables of math/optimizers.cuh
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+// Optimizers: one struct for each row of the table in mlpgpu/optimizers.py.  `update` moves w and its slots by one step
+// along the gradient g; `row` is the step's row of the schedule.
+#pragma once
+
+#include "common/step.cuh"
+
+namespace mlpgpu {
+
+// Hyper-parameters, which a fit keeps; mlpgpu/optimizers.py has their names.
+struct Hyper {
+    float l1, l2;
+    float clip_norm;
+    float momentum;
+    float rho, rho_rest;  // a rest is 1 minus the number, rounded once
+    float beta1, beta1_rest;
+    float beta2, beta2_rest;
+    float epsilon;
+    float weight_decay;
+};
+
+constexpr int MOST_STEPS = 4096, RATES_PER_STEP = 3;
+
+// Constant memory, because every thread of a warp reads the same word at once.
+extern "C" {
+__constant__ Hyper hyper;
+__constant__ float schedule[MOST_STEPS * RATES_PER_STEP];
+}
+
+struct SGDRule {
+    static constexpr int SLOTS = 0;
+    static __device__ __forceinline__ void update(float& w, float g, float*, const float* row) { w -= row[0] * g; }
+};
+
+struct MomentumRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.momentum * slot[0] + row[0] * g;
+        w -= slot[0];
+    }
+};
+
+struct NesterovRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.momentum * slot[0] + row[0] * g;
+        w -= hyper.momentum * slot[0] + row[0] * g;
+    }
+};
+
+struct RMSpropRule {
+    static constexpr int SLOTS = 1;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.rho * slot[0] + hyper.rho_rest * g * g;
+        w -= row[0] * g / (sqrtf(slot[0]) + hyper.epsilon);
+    }
+};
+
+struct AdamRule {
+    static constexpr int SLOTS = 2;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        slot[0] = hyper.beta1 * slot[0] + hyper.beta1_rest * g;
+        slot[1] = hyper.beta2 * slot[1] + hyper.beta2_rest * g * g;
+        w -= row[1] * slot[0] / (sqrtf(slot[1]) * row[2] + hyper.epsilon);
+    }
+};
+
+struct AdamWRule {
+    static constexpr int SLOTS = 2;
+    static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
+        w *= 1.0f - row[0] * hyper.weight_decay;
+        AdamRule::update(w, g, slot, row);
+    }
+};
+
+// The l1 penalty's slope at w, without a branch.
+__device__ __forceinline__ float penalty_slope(float w) {
+    return hyper.l1 * ((w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f));
+}
+
+// One step of the parameter w: `sum` is its gradient summed over rows, which `scale` divides by the batch's weight;
+// `row` is the step's row of the schedule, and `slope` that of the l1 penalty at w.
+template <class Rule>
+__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row,
+                                               float slope) {
+    const float g = sum * scale + hyper.l2 * w + slope;
+    Rule::update(w, g, slot, row);
+}
+
+// The same with fewer registers: the compiler makes branches of these comparisons.
+template <class Rule>
+__device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row) {
+    step_parameter<Rule>(w, slot, sum, scale, row, w > 0.0f ? hyper.l1 : w < 0.0f ? -hyper.l1 : 0.0f);
+}
+
+// Rates of the step: its row of the schedule.
+__device__ __forceinline__ const float* step_rates(const Step* step) { return schedule + step->run * RATES_PER_STEP; }
+
+__device__ __forceinline__ double inverse_weight(const double* totals) {
+    return totals[1] > 0.0 ? 1.0 / totals[1] : 0.0;
+}
+
+// 1 / the batch's summed weight, which makes a mean gradient of a sum.
+__device__ __forceinline__ float mean_scale(const double* totals) { return static_cast<float>(inverse_weight(totals)); }
+
+// A product's epilogue that updates parameters in place: an element of dW moves its parameter by a step.
+template <class Rule>
+struct InPlace {
+    static constexpr int SLOTS = Rule::SLOTS;
+    float* weight;   // (k, n)
+    float* slots;    // slot s lies s · pitch elements on
+    int64_t pitch;
+    int n;
+    float scale;
+    const float* row;
+
+    struct Held {
+        float w;
+        float slot[SLOTS > 0 ? SLOTS : 1];
+    };
+
+    __device__ __forceinline__ void prefetch(int k, int column) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        prefetch_line(weight + at);
+        for (int s = 0; s < SLOTS; ++s) prefetch_line(slots + s * pitch + at);
+    }
+
+    __device__ __forceinline__ Held hold(int k, int column) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        Held held;
+        held.w = __ldcg(weight + at);
+        for (int s = 0; s < SLOTS; ++s) held.slot[s] = __ldcg(slots + s * pitch + at);
+        return held;
+    }
+
+    __device__ __forceinline__ void put(int k, int column, float sum, Held held) const {
+        const int64_t at = static_cast<int64_t>(k) * n + column;
+        step_parameter<Rule>(held.w, held.slot, sum, scale, row);
+        weight[at] = held.w;
+        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + at] = held.slot[s];
+    }
+
+    __device__ __forceinline__ void operator()(int k, int column, float sum) const {
+        put(k, column, sum, hold(k, column));
+    }
+};
+
+}  // namespace mlpgpu
