@@ -66,7 +66,18 @@ INNER_LEVELS = {
     ),
     "backends/cuda/profile": ("peak_rates", "paths", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (
-        *("operand_format", "entry", "updates", "dense", "planes", "losses", "tensor", "local", "rows", "primitives"),
+        *(
+            "operand_format",
+            "entry",
+            "updates",
+            "dense",
+            "split_operands",
+            "losses",
+            "tensor",
+            "local",
+            "rows",
+            "primitives",
+        ),
         *("metrics", "peak_rates", "launches", "table", "__init__"),
     ),
 }

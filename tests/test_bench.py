@@ -153,7 +153,11 @@ def test_every_product_of_a_step_has_a_form() -> None:
     lowered = lower(workload.trainer(backend="cpu").plan, multiprocessors=132, source="float32")
     products = [launch for shard in lowered.shards for launch in shard if flops(launch, workload.batch_size)]
     forms = [bench.product_form(launch.entry.name) for launch in products]
-    assert {form: forms.count(form) for form in forms} == {"forward": 4, "backward_input": 3, "backward_weight": 4}
+    assert {operand_format: forms.count(operand_format) for operand_format in forms} == {
+        "forward": 4,
+        "backward_input": 3,
+        "backward_weight": 4,
+    }
     assert sum(flops(launch, workload.batch_size) for launch in products) == workload.flops
     assert bench.product_form("loss_squared_error_dense") is None
 

@@ -96,7 +96,7 @@ def any_plan(draw: Random) -> Plan:
 
 # Kernels in the folders of those that multiply, which only add, or make operands ready.
 NO_PRODUCTS = {
-    "dense_forward_sum", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
+    "dense_forward_sum_partials", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
     "local_backward_shared_bias",
 }  # fmt: skip
 
@@ -163,7 +163,7 @@ OF_LAUNCHES = {
 UNCOUNTED = {
     "step", "next", "steps",  # a step's description
     "x", "w", "dz",  # float32 arrays beside split operands, read only where those do not hold a number
-    "parts", "part_flags", "db_parts", "tile_sums",  # scratch memory
+    "parts", "partials", "partial_flags", "db_partials", "tile_sums",  # scratch memory
     "slots", "weight_slots", "bias_slots", "biases_slots",  # of SGD, which has none
     "sums",  # of a metric
 }  # fmt: skip

@@ -25,7 +25,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, TILES, Form, all_entries
+from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.run.steps import STEP
@@ -45,7 +45,7 @@ NUMBERS = {"scale", "seed", "graph_steps"}
 WORDS = {
     "int": np.int32, "uint16_t": np.uint16, "unsigned": np.uint32, "uint64_t": np.uint64, "double": np.float64,
 }  # fmt: skip
-CLEARED = (".planes", "arrived", ".launches")  # arrays that must begin with zeros, as a program's memory does
+CLEARED = (".components", "arrived", ".launches")  # arrays that must begin with zeros, as a program's memory does
 
 
 def lowered(plan: Plan, multiprocessors: int = 132, source: str = "float32", arch: str = "sm_75") -> Lowered:
@@ -205,14 +205,14 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
         ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
         ("head_softmax_cross_entropy_index", None),
-        ("dense_backward_update_Momentum_narrow", None),
+        ("dense_backward_update_Momentum_small_n", None),
         ("tensor_backward_input_relu_bfloat16", 7),
         ("tensor_backward_update_Momentum_bfloat16", 7),
         ("tensor_backward_update_Momentum_bfloat16", 7),
     ]
     scaled = families(with_scales(tensor_plan(precision="tf32"), arch="sm_90a").shards[0])
     split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update
-    assert scaled[split + 1] == "dense_backward_update_Momentum_narrow"
+    assert scaled[split + 1] == "dense_backward_update_Momentum_small_n"
     apart = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
     assert not any(launch.overlaps for shard in apart.shards for launch in shard)
 
@@ -252,8 +252,8 @@ def test_a_plan_that_updates_in_place() -> None:
     assert names([*low.shards[0], *low.finish]) == [
         "dense_forward_relu_32x32",  # and the gather
         "head_softmax_cross_entropy_index",  # the last layer, the loss, the total error, and dx
-        "dense_backward_update_Momentum_narrow",
-        "dense_backward_update_Momentum_narrow",
+        "dense_backward_update_Momentum_small_n",
+        "dense_backward_update_Momentum_small_n",
     ]
     assert low.bytes["partials"] == 0 and "x" not in low.bytes
 
@@ -263,10 +263,10 @@ def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
     assert names(low.shards[0])[3:] == [
         "loss_squared_error_dense",  # the last layer is too wide for the head
         "dense_backward_input_tanh_32x32",
-        "dense_backward_update_Momentum_narrow",
+        "dense_backward_update_Momentum_small_n",
         "dense_backward_input_relu_32x32",
-        "dense_backward_update_Momentum_narrow",
-        "dense_backward_update_Momentum_narrow",
+        "dense_backward_update_Momentum_small_n",
+        "dense_backward_update_Momentum_small_n",
     ]
 
 
@@ -274,13 +274,13 @@ def test_the_kernel_of_an_update_follows_the_shape() -> None:
     def kinds(capacity: int, k: int, n: int) -> list[str]:
         low = lowered(make_plan([Dense(k, n), Dense(n, 3)], capacity=capacity))
         updates = (name for name in names(low.shards[0]) if "_update_" in name)
-        return ["few" if "_few_" in name else name.rpartition("_")[2] for name in updates]
+        return ["few_rows" if "_few_rows_" in name else name.split("Momentum_")[1] for name in updates]
 
-    assert kinds(1024, 1024, 1024) == ["narrow", "128x64"]
-    assert kinds(128, 90_000, 90) == ["narrow", "128x96"]
-    assert kinds(8, 90_000, 90) == ["narrow", "few"]
-    assert kinds(8, 90_000, 600) == ["narrow", "few"]
-    assert kinds(8, 90, 90) == ["narrow", "narrow"]
+    assert kinds(1024, 1024, 1024) == ["small_n", "128x64"]
+    assert kinds(128, 90_000, 90) == ["small_n", "128x96"]
+    assert kinds(8, 90_000, 90) == ["small_n", "few_rows"]
+    assert kinds(8, 90_000, 600) == ["small_n", "few_rows"]
+    assert kinds(8, 90, 90) == ["small_n", "small_n"]
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,16 @@ def test_products_of_split_operands(options: dict[str, Any], arch: str, expected
     """In a step alone; and not of narrow layers."""
     for n, wide in ((90, True), (48, False)):
         low = lowered(make_plan([Dense(90_000, n, "relu"), Dense(n, 10)], **{"capacity": 128, **options}), arch=arch)
-        split = [name for name in names(low.shards[0]) if "part_split" in name or "tall" in name or "_split_64" in name]
-        product = "split_wgmma_128x96" if arch == "sm_90a" else "split_64x96"
-        update = "tall" if arch == "sm_90a" and options.get("capacity", 128) <= 128 else "split_64x96"
-        wanted = [f"dense_forward_part_{product}", f"dense_backward_update_Momentum_{update}"]
+        split = [
+            name
+            for name in names(low.shards[0])
+            if "split_k_split" in name or "large_k" in name or "_split_sm80" in name
+        ]
+        product = "split_sm90_128x96" if arch == "sm_90a" else "split_sm80_64x96"
+        update = "large_k" if arch == "sm_90a" and options.get("capacity", 128) <= 128 else "split_sm80_64x96"
+        wanted = [f"dense_forward_split_k_{product}", f"dense_backward_update_Momentum_{update}"]
         assert split == (wanted if expected and wide else [])
-        assert not any("part_split" in name for name in names(low.evaluation))
+        assert not any("split_k_split" in name for name in names(low.evaluation))
 
 
 @given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))
@@ -353,17 +357,17 @@ def tensor_plan(**options: object) -> Plan:
 
 def families(part: list[Launch]) -> list[str]:
     """Names without tiles."""
-    return [re.sub(r"(_wgmma)?_\d+x\d+$", "", name) for name in names(part)]
+    return [re.sub(r"(_sm\d\d)?_\d+x\d+$", "", name) for name in names(part)]
 
 
-def test_planes_with_scales_are_split_before_each_product() -> None:
+def test_operands_with_scales_are_split_before_each_product() -> None:
     low = with_scales(tensor_plan(precision="float32"), arch="sm_80")
     pair = "half_pair"
     assert families(low.begin) == ["mask_words", f"split_weights_{pair}"]  # two weights at once
     assert families(low.begin) == families(low.evaluation_begin)
     # A run and an evaluation begin with no flags; a step keeps those that nearly all columns have.
     masks = [launches[0].values["mask"] for launches in (low.run_begin, low.evaluation_begin, low.begin)]
-    assert masks == [0, 0, kernels.USED]
+    assert masks == [0, 0, kernels.NONZERO]
     layers = [f"split_rows_{pair}", f"tensor_forward_relu_{pair}", f"split_rows_{pair}", f"tensor_forward_gelu_{pair}"]
     assert families(low.evaluation)[:4] == layers
     fetching, reading = (low.evaluation[place].values for place in (0, 1))  # there is no gather
@@ -373,47 +377,52 @@ def test_planes_with_scales_are_split_before_each_product() -> None:
     assert names(of_bytes.evaluation)[0] == "gather_uint8"
     weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
     backward = [name for name in families(low.shards[0]) if "backward" in name or "split" in name][2:]
-    # The head leaves the exponents of rows, so that one pass makes the planes for both products.
+    # The head leaves the exponents of rows, so that one pass makes the components for both products.
     (head,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("head"))
     both, _ = (launch.values for launch in low.shards[0] if launch.entry.name.startswith("split_columns"))
-    assert head.values["dx_lines"] == both["lines"] == At("dy1.lines") and both["row_planes"] == At("dy1.planes")
+    assert head.values["dx_row_scales"] == both["row_scales"] == At("dy1.row_scales") and both["row_components"] == At(
+        "dy1.components"
+    )
     assert [name for name in backward if not name.startswith("dense")] == [
         *(weight[0], f"tensor_backward_input_relu_{pair}", weight[1]),
         *(f"split_rows_{pair}", *weight),
     ]
     # Of the first layer's delta the sizes of rows alone are wanted.
-    assert [launch.values["planes"] for launch in low.shards[0] if "split_rows" in launch.entry.name][-1] is None
+    assert [launch.values["components"] for launch in low.shards[0] if "split_rows" in launch.entry.name][-1] is None
 
 
-def test_products_write_planes_of_bfloat16_where_tensor_cores_read_them() -> None:
+def test_products_write_operands_of_bfloat16_where_tensor_cores_read_them() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     first, second = (launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_forward"))
-    assert (first.values["y"], first.values["y_planes"]) == (None, At("y0.planes"))
-    assert (second.values["y"], second.values["y_planes"]) == (At("y1"), None)  # the last layer reads it
+    assert (first.values["y"], first.values["y_components"]) == (None, At("y0.components"))
+    assert (second.values["y"], second.values["y_components"]) == (At("y1"), None)  # the last layer reads it
     (dx,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_input"))
-    assert (dx.values["saved"], dx.values["saved_planes"]) == (None, At("y0.planes"))
-    assert (dx.values["dx"], dx.values["dx_planes"]) == (None, At("dy0.planes"))
+    assert (dx.values["saved"], dx.values["saved_components"]) == (None, At("y0.components"))
+    assert (dx.values["dx"], dx.values["dx_components"]) == (None, At("dy0.components"))
     (split,) = low.staged
     assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
     assert "split_rows_bfloat16" not in names(low.shards[0])
     # Planes (1024, 512) of as many steps as 16 MiB hold.
-    assert (low.stages, low.staged_bytes, low.bytes["x.planes"]) == (16, {"x.planes": 1 << 20}, 16 << 20)
+    assert (low.stages, low.staged_bytes, low.bytes["x.components"]) == (16, {"x.components": 1 << 20}, 16 << 20)
     assert not {"x", "y0", "dy1"} & set(low.bytes)
     (head,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("head"))
-    assert (head.values["dx"], head.values["dx_planes"]) == (None, At("dy1.planes"))
-    # Updates write the weights' planes, so they are split before the first of many steps only.
+    assert (head.values["dx"], head.values["dx_components"]) == (None, At("dy1.components"))
+    # Updates write the weights' components, so they are split before the first of many steps only.
     assert names(low.run_begin) == ["split_weights_bfloat16"] and not low.begin
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
-    assert [launch.values["w_planes"] for launch in updates] == [At("1.weight.planes"), At("0.weight.planes")]
+    assert [launch.values["w_components"] for launch in updates] == [
+        At("1.weight.components"),
+        At("0.weight.components"),
+    ]
     apart = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
     assert names(apart.begin) == ["split_weights_bfloat16"] and not apart.run_begin
-    assert [launch.values["planes"] for launch in apart.staged] == [At("x.planes"), At("x.planes@1")]
-    assert apart.stages == 16 and apart.bytes["x.planes@1"] == 8 << 20
+    assert [launch.values["components"] for launch in apart.staged] == [At("x.components"), At("x.components@1")]
+    assert apart.stages == 16 and apart.bytes["x.components@1"] == 8 << 20
     of_bytes = lowered(tensor_plan(precision="bfloat16"), source="uint8", arch="sm_90a")
     assert not of_bytes.staged and of_bytes.stages == 32
 
 
-def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None:
+def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> None:
     first, last = Dense(512, 512, "relu"), Dense(512, 512)
 
     def step(*layers: Layer, **options: object) -> Lowered:
@@ -422,11 +431,11 @@ def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None
 
     low = step(first, last)
     ending, following = low.shards[0][1:3]
-    assert ending.entry.name == "tensor_forward_loss_squared_error_bfloat16_wgmma_64x128"
+    assert ending.entry.name == "tensor_forward_loss_squared_error_bfloat16_sm90_64x128"
     assert (ending.operation, following.operation) == ("2 Dense", "4 DenseBackward")
-    assert ending.values["delta_planes"] == At("dy1.planes") and "dy1" not in low.bytes
+    assert ending.values["delta_components"] == At("dy1.components") and "dy1" not in low.bytes
     assert (ending.values["sums"], ending.values["totals"]) == (At("sums"), At("totals"))
-    assert names(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16_wgmma_64x128", "loss_squared_error_dense"]
+    assert names(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16_sm90_64x128", "loss_squared_error_dense"]
     parts = step(first, last, shards=2)
     sums = [shard[1].values["sums"] for shard in parts.shards]
     assert sums == [At("sums"), At("sums", 2 * math.prod(parts.shards[0][1].grid))]
@@ -441,19 +450,19 @@ def test_a_last_product_ends_with_its_loss_where_planes_have_no_scales() -> None
         assert sum(name.startswith("loss_") for name in names(apart.shards[0])) == 1
 
 
-def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
+def test_products_for_gradients_leave_parts_of_the_biases_of_components() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 parts each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
-    assert [launch.values["db_parts"] for launch in updates] == [At("bias parts"), At("bias parts", 8 * 512)]
+    assert [launch.values["db_partials"] for launch in updates] == [At("bias parts"), At("bias parts", 8 * 512)]
     assert low.bytes["bias parts"] == 2 * 4 * 8 * 512
     first, second = 512 * 512, 512 * 512 + 512 + 512 * 512  # where biases lie among the parameters
     assert low.words["biases in parts"] == (0, 8, 512, 512, second, 0, 8 * 512, 8, 512, 512, first, 0)
     (update,) = low.finish
     assert update.grid == (4, 1, 1) and update.values["count"] == 2
-    # Gradients that are kept as partials are sums of the planes' columns, as on cards without those products.
+    # Gradients that are kept as partials are sums of the components' columns, as on cards without those products.
     apart = lowered(tensor_plan(precision="bfloat16", optimizer=OPTIMIZERS["SGD"](0.1, clip_norm=1.0)), arch="sm_90a")
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
     for other in (apart, before):
@@ -461,11 +470,11 @@ def test_products_for_gradients_leave_parts_of_the_biases_of_planes() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_on_compute_capability_9_products_take_maps_of_planes(precision: str) -> None:
+def test_on_compute_capability_9_products_take_maps_of_components(precision: str) -> None:
     low = lowered(tensor_plan(precision=precision), arch="sm_90a")
     assert len(low.maps()) == len(set(low.maps()))
     for map in low.maps():
-        element_bytes = 2 * map.planes * kernels.padded_columns(map.columns)
+        element_bytes = 2 * map.components * kernels.padded_columns(map.columns)
         places = low.stages if map.array in low.staged_bytes else 1
         assert low.bytes[map.array] == element_bytes * map.rows * places and map.place < places
         assert map.rows % 128 == 0 < map.box_rows <= 256
@@ -477,10 +486,10 @@ def test_on_compute_capability_9_products_take_maps_of_planes(precision: str) ->
     assert not lowered(tensor_plan(precision=precision), arch="sm_80").maps()
 
 
-def test_tiles_of_wgmma_follow_what_they_cost() -> None:
+def test_tiles_of_sm90_follow_what_they_cost() -> None:
     """A product of few large tiles is made of small ones, and one of many of large ones."""
-    for form in FORMS:
-        large, small = kernels.wgmma_tiles(form)[0], kernels.wgmma_tiles(form)[-1]
+    for operand_format in OPERAND_FORMATS:
+        large, small = kernels.sm90_tiles(operand_format)[0], kernels.sm90_tiles(operand_format)[-1]
         for m, n, best in (
             (8192, 4096, large),
             (4096, 4096, large),
@@ -488,9 +497,9 @@ def test_tiles_of_wgmma_follow_what_they_cost() -> None:
             (1024, 1024, small),
             (1, 1, small),
         ):
-            assert gemm_tile(form, m, n, 132, "sm_90a")[0] == best
-        assert {gemm_tile(form, m, n, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
-            kernels.matrix_tiles(form)
+            assert gemm_tile(operand_format, m, n, 132, "sm_90a")[0] == best
+        assert {gemm_tile(operand_format, m, n, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
+            kernels.sm80_tiles(operand_format)
         )
 
 
@@ -567,10 +576,12 @@ def test_the_order_of_sums_follows_the_widths_alone(capacity: int, shards: int, 
         cuts = [
             (launch.values["part"], launch.grid[2])
             for launch in part
-            if launch.entry.name.startswith("dense_forward_part")
+            if launch.entry.name.startswith(("dense_forward_split_k", "dense_forward_few_rows"))
         ]
         sums = [
-            launch.values["count"] for launch in part if launch.entry.name.startswith(("dense_forward_sum", "tail"))
+            launch.values["count"]
+            for launch in part
+            if launch.entry.name.startswith(("dense_forward_sum_partials", "tail"))
         ]
         assert (cuts, sums) == ([(256, 20)], [20])
 
@@ -744,7 +755,10 @@ def test_an_epoch_as_on_the_cpu(case: str) -> None:
 
 
 TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
-    "planes from product to product": ([Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)], {"loss": "huber"}),
+    "components from product to product": (
+        [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
+        {"loss": "huber"},
+    ),
     "dropout between, shards": (
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
         {"loss": "squared_error", "shards": 2},
@@ -759,9 +773,9 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "case, form",
+    "case, operand_format",
     [
-        *(("planes from product to product", form) for form in FORMS),
+        *(("components from product to product", operand_format) for operand_format in OPERAND_FORMATS),
         ("dropout between, shards", kernels.HALF_PAIR),
         ("dropout between, shards", kernels.BFLOAT16),
         ("dropout between, shards", kernels.BFLOAT16_PAIR),
@@ -770,16 +784,18 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         *((case, kernels.BFLOAT16) for case in TENSOR_STEPS if case.startswith("a loss")),
     ],
 )
-def test_an_epoch_on_tensor_cores(case: str, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_on_tensor_cores(case: str, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
         monkeypatch.setattr(thresholds, name, 1)
-    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
-    precision = next(precision for precision, forms in OF_PRECISION.items() if form in forms)
+    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
+    precision = next(precision for precision, forms in OF_PRECISION.items() if operand_format in forms)
     epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
     assert all(
-        form.name in launch.entry.name for launch in host.low.launches() if launch.entry.name.startswith("tensor")
+        operand_format.name in launch.entry.name
+        for launch in host.low.launches()
+        if launch.entry.name.startswith("tensor")
     )
     assert not any(launch.entry.name.startswith("dense") for launch in host.low.launches())
     host.load(epoch.state)
@@ -789,5 +805,5 @@ def test_an_epoch_on_tensor_cores(case: str, form: Form, monkeypatch: pytest.Mon
     products = len(epoch.rates) * sum(launch.entry.name.startswith("tensor") for launch in host.low.launches())
     ours = (host.parameters - before, losses, host.evaluate())
     for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
-        rounding = ERRORS[form.struct] + 64 * EPS32  # of a product, and of its sum
+        rounding = ERRORS[operand_format.struct] + 64 * EPS32  # of a product, and of its sum
         assert np.linalg.norm(got - value) <= np.sqrt(products) * rounding * np.linalg.norm(value)

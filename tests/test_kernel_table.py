@@ -107,8 +107,14 @@ def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[st
     atomics = names_with(instructions, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
     words = {"arrived", "tile_sums", "counts"}
     counting = [entry for entry in all_entries() if words & {a.name for a in entry.arguments}]  # in whole numbers
-    scaled = [form for form in kernels.FORMS if form.scaled]  # whose lines are flagged, bit by bit
-    flagging = [entry for form in scaled for entry in (kernels.split_rows(form), kernels.split_weights(form))]
+    scaled = [
+        operand_format for operand_format in kernels.OPERAND_FORMATS if operand_format.scaled
+    ]  # whose lines are flagged, bit by bit
+    flagging = [
+        entry
+        for operand_format in scaled
+        for entry in (kernels.split_rows(operand_format), kernels.split_weights(operand_format))
+    ]
     assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging) & set(instructions)
 
 
@@ -123,5 +129,7 @@ def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
 
 
 def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
-    products = [entry for entry in all_entries() if entry.products and entry.operand_format not in kernels.FORMS]
+    products = [
+        entry for entry in all_entries() if entry.products and entry.operand_format not in kernels.OPERAND_FORMATS
+    ]
     assert names_of(*products) & set(instructions) <= names_with(instructions, "FFMA")

@@ -21,11 +21,11 @@ CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampl
 SMALLEST = TILES[-1]
 
 
-def followed_by_planes(value: Mapped) -> np.ndarray:
-    """A map as tests/shim/hopper.h reads it: planes, rows, columns, pitch and the boxes' rows; then the planes."""
-    planes, rows, columns = value.array.shape
+def followed_by_components(value: Mapped) -> np.ndarray:
+    """A map as tests/shim/hopper.h reads it: components, rows, columns, pitch, rows of boxes; then the components."""
+    components, rows, columns = value.array.shape
     words = np.zeros(16, np.uint64)
-    words[:5] = planes, rows, columns, columns, value.box_rows
+    words[:5] = components, rows, columns, columns, value.box_rows
     return np.concatenate([words.view(np.uint16), value.array.ravel()])
 
 
@@ -33,7 +33,7 @@ def as_passed(value: object) -> object:
     """An argument of a case as the shim takes it."""
     if isinstance(value, Shifted):
         return From(np.insert(value.array.ravel(), 0, np.nan), value.array.itemsize)
-    return followed_by_planes(value) if isinstance(value, Mapped) else value
+    return followed_by_components(value) if isinstance(value, Mapped) else value
 
 
 def run_case(case: Case) -> dict[str, np.ndarray]:
@@ -57,7 +57,7 @@ def test_every_entry_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("tile", TILES[:-1], ids=str)
-def test_all_tiles_give_the_same_bits(tile: kernels.Tile) -> None:
+def test_all_tiles_give_the_same_bits(tile: kernels.SimtTile) -> None:
     x, w = np.random.default_rng(1).normal(size=(2, 70, 70)).astype(np.float32)
     first, second = (run_case(dense.dense_forward("tanh", side, whole(70), x, w)) for side in (SMALLEST, tile))
     np.testing.assert_array_equal(first["y"].view(np.uint32), second["y"].view(np.uint32))
@@ -245,101 +245,101 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "dense/small_n_update.cuh",
         "        if (row0 > 0) __syncthreads();\n",
         "",
-        kernels.dense_backward_update("Momentum", "narrow"),
+        kernels.dense_backward_update("Momentum", "small_n"),
     ),
     "a team's sums of the next step's z left out": (
         "dense/few_rows_update.cuh",
         "for (int t = 1; t < teams; ++t) sum",
         "for (int t = 2; t < teams; ++t) sum",
-        kernels.dense_update_few("Momentum"),
+        kernels.dense_update_few_rows("Momentum"),
     ),
     "a product of parts left out": (
         "gemm/split_sm80.cuh",
         "for (int both = T::PARTS - 1; both",
         "for (int both = T::PARTS - 2; both",
-        kernels.dense_forward_part(kernels.SPLIT),
+        kernels.dense_forward_split_k(kernels.SPLIT_SM80),
     ),
     "what does not split is taken as it is": (
         "gemm/split_sm80.cuh",
         "if (!splits(rest[e])) flags",
         "if (!splits(rest[e]) && e < 0) flags",
-        kernels.dense_forward_part(kernels.SPLIT),
+        kernels.dense_forward_split_k(kernels.SPLIT_SM80),
     ),
     "barrier removed before C takes the slices' place": (
         "gemm/split_sm80.cuh",
         "    __syncthreads();\n#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n"
         "        for (int half",
         "#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n        for (int half",
-        kernels.dense_forward_part(kernels.SPLIT),
+        kernels.dense_forward_split_k(kernels.SPLIT_SM80),
     ),
     "a warpgroup's products of parts left out": (
         "gemm/split_sm90.cuh",
         "for (int both = T::PARTS - 1; both",
         "for (int both = T::PARTS - 2; both",
-        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+        kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
     "a stage of the ring is given back before it was read": (
         "gemm/split_sm90.cuh",
-        "        of_b.wait_full();\n",
-        "        of_b.wait_full();\n        if (lane == 0) barrier_arrive<1>(of_b.empty + 8 * of_b.stage, 0);\n",
-        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+        "        ring_b.wait_full();\n",
+        "        ring_b.wait_full();\n        if (lane == 0) barrier_arrive<1>(ring_b.empty + 8 * ring_b.stage, 0);\n",
+        kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
-    "what is doubtful is put away as it is": (
+    "what is recomputed is put away as it is": (
         "gemm/split_sm90.cuh",
         "is_right ? held[i] : again(row(i), column(i))",
         "is_right ? held[i] : 0 * again(row(i), column(i)) + held[i]",
-        kernels.dense_forward_part(kernels.WARPGROUP_SPLIT),
+        kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
     "the last slot is moved, but stays behind": (
         "arch/bulk_tile.cuh",
         "for (int i = 0; i < ARRAYS; ++i) bulk_store",
         "for (int i = 0; i < ARRAYS - 1; ++i) bulk_store",
-        kernels.dense_update_few("Momentum", stream=True),
+        kernels.dense_update_few_rows("Momentum", stream=True),
     ),
     "sums of a tall weight's tile are taken before they are there": (
         "dense/large_k_update.cuh",
         "barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);",
         "",
-        kernels.dense_backward_update("Momentum", "tall"),
+        kernels.dense_backward_update("Momentum", "large_k"),
     ),
     "a place is used again before its lines have left it": (
         "dense/few_rows_stream.cuh",
         "const int freed = stage == 0 ? stages - 1 : stage - 1;",
         "const int freed = stage == stages - 1 ? 0 : stage + 1;",
-        kernels.dense_update_few("Momentum", stream=True),
+        kernels.dense_update_few_rows("Momentum", stream=True),
     ),
     "pieces of few rows' product overlap": (
         "dense/few_rows.cuh",
         "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",
         "piece.fetch(w + static_cast<int64_t>(k0) * n",
-        kernels.dense_forward_part_few(),
+        kernels.dense_forward_few_rows(),
     ),
     "rounds of the ring not told apart": (
         "arch/ring.cuh",
         "stage = 0, parity ^= 1;",
         "stage = 0;",
-        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "a block's part of the cluster's slice not brought": (
         "gemm/gemm_sm90.cuh",
-        "slice * T::K, plane, rank);",
-        "slice * T::K, plane, 0);",
-        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.BFLOAT16)[0]),
+        "slice * T::K, component, rank);",
+        "slice * T::K, component, 0);",
+        kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[0]),
     ),
     "patch read before it is whole": (
         "gemm/staging.cuh",
-        "            lay_out(c + each * (WIDTH / 2), patch);\n            __syncwarp();\n",
-        "            lay_out(c + each * (WIDTH / 2), patch);\n",
-        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        "            stage(c + each * (WIDTH / 2), patch);\n            __syncwarp();\n",
+        "            stage(c + each * (WIDTH / 2), patch);\n",
+        kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "plane's lines read before they are there": (
+    "component's lines read before they are there": (
         "gemm/staging.cuh",
-        "= saved[plane][v];\n        __syncwarp();\n",
-        "= saved[plane][v];\n",
-        kernels.tensor_backward_input("gelu", kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        "= saved[component][v];\n        __syncwarp();\n",
+        "= saved[component][v];\n",
+        kernels.tensor_backward_input("gelu", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "a number that rounding makes infinite stays so": (
-        "gemm/operands.cuh",
+        "gemm/operand_formats.cuh",
         "    if ((word & 0x7fff) == 0x7f80) word = __float_as_uint(x) >> 16;\n",
         "",
         kernels.split_rows(kernels.BFLOAT16_PAIR),
@@ -348,25 +348,25 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "gemm/gemm_sm90.cuh",
         "T::K * (tile + 1) / tiles : 0",
         "T::K * (tile + 1) / tiles - 1 : 0",
-        kernels.tensor_backward_update("Adam", kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "value of a row beyond the shard": (
         "dense/tensor_loss.cuh",
         "if (row.is_inside) value",
         "value",
-        kernels.tensor_forward_loss("huber", kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        kernels.tensor_forward_loss("huber", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "weight of a row counted twice": (
         "dense/tensor_loss.cuh",
         "if (column == 0 && found",
         "if (column >= 0 && found",
-        kernels.tensor_forward_loss("huber", kernels.matrix_tiles(kernels.BFLOAT16)[-1]),
+        kernels.tensor_forward_loss("huber", kernels.sm80_tiles(kernels.BFLOAT16)[-1]),
     ),
     "shared memory of a product taken before its end": (
         "dense/tensor_loss.cuh",
         "    __syncthreads();  // the sums' shared memory was the product's\n",
         "",
-        kernels.tensor_forward_loss("huber", kernels.wgmma_tiles(kernels.BFLOAT16)[-1]),
+        kernels.tensor_forward_loss("huber", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "part of a bias left out": (
         "elementwise/update.cuh",
@@ -378,7 +378,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "gemm/gemm_sm90.cuh",
         "multiply(c, 1, 0, true);",
         "multiply(c, 1, 1, true);",
-        kernels.tensor_backward_weight(kernels.wgmma_tiles(kernels.HALF_PAIR)[-1]),
+        kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.HALF_PAIR)[-1]),
     ),
     "barrier removed between warps of a prefix sum": (
         "primitives/scan.cuh",
@@ -424,13 +424,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "totals read while the launch before makes them": (
         "dense/small_n_update.cuh",
-        "        follow_launch_before();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
-        "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        follow_launch_before();",
-        kernels.dense_backward_update("Momentum", "narrow"),
+        "        pdl_wait_and_trigger();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
+        "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        pdl_wait_and_trigger();",
+        kernels.dense_backward_update("Momentum", "small_n"),
     ),
     "blocks that do not wait for the launch before": (
         "fused/head.cuh",
-        "            if (k0 + j0 == 0) follow_launch_before();\n",
+        "            if (k0 + j0 == 0) pdl_wait_and_trigger();\n",
         "",
         kernels.head("softmax_cross_entropy", "index"),
     ),

@@ -11,6 +11,9 @@ struct alignas(64) TensorMap {
     uint64_t words[16];
 };
 
+// Where a byte of a copied box lies: in rows of 128 bytes, whose eight vectors are permuted by the row's number modulo 8.
+__device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
 #if !defined(MLPGPU_HOST)
 
 // The map was written by a copy from the host: make the engine see it.
@@ -68,10 +71,6 @@ __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.asy
 
 // The same of what it wrote to global memory.
 __device__ __forceinline__ void publish_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-// Of what it copied: lines of 128 bytes, whose sixteens change places by the line's place among eight ---
-
-__device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 __device__ __forceinline__ uint2 load_shared(uint32_t address) {
     uint2 words;

@@ -8,7 +8,7 @@
 namespace mlpgpu {
 
 template <class Rule, int LINES>
-struct OwnLines {
+struct BulkTile {
     static constexpr int ARRAYS = 1 + Rule::SLOTS;
     float* place;            // (ARRAYS, LINES, n)
     float *weight, *slots;   // (count, n) each; a further slot lies `size` elements on
@@ -16,7 +16,7 @@ struct OwnLines {
     int n, count;
     bool vectored;           // whether the copy engine can take them
 
-    __device__ __forceinline__ OwnLines(float* place, float* weight, float* slots, int64_t size, int n, int count)
+    __device__ __forceinline__ BulkTile(float* place, float* weight, float* slots, int64_t size, int n, int count)
         : place(place), weight(weight), slots(slots), size(size), n(n), count(count),
           vectored(count * n % 4 == 0 && reinterpret_cast<uintptr_t>(weight) % 16 == 0 &&
                    (Rule::SLOTS == 0 || reinterpret_cast<uintptr_t>(slots) % 16 == 0) &&

@@ -14,8 +14,8 @@ struct ElementIs {};  // else bfloat16
 // Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
 // to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
-    constexpr uint64_t EIGHT_LINES = 1024 >> 4, SWIZZLE_128 = 1;
-    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_LINES << 32 |
+    constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_ROWS << 32 |
            SWIZZLE_128 << 62;
 }
 

@@ -16,14 +16,14 @@ namespace mlpgpu {
 #if !defined(MLPGPU_HOST)
 
 // Until the launch before is complete, and what it wrote can be seen.  At once where it was complete at the start.
-__device__ __forceinline__ void await_launch_before() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // As far as this block is concerned, the one after may begin.
-__device__ __forceinline__ void allow_launch_after() {
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -32,12 +32,12 @@ __device__ __forceinline__ void allow_launch_after() {
 #endif
 
 // The two together, where nothing is to be done ahead.
-__device__ __forceinline__ void follow_launch_before() {
-    await_launch_before();
-    allow_launch_after();
+__device__ __forceinline__ void pdl_wait_and_trigger() {
+    pdl_wait();
+    pdl_trigger();
 }
 
 // What a product of planes may read before it has waited, as a mask.
-constexpr int EARLY_A = 1, EARLY_B = 2, EARLY_END = 4;  // its operands; and what its epilogue reads
+constexpr int PREFETCH_A = 1, PREFETCH_B = 2, PREFETCH_EPILOGUE = 4;  // its operands; and what its epilogue reads
 
 }  // namespace mlpgpu

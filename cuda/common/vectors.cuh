@@ -43,15 +43,19 @@ __device__ __forceinline__ float4 load_row(const float* row, int n, int column, 
     return four;
 }
 
-__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four, bool vectored) {
-    if (vectored && column + 4 <= n) {
-        *reinterpret_cast<float4*>(row + column) = four;
-        return;
-    }
-    if (column < n) row[column] = four.x;
+// One by one, of which the first lies inside the row.
+__device__ __forceinline__ void store_elements(float* row, int n, int column, const float4& four) {
+    row[column] = four.x;
     if (column + 1 < n) row[column + 1] = four.y;
     if (column + 2 < n) row[column + 2] = four.z;
     if (column + 3 < n) row[column + 3] = four.w;
+}
+
+__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four, bool vectored) {
+    if (vectored && column + 4 <= n)
+        *reinterpret_cast<float4*>(row + column) = four;
+    else if (column < n)
+        store_elements(row, n, column, four);
 }
 
 // The same where it is known when compiling whether four columns from a multiple of 4 on are a vector inside the row.
@@ -66,7 +70,7 @@ __device__ __forceinline__ void store_row(float* row, int n, int column, const f
     if (ALIGNED)
         *reinterpret_cast<float4*>(row + column) = four;
     else
-        store_row(row, n, column, four, false);
+        store_elements(row, n, column, four);
 }
 
 }  // namespace mlpgpu

@@ -6,10 +6,10 @@
 namespace mlpgpu {
 
 // The shard's rows of an input x, or of the data set by the order.
-__device__ __forceinline__ const float* first_row(const Rows& rows, const float* x, const int* order, int k) {
+__device__ __forceinline__ const float* first_input_row(const Rows& rows, const float* x, const int* order, int k) {
     return order ? x : x + static_cast<int64_t>(rows.first) * k;
 }
-__device__ __forceinline__ const int* row_lines(const Rows& rows, const int* order) {
+__device__ __forceinline__ const int* row_indices(const Rows& rows, const int* order) {
     return order ? order + rows.order + rows.first : nullptr;
 }
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
-    const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
+    const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t at = static_cast<int64_t>(rows.first + row) * n + column;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void dense_backward_weight(const Step* step, int shar
                                                       int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
-    const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
+    const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const auto columns = column_sum(db ? n : 0, [=](int, int column, float sum) { db[column] = sum; });
     gemm_tile(T(), a, b, m0, n0, 0, rows.count, columns, [=](int row, int column, float value) {

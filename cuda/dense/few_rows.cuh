@@ -6,11 +6,11 @@
 
 namespace mlpgpu {
 
-// The same for at most Few::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:
+// The same for at most FewRowsForward::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:
 // its lines of W, which are one stretch of memory, come piece by piece through registers to shared memory, the next
 // piece while this one is multiplied.  A thread takes every 256th column.  The bits are the same.
 // Grid: (1, 1, parts).
-struct Few {
+struct FewRowsForward {
     static constexpr int ROWS = 8, THREADS = 256, MOST_COLUMNS = 512;
     static constexpr int PER_THREAD = 32, PIECE = THREADS * PER_THREAD;  // floats of W
     static constexpr int X = 3072;  // floats of x beside them
@@ -19,19 +19,19 @@ struct Few {
 
 // A stretch of memory on its way to shared memory; `vectored` where it begins and ends at vectors.
 struct Piece {
-    float held[Few::PER_THREAD];
+    float held[FewRowsForward::PER_THREAD];
 
     __device__ __forceinline__ void fetch(const float* from, int size, bool vectored) {
         if (vectored) {
 #pragma unroll
-            for (int i = 0; i < Few::PER_THREAD; i += 4) {
-                const int at = (i / 4 * Few::THREADS + threadIdx.x) * 4;
+            for (int i = 0; i < FewRowsForward::PER_THREAD; i += 4) {
+                const int at = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4;
                 unpack(at < size ? *reinterpret_cast<const float4*>(from + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), held + i);
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < Few::PER_THREAD; ++i) {
-                const int at = (i / 4 * Few::THREADS + threadIdx.x) * 4 + i % 4;
+            for (int i = 0; i < FewRowsForward::PER_THREAD; ++i) {
+                const int at = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4 + i % 4;
                 held[i] = at < size ? from[at] : 0.0f;
             }
         }
@@ -39,20 +39,20 @@ struct Piece {
 
     __device__ __forceinline__ void stage(float* shared) const {
 #pragma unroll
-        for (int i = 0; i < Few::PER_THREAD; i += 4)
-            store_four(shared + (i / 4 * Few::THREADS + threadIdx.x) * 4, held + i);
+        for (int i = 0; i < FewRowsForward::PER_THREAD; i += 4)
+            store_four(shared + (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4, held + i);
     }
 };
 
 // sums[c][r] += x[r, ·] · W[·, column c], over a piece of `depth` lines: staged_x (depth, ROWS), staged (depth, n).
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void few_rows(const float* staged, const float* staged_x, int depth, int n,
-                                         float (&sums)[COLUMNS][Few::ROWS]) {
+                                         float (&sums)[COLUMNS][FewRowsForward::ROWS]) {
 #pragma unroll 8
     for (int i = 0; i < depth; ++i) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
-            const int column = threadIdx.x + c * Few::THREADS;
+            const int column = threadIdx.x + c * FewRowsForward::THREADS;
             const float w = column < n ? staged[i * n + column] : 0.0f;
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) sums[c][r] = fmaf(staged_x[i * ROWS + r], w, sums[c][r]);
@@ -63,13 +63,13 @@ __device__ __forceinline__ void few_rows(const float* staged, const float* stage
 template <int ROWS>
 __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, const int* lines, const float* w,
                                               float* parts, int k, int n, int k_begin, int k_end) {
-    constexpr int COLUMNS = Few::MOST_COLUMNS / Few::THREADS;
+    constexpr int COLUMNS = FewRowsForward::MOST_COLUMNS / FewRowsForward::THREADS;
     SHARED(float, staged);
-    float* const staged_x = staged + Few::PIECE;
+    float* const staged_x = staged + FewRowsForward::PIECE;
     // Whole vectors of lines, so that every piece begins at one if W does.
-    const int deep = min(Few::PIECE / n, Few::X / ROWS) / 4 * 4;
+    const int deep = min(FewRowsForward::PIECE / n, FewRowsForward::X / ROWS) / 4 * 4;
     const bool vectored = is_vectored(w, 0) && (k_end - k_begin) * n % 4 == 0;
-    float sums[COLUMNS][Few::ROWS] = {};
+    float sums[COLUMNS][FewRowsForward::ROWS] = {};
     Piece piece;
     piece.fetch(w + static_cast<int64_t>(k_begin) * n, min(deep, k_end - k_begin) * n, vectored);
     for (int k0 = k_begin; k0 < k_end; k0 += deep) {
@@ -80,13 +80,13 @@ __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, 
         for (int r = 0; r < ROWS; ++r) {
             const bool is_row = r < rows.count;
             const float* const line = x + static_cast<int64_t>(is_row && lines ? lines[r] : r) * k + k0;
-            for (int i = threadIdx.x; i < depth; i += Few::THREADS) staged_x[i * ROWS + r] = is_row ? line[i] : 0.0f;
+            for (int i = threadIdx.x; i < depth; i += FewRowsForward::THREADS) staged_x[i * ROWS + r] = is_row ? line[i] : 0.0f;
         }
         __syncthreads();
         if (k0 + deep < k_end)
             piece.fetch(w + static_cast<int64_t>(k0 + deep) * n, min(deep, k_end - k0 - deep) * n, vectored);
-        if (n <= Few::THREADS) {  // one column for each thread
-            float (&first)[1][Few::ROWS] = reinterpret_cast<float (&)[1][Few::ROWS]>(sums);
+        if (n <= FewRowsForward::THREADS) {  // one column for each thread
+            float (&first)[1][FewRowsForward::ROWS] = reinterpret_cast<float (&)[1][FewRowsForward::ROWS]>(sums);
             few_rows<ROWS>(staged, staged_x, depth, n, first);
         } else {
             few_rows<ROWS>(staged, staged_x, depth, n, sums);
@@ -94,27 +94,27 @@ __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, 
     }
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
-        const int column = threadIdx.x + c * Few::THREADS;
+        const int column = threadIdx.x + c * FewRowsForward::THREADS;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
             if (r < rows.count && column < n) parts[static_cast<int64_t>(rows.first + r) * n + column] = sums[c][r];
     }
 }
 
-__device__ __forceinline__ void dense_forward_part_few(const Step* step, int shard, int shards, const float* x,
+__device__ __forceinline__ void dense_forward_few_rows(const Step* step, int shard, int shards, const float* x,
                                                        const int* order, const float* w, float* parts, int k, int n,
                                                        int part, int capacity) {
     const Rows rows = shard_rows(step, shard, shards);
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
-    const float* const from = first_row(rows, x, order, k);
-    const int* const lines = row_lines(rows, order);
+    const float* const from = first_input_row(rows, x, order, k);
+    const int* const lines = row_indices(rows, order);
     if (rows.count <= 1)
         few_rows_part<1>(rows, from, lines, w, out, k, n, k_begin, k_end);
     else if (rows.count <= 4)
         few_rows_part<4>(rows, from, lines, w, out, k, n, k_begin, k_end);
     else
-        few_rows_part<Few::ROWS>(rows, from, lines, w, out, k, n, k_begin, k_end);
+        few_rows_part<FewRowsForward::ROWS>(rows, from, lines, w, out, k, n, k_begin, k_end);
 }
 
 }  // namespace mlpgpu

@@ -11,7 +11,7 @@ namespace mlpgpu {
 // A block has up to PART lines of W.  One warp has chunks of LINES of them brought to a ring of places, and taken back
 // once the others have moved them: each has every so manieth line of a chunk, and a lane every 32nd column.
 struct StreamUpdate {
-    static constexpr int WARPS = 14, THREADS = (WARPS + 1) * WARP, ROWS = FewUpdate::ROWS, PART = 704, COLUMNS = 96;
+    static constexpr int WARPS = 14, THREADS = (WARPS + 1) * WARP, ROWS = FewRowsUpdate::ROWS, PART = 704, COLUMNS = 96;
     static constexpr int EACH = 2, LINES = EACH * WARPS, PER_LANE = COLUMNS / WARP;
     static constexpr int MOST_STAGES = 12, PLACES = 46080;  // floats: at least five stages of three arrays
     static constexpr int X = 2 * ROWS * PART;               // x of this step and of the next
@@ -24,7 +24,7 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
                                               float* slots, int64_t size, float scale, const float* rates,
                                               float* parts, int k, int n, int part, int capacity) {
     using T = StreamUpdate;
-    using Lines = OwnLines<Rule, T::LINES>;
+    using Lines = BulkTile<Rule, T::LINES>;
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, arrays = dz ? Lines::ARRAYS : 1;
     float* const staged = shared + T::PLACES;  // (part, ROWS)
@@ -37,8 +37,8 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
         return Lines(shared + stage * place, weight + at, slots + (Rule::SLOTS > 0 ? at : 0), size, n,
                      min(T::LINES, depth - chunk * T::LINES));
     };
-    const bool is_courier = warp == T::WARPS;
-    if (is_courier) {
+    const bool is_producer = warp == T::WARPS;
+    if (is_producer) {
         if (lane == 0)
             for (int i = 0; i < stages; ++i) barrier_init(brought + 8 * i, 1), barrier_init(moved + 8 * i, T::WARPS);
         barrier_publish();
@@ -57,7 +57,7 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
     next.stage<ROWS>(k, k0, depth, staged_next);
     __syncthreads();
 
-    if (is_courier) {
+    if (is_producer) {
         for (int chunk = 0, stage = 0, parity = 0; chunk < chunks; ++chunk) {
             barrier_wait(moved + 8 * stage, parity);
             if (dz) chunk_lines(chunk, stage).send();
@@ -121,7 +121,7 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int q = 0; q < T::PER_LANE; ++q)
-            if (!is_courier && lane + q * WARP < n) shared[(warp * ROWS + r) * n + lane + q * WARP] = z[r][q];
+            if (!is_producer && lane + q * WARP < n) shared[(warp * ROWS + r) * n + lane + q * WARP] = z[r][q];
     __syncthreads();
     for (int at = threadIdx.x; at < next.count * n; at += T::THREADS) {
         float sum = shared[at];
@@ -130,18 +130,18 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
     }
 }
 
-// As dense_update_few; `part` is at most PART, and n at most COLUMNS.  Grid: (parts of k).
+// As dense_update_few_rows; `part` is at most PART, and n at most COLUMNS.  Grid: (parts of k).
 template <class Rule>
 __device__ __forceinline__ void dense_update_stream(const Step* step, const float* x, const int* order, const float* dz,
                                                     const double* totals, float* weight, float* bias,
                                                     float* weight_slots, float* bias_slots, int64_t size, float* parts,
                                                     int k, int n, int part, int capacity) {
-    const FewStep<Rule> few(step, x, order, dz, totals);
+    const FewRowsStep<Rule> few(step, x, order, dz, totals);
     const auto run = [&](auto held) {
         update_stream<Rule, decltype(held)::value>(few.rows, few.next, dz, weight, weight_slots, size, few.scale,
                                                    few.rates, parts, k, n, part, capacity);
     };
-    few.is_single() ? run(Is<1>()) : run(Is<FewUpdate::ROWS>());
+    few.is_single() ? run(Is<1>()) : run(Is<FewRowsUpdate::ROWS>());
     few.move_bias(bias, bias_slots, size, n);
 }
 

@@ -31,11 +31,11 @@ __device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH
 
 // --- few rows ---
 //
-// When at most FewUpdate::ROWS rows meet a large W (k, n), the time is that of reading and writing W and its slots.  So
+// When at most FewRowsUpdate::ROWS rows load_row_operand a large W (k, n), the time is that of reading and writing W and its slots.  So
 // that W is touched once a step, whoever has moved an element multiplies it with the next step's x as well, which
-// leaves parts of z as dense_forward_part_few does.  A block takes PART lines of W; a thread the same WIDTH columns of
+// leaves parts of z as dense_forward_few_rows does.  A block takes PART lines of W; a thread the same WIDTH columns of
 // every so manieth of them, so that its columns of dz, and its sums of z, stay in registers.
-struct FewUpdate {
+struct FewRowsUpdate {
     static constexpr int THREADS = 256, ROWS = 8, PART = 512, COLUMNS = 256;
     static constexpr int SHARED_FLOATS = 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
 };
@@ -65,7 +65,7 @@ template <class Rule, int ROWS, int WIDTH>
 __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& next, const float* dz, float* weight,
                                            float* slots, int64_t size, float scale, const float* rates, float* parts,
                                            int k, int n, int part, int capacity) {
-    using T = FewUpdate;
+    using T = FewRowsUpdate;
     constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / HELD;
     SHARED(float, shared);
     float* const staged = shared;                   // (part, ROWS) of x
@@ -158,13 +158,13 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
 // What all blocks of such an update know: the rows of this step and of the next, or without dz those of this step as the
 // next ones.
 template <class Rule>
-struct FewStep {
+struct FewRowsStep {
     const float* dz;
     float scale;
     const float* rates;
     FewRows rows, next;
 
-    __device__ __forceinline__ FewStep(const Step* step, const float* x, const int* order, const float* dz,
+    __device__ __forceinline__ FewRowsStep(const Step* step, const float* x, const int* order, const float* dz,
                                        const double* totals)
         : dz(dz), scale(dz ? static_cast<float>(inverse_weight(totals)) : 0.0f),
             rates(schedule + step->run * RATES_PER_STEP),
@@ -193,11 +193,11 @@ struct FewStep {
 // one of a run; without `parts` there is no z.
 // Grid: (parts of k, n over 256).
 template <class Rule>
-__device__ __forceinline__ void dense_update_few(const Step* step, const float* x, const int* order, const float* dz,
+__device__ __forceinline__ void dense_update_few_rows(const Step* step, const float* x, const int* order, const float* dz,
                                                  const double* totals, float* weight, float* bias, float* weight_slots,
                                                  float* bias_slots, int64_t size, float* parts, int k, int n, int part,
                                                  int capacity) {
-    const FewStep<Rule> few(step, x, order, dz, totals);
+    const FewRowsStep<Rule> few(step, x, order, dz, totals);
     const auto run = [&](auto held, auto wide) {
         update_few<Rule, decltype(held)::value, decltype(wide)::value>(few.rows, few.next, dz, weight, weight_slots,
                                                                        size, few.scale, few.rates, parts, k, n, part,
@@ -209,7 +209,7 @@ __device__ __forceinline__ void dense_update_few(const Step* step, const float* 
     if (few.is_single())
         paired ? run(Is<1>(), Is<2>()) : run(Is<1>(), Is<1>());
     else
-        paired ? run(Is<FewUpdate::ROWS>(), Is<2>()) : run(Is<FewUpdate::ROWS>(), Is<1>());
+        paired ? run(Is<FewRowsUpdate::ROWS>(), Is<2>()) : run(Is<FewRowsUpdate::ROWS>(), Is<1>());
     few.move_bias(bias, bias_slots, size, n);
 }
 

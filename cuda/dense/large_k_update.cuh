@@ -13,44 +13,44 @@
 namespace mlpgpu {
 
 template <class Rule>
-struct TallUpdate {
+struct LargeKUpdate {
     static constexpr int ARRAYS = 1 + Rule::SLOTS;
     static constexpr int GROUPS = ARRAYS < 3 ? 2 : 1;  // of multipliers: as many as leave the movers their registers
     static constexpr int LINES = SplitProduct::M, COLUMNS = SplitProduct::N, ROWS = 128;
-    static constexpr int MULTIPLIERS = GROUPS * WARPGROUP, MOVERS = 2 * WARPGROUP, COPIERS = WARPGROUP;
-    static constexpr int THREADS = MULTIPLIERS + MOVERS + COPIERS, REGISTERS = 65536 / THREADS / 8 * 8;
-    static constexpr int MULTIPLIER_REGISTERS = 144, MOVER_REGISTERS = GROUPS > 1 ? 80 : 128, COPIER_REGISTERS = 32;
-    static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + MOVERS * MOVER_REGISTERS + COPIERS * COPIER_REGISTERS <=
+    static constexpr int COMPUTE_THREADS = GROUPS * WARPGROUP, UPDATE_THREADS = 2 * WARPGROUP, PRODUCER_THREADS = WARPGROUP;
+    static constexpr int THREADS = COMPUTE_THREADS + UPDATE_THREADS + PRODUCER_THREADS, REGISTERS = 65536 / THREADS / 8 * 8;
+    static constexpr int COMPUTE_REGISTERS = 144, UPDATE_REGISTERS = GROUPS > 1 ? 80 : 128, PRODUCER_REGISTERS = 32;
+    static_assert(COMPUTE_THREADS * COMPUTE_REGISTERS + UPDATE_THREADS * UPDATE_REGISTERS + PRODUCER_THREADS * PRODUCER_REGISTERS <=
                       THREADS * REGISTERS,
                   "registers change hands by warpgroups");
-    using Planes = SplitPlanes<ROWS, COLUMNS>;
-    struct OfX {  // slices, whose rows begin four banks apart from each other
+    using Components = SplitComponents<ROWS, COLUMNS>;
+    struct RingX {  // slices, whose rows begin four banks apart from each other
         static constexpr int DEPTH = 32, PITCH = LINES + 4;
         static constexpr int STAGES = 12, STAGE_BYTES = 4 * DEPTH * PITCH, ALIGNMENT = 16;
         static constexpr int CONSUMERS = WARPGROUP / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / MOVERS;  // of a tile; of a mover, of four elements
+    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of a mover, of four elements
     static constexpr int SHARED_BYTES =
-        Planes::BYTES + 4 * GROUPS * SUMS + OfX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
+        Components::BYTES + 4 * GROUPS * SUMS + RingX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
 };
 
 // What a mover has of W and of the slots: every so manieth four of a tile's `length` elements, which lie one after the
 // other from `at` on.
 template <class Rule>
-struct MovedTile {
-    using T = TallUpdate<Rule>;
+struct UpdatedTile {
+    using T = LargeKUpdate<Rule>;
     float* first[T::ARRAYS];
     bool vectored = true;
     int mover;
     float4 held[T::UNITS][T::ARRAYS];
 
-    __device__ __forceinline__ MovedTile(float* weight, float* slots, int64_t size, int mover) : mover(mover) {
+    __device__ __forceinline__ UpdatedTile(float* weight, float* slots, int64_t size, int mover) : mover(mover) {
         first[0] = weight;
         for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s] = slots + s * size;
         for (int i = 0; i < T::ARRAYS; ++i) vectored = vectored && reinterpret_cast<uintptr_t>(first[i]) % 16 == 0;
     }
 
-    __device__ __forceinline__ int place(int unit) const { return 4 * (mover + unit * T::MOVERS); }
+    __device__ __forceinline__ int place(int unit) const { return 4 * (mover + unit * T::UPDATE_THREADS); }
     __device__ __forceinline__ bool holds(int unit, int length) const { return vectored && place(unit) + 4 <= length; }
 
     __device__ __forceinline__ void fetch(int64_t at, int length) {
@@ -85,7 +85,7 @@ struct MovedTile {
 #pragma unroll
             for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + at + place(unit), values[i]);
         }
-        for (int e = (vectored ? length / 4 * 4 : 0) + mover; e < length; e += T::MOVERS) {  // what is not held
+        for (int e = (vectored ? length / 4 * 4 : 0) + mover; e < length; e += T::UPDATE_THREADS) {  // what is not held
             float w = first[0][at + e], own[T::ARRAYS];
             for (int s = 0; s < Rule::SLOTS; ++s) own[s] = first[1 + s][at + e];
             step_parameter<Rule>(w, own, sums[e], scale, rates, penalty_slope(w));
@@ -97,29 +97,29 @@ struct MovedTile {
 
 // A block's tiles, and how its warps hand them on.
 template <class Rule>
-struct TallTiles {
-    using T = TallUpdate<Rule>;
-    using OfX = typename T::OfX;
+struct LargeKBlock {
+    using T = LargeKUpdate<Rule>;
+    using RingX = typename T::RingX;
     Operand<false> x, dz;
     int n, begin, end, count, slices;  // lines of W; tiles; slices of x for each
-    unsigned char *planes, *staged;
+    unsigned char *components, *staged;
     float* sums;                       // of a tile, group after group
     uint32_t summed, taken;            // barriers of each group: its sums are there, and were taken
     const float** starts;              // of x's rows
     int* column_flags;
-    Ring<OfX> ring;
+    Ring<RingX> ring;
 
-    __device__ __forceinline__ TallTiles(const Operand<false>& x, const Operand<false>& dz, unsigned char* shared)
-        : x(x), dz(dz), n(dz.outer), planes(shared), staged(planes + T::Planes::BYTES + 4 * T::GROUPS * T::SUMS),
-          sums(reinterpret_cast<float*>(planes + T::Planes::BYTES)), summed(shared_address(staged + OfX::BYTES)),
+    __device__ __forceinline__ LargeKBlock(const Operand<false>& x, const Operand<false>& dz, unsigned char* shared)
+        : x(x), dz(dz), n(dz.outer), components(shared), staged(components + T::Components::BYTES + 4 * T::GROUPS * T::SUMS),
+          sums(reinterpret_cast<float*>(components + T::Components::BYTES)), summed(shared_address(staged + RingX::BYTES)),
           taken(summed + 8 * T::GROUPS),
-          starts(reinterpret_cast<const float**>(staged + OfX::BYTES + 2 * T::GROUPS * 8)),
+          starts(reinterpret_cast<const float**>(staged + RingX::BYTES + 2 * T::GROUPS * 8)),
           column_flags(reinterpret_cast<int*>(starts + T::ROWS)), ring(staged) {
         const int stretch = ceil_div(x.outer, gridDim.x * T::LINES) * T::LINES;
         begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
         count = ceil_div(max(0, end - begin), T::LINES);
         constexpr int PROMOTED = SplitProduct::PROMOTED;
-        slices = ceil_div(x.inner, PROMOTED) * (PROMOTED / OfX::DEPTH);
+        slices = ceil_div(x.inner, PROMOTED) * (PROMOTED / RingX::DEPTH);
     }
 
     // The last tile comes first: the forward product read it last.
@@ -132,15 +132,15 @@ struct TallTiles {
     // dz is read before any x is asked for, behind which it would have to wait.
     __device__ __forceinline__ void prepare() {
         if (threadIdx.x == 0) {
-            ring.make(T::COPIERS);
+            ring.make(T::PRODUCER_THREADS);
             for (int i = 0; i < T::GROUPS; ++i) {
                 barrier_init(summed + 8 * i, WARPGROUP / WARP);
-                barrier_init(taken + 8 * i, T::MOVERS / WARP);
+                barrier_init(taken + 8 * i, T::UPDATE_THREADS / WARP);
             }
             barrier_publish();
         }
         for (int i = threadIdx.x; i < T::COLUMNS; i += T::THREADS) column_flags[i] = 0;
-        find_lines<T::ROWS, T::THREADS>(x, 0, x.inner, starts);
+        find_rows<T::ROWS, T::THREADS>(x, 0, x.inner, starts);
         constexpr int OCTETS = T::COLUMNS * T::ROWS / 8, EACH = ceil_div(OCTETS, T::THREADS);
         float deltas[EACH][8];
 #pragma unroll
@@ -154,7 +154,7 @@ struct TallTiles {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const int at = threadIdx.x + i * T::THREADS, column = at % T::COLUMNS;
-            if (at < OCTETS && T::Planes::store(planes, column, at / T::COLUMNS, deltas[i])) column_flags[column] = 1;
+            if (at < OCTETS && T::Components::store(components, column, at / T::COLUMNS, deltas[i])) column_flags[column] = 1;
         }
         publish_shared();
         __syncthreads();
@@ -165,14 +165,14 @@ struct TallTiles {
         for (int tile = 0; tile < count; ++tile)
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_empty();
-                copy_lines<OfX::DEPTH, T::LINES, OfX::PITCH, T::COPIERS>(
-                    starts + slice * OfX::DEPTH, x.data, vectored, first_line(tile), end, ring.address(), copier);
+                copy_rows<RingX::DEPTH, T::LINES, RingX::PITCH, T::PRODUCER_THREADS>(
+                    starts + slice * RingX::DEPTH, x.data, vectored, first_line(tile), end, ring.address(), copier);
                 barrier_arrive_copied(ring.full + 8 * ring.stage);
                 ring.advance();
             }
     }
 
-    __device__ __forceinline__ void move(MovedTile<Rule> own, float scale, const float* rates) const {
+    __device__ __forceinline__ void move(UpdatedTile<Rule> own, float scale, const float* rates) const {
         own.fetch(place(0), length(0));
         for (int tile = 0; tile < count; ++tile) {
             const int group = tile % T::GROUPS;
@@ -193,7 +193,7 @@ struct TallTiles {
         const float* slice = nullptr;
         const auto begin_slice = [&] {
             ring.wait_full();
-            slice = reinterpret_cast<const float*>(staged + ring.stage * OfX::STAGE_BYTES) + lane % 4 * 2 * OfX::PITCH +
+            slice = reinterpret_cast<const float*>(staged + ring.stage * RingX::STAGE_BYTES) + lane % 4 * 2 * RingX::PITCH +
                     warp * 16 + lane / 4;
         };
         const auto end_slice = [&] {
@@ -209,18 +209,18 @@ struct TallTiles {
             float c[SplitProduct::HELD] = {}, part[SplitProduct::HELD];
             SplitFragments parts;
             const auto fill = [&](int row) {
-                if (row % OfX::DEPTH == 0) {
+                if (row % RingX::DEPTH == 0) {
                     if (row > 0) end_slice();
                     begin_slice();
                 }
                 parts.fill(row, [=](int line, int row) {
-                    const float* const at = slice + row % OfX::DEPTH * OfX::PITCH + line;
-                    return make_float2(at[0], at[OfX::PITCH]);
+                    const float* const at = slice + row % RingX::DEPTH * RingX::PITCH + line;
+                    return make_float2(at[0], at[RingX::PITCH]);
                 });
             };
             for (int row0 = 0; row0 < x.inner; row0 += SplitProduct::PROMOTED) {
                 if (row0 == 0) fill(0);
-                multiply_parts<typename T::Planes>(part, parts, shared_address(planes), row0, [&](int row) {
+                multiply_components<typename T::Components>(part, parts, shared_address(components), row0, [&](int row) {
                     if (row < SplitProduct::PROMOTED) return fill(row);
                     end_slice();
                     if (row0 + row < x.inner) fill(0);
@@ -248,14 +248,14 @@ struct TallTiles {
 
 // As dense_backward_update; at most ROWS rows and COLUMNS columns.  Grid: any number of blocks, of one dimension.
 template <class Rule>
-__device__ __forceinline__ void dense_backward_update_tall(const Step* step, int shard, int shards, const float* x,
+__device__ __forceinline__ void dense_backward_update_large_k(const Step* step, int shard, int shards, const float* x,
                                                            const int* order, const float* dz, const double* totals,
                                                            float* weight, float* bias, float* weight_slots,
                                                            float* bias_slots, int64_t size, int k, int n) {
-    using T = TallUpdate<Rule>;
+    using T = LargeKUpdate<Rule>;
     SHARED(unsigned char, shared);
     const Rows rows = shard_rows(step, shard, shards);
-    const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
+    const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
@@ -266,18 +266,18 @@ __device__ __forceinline__ void dense_backward_update_tall(const Step* step, int
         for (int row = 0; row < rows.count; ++row) sum += b.at(threadIdx.x, row);
         of_bias(0, threadIdx.x, sum);
     }
-    TallTiles<Rule> tiles(a, b, shared);
+    LargeKBlock<Rule> tiles(a, b, shared);
     if (tiles.count == 0) return;
     tiles.prepare();
-    if (threadIdx.x < T::MULTIPLIERS) {
-        registers_raise<T::MULTIPLIER_REGISTERS>();
+    if (threadIdx.x < T::COMPUTE_THREADS) {
+        registers_raise<T::COMPUTE_REGISTERS>();
         tiles.multiply(threadIdx.x / WARPGROUP);
-    } else if (threadIdx.x < T::MULTIPLIERS + T::MOVERS) {
-        registers_lower<T::MOVER_REGISTERS>();
-        tiles.move(MovedTile<Rule>(weight, weight_slots, size, threadIdx.x - T::MULTIPLIERS), scale, rates);
+    } else if (threadIdx.x < T::COMPUTE_THREADS + T::UPDATE_THREADS) {
+        registers_lower<T::UPDATE_REGISTERS>();
+        tiles.move(UpdatedTile<Rule>(weight, weight_slots, size, threadIdx.x - T::COMPUTE_THREADS), scale, rates);
     } else {
-        registers_lower<T::COPIER_REGISTERS>();
-        tiles.copy(threadIdx.x - T::MULTIPLIERS - T::MOVERS);
+        registers_lower<T::PRODUCER_REGISTERS>();
+        tiles.copy(threadIdx.x - T::COMPUTE_THREADS - T::UPDATE_THREADS);
     }
 }
 

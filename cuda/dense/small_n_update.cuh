@@ -13,7 +13,7 @@ namespace mlpgpu {
 // bias counting as one more whose x is 1, and COLUMNS of its columns.  Half a warp has PER_LANE of the lines, and each
 // of its lanes every so manieth row of the shard; lanes add their sums up, and then warps, in order.
 // Grid: (blocks of k + 1, blocks of n).
-struct Narrow {
+struct SmallN {
     static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
     static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
@@ -24,7 +24,7 @@ struct Narrow {
 
 // shared (rows, pitch) = so many columns of dz (rows, n), by vectors where that is one stretch of memory in both.
 __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int columns, int n, float* shared, int pitch) {
-    using T = Narrow;
+    using T = SmallN;
     if (pitch == n && reinterpret_cast<uintptr_t>(dz) % 16 == 0) {
         constexpr int MOST = T::DZ_FLOATS / (4 * T::THREADS);
         const int size = rows * n;
@@ -45,11 +45,11 @@ __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int colu
 }
 
 template <class Rule>
-__device__ __forceinline__ void dense_backward_update_narrow(const Step* step, int shard, int shards, const float* x,
+__device__ __forceinline__ void dense_backward_update_small_n(const Step* step, int shard, int shards, const float* x,
                                                              const int* order, const float* dz, const double* totals,
                                                              float* weight, float* bias, float* weight_slots,
                                                              float* bias_slots, int64_t size, int k, int n) {
-    using T = Narrow;
+    using T = SmallN;
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
@@ -62,14 +62,14 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
     InPlace<Rule> place = row < k ? of_weight : of_bias;
-    typename InPlace<Rule>::Held held = {};
-    if (moves) held = place.hold(row < k ? row : 0, column);
+    typename InPlace<Rule>::Loaded held = {};
+    if (moves) held = place.load(row < k ? row : 0, column);
 
     const Rows rows = shard_rows(step, shard, shards);
-    const float* const from = first_row(rows, x, order, k);
-    const int* const lines = row_lines(rows, order);
+    const float* const from = first_input_row(rows, x, order, k);
+    const int* const lines = row_indices(rows, order);
     const bool vectored = is_vectored(from, k);
-    if (!vectored) follow_launch_before();  // single floats are read through the first-level cache
+    if (!vectored) pdl_wait_and_trigger();  // single floats are read through the first-level cache
     const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
     const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
     const float* const of_shard = dz + static_cast<int64_t>(rows.first) * n + n0;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void dense_backward_update_narrow(const Step* step, i
             const int64_t stored = lines ? lines[row0 + r] : row0 + r;
             unpack(load_row(from + stored * k, k, first_line, vectored), values[i]);
         }
-        follow_launch_before();
+        pdl_wait_and_trigger();
         read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, with nothing to wait for
         stage_deltas(of_shard + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();

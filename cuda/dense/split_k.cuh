@@ -8,13 +8,13 @@
 namespace mlpgpu {
 
 // An epilogue: elements of C are put away, from row `first` of an array of n columns on.
-struct PutAway {
+struct StoreRows {
     float* to;
     int first, n;
-    struct Held {};
+    struct Loaded {};
     __device__ __forceinline__ void prefetch(int, int) const {}
-    __device__ __forceinline__ Held hold(int, int) const { return {}; }
-    __device__ __forceinline__ void put(int row, int column, float value, Held) const { (*this)(row, column, value); }
+    __device__ __forceinline__ Loaded load(int, int) const { return {}; }
+    __device__ __forceinline__ void put(int row, int column, float value, Loaded) const { (*this)(row, column, value); }
     __device__ __forceinline__ void operator()(int row, int column, float value) const {
         to[static_cast<int64_t>(first + row) * n + column] = value;
     }
@@ -24,17 +24,17 @@ struct PutAway {
 // layer of the grid takes `part` values of k and leaves its sums in parts (grid z, B, n).
 // Grid: (row tiles, column tiles, parts).
 template <class T>
-__device__ __forceinline__ void dense_forward_part(const Step* step, int shard, int shards, const float* x,
+__device__ __forceinline__ void dense_forward_split_k(const Step* step, int shard, int shards, const float* x,
                                                    const int* order, const float* w, float* parts, int k, int n,
                                                    int part, int capacity) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
-    const Operand<true> a = {first_row(rows, x, order, k), rows.count, k, k, row_lines(rows, order)};
+    const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
-    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), PutAway{out, rows.first, n});
+    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), StoreRows{out, rows.first, n});
 }
 
 // Adds the parts up in order, and finishes as dense_forward does.  A block takes 32 neighbouring elements, and
@@ -46,7 +46,7 @@ struct PartSum {
 };
 
 template <class Activation>
-__device__ __forceinline__ void dense_forward_sum(const Step* step, int shard, int shards, const float* parts,
+__device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int shard, int shards, const float* parts,
                                                   const float* b, float* z, float* y, int n, int count, int capacity) {
     SHARED(float, shared);  // (warps, elements)
     const Rows rows = shard_rows(step, shard, shards);

@@ -1,13 +1,13 @@
-// The products of a dense layer on tensor cores: x (B, k), W (k, n), y (B, n), in planes beside the float32
+// The products of a dense layer on tensor cores: x (B, k), W (k, n), y (B, n), in components beside the float32
 // arrays, as dense/dense.cuh has them on plain cores.
 //
-// A Product is how C = A · B is made of planes: gemm/gemm_sm80.cuh's, or gemm/gemm_sm90.cuh's.
-//     Form    of gemm/operands.cuh
-//     Source  what it is given of an operand: the planes, or the copy engine's map of them
-//     multiply<A_INNER, B_INNER>(a, a_plane, a_pitch, b, b_plane, b_pitch, m, n, k, early, epilogue)
-//             INNER tells whether the operand's rows run along k, what is summed over; `plane` and `pitch` are
-//             elements from one plane and one row to the next
-// Where an array is null it is not wanted.  Lines and columns are those of gemm/operands.cuh.
+// A Product is how C = A · B is made of components: gemm/gemm_sm80.cuh's, or gemm/gemm_sm90.cuh's.
+//     Format    of gemm/operand_formats.cuh
+//     Source  what it is given of an operand: the components, or the copy engine's map of them
+//     multiply<A_INNER, B_INNER>(a, a_stride, a_pitch, b, b_stride, b_pitch, m, n, k, early, epilogue)
+//             INNER tells whether the operand's rows run along k, what is summed over; `component` and `pitch` are
+//             elements from one component and one row to the next
+// Where an array is null it is not wanted.  Lines and columns are those of gemm/operand_formats.cuh.
 #pragma once
 
 #include "common/step.cuh"
@@ -16,14 +16,14 @@
 
 namespace mlpgpu {
 
-// z = C + b, y = f(z).  `y_planes` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
-template <class Form, class Activation>
-struct Forward {
+// z = C + b, y = f(z).  `y_components` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
+template <class Format, class Activation>
+struct ForwardEpilogue {
     const float* b;  // (n,)
     float* z;        // (rows, n)
     float* y;        // (rows, n)
-    uint16_t* y_planes;
-    int64_t y_plane;
+    uint16_t* y_components;
+    int64_t y_stride;
     int rows, n;
 
     __device__ __forceinline__ bool is_aligned() const {
@@ -43,21 +43,21 @@ struct Forward {
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
         if (y && row < rows) store_row<ALIGNED>(y + at, n, column, sum);
-        if (HAS_PLANES && y_planes) store_padded<Form, ALIGNED>(y_planes, y_plane, row, rows, column, n, sum);
+        if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = false, MEETS_ROWS = false;
-    using Row = Nothing;
-    __device__ __forceinline__ bool is_planes_alone() const {
-        return y_planes && !y && !z && n % 8 == 0 && is_vectored_or_null(b, n);
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
+    using Row = NoRowOperand;
+    __device__ __forceinline__ bool is_components_alone() const {
+        return y_components && !y && !z && n % 8 == 0 && is_vectored_or_null(b, n);
     }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* planes() const { return y_planes; }
-    __device__ __forceinline__ int64_t plane() const { return y_plane; }
+    __device__ __forceinline__ uint16_t* components() const { return y_components; }
+    __device__ __forceinline__ int64_t component_stride() const { return y_stride; }
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 of_columns(int column) const {
+    __device__ __forceinline__ float2 column_operand(int column) const {
         return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
     }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
@@ -65,59 +65,59 @@ struct Forward {
     }
 };
 
-// z = x W + b, y = f(z).  Planes of y are written where they need no scale.
+// z = x W + b, y = f(z).  Components of y are written where they need no scale.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int shards,
-                                               typename Product::Source x_planes, int64_t x_plane,
-                                               typename Product::Source w_planes, const int* x_lines,
-                                               const int* w_columns, const float* x, const float* w, const float* b,
-                                               float* z, float* y, uint16_t* y_planes, int64_t y_plane, int early,
+                                               typename Product::Source x_components, int64_t x_stride,
+                                               typename Product::Source w_components, const int* x_row_scales,
+                                               const int* w_column_scales, const float* x, const float* w, const float* b,
+                                               float* z, float* y, uint16_t* y_components, int64_t y_stride, int early,
                                                int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
-    const Forward<typename Product::Form, Activation> end = {
-        b, z ? z + first * n : z, y ? y + first * n : y, y_planes, y_plane, rows.count, n};
+    const ForwardEpilogue<typename Product::Format, Activation> end = {
+        b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
-        Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
+        Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
                                                 written, n, k, early, epilogue);
     };
-    if constexpr (Product::Form::SCALED)
+    if constexpr (Product::Format::SCALED)
         multiply(rows.count,
-                 epilogue_of(Scaled(x_lines, nullptr, w_columns, {x + first * k, k, 1}, {w, 1, n}, k), end));
+                 epilogue_of(Rescaled(x_row_scales, nullptr, w_column_scales, {x + first * k, k, 1}, {w, 1, n}, k), end));
     else
-        multiply(y_planes ? padded_rows(rows.count) : rows.count, epilogue_of(AsIs(), end));
+        multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved), `saved` being an array or planes of bfloat16, or neither; `dx_planes` as above.
-template <class Form, class Activation>
-struct BackwardInput {
+// dx = C ∘ f'(saved), `saved` being an array or components of bfloat16, or neither; `dx_components` as above.
+template <class Format, class Activation>
+struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
-    const uint16_t* saved_planes;  // (planes, rows, k)
+    const uint16_t* saved_components;  // (components, rows, k)
     float* dx;                     // (rows, k)
-    uint16_t* dx_planes;
-    int64_t dx_plane;  // and of what is saved
+    uint16_t* dx_components;
+    int64_t dx_stride;  // and of what is saved
     int rows, k;
 
-    static constexpr bool HAS_PLANES = !Form::SCALED, READS_PLANES = HAS_PLANES, MEETS_ROWS = false;
-    using Row = Nothing;
+    static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS, HAS_ROW_OPERAND = false;
+    using Row = NoRowOperand;
 
     __device__ __forceinline__ bool is_aligned() const {
         return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
     }
 
-    // The words of a quad as they lie in the array, or in the planes.
+    // The words of a quad as they lie in the array, or in the components.
     struct Read {
         BfloatQuad<2> quad;
     };
     template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
         Read found = {};
-        if (HAS_PLANES && saved_planes) {
-            const BfloatQuad<Form::PLANES> quad(saved_planes + static_cast<int64_t>(row) * padded_columns(k) + column,
-                                                dx_plane);
+        if (WRITES_COMPONENTS && saved_components) {
+            const BfloatQuad<Format::COMPONENTS> quad(saved_components + static_cast<int64_t>(row) * padded_columns(k) + column,
+                                                dx_stride);
 #pragma unroll
-            for (int p = 0; p < Form::PLANES; ++p) found.quad.words[p] = quad.words[p];
+            for (int p = 0; p < Format::COMPONENTS; ++p) found.quad.words[p] = quad.words[p];
         } else if (saved_array && row < rows) {
             const float4 x = load_row<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, k, column);
             found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
@@ -127,64 +127,64 @@ struct BackwardInput {
     }
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
-        if (saved_array || (HAS_PLANES && saved_planes)) {
+        if (saved_array || (WRITES_COMPONENTS && saved_components)) {
             const uint2 (&words)[2] = read.quad.words;
             float4 of = make_float4(__uint_as_float(words[0].x), __uint_as_float(words[0].y),
                                     __uint_as_float(words[1].x), __uint_as_float(words[1].y));
-            if (HAS_PLANES && saved_planes) {
-                BfloatQuad<Form::PLANES> quad;
+            if (WRITES_COMPONENTS && saved_components) {
+                BfloatQuad<Format::COMPONENTS> quad;
 #pragma unroll
-                for (int p = 0; p < Form::PLANES; ++p) quad.words[p] = words[p];
+                for (int p = 0; p < Format::COMPONENTS; ++p) quad.words[p] = words[p];
                 of = quad.value();
             }
             value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
             value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
         }
         if (dx && row < rows) store_row<ALIGNED>(dx + static_cast<int64_t>(row) * k, k, column, value);
-        if (HAS_PLANES && dx_planes) store_padded<Form, ALIGNED>(dx_planes, dx_plane, row, rows, column, k, value);
+        if (WRITES_COMPONENTS && dx_components) store_padded<Format, ALIGNED>(dx_components, dx_stride, row, rows, column, k, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    __device__ __forceinline__ bool is_planes_alone() const { return dx_planes && !dx && !saved_array && k % 8 == 0; }
-    __device__ __forceinline__ const uint16_t* saved() const { return saved_planes; }
-    __device__ __forceinline__ uint16_t* planes() const { return dx_planes; }
-    __device__ __forceinline__ int64_t plane() const { return dx_plane; }
+    __device__ __forceinline__ bool is_components_alone() const { return dx_components && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ const uint16_t* saved() const { return saved_components; }
+    __device__ __forceinline__ uint16_t* components() const { return dx_components; }
+    __device__ __forceinline__ int64_t component_stride() const { return dx_stride; }
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 of_columns(int) const { return {}; }
+    __device__ __forceinline__ float2 column_operand(int) const { return {}; }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
-        if (!saved_planes) return sum;
+        if (!saved_components) return sum;
         return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; planes of dx, and of what is saved, as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; components of dx, and of what is saved, as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
-                                                      typename Product::Source dz_planes, int64_t dz_plane,
-                                                      typename Product::Source w_planes, const int* dz_lines,
-                                                      const int* w_lines, const float* dz, const float* w,
-                                                      const float* saved, const uint16_t* saved_planes, float* dx,
-                                                      uint16_t* dx_planes, int64_t dx_plane, int early, int k,
+                                                      typename Product::Source dz_components, int64_t dz_stride,
+                                                      typename Product::Source w_components, const int* dz_row_scales,
+                                                      const int* w_row_scales, const float* dz, const float* w,
+                                                      const float* saved, const uint16_t* saved_components, float* dx,
+                                                      uint16_t* dx_components, int64_t dx_stride, int early, int k,
                                                       int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
-    const BackwardInput<typename Product::Form, Activation> end = {
-        saved ? saved + first * k : saved, saved_planes, dx ? dx + first * k : dx, dx_planes, dx_plane, rows.count, k};
+    const BackwardInputEpilogue<typename Product::Format, Activation> end = {
+        saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
-        Product::template multiply<true, true>(dz_planes, dz_plane, pitch, w_planes, padded_rows(k) * pitch, pitch,
+        Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
                                                written, k, n, early, epilogue);
     };
-    if constexpr (Product::Form::SCALED)
+    if constexpr (Product::Format::SCALED)
         multiply(rows.count,
-                 epilogue_of(Scaled(dz_lines, nullptr, w_lines, {dz + first * n, n, 1}, {w, n, 1}, n), end));
+                 epilogue_of(Rescaled(dz_row_scales, nullptr, w_row_scales, {dz + first * n, n, 1}, {w, n, 1}, n), end));
     else
-        multiply(dx_planes ? padded_rows(rows.count) : rows.count, epilogue_of(AsIs(), end));
+        multiply(dx_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
 // C as it is, to (m, n).
-struct Store : NoPlanes {
+struct StoreEpilogue : NoComponents {
     float* to;
     int n;
 
@@ -200,39 +200,39 @@ struct Store : NoPlanes {
         store_row<ALIGNED>(to + static_cast<int64_t>(row) * n, n, column, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 };
 
 // dW = xᵀ dz (k, n), for `end` to make of it what it wants.
 template <class Product, class Write>
 __device__ __forceinline__ void multiply_backward_weight(const Step* step, int shard, int shards,
-                                                         typename Product::Source x_planes, int64_t x_plane,
-                                                         typename Product::Source dz_planes, int64_t dz_plane,
-                                                         const int* x_columns, const int* w_lines,
-                                                         const int* dz_columns, const float* x, const float* dz,
+                                                         typename Product::Source x_components, int64_t x_stride,
+                                                         typename Product::Source dz_components, int64_t dz_stride,
+                                                         const int* x_column_scales, const int* w_row_scales,
+                                                         const int* dz_column_scales, const float* x, const float* dz,
                                                          int early, int k, int n, const Write& end) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const auto multiply = [&](const auto& epilogue) {
-        Product::template multiply<false, false>(x_planes, x_plane, padded_columns(k), dz_planes, dz_plane,
+        Product::template multiply<false, false>(x_components, x_stride, padded_columns(k), dz_components, dz_stride,
                                                  padded_columns(n), k, n, rows.count, early, epilogue);
     };
-    if constexpr (Product::Form::SCALED)
+    if constexpr (Product::Format::SCALED)
         multiply(epilogue_of(
-            Scaled(x_columns, w_lines, dz_columns, {x + first * k, 1, k}, {dz + first * n, 1, n}, rows.count), end));
+            Rescaled(x_column_scales, w_row_scales, dz_column_scales, {x + first * k, 1, k}, {dz + first * n, 1, n}, rows.count), end));
     else
-        multiply(epilogue_of(AsIs(), end));
+        multiply(epilogue_of(Unscaled(), end));
 }
 
 template <class Product>
 __device__ __forceinline__ void tensor_backward_weight(const Step* step, int shard, int shards,
-                                                       typename Product::Source x_planes, int64_t x_plane,
-                                                       typename Product::Source dz_planes, int64_t dz_plane,
-                                                       const int* x_columns, const int* w_lines, const int* dz_columns,
+                                                       typename Product::Source x_components, int64_t x_stride,
+                                                       typename Product::Source dz_components, int64_t dz_stride,
+                                                       const int* x_column_scales, const int* w_row_scales, const int* dz_column_scales,
                                                        const float* x, const float* dz, float* dw, int early,
                                                        int k, int n) {
-    multiply_backward_weight<Product>(step, shard, shards, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
-                                      dz_columns, x, dz, early, k, n, Store{{}, dw, n});
+    multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
+                                      dz_column_scales, x, dz, early, k, n, StoreEpilogue{{}, dw, n});
 }
 
 }  // namespace mlpgpu

@@ -12,9 +12,9 @@
 
 namespace mlpgpu {
 
-// An epilogue: logits become deltas, a plane of bfloat16, and each thread adds up the values of what it meets.
+// An epilogue: logits become deltas, a component of bfloat16, and each thread adds up the values of what it meets.
 template <class Loss>
-struct LossEnd {
+struct LossEpilogue {
     const float* b;        // (n,)
     const int* order;      // of the shard's rows in the data set
     const float* targets;  // (data rows, n)
@@ -38,7 +38,7 @@ struct LossEnd {
         return found;
     }
 
-    __device__ __forceinline__ void leave(const Row& row) const {
+    __device__ __forceinline__ void finish_row(const Row& row) const {
         if (row.is_inside) value += static_cast<double>(row.sum) * (Loss::term_weight(n) * row.weight);
     }
 
@@ -66,23 +66,23 @@ struct LossEnd {
         const float4 made = make_float4(
             delta(read.row, sum.x + read.b.x, read.t.x), delta(read.row, sum.y + read.b.y, read.t.y),
             delta(read.row, sum.z + read.b.z, read.t.z), delta(read.row, sum.w + read.b.w, read.t.w));
-        leave(read.row);
+        finish_row(read.row);
         store_padded<Bfloat16, ALIGNED>(deltas, 0, its_row, rows, column, n, made);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
-    __device__ __forceinline__ float* column_parts() const { return nullptr; }
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     // Pairs.
-    static constexpr bool HAS_PLANES = true, READS_PLANES = false, MEETS_ROWS = true;
-    __device__ __forceinline__ bool is_planes_alone() const { return true; }
+    static constexpr bool WRITES_COMPONENTS = true, READS_COMPONENTS = false, HAS_ROW_OPERAND = true;
+    __device__ __forceinline__ bool is_components_alone() const { return true; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
-    __device__ __forceinline__ uint16_t* planes() const { return deltas; }
-    __device__ __forceinline__ int64_t plane() const { return 0; }  // there is one
+    __device__ __forceinline__ uint16_t* components() const { return deltas; }
+    __device__ __forceinline__ int64_t component_stride() const { return 0; }  // there is one
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 of_columns(int column) const {
+    __device__ __forceinline__ float2 column_operand(int column) const {
         return b ? make_float2(b[column], b[column + 1]) : make_float2(0.0f, 0.0f);
     }
-    __device__ __forceinline__ float2 meet(const Row& row, int column) const {
+    __device__ __forceinline__ float2 load_row_operand(const Row& row, int column) const {
         return *reinterpret_cast<const float2*>(row.targets + column);
     }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, Row& row, const float2& t) const {
@@ -90,23 +90,23 @@ struct LossEnd {
     }
 };
 
-// The deltas of x W + b, each row's times its weight, as a plane of bfloat16; and sums of values and weights, totals and
+// The deltas of x W + b, each row's times its weight, as a component of bfloat16; and sums of values and weights, totals and
 // losses as elementwise/loss.cuh's kernel leaves them.  Other arrays as of tensor_forward.
 template <class Product, class Loss>
 __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard, int shards,
-                                                    typename Product::Source x_planes, int64_t x_plane,
-                                                    typename Product::Source w_planes, const float* b,
+                                                    typename Product::Source x_components, int64_t x_stride,
+                                                    typename Product::Source w_components, const float* b,
                                                     const int* order, const float* targets, const float* weights,
                                                     double* sums, unsigned* arrived, double* totals, double* losses,
-                                                    uint16_t* delta_planes, int k, int n) {
+                                                    uint16_t* delta_components, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
     double value = 0.0, weight = 0.0;
-    const LossEnd<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_planes, rows.count, n, value,
+    const LossEpilogue<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_components, rows.count, n, value,
                                weight};
-    Product::template multiply<true, false>(x_planes, x_plane, pitch_k, w_planes, padded_rows(k) * pitch_n, pitch_n,
-                                            padded_rows(rows.count), n, k, EARLY_A | EARLY_B | EARLY_END,
-                                            epilogue_of(AsIs(), end));
+    Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
+                                            padded_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
+                                            epilogue_of(Unscaled(), end));
     __syncthreads();  // the sums' shared memory was the product's
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }

@@ -9,13 +9,13 @@
 namespace mlpgpu {
 
 // An epilogue: quads of dW move their parameters, and columns the biases along db.
-template <class Form, class Rule>
-struct Move : NoPlanes {
+template <class Format, class Rule>
+struct UpdateEpilogue : NoComponents {
     static constexpr int SLOTS = Rule::SLOTS;
     float* weight;  // (k, n)
     float* bias;    // (n,), or null
-    uint16_t* planes;  // of the weights as bfloat16, for the next step; or null
-    int64_t plane;
+    uint16_t* components;  // of the weights as bfloat16, for the next step; or null
+    int64_t component_stride;
     float* weight_slots;
     float* bias_slots;
     int64_t pitch;  // from a slot to the next
@@ -52,8 +52,8 @@ struct Move : NoPlanes {
         const int64_t at = static_cast<int64_t>(row) * n;
         step(found, sum);
         store_row<ALIGNED>(weight + at, n, column, found.w);
-        if (!Form::SCALED && planes)
-            store_quad<Form, ALIGNED>(planes + static_cast<int64_t>(row) * padded_columns(n), plane, column, n, found.w);
+        if (!Format::SCALED && components)
+            store_quad<Format, ALIGNED>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n, found.w);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED>(weight_slots + s * pitch + at, n, column, found.slot[s]);
     }
@@ -63,7 +63,7 @@ struct Move : NoPlanes {
         for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 
-    __device__ __forceinline__ float* column_parts() const { return parts; }
+    __device__ __forceinline__ float* column_partials() const { return parts; }
 
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {
         step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
@@ -84,25 +84,25 @@ struct Move : NoPlanes {
 };
 
 // dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
-// on.  Where db is not there yet, its parts are left in its place, and the bias stays: it is null then.  Planes of W that
+// on.  Where db is not there yet, its parts are left in its place, and the bias stays: it is null then.  Components of W that
 // need no scale are written with it; they are null otherwise.  Arrays as of tensor_backward_weight.
 template <class Product, class Rule>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
-                                                       typename Product::Source x_planes, int64_t x_plane,
-                                                       typename Product::Source dz_planes, int64_t dz_plane,
-                                                       const int* x_columns, const int* w_lines, const int* dz_columns,
+                                                       typename Product::Source x_components, int64_t x_stride,
+                                                       typename Product::Source dz_components, int64_t dz_stride,
+                                                       const int* x_column_scales, const int* w_row_scales, const int* dz_column_scales,
                                                        const float* x, const float* dz, const float* db,
-                                                       float* db_parts, const double* totals, float* weight,
-                                                       float* bias, uint16_t* w_planes, float* weight_slots,
+                                                       float* db_partials, const double* totals, float* weight,
+                                                       float* bias, uint16_t* w_components, float* weight_slots,
                                                        float* bias_slots, int64_t size, int early, int k, int n) {
-    if (!(early & EARLY_END)) await_launch_before();
+    if (!(early & PREFETCH_EPILOGUE)) pdl_wait();
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
-    const Move<typename Product::Form, Rule> end = {
-        {}, weight, bias, w_planes, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_parts, n,
+    const UpdateEpilogue<typename Product::Format, Rule> end = {
+        {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, n,
         scale, {rates[0], rates[1], rates[2]}};
-    multiply_backward_weight<Product>(step, shard, shards, x_planes, x_plane, dz_planes, dz_plane, x_columns, w_lines,
-                                      dz_columns, x, dz, early, k, n, end);
+    multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
+                                      dz_column_scales, x, dz, early, k, n, end);
 }
 
 }  // namespace mlpgpu

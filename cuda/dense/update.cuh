@@ -18,7 +18,7 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
                                                       float* bias_slots, int64_t size, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
-    const Operand<false> a = {first_row(rows, x, order, k), k, rows.count, k, row_lines(rows, order)};
+    const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const row = schedule + step->run * RATES_PER_STEP;

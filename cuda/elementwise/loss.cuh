@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/batch_total.cuh"
-#include "gemm/operands.cuh"
+#include "gemm/operand_formats.cuh"
 #include "math/losses.cuh"
 
 namespace mlpgpu {
@@ -25,16 +25,16 @@ __device__ __forceinline__ void step_errors(const Step* first, const float* erro
 }
 
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is stored
-// as floats, or split into planes of bfloat16 (gemm/operands.cuh); null outputs are skipped, as in evaluations.
-// Grid: as many teams as the capacity has rows, or as planes pad it to.
+// as floats, or split into components of bfloat16 (gemm/operand_formats.cuh); null outputs are skipped, as in evaluations.
+// Grid: as many teams as the capacity has rows, or as components pad it to.
 template <class Loss, class Target, class Team, class Source>
 __device__ __forceinline__ void loss(const Step* step, int shard, int shards, const int* order, const float* logits,
                                      Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
-                                     uint16_t* planes, int64_t plane, int plane_count, int n) {
+                                     uint16_t* components, int64_t component_stride, int component_count, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
-    uint16_t* const split = planes ? planes + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
+    uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
     double value = 0.0, weight = 0.0;
     if (row < rows.count) {
         const int64_t batch_row = rows.first + row, from = order[rows.order + batch_row];
@@ -44,16 +44,16 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
         const float v = weighted_row<Loss, Team>(logits + batch_row * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
             const float2 pair[1] = {make_float2(d, 0.0f)};
-            unsigned words[MOST_PLANES][1];
-            if (split) hold_bfloats(pair, plane_count, words);
+            unsigned words[MOST_COMPONENTS][1];
+            if (split) hold_bfloats(pair, component_count, words);
 #pragma unroll
-            for (int p = 0; split && p < MOST_PLANES; ++p)
-                if (p < plane_count) split[p * plane + j] = static_cast<uint16_t>(words[p][0]);
+            for (int p = 0; split && p < MOST_COMPONENTS; ++p)
+                if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);
         });
         if (Team::rank() == 0) value = v, weight = w;
     } else if (split && row < padded_rows(rows.count)) {
-        for (int p = 0; p < plane_count; ++p)
-            for (int j = Team::rank(); j < n; j += Team::SIZE) split[p * plane + j] = 0;
+        for (int p = 0; p < component_count; ++p)
+            for (int j = Team::rank(); j < n; j += Team::SIZE) split[p * component_stride + j] = 0;
     }
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }

@@ -9,7 +9,7 @@
 #include "common/reduce.cuh"
 #include "common/step.cuh"
 #include "common/vectors.cuh"
-#include "gemm/operands.cuh"
+#include "gemm/operand_formats.cuh"
 #include "math/losses.cuh"
 
 namespace mlpgpu {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 }
 
 // The lines of a block's rows of dx, from the largest exponents of what each thread has of them.
-__device__ __forceinline__ void put_lines(const HeadThread& own, const int (&tops)[Head::ROWS_PER_LANE], int rows,
+__device__ __forceinline__ void store_row_scales(const HeadThread& own, const int (&tops)[Head::ROWS_PER_LANE], int rows,
                                           int* of_warps, int* lines) {
 #pragma unroll
     for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
@@ -177,12 +177,12 @@ __device__ __forceinline__ void put_lines(const HeadThread& own, const int (&top
     int top = NO_EXPONENT;
 #pragma unroll
     for (int i = 0; i < Head::WARPS; ++i) top = max(top, of_warps[i * Head::ROWS + row]);
-    lines[row] = line_exponent(top) * 8 | (top > NO_EXPONENT ? USED : 0);
+    lines[row] = scaling_exponent(top) * 8 | (top > NO_EXPONENT ? NONZERO : 0);
 }
 
-// A thread's part of the block's rows of dx from column k0 on, to so many planes of bfloat16; 0 where there is no row.
-__device__ __forceinline__ void put_planes(const HeadThread& own, const float (&dx)[HeadThread::COUNT], int rows, int k,
-                                           int k0, int row0, uint16_t* to, int64_t plane, int planes) {
+// A thread's part of the block's rows of dx from column k0 on, to so many components of bfloat16; 0 where there is no row.
+__device__ __forceinline__ void put_components(const HeadThread& own, const float (&dx)[HeadThread::COUNT], int rows, int k,
+                                           int k0, int row0, uint16_t* to, int64_t component_stride, int components) {
     constexpr int ROWS = 2;               // held at once
     const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
 #pragma unroll
@@ -198,29 +198,29 @@ __device__ __forceinline__ void put_planes(const HeadThread& own, const float (&
                 const float* const pair = dx + (r0 + i / 2) * Head::PER_LANE + 4 * v + i % 2 * 2;
                 pairs[i] = own.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
             }
-            unsigned words[MOST_PLANES][2 * ROWS];
-            hold_bfloats(pairs, planes, words);
+            unsigned words[MOST_COMPONENTS][2 * ROWS];
+            hold_bfloats(pairs, components, words);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r, place += pitch)
 #pragma unroll
-                for (int p = 0; p < MOST_PLANES; ++p)
-                    if (p < planes)
-                        *reinterpret_cast<uint2*>(place + p * plane) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
+                for (int p = 0; p < MOST_COMPONENTS; ++p)
+                    if (p < components)
+                        *reinterpret_cast<uint2*>(place + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
         }
     }
 }
 
 // z = x W + b, the loss of the rows (see math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
-// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many planes
-// of bfloat16 (gemm/operands.cuh), or not at all: what is null is not wanted.  `dx_lines` (rows,) take the exponents of its rows.
-// Grid: one block for every ROWS rows of the capacity, or of what planes pad it to.
+// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many components
+// of bfloat16 (gemm/operand_formats.cuh), or not at all: what is null is not wanted.  `dx_row_scales` (rows,) take the exponents of its rows.
+// Grid: one block for every ROWS rows of the capacity, or of what components pad it to.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int shard, int shards, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float* dx, uint16_t* dx_planes, int64_t dx_plane,
-                                     int dx_plane_count, int* dx_lines, int k, int n) {
+                                     int activation, float* dx, uint16_t* dx_components, int64_t dx_stride,
+                                     int dx_component_count, int* dx_row_scales, int k, int n) {
     using T = Head;
     SHARED(float, staged);
     float* const partial = staged + T::GROUP * T::PITCH;  // (WARPS, ROWS, MOST_COLUMNS)
@@ -243,7 +243,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     for (int k0 = 0; rows > 0 && k0 < k; k0 += T::DEPTH) {
         for (int j0 = 0; j0 < n; j0 += T::GROUP) {
             const HeadColumns columns(w, k, n, k0, j0);
-            if (k0 + j0 == 0) follow_launch_before();
+            if (k0 + j0 == 0) pdl_wait_and_trigger();
             if (j0 == 0 && own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
             columns.put(staged);
             if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
@@ -273,11 +273,11 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
     }
     __syncthreads();
-    if (rows <= 0) follow_launch_before();
+    if (rows <= 0) pdl_wait_and_trigger();
     if (own.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
 
-    const bool is_padding = dx_planes && rows <= 0 && row0 < padded_rows(shard_of.count);
-    if (!((dx || dx_planes) && rows > 0) && !is_padding) return;
+    const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
+    if (!((dx || dx_components) && rows > 0) && !is_padding) return;
     int tops[T::ROWS_PER_LANE];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
 #pragma unroll
             for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i];
         }
-        if (dx_lines) {
+        if (dx_row_scales) {
 #pragma unroll
             for (int i = 0; i < HeadThread::COUNT; ++i) {
                 int& top = tops[i / T::PER_LANE];
@@ -324,9 +324,9 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
                               reinterpret_cast<uintptr_t>(row) % 16 == 0);
             }
         }
-        if (dx_planes) put_planes(own, sum, rows, k, k0, row0, dx_planes, dx_plane, dx_plane_count);
+        if (dx_components) put_components(own, sum, rows, k, k0, row0, dx_components, dx_stride, dx_component_count);
     }
-    if (dx_lines) put_lines(own, tops, rows, reinterpret_cast<int*>(partial), dx_lines + row0);
+    if (dx_row_scales) store_row_scales(own, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);
 }
 
 }  // namespace mlpgpu

@@ -89,7 +89,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             to += size, inputs = layer.n;
         }
 
-        // Forward.  `unit` is a layer's first one among those of all layers.
+        // ForwardEpilogue.  `unit` is a layer's first one among those of all layers.
         const float* of_layer = staged;
         for (int l = 0, unit = 0; l < layer_count; unit += layers[l++].n) {
             const TailLayer layer = layers[l];

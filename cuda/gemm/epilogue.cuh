@@ -3,31 +3,31 @@
 // A product hands its epilogue quads: four neighbouring columns of one row, the first a multiple of 4.
 //     is_aligned()                             whether quads lie in memory as vectors, wholly inside a row
 //     read<ALIGNED>(row, column)               loads what write needs: before the sums are there, where registers allow
-//     lines(row, column)                       loads what settle needs, so that several quads' loads overlap
-//     settle(row, column, sum, lines)          makes C of the sums; whole warps call it at once; outside C, with
+//     lines(row, column)                       loads what rescale needs, so that several quads' loads overlap
+//     rescale(row, column, sum, lines)          makes C of the sums; whole warps call it at once; outside C, with
 //                                              lines of 0
 //     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
 //     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
 //                                              first rows, sometime
-//     column_parts()                           where gemm/gemm_sm90.cuh leaves sums of B's columns over parts of its rows, or null
-// One that may read and write nothing but planes of bfloat16, and an array over columns, HAS_PLANES, and perhaps
-// READS_PLANES; if is_planes_alone(),
-// it can be handed pairs of neighbouring columns instead, whose words of the planes are no concern of its own:
-//     saved(), planes(), plane(), filled()     the planes it reads, or null; those it writes; elements from one to the
+//     column_partials()                           where gemm/gemm_sm90.cuh leaves sums of B's columns over parts of its rows, or null
+// One that may read and write nothing but components of bfloat16, and an array over columns, WRITES_COMPONENTS, and perhaps
+// READS_COMPONENTS; if is_components_alone(),
+// it can be handed pairs of neighbouring columns instead, whose words of the components are no concern of its own:
+//     saved(), components(), component(), filled()     the components it reads, or null; those it writes; elements from one to the
 //                                              next, of either; which of their rows are not 0
-//     of_columns(column)                       loads what a pair of columns needs
-//     pair(sum, of_columns, saved)             what becomes of a pair, and of what it is in the planes it reads
-// One that MEETS_ROWS reads no plane, but knows of a Row of C, and meets numbers there:
+//     column_operand(column)                       loads what a pair of columns needs
+//     pair(sum, column_operand, saved)             what becomes of a pair, and of what it is in the components it reads
+// One that HAS_ROW_OPERAND reads no component, but knows of a Row of C, and meets numbers there:
 //     row(row, column)                         what it knows, given a lane's first column of a tile
-//     meet(row, column)                        loads what a pair meets
-//     pair(sum, of_columns, row, met)          what becomes of the pair
-//     leave(row)                               when the lane's columns of the tile have passed
+//     load_row_operand(row, column)                        loads what a pair meets
+//     pair(sum, column_operand, row, row_operand)          what becomes of the pair
+//     finish_row(row)                               when the lane's columns of the tile have passed
 // Rows are those of the shard.
 #pragma once
 
 #include "common/reduce.cuh"
 #include "math/activations.cuh"
-#include "gemm/operands.cuh"
+#include "gemm/operand_formats.cuh"
 
 namespace mlpgpu {
 
@@ -38,51 +38,51 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 3) quad.w = value;
 }
 
-// The same of a row of planes of bfloat16, where a quad is a vector always, and holds 0 beyond n.
-template <class Form, bool ALIGNED>
-__device__ __forceinline__ void store_quad(uint16_t* row, int64_t plane, int column, int n, const float4& value) {
+// The same of a row of components of bfloat16, where a quad is a vector always, and holds 0 beyond n.
+template <class Format, bool ALIGNED>
+__device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value) {
     const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
-    put_bfloats<Form::PLANES>(row + column, plane, make_float4(inside(0, value.x), inside(1, value.y),
+    store_bfloats<Format::COMPONENTS>(row + column, component_stride, make_float4(inside(0, value.x), inside(1, value.y),
                                                                inside(2, value.z), inside(3, value.w)));
 }
 
-// A row of planes, of which those from `rows` on hold 0.
-template <class Form, bool ALIGNED>
-__device__ __forceinline__ void store_padded(uint16_t* planes, int64_t plane, int row, int rows, int column, int n,
+// A row of components, of which those from `rows` on hold 0.
+template <class Format, bool ALIGNED>
+__device__ __forceinline__ void store_padded(uint16_t* components, int64_t component_stride, int row, int rows, int column, int n,
                                              const float4& value) {
-    uint16_t* const line = planes + static_cast<int64_t>(row) * padded_columns(n);
-    store_quad<Form, ALIGNED>(line, plane, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    uint16_t* const line = components + static_cast<int64_t>(row) * padded_columns(n);
+    store_quad<Format, ALIGNED>(line, component_stride, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
 // --- from sums to C ---
 
-// Planes without scales.
-struct AsIs {
+// Components without scales.
+struct Unscaled {
     struct Lines {};
     __device__ __forceinline__ Lines lines(int, int) const { return {}; }
-    __device__ __forceinline__ void settle(int, int, float4&, const Lines&) const {}
+    __device__ __forceinline__ void rescale(int, int, float4&, const Lines&) const {}
 };
 
-// The float32 array that an operand's planes were made of: element (outer, inner), by its steps.
-struct Original {
+// The float32 array that an operand's components were made of: element (outer, inner), by its steps.
+struct Float32Operand {
     const float* data;
     int64_t outer, inner;
 };
 
 // Scales sums back.  Those that what is not held in their lines may have moved too far are made again from
-// the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one plane: nothing beside 16 √length
+// the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one component: nothing beside 16 √length
 // where sums are that large, as docs/mathematics.md derives.
-struct Scaled {
+struct Rescaled {
     const int* rows;         // lines of C's rows
-    const int* row_weights;  // lines whose exponents the rows' are less by, or null
+    const int* subtracted_rows;  // lines whose exponents the rows' are less by, or null
     const int* columns;      // lines of C's columns
-    Original a, b;
+    Float32Operand a, b;
     int length;  // of the sums
     float least;
 
-    __device__ __forceinline__ Scaled(const int* rows, const int* row_weights, const int* columns, const Original& a,
-                                      const Original& b, int length)
-        : rows(rows), row_weights(row_weights), columns(columns), a(a), b(b), length(length),
+    __device__ __forceinline__ Rescaled(const int* rows, const int* subtracted_rows, const int* columns, const Float32Operand& a,
+                                      const Float32Operand& b, int length)
+        : rows(rows), subtracted_rows(subtracted_rows), columns(columns), a(a), b(b), length(length),
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
     struct Lines {
@@ -91,31 +91,31 @@ struct Scaled {
     };
     __device__ __forceinline__ Lines lines(int row, int column) const {
         const int4 four = *reinterpret_cast<const int4*>(columns + column);
-        return {rows[row] - (row_weights ? row_weights[row] & ~FLAGS : 0), {four.x, four.y, four.z, four.w}};
+        return {rows[row] - (subtracted_rows ? subtracted_rows[row] & ~FLAG_BITS : 0), {four.x, four.y, four.z, four.w}};
     }
 
-    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
-        int doubtful = 0;
+    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Lines& lines) const {
+        int recomputed = 0;
         float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         int exponents[4];
         const int any = lines.row | lines.columns[0] | lines.columns[1] | lines.columns[2] | lines.columns[3];
-        if (any & UNHELD) {  // rarely
+        if (any & INEXACT) {  // rarely
 #pragma unroll
-            for (int i = 0; i < 4; ++i) doubtful |= is_doubtful(sums[i], lines.row, lines.columns[i]) << i;
+            for (int i = 0; i < 4; ++i) recomputed |= is_doubtful(sums[i], lines.row, lines.columns[i]) << i;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(lines.row) + exponent_in(lines.columns[i]);
         scale_by(sums, exponents);
         sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
         // Lanes take turns, and the whole warp works on each one's elements.
-        for (unsigned lanes = __ballot_sync(WARP_ALL, doubtful); lanes != 0; lanes &= lanes - 1) {
+        for (unsigned lanes = __ballot_sync(WARP_ALL, recomputed); lanes != 0; lanes &= lanes - 1) {
             const int turn = __ffs(static_cast<int>(lanes)) - 1;
-            const int elements = __shfl_sync(WARP_ALL, doubtful, turn);
+            const int elements = __shfl_sync(WARP_ALL, recomputed, turn);
             const int m = __shfl_sync(WARP_ALL, row, turn), n = __shfl_sync(WARP_ALL, column, turn);
 #pragma unroll 1
             for (int i = 0; i < 4; ++i) {
                 if (!(elements >> i & 1)) continue;
-                const float value = exact(m, n + i);
+                const float value = recompute(m, n + i);
                 if (static_cast<int>(threadIdx.x % WARP) == turn) set_element(sum, i, value);
             }
         }
@@ -125,11 +125,11 @@ struct Scaled {
         const float size = fabsf(sum);
         const bool good = size >= least && size <= LARGEST;
         const int either = line | column, both = line & column;
-        return (either & UNHELD) && !(either & NAN_IN) && (both & USED) && !good;
+        return (either & INEXACT) && !(either & HAS_NAN) && (both & NONZERO) && !good;
     }
 
     // By a whole warp: in float64, so the order matters to no bit that float32 shows but the last.
-    __device__ __forceinline__ float exact(int m, int n) const {
+    __device__ __forceinline__ float recompute(int m, int n) const {
         const float* const from_a = a.data + m * a.outer;
         const float* const from_b = b.data + n * b.outer;
         double sum = 0.0;
@@ -142,13 +142,13 @@ struct Scaled {
 
 // --- from C to memory ---
 
-struct Nothing {};  // is known of rows, where none are met
+struct NoRowOperand {};  // is known of rows, where none are row_operand
 
-// What no planes are handed to.
-struct NoPlanes {
-    static constexpr bool HAS_PLANES = false, READS_PLANES = false, MEETS_ROWS = false;
-    using Row = Nothing;
-    __device__ __forceinline__ bool is_planes_alone() const { return false; }
+// What no components are handed to.
+struct NoComponents {
+    static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
+    using Row = NoRowOperand;
+    __device__ __forceinline__ bool is_components_alone() const { return false; }
 };
 
 // The two together.
@@ -165,8 +165,8 @@ struct Epilogue {
         return values.template read<ALIGNED>(row, column);
     }
     __device__ __forceinline__ Lines lines(int row, int column) const { return sums.lines(row, column); }
-    __device__ __forceinline__ void settle(int row, int column, float4& sum, const Lines& lines) const {
-        sums.settle(row, column, sum, lines);
+    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Lines& lines) const {
+        sums.rescale(row, column, sum, lines);
     }
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
@@ -175,27 +175,27 @@ struct Epilogue {
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
         values.columns(first, count, thread, threads);
     }
-    __device__ __forceinline__ float* column_parts() const { return values.column_parts(); }
+    __device__ __forceinline__ float* column_partials() const { return values.column_partials(); }
 
-    static constexpr bool HAS_PLANES = Values::HAS_PLANES, READS_PLANES = Values::READS_PLANES;
-    __device__ __forceinline__ bool is_planes_alone() const { return HAS_PLANES && values.is_planes_alone(); }
+    static constexpr bool WRITES_COMPONENTS = Values::WRITES_COMPONENTS, READS_COMPONENTS = Values::READS_COMPONENTS;
+    __device__ __forceinline__ bool is_components_alone() const { return WRITES_COMPONENTS && values.is_components_alone(); }
     __device__ __forceinline__ const uint16_t* saved() const { return values.saved(); }
-    __device__ __forceinline__ uint16_t* planes() const { return values.planes(); }
-    __device__ __forceinline__ int64_t plane() const { return values.plane(); }
+    __device__ __forceinline__ uint16_t* components() const { return values.components(); }
+    __device__ __forceinline__ int64_t component_stride() const { return values.component_stride(); }
     __device__ __forceinline__ int filled() const { return values.filled(); }
-    __device__ __forceinline__ float2 of_columns(int column) const { return values.of_columns(column); }
+    __device__ __forceinline__ float2 column_operand(int column) const { return values.column_operand(column); }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, const float2& saved) const {
         return values.pair(sum, of, saved);
     }
 
-    static constexpr bool MEETS_ROWS = Values::MEETS_ROWS;
+    static constexpr bool HAS_ROW_OPERAND = Values::HAS_ROW_OPERAND;
     using Row = typename Values::Row;
     __device__ __forceinline__ Row row(int row, int column) const { return values.row(row, column); }
-    __device__ __forceinline__ float2 meet(const Row& row, int column) const { return values.meet(row, column); }
-    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, Row& row, const float2& met) const {
-        return values.pair(sum, of, row, met);
+    __device__ __forceinline__ float2 load_row_operand(const Row& row, int column) const { return values.load_row_operand(row, column); }
+    __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, Row& row, const float2& row_operand) const {
+        return values.pair(sum, of, row, row_operand);
     }
-    __device__ __forceinline__ void leave(const Row& row) const { values.leave(row); }
+    __device__ __forceinline__ void finish_row(const Row& row) const { values.finish_row(row); }
 };
 
 template <class Sums, class Values>

@@ -1,9 +1,9 @@
-// C = A · B on tensor cores, of operands held as planes (gemm/operands.cuh), for cards since sm_80.
+// C = A · B on tensor cores, of operands held as components (gemm/operand_formats.cuh), for cards since sm_80.
 //
 // A block computes a tile of C in slices of 32 along the inner index.  Slices are copied to shared memory
 // some stages ahead, and read from there as fragments, so an operand may be stored either way round.
 //
-// Tensor cores truncate when they accumulate, so long sums drift.  With two planes each slice's sum is
+// Tensor cores truncate when they accumulate, so long sums drift.  With two components each slice's sum is
 // made apart, lo · hi + hi · lo first, then hi · hi on top of that, and added to C rounded to nearest.
 //
 // The order of every sum follows from the inner length alone, whatever the tile.
@@ -17,35 +17,35 @@ namespace mlpgpu {
 
 // 8 warps, WARPS_M x WARPS_N of them, each with its part of the tile in fragments of 16 x 8.
 template <int M_, int N_, int STAGES_>
-struct MatrixTile {
+struct Sm80Tile {
     static constexpr int M = M_, N = N_, K = 32, STAGES = STAGES_, THREADS = 256;
     static constexpr int WARPS_M = M == 128 && N == 64 ? 4 : 2, WARPS_N = 8 / WARPS_M;
     static constexpr int WARP_M = M / WARPS_M, WARP_N = N / WARPS_N;
-    static constexpr int LINES_M = WARP_M / 16, LINES_N = WARP_N / 8;  // fragments of a warp
+    static constexpr int FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;  // fragments of a warp
 };
 
-// Planes seen as (outer, inner): outer is C's row or column, inner what is summed over.  INNER_FIRST tells
+// Components seen as (outer, inner): outer is C's row or column, inner what is summed over.  INNER_FIRST tells
 // which is contiguous.
 template <bool INNER_FIRST>
-struct PlaneOperand {
+struct SplitOperand {
     const uint16_t* data;
-    int64_t plane;  // elements from one plane to the next
+    int64_t component_stride;  // elements from one component to the next
     int pitch;      // from one row of the stored matrix to the next
 };
 
-// A slice of one plane in shared memory: lines of the contiguous index, padded by 16 bytes so that eight
+// A slice of one component in shared memory: lines of the contiguous index, padded by 16 bytes so that eight
 // of them begin in different banks.
 template <int OUTER, int K, bool INNER_FIRST>
-struct PlaneSlice {
+struct OperandSlice {
     static constexpr int LINES = INNER_FIRST ? OUTER : K, LENGTH = INNER_FIRST ? K : OUTER;
     static constexpr int PITCH = LENGTH + 8, SIZE = LINES * PITCH;
 
     template <int THREADS>
-    static __device__ __forceinline__ void fetch(uint16_t* slice, const PlaneOperand<INNER_FIRST>& from, int plane,
+    static __device__ __forceinline__ void fetch(uint16_t* slice, const SplitOperand<INNER_FIRST>& from, int component,
                                                  int outer0, int inner0) {
         constexpr int VECTORS = LENGTH / 8;
         const int line0 = INNER_FIRST ? outer0 : inner0, start = INNER_FIRST ? inner0 : outer0;
-        const uint16_t* const data = from.data + plane * from.plane;
+        const uint16_t* const data = from.data + component * from.component_stride;
 #pragma unroll
         for (int v = threadIdx.x; v < LINES * VECTORS; v += THREADS) {
             const int line = v / VECTORS, at = v % VECTORS * 8;
@@ -74,16 +74,16 @@ __device__ __forceinline__ void for_each(Array& array, const Function& function)
 // Hands a warp's part of C, from (row0, column0) on, to the epilogue.  Pairs become quads: a lane swaps with
 // the one beside it, and takes every other block of eight columns.
 template <class T, bool ALIGNED, class Epilogue>
-__device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_N][4], int row0, int column0, int rows,
+__device__ __forceinline__ void hand_over(const float (&c)[T::FRAGMENTS_M][T::FRAGMENTS_N][4], int row0, int column0, int rows,
                                           int columns, const Epilogue& epilogue) {
-    constexpr int QUADS = T::LINES_N / 2;
+    constexpr int QUADS = T::FRAGMENTS_N / 2;
     using Read = typename Epilogue::Read;
     using Lines = typename Epilogue::Lines;
     const int lane = threadIdx.x % WARP;
     const bool odd = lane & 1;
     const auto column = [&](int q) { return column0 + (odd ? 8 : 0) + lane % 4 / 2 * 4 + 16 * q; };
 #pragma unroll
-    for (int i = 0; i < T::LINES_M; ++i)
+    for (int i = 0; i < T::FRAGMENTS_M; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = row0 + lane / 4 + 16 * i + 8 * half;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_
                 const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
                 const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
                 float4 quad = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
-                epilogue.settle(row, column(q), quad, lines[q]);
+                epilogue.rescale(row, column(q), quad, lines[q]);
                 if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q]);
             }
         }
@@ -109,12 +109,12 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::LINES_M][T::LINES_
 
 // The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); beyond,
 // the padding makes whole slices.
-template <class Form, class T, bool A_INNER, bool B_INNER, class Epilogue>
-__device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, const PlaneOperand<B_INNER>& b, int m0,
+template <class Format, class T, bool A_INNER, bool B_INNER, class Epilogue>
+__device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>& a, const SplitOperand<B_INNER>& b, int m0,
                                             int n0, int rows, int columns, int depth, const Epilogue& epilogue) {
-    using SliceA = PlaneSlice<T::M, T::K, A_INNER>;
-    using SliceB = PlaneSlice<T::N, T::K, B_INNER>;
-    constexpr int P = Form::PLANES, STAGE = P * (SliceA::SIZE + SliceB::SIZE);
+    using SliceA = OperandSlice<T::M, T::K, A_INNER>;
+    using SliceB = OperandSlice<T::N, T::K, B_INNER>;
+    constexpr int P = Format::COMPONENTS, STAGE = P * (SliceA::SIZE + SliceB::SIZE);
     constexpr bool PROMOTED = P > 1;
     SHARED(uint16_t, shared);
     const int warp = threadIdx.x / WARP;
@@ -130,26 +130,26 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         commit_copies();  // also of nothing: the number of groups tells the stage
     };
 
-    float c[T::LINES_M][T::LINES_N][4] = {};
-    float part[PROMOTED ? T::LINES_M : 1][PROMOTED ? T::LINES_N : 1][4];
+    float c[T::FRAGMENTS_M][T::FRAGMENTS_N][4] = {};
+    float part[PROMOTED ? T::FRAGMENTS_M : 1][PROMOTED ? T::FRAGMENTS_N : 1][4];
 
-    // to += plane p of A · plane q of B, over one slice.
+    // to += component p of A · component q of B, over one slice.
     const auto multiply = [&](const uint16_t* stage, int p, int q, auto& to) {
         const uint16_t* const slice_a = stage + p * SliceA::SIZE;
         const uint16_t* const slice_b = stage + P * SliceA::SIZE + q * SliceB::SIZE;
 #pragma unroll
         for (int k = 0; k < T::K; k += 16) {
-            unsigned fragments_b[(T::LINES_N + 1) / 2][4];
+            unsigned fragments_b[(T::FRAGMENTS_N + 1) / 2][4];
 #pragma unroll
-            for (int j = 0; j < T::LINES_N; j += 2)
+            for (int j = 0; j < T::FRAGMENTS_N; j += 2)
                 SliceB::template load<1>(fragments_b[j / 2], slice_b, warp_n + 8 * j, k);
 #pragma unroll
-            for (int i = 0; i < T::LINES_M; ++i) {
+            for (int i = 0; i < T::FRAGMENTS_M; ++i) {
                 unsigned fragment_a[4];
                 SliceA::template load<0>(fragment_a, slice_a, warp_m + 16 * i, k);
 #pragma unroll
-                for (int j = 0; j < T::LINES_N; ++j)
-                    multiply_matrices<Form::HALF>(to[i][j], fragment_a, fragments_b[j / 2][j % 2 * 2],
+                for (int j = 0; j < T::FRAGMENTS_N; ++j)
+                    multiply_matrices<Format::HALF>(to[i][j], fragment_a, fragments_b[j / 2][j % 2 * 2],
                                                   fragments_b[j / 2][j % 2 * 2 + 1]);
             }
         }
@@ -163,21 +163,21 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
         fetch(slice + T::STAGES - 1);
         const uint16_t* const stage = shared + slice % T::STAGES * STAGE;
         if constexpr (PROMOTED) {
-            constexpr float STEP = 1.0f / (1 << Form::SHIFT);
+            constexpr float STEP = 1.0f / (1 << Format::SHIFT);
             for_each(part, [](float& x) { x = 0.0f; });
-            if (depth <= Form::SHORT_DEPTH) {
+            if (depth <= Format::SHORT_K) {
                 multiply(stage, 1, 1, part);
                 for_each(part, [](float& x) { x *= STEP; });
             }
             multiply(stage, 1, 0, part);
             multiply(stage, 0, 1, part);
             // Without scales lo of what is infinite is 0, and that of what it meets has either sign: hi · hi is right.
-            for_each(part, [](float& x) { x = Form::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
+            for_each(part, [](float& x) { x = Format::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
             multiply(stage, 0, 0, part);
 #pragma unroll
-            for (int i = 0; i < T::LINES_M; ++i)
+            for (int i = 0; i < T::FRAGMENTS_M; ++i)
 #pragma unroll
-                for (int j = 0; j < T::LINES_N; ++j)
+                for (int j = 0; j < T::FRAGMENTS_N; ++j)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) c[i][j][e] += part[i][j][e];
         } else {
@@ -194,19 +194,19 @@ __device__ __forceinline__ void tensor_tile(const PlaneOperand<A_INNER>& a, cons
 }
 
 // As a product of dense/tensor_dense.cuh.  Grid: (row tiles, column tiles).
-template <class Form_, class T>
-struct MatrixProduct {
-    using Form = Form_;
+template <class Format_, class T>
+struct GemmSm80 {
+    using Format = Format_;
     using Source = const uint16_t*;
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
-    static __device__ __forceinline__ void multiply(Source a, int64_t a_plane, int a_pitch, Source b, int64_t b_plane,
+    static __device__ __forceinline__ void multiply(Source a, int64_t a_stride, int a_pitch, Source b, int64_t b_stride,
                                                     int b_pitch, int m, int n, int k, int, const Epilogue& epilogue) {
         const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
         if (m0 >= m) return;
-        const PlaneOperand<A_INNER> operand_a = {a, a_plane, a_pitch};
-        const PlaneOperand<B_INNER> operand_b = {b, b_plane, b_pitch};
-        tensor_tile<Form, T>(operand_a, operand_b, m0, n0, m, n, k, epilogue);
+        const SplitOperand<A_INNER> operand_a = {a, a_stride, a_pitch};
+        const SplitOperand<B_INNER> operand_b = {b, b_stride, b_pitch};
+        multiply_components<Format, T>(operand_a, operand_b, m0, n0, m, n, k, epilogue);
     }
 };
 

@@ -1,5 +1,5 @@
 // C = A · B on the tensor cores of sm_90a, from operands of 16 bits in global memory: bfloat16, or scaled
-// float16 in one plane or two (docs/mathematics.md).
+// float16 in one component or two (docs/mathematics.md).
 //
 // A block is one producer and some consumers.  The producer, a thread, has the copy engine bring slices of A
 // and B, 64 elements deep along k, to a ring of stages in shared memory.  Each consumer, a warpgroup,
@@ -7,7 +7,7 @@
 // compute neighbouring tiles: each brings its part of a slice that they share, to all of them at once.
 // The grid is as large as the card, and a cluster takes one tile after another.
 //
-// With two planes a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi); of halves, and for few k, + 2^-22 lo · lo.  Tensor cores
+// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi); of halves, and for few k, + 2^-22 lo · lo.  Tensor cores
 // truncate when they accumulate, so where forms are PROMOTED the first sum restarts with each slice, and is added to C by
 // ordinary float32 additions.
 #pragma once
@@ -21,17 +21,17 @@ namespace mlpgpu {
 
 // Shape of a block's work.  A cluster is CLUSTER tiles, one below the other, that share their columns of B.  ACROSS
 // consumers stand side by side: in a small tile, where a product's end counts, more warps see to it.
-template <class Form_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
-struct WgmmaTile {
-    using Form = Form_;  // of gemm/operands.cuh
-    static constexpr int PLANES = Form::PLANES, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
+template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
+struct Sm90Tile {
+    using Format = Format_;  // of gemm/operand_formats.cuh
+    static constexpr int COMPONENTS = Format::COMPONENTS, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
     static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
-    static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one plane
-    static constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
+    static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one component
+    static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // A warp's patch of C on its way to the epilogue, 16 rows; two rows of pairs lie in different banks.
-    static constexpr int PATCH_WIDTH = 32, PATCH_PITCH = PATCH_WIDTH + 8, PATCH = 16 * PATCH_PITCH;
+    static constexpr int STAGING_WIDTH = 32, STAGING_PITCH = STAGING_WIDTH + 8, STAGING_SIZE = 16 * STAGING_PITCH;
 };
 
 // A block's tiles, one after another.  Clusters go down columns of up to 16 tiles, so that what runs at the
@@ -60,19 +60,19 @@ struct Scheduler {
     }
 };
 
-// One plane's slice of SIZE rows or columns of C: of SHARE parts, one for each block that shares it, this
+// One component's slice of SIZE rows or columns of C: of SHARE parts, one for each block that shares it, this
 // block brings one, to all.  INNER: whether the operand's lines run along k; otherwise they come by 64.
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void bring(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
-                                      int plane, int part) {
+                                      int component, int part) {
     constexpr int OWN = SIZE / SHARE, BOX = INNER ? OWN : 64;
     for (int outer = part * OWN; outer < (part + 1) * OWN; outer += BOX) {
         const uint32_t at = destination + outer * 128;
         const int x = INNER ? k0 : outer0 + outer, y = INNER ? outer0 + outer : k0;
         if (SHARE > 1)
-            tensor_copy_to_all<SHARE>(at, map, barrier, x, y, plane);
+            tensor_copy_to_all<SHARE>(at, map, barrier, x, y, component);
         else
-            tensor_copy(at, map, barrier, x, y, plane);
+            tensor_copy(at, map, barrier, x, y, component);
     }
 }
 
@@ -84,36 +84,36 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
     const int rank = cluster_rank<T::CLUSTER>();
     Scheduler<T> scheduler(m, n);
     int m0, n0;
-    const auto bring_a = [&](int slice) {
-        for (int plane = 0; plane < T::PLANES; ++plane)
-            bring<T::M, 1, A_INNER>(ring.address() + plane * T::A_BYTES, a, ring.full + 8 * ring.stage, m0,
-                                    k_begin + slice * T::K, plane, 0);
+    const auto load_a = [&](int slice) {
+        for (int component = 0; component < T::COMPONENTS; ++component)
+            bring<T::M, 1, A_INNER>(ring.address() + component * T::A_BYTES, a, ring.full + 8 * ring.stage, m0,
+                                    k_begin + slice * T::K, component, 0);
     };
-    const auto bring_b = [&](int slice) {
-        for (int plane = 0; plane < T::PLANES; ++plane)
-            bring<T::N, T::CLUSTER, B_INNER>(ring.address() + T::PLANES * T::A_BYTES + plane * T::B_BYTES, b,
-                                             ring.full + 8 * ring.stage, n0, k_begin + slice * T::K, plane, rank);
+    const auto load_b = [&](int slice) {
+        for (int component = 0; component < T::COMPONENTS; ++component)
+            bring<T::N, T::CLUSTER, B_INNER>(ring.address() + T::COMPONENTS * T::A_BYTES + component * T::B_BYTES, b,
+                                             ring.full + 8 * ring.stage, n0, k_begin + slice * T::K, component, rank);
     };
     // One operand of the first slices may come while the launch before still makes the other one.
     int ahead = 0;
-    if (early != (EARLY_A | EARLY_B) && !scheduler.is_done()) {
+    if (early != (PREFETCH_A | PREFETCH_B) && !scheduler.is_done()) {
         scheduler.place(rank, m0, n0);
         const Ring<T> first = ring;
         for (; early && ahead < min(slices, T::STAGES); ++ahead, ring.advance()) {
             barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
-            early == EARLY_A ? bring_a(ahead) : bring_b(ahead);
+            early == PREFETCH_A ? load_a(ahead) : load_b(ahead);
         }
-        await_launch_before();
+        pdl_wait();
         ring = first;
-        for (int slice = 0; slice < ahead; ++slice, ring.advance()) early == EARLY_A ? bring_b(slice) : bring_a(slice);
+        for (int slice = 0; slice < ahead; ++slice, ring.advance()) early == PREFETCH_A ? load_b(slice) : load_a(slice);
     }
     for (; !scheduler.is_done(); scheduler.advance(), ahead = 0) {
         scheduler.place(rank, m0, n0);
         for (int slice = ahead; slice < slices; ++slice) {
             ring.wait_empty();
             barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
-            bring_a(slice);
-            bring_b(slice);
+            load_a(slice);
+            load_b(slice);
             ring.advance();
         }
     }
@@ -125,19 +125,19 @@ struct Slices {
     // From 16 elements along k to the next 16, and from 64 outer elements to the next, in bytes.
     static constexpr int A_STEP = A_INNER ? 32 : 16 * T::LINE, B_STEP = B_INNER ? 32 : 16 * T::LINE;
     static constexpr int ATOM = 64 * T::LINE;
-    uint64_t a, b;  // of the first planes
+    uint64_t a, b;  // of the first components
 
     __device__ __forceinline__ Slices(uint32_t stage, int consumer)
         : a(wgmma_descriptor(stage + consumer / T::ACROSS * ATOM, ATOM)),
-          b(wgmma_descriptor(stage + T::PLANES * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::LINE, ATOM)) {}
+          b(wgmma_descriptor(stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::LINE, ATOM)) {}
 
-    // c += A's plane · B's plane; `add` false: c is overwritten.
-    __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_plane, int b_plane, bool add) const {
+    // c += A's component · B's component; `add` false: c is overwritten.
+    __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_stride, int b_stride, bool add) const {
 #pragma unroll
         for (int step = 0; step < T::K / 16; ++step) {
-            const uint64_t from_a = a + (a_plane * T::A_BYTES + step * A_STEP) / 16;
-            const uint64_t from_b = b + (b_plane * T::B_BYTES + step * B_STEP) / 16;
-            Wgmma<A_INNER, B_INNER>::multiply(ElementIs<T::Form::HALF>(), c, from_a, from_b, add || step > 0);
+            const uint64_t from_a = a + (a_stride * T::A_BYTES + step * A_STEP) / 16;
+            const uint64_t from_b = b + (b_stride * T::B_BYTES + step * B_STEP) / 16;
+            Wgmma<A_INNER, B_INNER>::multiply(ElementIs<T::Format::HALF>(), c, from_a, from_b, add || step > 0);
         }
     }
 
@@ -151,7 +151,7 @@ struct Slices {
 // A barrier behind the ring's, which is passed once the producer's last warp has waited for the launch before.  Consumers
 // wait here, no sooner than they have to: for the launch itself that takes half a microsecond, even if it is complete.
 template <class T>
-__device__ __forceinline__ uint32_t followed(const Ring<T>& ring) {
+__device__ __forceinline__ uint32_t launch_barrier(const Ring<T>& ring) {
     return ring.empty + 8 * T::STAGES;
 }
 
@@ -162,52 +162,52 @@ constexpr int LAST_SLICES = 4;
 // it meets has either sign.
 template <class T>
 __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cross)[T::COUNT]) {
-    constexpr float STEP = 1.0f / (1 << T::Form::SHIFT);
+    constexpr float STEP = 1.0f / (1 << T::Format::SHIFT);
 #pragma unroll
     for (int i = 0; i < T::COUNT; ++i)
-        c[i] = T::Form::SCALED || fabsf(cross[i]) <= LARGEST ? fmaf(cross[i], STEP, c[i]) : c[i];
+        c[i] = T::Format::SCALED || fabsf(cross[i]) <= LARGEST ? fmaf(cross[i], STEP, c[i]) : c[i];
 }
 
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
-__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches, bool reads_early,
+__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches, bool is_prefetched,
                                         const Epilogue& epilogue) {
     using Slice = Slices<T, A_INNER, B_INNER>;
     const int rank = cluster_rank<T::CLUSTER>();
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
-    float* const patch = patches + (threadIdx.x - WARPGROUP) / WARP * T::PATCH;
-    int given_back = 0;
-    const auto give_back = [&] {
-        if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * given_back, thread);
-        if (++given_back == T::STAGES) given_back = 0;
+    float* const patch = patches + (threadIdx.x - WARPGROUP) / WARP * T::STAGING_SIZE;
+    int released = 0;
+    const auto release = [&] {
+        if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * released, thread);
+        if (++released == T::STAGES) released = 0;
     };
-    const bool planes_alone = Epilogue::HAS_PLANES && epilogue.is_planes_alone();
+    const bool components_alone = Epilogue::WRITES_COMPONENTS && epilogue.is_components_alone();
     // What reads more has waited for the launch before already.
     constexpr bool LATER = sizeof(typename Epilogue::Read) <= sizeof(float4);
-    if (!LATER) reads_early = true;
+    if (!LATER) is_prefetched = true;
     bool has_waited = false;
     const auto follow = [&] {
-        if (!has_waited) barrier_wait(followed(ring), 0);
+        if (!has_waited) barrier_wait(launch_barrier(ring), 0);
         has_waited = true;
     };
-    const bool all_early = !planes_alone && epilogue.is_aligned();
+    const bool prefetches_rows = !components_alone && epilogue.is_aligned();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.place(rank, m0, n0);
         m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
-        PlanesHandOver<T, Epilogue> of_planes(epilogue, m0, n0, m, n, planes_alone && reads_early);
-        HandOver<T, Epilogue> hand_over(epilogue, m0, n0, m, n, all_early && reads_early);
-        const auto read_late = [&] {
+        StagedComponents<T, Epilogue> of_components(epilogue, m0, n0, m, n, components_alone && is_prefetched);
+        StagedEpilogue<T, Epilogue> hand_over(epilogue, m0, n0, m, n, prefetches_rows && is_prefetched);
+        const auto prefetch_late = [&] {
             if constexpr (LATER) {
-                if (reads_early) return;
+                if (is_prefetched) return;
                 follow();
-                if (planes_alone) of_planes.read_ahead();
-                if (all_early) hand_over.read_ahead();
-                reads_early = true;
+                if (components_alone) of_components.prefetch();
+                if (prefetches_rows) hand_over.prefetch();
+                is_prefetched = true;
             }
         };
         float c[T::COUNT] = {};
         float cross[T::COUNT] = {};
-        if constexpr (T::PLANES == 1) {
+        if constexpr (T::COMPONENTS == 1) {
             ring.wait_full();
             wgmma_fence();
             Slice(ring.address(), consumer).multiply(c, 0, 0, false);
@@ -215,49 +215,49 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             ring.advance();
             for (int slice = 1; slice < slices; ++slice) {
                 ring.wait_full();
-                if (slice == slices - LAST_SLICES) read_late();
+                if (slice == slices - LAST_SLICES) prefetch_late();
                 wgmma_fence();
                 Slice(ring.address(), consumer).multiply(c, 0, 0, true);
                 wgmma_commit();
                 ring.advance();
                 wgmma_wait<1>();
-                give_back();  // the slice before
+                release();  // the slice before
             }
             wgmma_wait<0>();
-            give_back();
-        } else if constexpr (!T::Form::PROMOTED) {
+            release();
+        } else if constexpr (!T::Format::PROMOTED) {
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_full();
-                if (slice == slices - LAST_SLICES) read_late();
-                const Slice planes(ring.address(), consumer);
+                if (slice == slices - LAST_SLICES) prefetch_late();
+                const Slice products(ring.address(), consumer);
                 wgmma_fence();
-                planes.multiply(c, 0, 0, true);
-                planes.multiply_cross(cross);
+                products.multiply(c, 0, 0, true);
+                products.multiply_cross(cross);
                 wgmma_commit();
                 ring.advance();
                 wgmma_wait<1>();
-                if (slice > 0) give_back();  // the slice before
+                if (slice > 0) release();  // the slice before
             }
             wgmma_wait<0>();
-            give_back();
+            release();
         } else {
             float high[T::COUNT];
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_full();
-                const Slice planes(ring.address(), consumer);
+                const Slice products(ring.address(), consumer);
                 wgmma_fence();
-                planes.multiply(high, 0, 0, false);
+                products.multiply(high, 0, 0, false);
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (slice > 0) give_back();  // the slice before
+                if (slice > 0) release();  // the slice before
                 wgmma_fence();
-                planes.multiply_cross(cross);
+                products.multiply_cross(cross);
                 wgmma_commit();
                 wgmma_wait<1>();
                 for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
-                if (slices <= T::Form::SHORT_DEPTH / T::K) {
+                if (slices <= T::Format::SHORT_K / T::K) {
                     wgmma_fence();
-                    planes.multiply(high, 1, 1, false);
+                    products.multiply(high, 1, 1, false);
                     wgmma_commit();
                     wgmma_wait<0>();
                     for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(high[i], 0x1p-22f, c[i]);
@@ -265,13 +265,13 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
                 ring.advance();
             }
             wgmma_wait<0>();
-            give_back();
+            release();
         }
         follow();
-        read_late();
-        if (T::PLANES > 1) add_cross<T>(c, cross);
-        if (planes_alone)
-            of_planes.run(c, patch);
+        prefetch_late();
+        if (T::COMPONENTS > 1) add_cross<T>(c, cross);
+        if (components_alone)
+            of_components.run(c, patch);
         else
             hand_over.run(c, patch);
     }
@@ -309,10 +309,10 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
                 for (int q = 0; q < QUADS; ++q) {
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t at =
-                        ring.address() + T::PLANES * T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
-                    BfloatQuad<T::PLANES> quad;
+                        ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
+                    BfloatQuad<T::COMPONENTS> quad;
 #pragma unroll
-                    for (int p = 0; p < T::PLANES; ++p) quad.words[p] = load_shared(swizzled(at + p * T::B_BYTES));
+                    for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(at + p * T::B_BYTES));
                     const float4 four = quad.value();
                     sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
                 }
@@ -320,7 +320,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
             if (lane < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, lane);
             ring.advance();
         }
-        await_launch_before();
+        pdl_wait();
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const int j = n0 + (q * WARP + lane) * 4;
@@ -333,21 +333,21 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
 // As a product of dense/tensor_dense.cuh.  Threads: a warpgroup for the producer and one for each consumer.
 // Grid: any number of clusters, of one dimension.
 template <class T>
-struct WgmmaProduct {
-    using Form = typename T::Form;
-    using Source = const TensorMap*;  // the maps know planes and pitches
+struct GemmSm90 {
+    using Format = typename T::Format;
+    using Source = const TensorMap*;  // the maps know components and pitches
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
                                                     int early, const Epilogue& epilogue) {
         SHARED(float, patches);
-        const Ring<T> ring(patches + 4 * T::CONSUMERS * T::PATCH);
-        // Columns of scaled planes are summed where the planes are made.
-        constexpr bool MAY_SUM = !Form::SCALED && !A_INNER && !B_INNER;
-        float* const column_parts = MAY_SUM ? epilogue.column_parts() : nullptr;
+        const Ring<T> ring(patches + 4 * T::CONSUMERS * T::STAGING_SIZE);
+        // Columns of scaled components are summed where the components are made.
+        constexpr bool MAY_SUM = !Format::SCALED && !A_INNER && !B_INNER;
+        float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
         if (threadIdx.x == 0) {
-            barrier_init(followed(ring), 1);
-            ring.make(1, T::CONSUMERS + (column_parts != nullptr));
+            barrier_init(launch_barrier(ring), 1);
+            ring.make(1, T::CONSUMERS + (column_partials != nullptr));
         }
         cluster_synchronize<T::CLUSTER>();
         // Of nothing, one slice beyond the border, where the copy engine reads zeros.
@@ -356,21 +356,21 @@ struct WgmmaProduct {
             if (T::CONSUMERS > 1) registers_lower<40>();
             const int warp = threadIdx.x / WARP;
             if (threadIdx.x == 0)
-                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, early & (EARLY_A | EARLY_B));
+                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, early & (PREFETCH_A | PREFETCH_B));
             if (warp == WARPGROUP / WARP - 1) {
-                follow_launch_before();
+                pdl_wait_and_trigger();
                 __syncwarp();
-                if (threadIdx.x % WARP == 0) barrier_arrive<T::CLUSTER>(followed(ring), cluster_rank<T::CLUSTER>());
+                if (threadIdx.x % WARP == 0) barrier_arrive<T::CLUSTER>(launch_barrier(ring), cluster_rank<T::CLUSTER>());
             }
-            if (warp > 0 && !(MAY_SUM && column_parts)) await_launch_before();
-            if (MAY_SUM && column_parts) {
-                if (warp == 1) sum_columns<T>(m, n, slices, ring, column_parts);
+            if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
+            if (MAY_SUM && column_partials) {
+                if (warp == 1) sum_columns<T>(m, n, slices, ring, column_partials);
             } else if (warp > 0) {
                 finish_columns<T>(m, n, epilogue);
             }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
-            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, early & EARLY_END, epilogue);
+            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, early & PREFETCH_EPILOGUE, epilogue);
         }
         if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory
     }

@@ -18,10 +18,10 @@ namespace mlpgpu {
 
 // Shape of a block's work.  256 threads in a square of 16 x 16, each with a patch of C.
 template <int M_, int N_, int K_>
-struct Tile {
+struct SimtTile {
     static constexpr int M = M_, N = N_, K = K_;
     static constexpr int THREADS = 256, SIDE = 16;
-    static constexpr int PATCH_M = M / SIDE, PATCH_N = N / SIDE;
+    static constexpr int THREAD_M = M / SIDE, THREAD_N = N / SIDE;
     // Rows of a staged slice are padded by a vector, so that columns of it lie in different banks.
     static constexpr int PITCH_A = M + 4, PITCH_B = N + 4;
     static constexpr int STAGE = K * (PITCH_A + PITCH_B);
@@ -163,17 +163,17 @@ struct Run {
 };
 
 template <int COUNT, int SIDE>
-__device__ __forceinline__ int patch_offset(int lane, int i) {
+__device__ __forceinline__ int thread_offset(int lane, int i) {
     constexpr int WIDTH = Run<COUNT>::WIDTH;
     return (i / WIDTH) * SIDE * WIDTH + lane * WIDTH + i % WIDTH;
 }
 
 template <int COUNT, int SIDE>
-__device__ __forceinline__ void read_patch(const float* line, int lane, float (&values)[COUNT]) {
+__device__ __forceinline__ void read_values(const float* line, int lane, float (&values)[COUNT]) {
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        const float* at = line + patch_offset<COUNT, SIDE>(lane, i);
+        const float* at = line + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4) {
             const float4 four = *reinterpret_cast<const float4*>(at);
             values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
@@ -185,11 +185,11 @@ __device__ __forceinline__ void read_patch(const float* line, int lane, float (&
 }
 
 template <int COUNT, int SIDE>
-__device__ __forceinline__ void write_patch(float* line, int lane, const float (&values)[COUNT]) {
+__device__ __forceinline__ void write_values(float* line, int lane, const float (&values)[COUNT]) {
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        float* at = line + patch_offset<COUNT, SIDE>(lane, i);
+        float* at = line + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4)
             *reinterpret_cast<float4*>(at) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
         else
@@ -198,9 +198,9 @@ __device__ __forceinline__ void write_patch(float* line, int lane, const float (
 }
 
 // Where a thread's patch lies in the tile.  A warp covers 4 x 8 patches, so that its vector reads of a
-// slice meet in few words.
-__device__ __forceinline__ int patch_row() { return threadIdx.x / WARP / 2 * 4 + threadIdx.x % WARP / 8; }
-__device__ __forceinline__ int patch_column() { return threadIdx.x / WARP % 2 * 8 + threadIdx.x % 8; }
+// slice load_row_operand in few words.
+__device__ __forceinline__ int thread_row() { return threadIdx.x / WARP / 2 * 4 + threadIdx.x % WARP / 8; }
+__device__ __forceinline__ int thread_column() { return threadIdx.x / WARP % 2 * 8 + threadIdx.x % 8; }
 
 // Columns of B summed over k by the thread that owns the column, from the slices that a block stages
 // anyway; wanted by the blocks of C's first row of tiles.
@@ -231,7 +231,7 @@ __device__ __forceinline__ ColumnSum<Epilogue> column_sum(int n, const Epilogue&
 template <class T, bool A_INNER, bool B_INNER, class Columns>
 __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
                                               int k_begin, int k_end, const Columns& columns,
-                                              float (&c)[T::PATCH_M][T::PATCH_N]) {
+                                              float (&c)[T::THREAD_M][T::THREAD_N]) {
     SHARED(float, shared);
     using SliceA = Slice<T::M, T::PITCH_A, T::K, T::THREADS, A_INNER>;
     using SliceB = Slice<T::N, T::PITCH_B, T::K, T::THREADS, B_INNER>;
@@ -259,13 +259,13 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
         }
 #pragma unroll
         for (int k = 0; k < T::K; ++k) {
-            float patch_a[T::PATCH_M], patch_b[T::PATCH_N];
-            read_patch<T::PATCH_M, T::SIDE>(staged_a + k * T::PITCH_A, patch_row(), patch_a);
-            read_patch<T::PATCH_N, T::SIDE>(staged_b + k * T::PITCH_B, patch_column(), patch_b);
+            float values_a[T::THREAD_M], values_b[T::THREAD_N];
+            read_values<T::THREAD_M, T::SIDE>(staged_a + k * T::PITCH_A, thread_row(), values_a);
+            read_values<T::THREAD_N, T::SIDE>(staged_b + k * T::PITCH_B, thread_column(), values_b);
 #pragma unroll
-            for (int i = 0; i < T::PATCH_M; ++i)
+            for (int i = 0; i < T::THREAD_M; ++i)
 #pragma unroll
-                for (int j = 0; j < T::PATCH_N; ++j) c[i][j] = fmaf(patch_a[i], patch_b[j], c[i][j]);
+                for (int j = 0; j < T::THREAD_N; ++j) c[i][j] = fmaf(values_a[i], values_b[j], c[i][j]);
         }
     }
     if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
@@ -274,18 +274,18 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
 // The epilogue of every element of the tile inside C, of each thread's patch by that thread.  The first argument's
 // type alone counts: it is how the tile is computed, of which gemm/split_sm80.cuh has another way.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(Tile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
+__device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
                                           int n0, int k_begin, int k_end, const Columns& columns,
                                           const Epilogue& epilogue) {
-    using T = Tile<M, N, K>;
-    float c[T::PATCH_M][T::PATCH_N] = {};
+    using T = SimtTile<M, N, K>;
+    float c[T::THREAD_M][T::THREAD_N] = {};
     multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
 #pragma unroll
-    for (int i = 0; i < T::PATCH_M; ++i) {
-        const int m = m0 + patch_offset<T::PATCH_M, T::SIDE>(patch_row(), i);
+    for (int i = 0; i < T::THREAD_M; ++i) {
+        const int m = m0 + thread_offset<T::THREAD_M, T::SIDE>(thread_row(), i);
 #pragma unroll
-        for (int j = 0; j < T::PATCH_N; ++j) {
-            const int n = n0 + patch_offset<T::PATCH_N, T::SIDE>(patch_column(), j);
+        for (int j = 0; j < T::THREAD_N; ++j) {
+            const int n = n0 + thread_offset<T::THREAD_N, T::SIDE>(thread_column(), j);
             if (m < a.outer && n < b.outer) epilogue(m, n, c[i][j]);
         }
     }
@@ -294,7 +294,7 @@ __device__ __forceinline__ void gemm_tile(Tile<M, N, K>, const Operand<A_INNER>&
 // --- epilogues that change arrays in place ---
 //
 // Such a one is told early, by prefetch(row, column), of every LINE-th column; and it gets elements in rows, so that
-// neighbouring threads have neighbouring columns: hold(row, column) reads, put(row, column, value, held) writes, and a
+// neighbouring threads have neighbouring columns: load(row, column) reads, put(row, column, value, held) writes, and a
 // thread reads for several elements before it writes the first.
 
 // Lets the arrays come to the cache while the product is made.
@@ -314,11 +314,11 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
     constexpr int BATCH = 8;
     static_assert(M * N % THREADS == 0, "as many elements for each thread");
     for (int start = threadIdx.x; start < M * N; start += BATCH * THREADS) {
-        typename Epilogue::Held held[BATCH];
+        typename Epilogue::Loaded held[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
-            if (at < M * N && m < m_end && n < n_end) held[i] = epilogue.hold(m, n);
+            if (at < M * N && m < m_end && n < n_end) held[i] = epilogue.load(m, n);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
@@ -330,22 +330,22 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
 
 // As gemm_tile; some rows of patches at a time change hands through shared memory.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(Tile<M, N, K>, const Operand<A_INNER>& a,
+__device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Operand<A_INNER>& a,
                                                    const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
                                                    const Columns& columns, const Epilogue& epilogue) {
-    using T = Tile<M, N, K>;
-    constexpr int RUN = Run<T::PATCH_M>::WIDTH, ROWS = RUN * T::SIDE;
+    using T = SimtTile<M, N, K>;
+    constexpr int RUN = Run<T::THREAD_M>::WIDTH, ROWS = RUN * T::SIDE;
     static_assert(ROWS * T::N <= T::SHARED_FLOATS, "rows of the tile take the slices' place");
     SHARED(float, shared);
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
-    float c[T::PATCH_M][T::PATCH_N] = {};
+    float c[T::THREAD_M][T::THREAD_N] = {};
     multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
 #pragma unroll
-    for (int first = 0; first < T::PATCH_M; first += RUN) {
+    for (int first = 0; first < T::THREAD_M; first += RUN) {
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < RUN; ++i)
-            write_patch<T::PATCH_N, T::SIDE>(shared + (patch_row() * RUN + i) * T::N, patch_column(), c[first + i]);
+            write_values<T::THREAD_N, T::SIDE>(shared + (thread_row() * RUN + i) * T::N, thread_column(), c[first + i]);
         __syncthreads();
         finish_rows<ROWS, T::N, T::THREADS>(shared, m0 + first * T::SIDE, n0, a.outer, b.outer, epilogue);
     }

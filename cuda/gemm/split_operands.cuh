@@ -5,7 +5,7 @@
 #include "common/reduce.cuh"
 #include "common/step.cuh"
 #include "common/vectors.cuh"
-#include "gemm/operands.cuh"
+#include "gemm/operand_formats.cuh"
 
 namespace mlpgpu {
 
@@ -15,24 +15,24 @@ __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
 
-// What a row's vectors are made of: planes, flags of the row, and of its columns where they are wanted.
-template <class Form>
-struct RowPlanes {
+// What a row's vectors are made of: components, flags of the row, and of its columns where they are wanted.
+template <class Format>
+struct SplitRow {
     float* copy;
-    uint16_t* planes;
-    int64_t plane;
+    uint16_t* components;
+    int64_t component_stride;
     int* columns;
     int n;
     int shift, flags;
 
-    // Four elements from column j on; the weights that they meet; and what is known of their columns.
+    // Four elements from column j on; the weights that they load_row_operand; and what is known of their columns.
     __device__ __forceinline__ void put(int j, const float4& x, const int4& weight, const int4& there) {
         const int shifts[4] = {shift + exponent_in(weight.x), shift + exponent_in(weight.y),
                                shift + exponent_in(weight.z), shift + exponent_in(weight.w)};
         int found[4];
         if (copy) store_row(copy, n, j, x, reinterpret_cast<uintptr_t>(copy) % 16 == 0);
-        Form::put(planes ? planes + j : nullptr, plane, x, shifts, found);
-        if (!Form::SCALED) return;
+        Format::put(components ? components + j : nullptr, component_stride, x, shifts, found);
+        if (!Format::SCALED) return;
         flags |= found[0] | found[1] | found[2] | found[3];
         if (!columns) return;
         const int known[4] = {there.x, there.y, there.z, there.w};
@@ -42,7 +42,7 @@ struct RowPlanes {
     }
 };
 
-// The largest exponent of four elements that meet these weights.
+// The largest exponent of four elements that load_row_operand these weights.
 __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight) {
     return max(max(exponent_of(x.x) + exponent_in(weight.x), exponent_of(x.y) + exponent_in(weight.y)),
                max(exponent_of(x.z) + exponent_in(weight.z), exponent_of(x.w) + exponent_in(weight.w)));
@@ -61,16 +61,16 @@ struct RowTeam {
     __device__ __forceinline__ int warps() const { return size / WARP; }
 };
 
-// The planes of one row by each team of a block, and its line.  `row` is null for a row of padding.
+// The components of one row by each team of a block, and its line.  `row` is null for a row of padding.
 // Where an argument may be null:
-//   weight_lines  of the weights that the row's columns will meet
+//   weight_row_scales  of the weights that the row's columns will load_row_operand
 //   copy          (n,), what is split, for who reads it as it is
-//   planes        what is asked for is the line alone
+//   components        what is asked for is the line alone
 //   columns       flags are added to those of the columns, where they are not yet there
 // Arrays over columns reach as far as the padding.
-template <class Form>
-__device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_lines,
-                                          float* copy, uint16_t* planes, int64_t plane, int* line, int* columns,
+template <class Format>
+__device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_row_scales,
+                                          float* copy, uint16_t* components, int64_t component_stride, int* line, int* columns,
                                           int n) {
     SHARED(int, scratch);  // a word for each warp, twice
     constexpr int KEPT = RowTeam::KEPT;
@@ -80,8 +80,8 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     const auto vector = [&](int j) {
         return row && j < n ? load_row(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     };
-    const auto weight_of = [&](int j) { return vector_of(Form::SCALED && j < pitch ? weight_lines : nullptr, j); };
-    const auto known_of = [&](int j) { return vector_of(Form::SCALED && j < pitch ? columns : nullptr, j); };
+    const auto weight_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
+    const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? columns : nullptr, j); };
 
     // Of a row that is not too long each thread keeps its part in registers; the rest is read twice.
     float4 kept[KEPT];
@@ -92,8 +92,8 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         weight[i] = weight_of(first + i * stride), known[i] = known_of(first + i * stride);
     }
 
-    RowPlanes<Form> out = {copy, planes, plane, columns, n, 0, 0};
-    if (Form::SCALED) {
+    SplitRow<Format> out = {copy, components, component_stride, columns, n, 0, 0};
+    if (Format::SCALED) {
         int top = NO_EXPONENT;
 #pragma unroll
         for (int i = 0; i < KEPT; ++i)
@@ -103,13 +103,13 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         if (team.thread % WARP == 0) scratch[warp] = top;
         __syncthreads();
         for (int i = 0; i < team.warps(); ++i) top = max(top, scratch[first_warp + i]);
-        out.shift = -line_exponent(top);
+        out.shift = -scaling_exponent(top);
     }
 #pragma unroll
     for (int i = 0; i < KEPT; ++i)
         if (first + i * stride < pitch) out.put(first + i * stride, kept[i], weight[i], known[i]);
     for (int j = first + KEPT * stride; j < pitch; j += stride) out.put(j, vector(j), weight_of(j), known_of(j));
-    if (!Form::SCALED) return;
+    if (!Format::SCALED) return;
 
     const int flags = warp_or(out.flags);
     if (team.thread % WARP == 0) scratch[warps + warp] = flags;
@@ -121,43 +121,43 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     }
 }
 
-// Planes of a shard's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
-// order the rows are those of a data set, and `copy` (B, n) takes them.  Planes without scales may be those of several
+// Components of a shard's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
+// order the rows are those of a data set, and `copy` (B, n) takes them.  Components without scales may be those of several
 // steps, one behind another.  Grid: (rows padded to 128, over the block's teams; steps).
-template <class Form>
+template <class Format>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
-                                           const int* order, const int* weight_lines, float* copy, uint16_t* planes,
-                                           int64_t plane, int* lines, int* columns, int n) {
-    follow_launch_before();
+                                           const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
+                                           int64_t component_stride, int* lines, int* columns, int n) {
+    pdl_wait_and_trigger();
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
     const RowTeam team(n);
     const int r = blockIdx.x * team.rows() + team.row;
     if (r >= padded_rows(rows.count)) return;  // so do all of the block
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
-    split_row<Form>(team, r < rows.count ? x + from * n : nullptr, weight_lines,
+    split_row<Format>(team, r < rows.count ? x + from * n : nullptr, weight_row_scales,
                     copy && r < rows.count ? copy + row * n : nullptr,
-                    planes ? planes + blockIdx.y * Form::PLANES * plane + r * static_cast<int64_t>(padded_columns(n))
+                    components ? components + blockIdx.y * Format::COMPONENTS * component_stride + r * static_cast<int64_t>(padded_columns(n))
                            : nullptr,
-                    plane, lines + r, columns, n);
+                    component_stride, lines + r, columns, n);
 }
 
 // The same of weights w (k, n), and of others in the same launch, unless they are null.
 // Grid: k padded to 128, over the block's teams; those of the others follow.
-template <class Form>
-__device__ __forceinline__ void split_weights(const float* w, uint16_t* planes, int* lines, int* columns, int k, int n,
-                                              const float* other_w, uint16_t* other_planes, int* other_lines,
-                                              int* other_columns, int other_k, int other_n) {
-    follow_launch_before();
+template <class Format>
+__device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* lines, int* columns, int k, int n,
+                                              const float* other_w, uint16_t* other_components, int* other_row_scales,
+                                              int* other_column_scales, int other_k, int other_n) {
+    pdl_wait_and_trigger();
     int64_t block = blockIdx.x;
     const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
     if (block >= blocks) {
         block -= blocks;
-        w = other_w, planes = other_planes, lines = other_lines, columns = other_columns, k = other_k, n = other_n;
+        w = other_w, components = other_components, lines = other_row_scales, columns = other_column_scales, k = other_k, n = other_n;
     }
     const RowTeam team(n);
     const int64_t r = block * team.rows() + team.row, pitch = padded_columns(n);
-    split_row<Form>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, planes + r * pitch, padded_rows(k) * pitch, lines + r,
+    split_row<Format>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, lines + r,
                     columns, n);
 }
 
@@ -168,23 +168,23 @@ struct ColumnBlock {
     static constexpr int SHARED_WORDS = LINES * WIDTH;
 };
 
-// Four neighbours of a row of the shard in dz, or in its planes of bfloat16.
-template <class Form>
+// Four neighbours of a row of the shard in dz, or in its components of bfloat16.
+template <class Format>
 __device__ __forceinline__ float4 delta_vector(const float* dz, int64_t, const Rows& rows, int row, int n, int column) {
     const float* const line = dz + (rows.first + static_cast<int64_t>(row)) * n;
     return load_row(line, n, column, reinterpret_cast<uintptr_t>(line) % 16 == 0);
 }
 
-template <class Form>
-__device__ __forceinline__ float4 delta_vector(const uint16_t* planes, int64_t plane, const Rows&, int row, int n,
+template <class Format>
+__device__ __forceinline__ float4 delta_vector(const uint16_t* components, int64_t component_stride, const Rows&, int row, int n,
                                                int column) {
-    const BfloatQuad<Form::PLANES> quad(planes + static_cast<int64_t>(row) * padded_columns(n) + column, plane);
+    const BfloatQuad<Format::COMPONENTS> quad(components + static_cast<int64_t>(row) * padded_columns(n) + column, component_stride);
     return quad.value();
 }
 
 // shared (LINES, WIDTH) holds four values of each thread; thread j gets those of column j, one after another.
 template <class T, class Join>
-__device__ __forceinline__ T join_lines(T* shared, const T (&values)[4], T result, const Join& join) {
+__device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result, const Join& join) {
     __syncthreads();
     const int line = threadIdx.x / ColumnBlock::LANES, column = threadIdx.x % ColumnBlock::LANES * 4;
 #pragma unroll
@@ -195,11 +195,11 @@ __device__ __forceinline__ T join_lines(T* shared, const T (&values)[4], T resul
     return result;
 }
 
-// The exponent that all of dz'' has: the largest of dz · 2^(e_X[row]), less what planes begin at.
-__device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines, const int* x_lines, int* scratch) {
+// The exponent that all of dz'' has: the largest of dz · 2^(e_X[row]), less what components begin at.
+__device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines, const int* x_row_scales, int* scratch) {
     int top = NO_EXPONENT;
     for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
-        if (lines[r] & USED) top = max(top, exponent_in(lines[r]) + exponent_in(x_lines[r]));
+        if (lines[r] & NONZERO) top = max(top, exponent_in(lines[r]) + exponent_in(x_row_scales[r]));
     top = warp_max(top);
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = top;
     __syncthreads();
@@ -207,23 +207,23 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines
     return top < NO_EXPONENT / 2 ? 0 : top;
 }
 
-// Planes of dz (B, n) for xᵀ dz, unless they are given already and null here; db (n,) = Σ dz; and columns (n,).
-// `lines` are those of dz's rows, `x_lines` those of x's, whose scale moves into dz.  Blocks leave the sums over their
-// rows in parts (grid y, n padded), and their flags in `part_flags`; the last one of a column adds them up, in order.
-// db is null without a bias.  `row_planes` take those for dz Wᵀ, unless they are null: then `lines` have exponents
+// Components of dz (B, n) for xᵀ dz, unless they are given already and null here; db (n,) = Σ dz; and columns (n,).
+// `lines` are those of dz's rows, `x_row_scales` those of x's, whose scale moves into dz.  Blocks leave the sums over their
+// rows in parts (grid y, n padded), and their flags in `partial_flags`; the last one of a column adds them up, in order.
+// db is null without a bias.  `row_components` take those for dz Wᵀ, unless they are null: then `lines` have exponents
 // already, and flags are added.  Grid: (n padded to 64, over 64; any number of parts of the rows).
-template <class Form, class Source>
+template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
-                                              int* lines, const int* x_lines, uint16_t* planes, uint16_t* row_planes,
-                                              int64_t plane, int* columns, float* parts, int* part_flags, unsigned* arrived,
+                                              int* lines, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
+                                              int64_t component_stride, int* columns, float* parts, int* partial_flags, unsigned* arrived,
                                               float* db, int n) {
-    follow_launch_before();
+    pdl_wait_and_trigger();
     using T = ColumnBlock;
     SHARED(float, shared);
     int* const words = reinterpret_cast<int*>(shared);
     const Rows rows = shard_rows(step, shard, shards);
     const int pitch = padded_columns(n), column = blockIdx.x * T::WIDTH + threadIdx.x % T::LANES * 4;
-    const int top = Form::SCALED ? delta_exponent(rows, lines, x_lines, words) : 0;
+    const int top = Format::SCALED ? delta_exponent(rows, lines, x_row_scales, words) : 0;
 
     const int end = static_cast<int>(padded_rows(rows.count));
     const int part = ceil_div(end, gridDim.y * T::LINES) * T::LINES;
@@ -237,9 +237,9 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
         for (int i = 0; i < T::BATCH; ++i) {
             const int r = first + i * T::LINES;
             const bool inside = r < min(rows.count, part_end) && column < n;
-            shift[i] = Form::SCALED && inside ? exponent_in(x_lines[r]) - top : 0;
-            row_shift[i] = Form::SCALED && inside && row_planes ? -exponent_in(lines[r]) : 0;
-            four[i] = inside ? delta_vector<Form>(dz, plane, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            shift[i] = Format::SCALED && inside ? exponent_in(x_row_scales[r]) - top : 0;
+            row_shift[i] = Format::SCALED && inside && row_components ? -exponent_in(lines[r]) : 0;
+            four[i] = inside ? delta_vector<Format>(dz, component_stride, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
@@ -249,30 +249,30 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
             const int64_t at = r * static_cast<int64_t>(pitch) + column;
             const int shifts[4] = {shift[i], shift[i], shift[i], shift[i]};
             int found[4];
-            Form::put(planes ? planes + at : nullptr, plane, four[i], shifts, found);
+            Format::put(components ? components + at : nullptr, component_stride, four[i], shifts, found);
 #pragma unroll
             for (int q = 0; q < 4; ++q) sum[q] += x[q], seen[q] |= found[q];
-            if (!planes) continue;
-            if (Form::SCALED && row_planes) {
+            if (!components) continue;
+            if (Format::SCALED && row_components) {
                 const int row_shifts[4] = {row_shift[i], row_shift[i], row_shift[i], row_shift[i]};
-                Form::put(row_planes + at, plane, four[i], row_shifts, found);
-                const int flags = (found[0] | found[1] | found[2] | found[3]) & ~USED;
+                Format::put(row_components + at, component_stride, four[i], row_shifts, found);
+                const int flags = (found[0] | found[1] | found[2] | found[3]) & ~NONZERO;
                 if (r >= rows.count)
-                    lines[r] = line_exponent(NO_EXPONENT) * 8;
+                    lines[r] = scaling_exponent(NO_EXPONENT) * 8;
                 else if (flags)
                     atomicOr(lines + r, flags);
             }
         }
     }
 
-    if (!Form::SCALED && !db) return;
+    if (!Format::SCALED && !db) return;
     const int mine = blockIdx.x * T::WIDTH + threadIdx.x;  // of the first WIDTH threads
     const int at = blockIdx.y * pitch + mine;
-    const float part_sum = join_lines(shared, sum, 0.0f, [](float a, float b) { return a + b; });
-    const int part_seen = Form::SCALED ? join_lines(words, seen, 0, [](int a, int b) { return a | b; }) : 0;
+    const float part_sum = join_rows(shared, sum, 0.0f, [](float a, float b) { return a + b; });
+    const int part_seen = Format::SCALED ? join_rows(words, seen, 0, [](int a, int b) { return a | b; }) : 0;
     if (threadIdx.x < T::WIDTH) {
         parts[at] = part_sum;
-        if (Form::SCALED) part_flags[at] = part_seen;
+        if (Format::SCALED) partial_flags[at] = part_seen;
     }
     __syncthreads();
     if (!was_last(arrive(arrived + blockIdx.x), words, gridDim.y) || threadIdx.x >= T::WIDTH || mine >= n) return;
@@ -281,15 +281,15 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
 #pragma unroll 8
     for (int i = 0; i < static_cast<int>(gridDim.y); ++i) {
         total += __ldcg(parts + i * pitch + mine);
-        if (Form::SCALED) flags |= __ldcg(part_flags + i * pitch + mine);
+        if (Format::SCALED) flags |= __ldcg(partial_flags + i * pitch + mine);
     }
     if (db) db[mine] = total;
-    if (Form::SCALED) columns[mine] = top * 8 + flags;
+    if (Format::SCALED) columns[mine] = top * 8 + flags;
 }
 
 // Of each word only what a mask has stays.  Grid: any, of one dimension.
 __device__ __forceinline__ void mask_words(int* words, int mask, int64_t size) {
-    follow_launch_before();
+    pdl_wait_and_trigger();
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
         words[i] &= mask;

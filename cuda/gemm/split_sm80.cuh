@@ -8,7 +8,7 @@
 // too small for a bfloat16, is found on the way: C's rows and columns that depend on it are computed again, as chains
 // of multiply-adds, and so is what is not finite.  (Error bound: docs/mathematics.md.)
 //
-// For products whose operands are read once or twice, this saves the pass that makes planes (gemm/operands.cuh).
+// For products whose operands are read once or twice, this saves the pass that makes components (gemm/operand_formats.cuh).
 #pragma once
 
 #include "common/numbers.cuh"
@@ -20,7 +20,7 @@ namespace mlpgpu {
 // Shape of a block's work: WARPS_M x WARPS_N warps, each with its part of the tile in fragments.  K is the depth of a
 // slice; the sum over PROMOTED k, or over a slice if that is less, is made at a time.
 template <int M_, int N_, int K_ = 32, int THREADS_ = 256>
-struct SplitTile {
+struct SplitSm80Tile {
     static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, PARTS = 3;
     static constexpr int DEPTH = K < PROMOTED ? K : PROMOTED;
     static constexpr int WARPS_M = M / 16, WARPS_N = THREADS / WARP / WARPS_M, WARP_N = N / WARPS_N;
@@ -112,10 +112,10 @@ __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const ui
 
 // As gemm/simt.cuh's for its tiles.  The columns of B are summed as they are, before they are split.
 template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operand<A_INNER>& a,
+__device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Operand<A_INNER>& a,
                                                    const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
                                                    const Columns& columns, const Epilogue& epilogue) {
-    using T = SplitTile<M, N>;
+    using T = SplitSm80Tile<M, N>;
     using SliceA = SplitSlice<T::M, T, A_INNER>;
     using SliceB = SplitSlice<T::N, T, B_INNER>;
     SHARED(float, shared);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitTile<M, N>, const Operan
 }
 
 template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(SplitTile<M, N> tile, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
+__device__ __forceinline__ void gemm_tile(SplitSm80Tile<M, N> tile, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
                                           int m0, int n0, int k_begin, int k_end, const Columns& columns,
                                           const Epilogue& epilogue) {
     gemm_tile_in_place(tile, a, b, m0, n0, k_begin, k_end, columns, epilogue);

@@ -4,7 +4,7 @@
 // Memory is the limit of such a product if enough of it is on its way.  So some warps do nothing but load: they have the
 // next slices of x copied to a ring in shared memory as they are, and nobody waits for registers.  The warpgroups that
 // multiply split a line of A when they read it, each its own lines, so that its parts are never stored.  All of them
-// read B; its parts are stored once, in planes.
+// read B; its parts are stored once, in components.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -22,7 +22,7 @@ struct SplitProduct {
 
 // Orders by magnitude, and 0 after all others.  What comes before TOO_SMALL does not split well.  What is too large, or
 // not finite, needs no test: its parts leave a sum that is not finite.
-__device__ __forceinline__ unsigned smallness(float x) { return (__float_as_uint(x) << 1) - 1; }
+__device__ __forceinline__ unsigned magnitude_key(float x) { return (__float_as_uint(x) << 1) - 1; }
 constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 
 // --- A: lines of x as they are stored ---
@@ -30,14 +30,14 @@ constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 // Where lines begin, in shared memory; null for those from `lines` on.  A copy asks for nothing else, so that it need not
 // wait for an order's entry each time.
 template <int COUNT, int THREADS, bool INNER_FIRST>
-__device__ __forceinline__ void find_lines(const Operand<INNER_FIRST>& from, int first, int lines, const float** starts) {
+__device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int lines, const float** starts) {
     for (int i = threadIdx.x; i < COUNT; i += THREADS) starts[i] = first + i < lines ? from.line(first + i) : nullptr;
 }
 
 // LINES lines to shared memory, PITCH floats apart; of each WIDTH floats from `start` on.  Zeros take the place of lines that
 // there are not and of elements from `end` on.  By THREADS threads, which go on meanwhile.
 template <int LINES, int WIDTH, int PITCH, int THREADS>
-__device__ __forceinline__ void copy_lines(const float* const* starts, const float* data, bool vectored, int start, int end,
+__device__ __forceinline__ void copy_rows(const float* const* starts, const float* data, bool vectored, int start, int end,
                                            uint32_t to, int thread) {
     constexpr int PER_LINE = WIDTH / 4, APART = THREADS / PER_LINE, EACH = LINES / APART, BATCH = EACH < 8 ? EACH : 8;
     static_assert(APART * PER_LINE == THREADS && EACH * APART == LINES && EACH % BATCH == 0,
@@ -67,33 +67,33 @@ __device__ __forceinline__ void copy_lines(const float* const* starts, const flo
     }
 }
 
-// --- B: planes of its parts ---
+// --- B: components of its parts ---
 
-// Of K x N elements.  A plane is made of matrices of 8 columns, in which a column's eight elements are neighbours.
+// Of K x N elements.  A component is made of matrices of 8 columns, in which a column's eight elements are neighbours.
 template <int K, int N>
-struct SplitPlanes {
+struct SplitComponents {
     static constexpr int COLUMN = 16, NEXT_COLUMNS = 8 * COLUMN, NEXT_INNER = N * COLUMN;  // bytes
     static constexpr int PLANE = K / 8 * NEXT_INNER, BYTES = SplitProduct::PARTS * PLANE;
 
     // Puts elements 8 · octet and on of a column away; says whether one of them is too small.
-    static __device__ __forceinline__ bool store(unsigned char* planes, int column, int octet, const float (&values)[8]) {
+    static __device__ __forceinline__ bool store(unsigned char* components, int column, int octet, const float (&values)[8]) {
         unsigned least = ~0u;
         float rest[8];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) rest[e] = values[e], least = min(least, smallness(values[e]));
+        for (int e = 0; e < 8; ++e) rest[e] = values[e], least = min(least, magnitude_key(values[e]));
 #pragma unroll
         for (int part = 0; part < SplitProduct::PARTS; ++part) {
             uint4 bits;
             bits.x = split_off(rest[0], rest[1]), bits.y = split_off(rest[2], rest[3]);
             bits.z = split_off(rest[4], rest[5]), bits.w = split_off(rest[6], rest[7]);
-            *reinterpret_cast<uint4*>(planes + part * PLANE + octet * NEXT_INNER + column * COLUMN) = bits;
+            *reinterpret_cast<uint4*>(components + part * PLANE + octet * NEXT_INNER + column * COLUMN) = bits;
         }
         return least < TOO_SMALL;
     }
 
     // Sixteen lines of a part from line k on, for products.
-    static __device__ __forceinline__ uint64_t lines(uint32_t planes, int part, int k) {
-        return wgmma_descriptor_plain(planes + part * PLANE + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
+    static __device__ __forceinline__ uint64_t lines(uint32_t components, int part, int k) {
+        return wgmma_descriptor_plain(components + part * PLANE + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
     }
 };
 
@@ -111,7 +111,7 @@ struct SplitFragments {
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             float2 two = pair(q % 2 * 8, k + q / 2 * 8);
-            least[q % 2] = min(least[q % 2], min(smallness(two.x), smallness(two.y)));
+            least[q % 2] = min(least[q % 2], min(magnitude_key(two.x), magnitude_key(two.y)));
 #pragma unroll
             for (int part = 0; part < SplitProduct::PARTS; ++part) own[part][q] = split_off(two.x, two.y);
         }
@@ -120,9 +120,9 @@ struct SplitFragments {
 
 // sums = A · B over PROMOTED of the inner index, the smaller products of parts first.  The first sixteen k of A are in
 // `a`; fill(k) brings the sixteen from k on while products are under way, and the next sum's first sixteen at the end.
-template <class Planes, class Fill>
-__device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD], const SplitFragments& a,
-                                               uint32_t planes, int k0, const Fill& fill) {
+template <class Components, class Fill>
+__device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::HELD], const SplitFragments& a,
+                                               uint32_t components, int k0, const Fill& fill) {
     using T = SplitProduct;
 #pragma unroll
     for (int k = 0; k < T::PROMOTED; k += 16) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD]
         for (int both = T::PARTS - 1; both >= 0; --both)
 #pragma unroll
             for (int part = 0; part <= both; ++part)
-                wgmma_of_registers(sums, own[part], Planes::lines(planes, both - part, k0 + k),
+                wgmma_of_registers(sums, own[part], Components::lines(components, both - part, k0 + k),
                                    k > 0 || both < T::PARTS - 1 || part > 0);
         wgmma_commit();
         wgmma_wait<1>();  // who read what is filled now
@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply_parts(float (&sums)[SplitProduct::HELD]
 
 // finish(true, row, column, C's element) of those of the warp's 16 x N that lie within `rows` and `columns`, and
 // finish(false, …), which is to do nothing, so that it need not branch, of others.  Where a row, a column or an element
-// is doubtful, what is is summed by again(row, column).
+// is recomputed, what is is summed by again(row, column).
 template <class Again, class Finish>
 __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::HELD], const unsigned (&least)[2],
                                                  const int* column_flags, bool any_column, int rows, int columns,
@@ -183,38 +183,38 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
 // --- a tile of C for gemm/simt.cuh's kernels: A lies along k, B along C's columns ---
 
 // Besides the warps that multiply there are some that have A copied, and some that split B.
-struct WarpgroupTile {
+struct SplitSm90Tile {
     static constexpr int GROUPS = 2, M = GROUPS * SplitProduct::M, N = SplitProduct::N, DEPTH = SplitProduct::PROMOTED;
-    static constexpr int MULTIPLIERS = GROUPS * WARPGROUP, COPIERS = 2 * WARP, SPLITTERS = 6 * WARP;
-    static constexpr int THREADS = MULTIPLIERS + COPIERS + SPLITTERS;
-    static constexpr int MULTIPLIER_REGISTERS = 168, OTHER_REGISTERS = 80;
-    static_assert(MULTIPLIERS * MULTIPLIER_REGISTERS + (COPIERS + SPLITTERS) * OTHER_REGISTERS <= 65536,
+    static constexpr int COMPUTE_THREADS = GROUPS * WARPGROUP, PRODUCER_THREADS = 2 * WARP, SPLITTER_THREADS = 6 * WARP;
+    static constexpr int THREADS = COMPUTE_THREADS + PRODUCER_THREADS + SPLITTER_THREADS;
+    static constexpr int COMPUTE_REGISTERS = 168, OTHER_REGISTERS = 80;
+    static_assert(COMPUTE_THREADS * COMPUTE_REGISTERS + (PRODUCER_THREADS + SPLITTER_THREADS) * OTHER_REGISTERS <= 65536,
                   "registers change hands by warpgroups");
-    using Planes = SplitPlanes<DEPTH, N>;
-    struct OfA {  // slices of A, whose rows begin eight banks apart from each other
-        static constexpr int DEPTH = WarpgroupTile::DEPTH, PITCH = DEPTH + 8;
+    using Components = SplitComponents<DEPTH, N>;
+    struct RingA {  // slices of A, whose rows begin eight banks apart from each other
+        static constexpr int DEPTH = SplitSm90Tile::DEPTH, PITCH = DEPTH + 8;
         static constexpr int STAGES = 4, STAGE_BYTES = 4 * M * PITCH, ALIGNMENT = 16;
-        static constexpr int CONSUMERS = MULTIPLIERS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
+        static constexpr int CONSUMERS = COMPUTE_THREADS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    struct OfB {  // planes
-        static constexpr int STAGES = 2, STAGE_BYTES = Planes::BYTES, ALIGNMENT = 16;
-        static constexpr int CONSUMERS = MULTIPLIERS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
+    struct RingB {  // components
+        static constexpr int STAGES = 2, STAGE_BYTES = Components::BYTES, ALIGNMENT = 16;
+        static constexpr int CONSUMERS = COMPUTE_THREADS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    static constexpr int SHARED_BYTES = OfA::BYTES + OfB::BYTES + 8 * M + 4 * N;
+    static constexpr int SHARED_BYTES = RingA::BYTES + RingB::BYTES + 8 * M + 4 * N;
     // A warp's part of C on its way out, whose rows begin eight banks apart from each other.
-    static constexpr int PATCH_PITCH = N + 8, PATCH = 16 * PATCH_PITCH;
-    static_assert(4 * MULTIPLIERS / WARP * PATCH <= OfB::BYTES, "in the end they take the place of B's planes");
+    static constexpr int STAGING_PITCH = N + 8, STAGING_SIZE = 16 * STAGING_PITCH;
+    static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the place of B's components");
 };
 
 // B's slices on their way through a splitter's registers, which hold one while the one before is multiplied.
 struct SplitColumns {
-    using T = WarpgroupTile;
-    static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTERS;  // of eight elements of a column
-    static_assert(UNITS * T::SPLITTERS * 8 == T::N * T::DEPTH, "the same for each thread");
+    using T = SplitSm90Tile;
+    static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTER_THREADS;  // of eight elements of a column
+    static_assert(UNITS * T::SPLITTER_THREADS * 8 == T::N * T::DEPTH, "the same for each thread");
     float held[UNITS][8];
 
-    static __device__ __forceinline__ int column(int thread, int unit) { return (thread + unit * T::SPLITTERS) % T::N; }
-    static __device__ __forceinline__ int octet(int thread, int unit) { return (thread + unit * T::SPLITTERS) / T::N; }
+    static __device__ __forceinline__ int column(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) % T::N; }
+    static __device__ __forceinline__ int octet(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) / T::N; }
 
     // Columns beyond B's are as its last one: nobody asks for their sums.
     __device__ __forceinline__ void fetch(const Operand<false>& b, int n0, int k0, int k_end, int thread, int unit) {
@@ -232,33 +232,33 @@ struct SplitColumns {
 };
 
 template <class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(WarpgroupTile, const Operand<true>& a, const Operand<false>& b, int m0, int n0,
+__device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a, const Operand<false>& b, int m0, int n0,
                                           int k_begin, int k_end, const Columns&, const Epilogue& epilogue) {
-    using T = WarpgroupTile;
+    using T = SplitSm90Tile;
     static_assert(!Columns::wanted, "who makes tiles of dW sums up dz's columns himself");
     SHARED(unsigned char, slices);
-    unsigned char* const planes = slices + T::OfA::BYTES;
-    const float** const starts = reinterpret_cast<const float**>(planes + T::OfB::BYTES);  // of A's rows
+    unsigned char* const components = slices + T::RingA::BYTES;
+    const float** const starts = reinterpret_cast<const float**>(components + T::RingB::BYTES);  // of A's rows
     int* const column_flags = reinterpret_cast<int*>(starts + T::M);
-    Ring<T::OfA> of_a(slices);
-    Ring<T::OfB> of_b(planes);
-    if (threadIdx.x == 0) of_a.make(T::COPIERS), of_b.make(T::SPLITTERS / WARP);
+    Ring<T::RingA> ring_a(slices);
+    Ring<T::RingB> ring_b(components);
+    if (threadIdx.x == 0) ring_a.make(T::PRODUCER_THREADS), ring_b.make(T::SPLITTER_THREADS / WARP);
     for (int i = threadIdx.x; i < T::N; i += T::THREADS) column_flags[i] = 0;
-    find_lines<T::M, T::THREADS>(a, m0, a.outer, starts);
+    find_rows<T::M, T::THREADS>(a, m0, a.outer, starts);
     __syncthreads();
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (threadIdx.x >= T::MULTIPLIERS) {
+    if (threadIdx.x >= T::COMPUTE_THREADS) {
         registers_lower<T::OTHER_REGISTERS>();
-        const int copier = threadIdx.x - T::MULTIPLIERS, splitter = copier - T::COPIERS;
+        const int copier = threadIdx.x - T::COMPUTE_THREADS, splitter = copier - T::PRODUCER_THREADS;
         if (splitter < 0) {
             const bool vectored = is_vectored(a.data, a.pitch);
-            for (int k0 = k_begin; k0 < k_end; k0 += T::OfA::DEPTH) {
-                of_a.wait_empty();
-                copy_lines<T::M, T::OfA::DEPTH, T::OfA::PITCH, T::COPIERS>(starts, a.data, vectored, k0, k_end,
-                                                                           of_a.address(), copier);
-                barrier_arrive_copied(of_a.full + 8 * of_a.stage);
-                of_a.advance();
+            for (int k0 = k_begin; k0 < k_end; k0 += T::RingA::DEPTH) {
+                ring_a.wait_empty();
+                copy_rows<T::M, T::RingA::DEPTH, T::RingA::PITCH, T::PRODUCER_THREADS>(starts, a.data, vectored, k0, k_end,
+                                                                           ring_a.address(), copier);
+                barrier_arrive_copied(ring_a.full + 8 * ring_a.stage);
+                ring_a.advance();
             }
             return;
         }
@@ -266,17 +266,17 @@ __device__ __forceinline__ void gemm_tile(WarpgroupTile, const Operand<true>& a,
 #pragma unroll
         for (int unit = 0; unit < SplitColumns::UNITS; ++unit) columns.fetch(b, n0, k_begin, k_end, splitter, unit);
         for (int k0 = k_begin; k0 < k_end; k0 += T::DEPTH) {
-            of_b.wait_empty();
+            ring_b.wait_empty();
 #pragma unroll
             for (int unit = 0; unit < SplitColumns::UNITS; ++unit) {
                 const int column = SplitColumns::column(splitter, unit), octet = SplitColumns::octet(splitter, unit);
-                unsigned char* const stage = planes + of_b.stage * T::OfB::STAGE_BYTES;
-                if (T::Planes::store(stage, column, octet, columns.held[unit])) column_flags[column] = 1;
+                unsigned char* const stage = components + ring_b.stage * T::RingB::STAGE_BYTES;
+                if (T::Components::store(stage, column, octet, columns.held[unit])) column_flags[column] = 1;
             }
             publish_shared();
             __syncwarp();
-            if (lane == 0) barrier_arrive<1>(of_b.full + 8 * of_b.stage, 0);
-            of_b.advance();
+            if (lane == 0) barrier_arrive<1>(ring_b.full + 8 * ring_b.stage, 0);
+            ring_b.advance();
             // Not before, as what publishes would wait for it.
             if (k0 + T::DEPTH < k_end)
 #pragma unroll
@@ -286,39 +286,39 @@ __device__ __forceinline__ void gemm_tile(WarpgroupTile, const Operand<true>& a,
         return;
     }
 
-    registers_raise<T::MULTIPLIER_REGISTERS>();
+    registers_raise<T::COMPUTE_REGISTERS>();
     float c[SplitProduct::HELD] = {};
     SplitFragments a_parts;
     const float* slice = nullptr;
     const auto begin_slice = [&] {
-        of_a.wait_full();
-        slice = reinterpret_cast<const float*>(slices + of_a.stage * T::OfA::STAGE_BYTES) +
-                (warp * 16 + lane / 4) * T::OfA::PITCH + lane % 4 * 2;
+        ring_a.wait_full();
+        slice = reinterpret_cast<const float*>(slices + ring_a.stage * T::RingA::STAGE_BYTES) +
+                (warp * 16 + lane / 4) * T::RingA::PITCH + lane % 4 * 2;
     };
     const auto fill = [&](int k) {
         a_parts.fill(k, [=](int row, int inner) {
-            return *reinterpret_cast<const float2*>(slice + row * T::OfA::PITCH + inner);
+            return *reinterpret_cast<const float2*>(slice + row * T::RingA::PITCH + inner);
         });
     };
     if (k_begin < k_end) begin_slice(), fill(0);
     for (int k0 = k_begin; k0 < k_end; k0 += T::DEPTH) {
-        of_b.wait_full();
+        ring_b.wait_full();
         float sums[SplitProduct::HELD];
-        multiply_parts<T::Planes>(sums, a_parts, of_b.address(), 0, [&](int k) {
+        multiply_components<T::Components>(sums, a_parts, ring_b.address(), 0, [&](int k) {
             if (k < T::DEPTH) return fill(k);
             __syncwarp();
-            if (lane == 0) barrier_arrive<1>(of_a.empty + 8 * of_a.stage, 0);
-            of_a.advance();
+            if (lane == 0) barrier_arrive<1>(ring_a.empty + 8 * ring_a.stage, 0);
+            ring_a.advance();
             if (k0 + T::DEPTH < k_end) begin_slice(), fill(0);
         });
-        if (lane == 0) barrier_arrive<1>(of_b.empty + 8 * of_b.stage, 0);
-        of_b.advance();
+        if (lane == 0) barrier_arrive<1>(ring_b.empty + 8 * ring_b.stage, 0);
+        ring_b.advance();
 #pragma unroll
         for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += sums[i];
     }
     const int row0 = m0 + warp * 16;
-    float* const patch = reinterpret_cast<float*>(planes) + warp * T::PATCH;
-    sync_some<1, T::MULTIPLIERS>();
+    float* const patch = reinterpret_cast<float*>(components) + warp * T::STAGING_SIZE;
+    sync_some<1, T::COMPUTE_THREADS>();
     bool any_column = false;
     for (int i = lane; i < T::N; i += WARP) any_column = any_column || column_flags[i];
     finish_fragments(
@@ -329,12 +329,12 @@ __device__ __forceinline__ void gemm_tile(WarpgroupTile, const Operand<true>& a,
             return sum;
         },
         [=](bool wanted, int row, int column, float value) {
-            if (wanted) patch[row * T::PATCH_PITCH + column] = value;
+            if (wanted) patch[row * T::STAGING_PITCH + column] = value;
         });
     __syncwarp();
     for (int row = 0; row < min(16, a.outer - row0); ++row)
         for (int column = lane; column < min(T::N, b.outer - n0); column += WARP)
-            epilogue(row0 + row, n0 + column, patch[row * T::PATCH_PITCH + column]);
+            epilogue(row0 + row, n0 + column, patch[row * T::STAGING_PITCH + column]);
 }
 
 }  // namespace mlpgpu

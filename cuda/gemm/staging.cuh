@@ -1,7 +1,7 @@
 // A finished part of a product of gemm/gemm_sm90.cuh, in the registers of a consumer, on its way to the epilogue (gemm/epilogue.cuh).
 //
 // Registers hold pairs of columns, of rows that lie far apart in memory.  So each warp lays 16 rows and some columns at a
-// time out in its patch of shared memory, and takes them back in whole lines.  T is a WgmmaTile.
+// time out in its patch of shared memory, and takes them back in whole lines.  T is a Sm90Tile.
 #pragma once
 
 #include "arch/wgmma.cuh"
@@ -13,31 +13,31 @@ namespace mlpgpu {
 // and 32 columns at a time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that
 // memory is read and written in whole lines.
 template <class T, class Epilogue>
-struct HandOver {
-    static constexpr int WIDTH = T::PATCH_WIDTH, PITCH = T::PATCH_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
-    static constexpr int PATCHES = T::WIDTH / WIDTH;
+struct StagedEpilogue {
+    static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
+    static constexpr int PIECES = T::WIDTH / WIDTH;
     using Read = typename Epilogue::Read;
     using Lines = typename Epilogue::Lines;
     // Where registers hold all that the epilogue reads, it is on its way while the product is made.
-    static constexpr int SUMS = (T::PLANES + T::Form::PROMOTED) * T::COUNT;
-    static constexpr int READ_WORDS = sizeof(Read) / 4, LINE_WORDS = sizeof(Lines) / 4;
-    static constexpr bool SETTLES = LINE_WORDS > 0;  // which is much code
-    static constexpr bool EARLY = !Epilogue::READS_PLANES && !SETTLES && SUMS + PATCHES * QUADS * READ_WORDS <= 192;
-    static constexpr bool IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
+    static constexpr int SUMS = (T::COMPONENTS + T::Format::PROMOTED) * T::COUNT;
+    static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Lines) / 4;
+    static constexpr bool RESCALES = SCALE_WORDS > 0;  // which is much code
+    static constexpr bool EARLY = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
+    static constexpr bool READS_IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    Read early[EARLY ? PATCHES : 1][EARLY ? QUADS : 1];
+    Read early[EARLY ? PIECES : 1][EARLY ? QUADS : 1];
 
-    __device__ __forceinline__ HandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+    __device__ __forceinline__ StagedEpilogue(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
-        if (reads) read_ahead();
+        if (reads) prefetch();
     }
 
-    __device__ __forceinline__ void read_ahead() {
+    __device__ __forceinline__ void prefetch() {
         if constexpr (EARLY) {
 #pragma unroll
-            for (int each = 0; each < PATCHES; ++each)
+            for (int each = 0; each < PIECES; ++each)
 #pragma unroll
                 for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
         }
@@ -57,7 +57,7 @@ struct HandOver {
         return inside(each, i) ? epilogue.lines(m0 + line(i), column(each)) : Lines();
     }
 
-    __device__ __forceinline__ void lay_out(const float* c, float* patch) const {
+    __device__ __forceinline__ void stage(const float* c, float* patch) const {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < WIDTH / 4; ++i) {
@@ -70,25 +70,25 @@ struct HandOver {
     __device__ __forceinline__ void finish(const float* patch, int each, int i, const Read& read, const Lines& lines) const {
         const int row = m0 + line(i);
         float4 quad = *reinterpret_cast<const float4*>(patch + line(i) * PITCH + threadIdx.x % LANES * 4);
-        epilogue.settle(row, column(each), quad, lines);
+        epilogue.rescale(row, column(each), quad, lines);
         if (inside(each, i)) epilogue.template write<ALIGNED>(row, column(each), quad, read);
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) const {
-        if constexpr (SETTLES)
-            epilogue.is_aligned() ? settle_in_turn<true>(c, patch) : settle_in_turn<false>(c, patch);
+        if constexpr (RESCALES)
+            epilogue.is_aligned() ? rescale_in_loop<true>(c, patch) : rescale_in_loop<false>(c, patch);
         else if (!epilogue.is_aligned())
-            in_turn<false>(c, patch);
+            run_in_loop<false>(c, patch);
         else if constexpr (EARLY)
-            all_at_once(c, patch);
+            run_unrolled(c, patch);
         else
-            in_turn<true>(c, patch);
+            run_in_loop<true>(c, patch);
     }
 
-    __device__ __forceinline__ void all_at_once(const float (&c)[T::COUNT], float* patch) const {
+    __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* patch) const {
 #pragma unroll
-        for (int each = 0; each < PATCHES; ++each) {
-            lay_out(c + each * (WIDTH / 2), patch);
+        for (int each = 0; each < PIECES; ++each) {
+            stage(c + each * (WIDTH / 2), patch);
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], Lines());
@@ -106,22 +106,22 @@ struct HandOver {
         return found;
     }
 
-    __device__ __forceinline__ void lay_out_patch(const float (&c)[T::COUNT], int each, float* patch) const {
+    __device__ __forceinline__ void stage_piece(const float (&c)[T::COUNT], int each, float* patch) const {
 #pragma unroll
-        for (int held = 0; held < PATCHES; ++held)
-            if (held == each) lay_out(c + held * (WIDTH / 2), patch);
+        for (int held = 0; held < PIECES; ++held)
+            if (held == each) stage(c + held * (WIDTH / 2), patch);
     }
 
     // Where sums are settled, a loop goes through the quads: to fetch that code anew for each takes longer than it does.
     // What the epilogue reads for DEEP patches is on its way together, or for a few quads of one.
     template <bool ALIGNED>
-    __device__ __forceinline__ void settle_in_turn(const float (&c)[T::COUNT], float* patch) const {
-        constexpr int TAKEN = T::COUNT + QUADS * LINE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
-        constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PATCHES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
+    __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* patch) const {
+        constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
+        constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PIECES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
         constexpr bool WHOLE = ALIGNED && READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
         constexpr int GROUP = WHOLE ? QUADS : ALIGNED ? 2 : 1;
 #pragma unroll 1
-        for (int first = 0; first < PATCHES * QUADS; first += DEEP * GROUP) {
+        for (int first = 0; first < PIECES * QUADS; first += DEEP * GROUP) {
             Read known[DEEP][GROUP];
 #pragma unroll
             for (int d = 0; d < DEEP; ++d)
@@ -135,7 +135,7 @@ struct HandOver {
                 for (int i = 0; i < GROUP; ++i) its_lines[i] = lines(each, begin + i);
                 if (begin == 0) {
                     __syncwarp();  // nobody reads the patch before any more
-                    lay_out_patch(c, each, patch);
+                    stage_piece(c, each, patch);
                     __syncwarp();
                 }
 #pragma unroll 1
@@ -149,15 +149,15 @@ struct HandOver {
     // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
     // is no vector, loads of GROUP quads are on their way together.  The epilogue's code stands here once.
     template <bool ALIGNED>
-    __device__ __forceinline__ void in_turn(const float (&c)[T::COUNT], float* patch) const {
-        constexpr bool AHEAD = ALIGNED && !IN_GROUPS;
+    __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* patch) const {
+        constexpr bool AHEAD = ALIGNED && !READS_IN_GROUPS;
         constexpr int GROUP = AHEAD ? QUADS : ALIGNED ? 2 : 1;
         Read known[GROUP];
 #pragma unroll
         for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = read<ALIGNED>(0, i);
 #pragma unroll 1
-        for (int each = 0; each < PATCHES; ++each) {
-            lay_out_patch(c, each, patch);
+        for (int each = 0; each < PIECES; ++each) {
+            stage_piece(c, each, patch);
             __syncwarp();
 #pragma unroll 1
             for (int first = 0; first < QUADS; first += GROUP) {
@@ -167,7 +167,7 @@ struct HandOver {
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
                     finish<ALIGNED>(patch, each, first + i, known[i], Lines());
-                    if (AHEAD && each + 1 < PATCHES) known[i] = read<ALIGNED>(each + 1, i);
+                    if (AHEAD && each + 1 < PIECES) known[i] = read<ALIGNED>(each + 1, i);
                 }
             }
             __syncwarp();
@@ -175,44 +175,44 @@ struct HandOver {
     }
 };
 
-// The same for an epilogue of planes alone.  Pairs pass through it as registers hold them, so that a warp lays out only
-// what it has made, 16 rows and 64 columns of a plane at a time; what they meet of the planes that it reads comes the
-// same way.  Where an epilogue has no planes there is nothing to it.
-template <class T, class Epilogue, bool HAS_PLANES = Epilogue::HAS_PLANES>
-struct PlanesHandOver {
-    __device__ __forceinline__ PlanesHandOver(const Epilogue&, int, int, int, int, bool) {}
-    __device__ __forceinline__ void read_ahead() {}
+// The same for an epilogue of components alone.  Pairs pass through it as registers hold them, so that a warp lays out only
+// what it has made, 16 rows and 64 columns of a component at a time; what they load_row_operand of the components that it reads comes the
+// same way.  Where an epilogue has no components there is nothing to it.
+template <class T, class Epilogue, bool WRITES_COMPONENTS = Epilogue::WRITES_COMPONENTS>
+struct StagedComponents {
+    __device__ __forceinline__ StagedComponents(const Epilogue&, int, int, int, int, bool) {}
+    __device__ __forceinline__ void prefetch() {}
     __device__ __forceinline__ void run(const float (&)[T::COUNT], float*) const {}
 };
 
 template <class T, class Epilogue>
-struct PlanesHandOver<T, Epilogue, true> {
-    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PATCHES = T::WIDTH / WIDTH;  // in numbers of 16 bits
+struct StagedComponents<T, Epilogue, true> {
+    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;  // in numbers of 16 bits
     static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
-    static constexpr int PLANES = T::PLANES, PAIRS = WIDTH / 4;                      // of a thread in a patch
-    static_assert(16 * PITCH * sizeof(uint16_t) <= T::PATCH * sizeof(float));
+    static constexpr int COMPONENTS = T::COMPONENTS, PAIRS = WIDTH / 4;                      // of a thread in a patch
+    static_assert(16 * PITCH * sizeof(uint16_t) <= T::STAGING_SIZE * sizeof(float));
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
     // Of the next patch.
-    uint4 saved[PLANES][VECTORS];
+    uint4 saved[COMPONENTS][VECTORS];
     float2 of[WIDTH / 8];
-    float2 met[Epilogue::MEETS_ROWS ? WIDTH / 8 : 1][2];
+    float2 row_operand[Epilogue::HAS_ROW_OPERAND ? WIDTH / 8 : 1][2];
     // Those of a lane, eight lines apart.
     typename Epilogue::Row rows[2];
 
-    __device__ __forceinline__ PlanesHandOver(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
-        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), met(), rows() {
-        if (reads) read_ahead();
+    __device__ __forceinline__ StagedComponents(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), row_operand(), rows() {
+        if (reads) prefetch();
     }
 
-    __device__ __forceinline__ void read_ahead() {
+    __device__ __forceinline__ void prefetch() {
         read(0);
-        if constexpr (Epilogue::MEETS_ROWS) {
+        if constexpr (Epilogue::HAS_ROW_OPERAND) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) rows[h] = epilogue.row(m0 + threadIdx.x % WARP / 4 + h * 8, pair_column(0, 0));
 #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) meet(0, i);
+            for (int i = 0; i < WIDTH / 8; ++i) load_row_operand(0, i);
         }
     }
 
@@ -223,30 +223,30 @@ struct PlanesHandOver<T, Epilogue, true> {
         return n0 + each * WIDTH + i * 8 + threadIdx.x % 4 * 2;
     }
 
-    __device__ __forceinline__ void meet(int each, int i) {
+    __device__ __forceinline__ void load_row_operand(int each, int i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            if (begins(each, i)) met[i][h] = epilogue.meet(rows[h], pair_column(each, i));
+            if (begins(each, i)) row_operand[i][h] = epilogue.load_row_operand(rows[h], pair_column(each, i));
     }
 
     __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
     __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 8; }
     __device__ __forceinline__ bool inside(int each, int v) const { return m0 + line(v) < m && column(each) < n; }
-    __device__ __forceinline__ int64_t place(int each, int v, int plane) const {
-        return plane * epilogue.plane() + static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
+    __device__ __forceinline__ int64_t place(int each, int v, int component) const {
+        return component * epilogue.component_stride() + static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
     }
 
     __device__ __forceinline__ void read(int each) {
         const uint16_t* const from = epilogue.saved();
 #pragma unroll
-        for (int p = 0; p < PLANES; ++p)
+        for (int p = 0; p < COMPONENTS; ++p)
 #pragma unroll
             for (int v = 0; from && v < VECTORS; ++v)
                 if (inside(each, v)) saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(from + place(each, v, p)));
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
             const int j = pair_column(each, i);
-            if (j < n) of[i] = epilogue.of_columns(j);
+            if (j < n) of[i] = epilogue.column_operand(j);
         }
     }
 
@@ -259,80 +259,80 @@ struct PlanesHandOver<T, Epilogue, true> {
         return reinterpret_cast<unsigned*>(patch + (lane / 4 + pair % 2 * 8) * PITCH + pair / 2 * 8 + lane % 4 * 2);
     }
 
-    __device__ __forceinline__ void lay_out(int plane, uint16_t* patch) const {
+    __device__ __forceinline__ void stage(int component, uint16_t* patch) const {
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) *vector(patch, v) = saved[plane][v];
+        for (int v = 0; v < VECTORS; ++v) *vector(patch, v) = saved[component][v];
         __syncwarp();
     }
 
-    __device__ __forceinline__ void store(uint16_t* patch, int each, int plane) const {
+    __device__ __forceinline__ void store(uint16_t* patch, int each, int component) const {
         __syncwarp();
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             uint4 found = *vector(patch, v);
             if (m0 + line(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
-            if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.planes() + place(each, v, plane)) = found;
+            if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.components() + place(each, v, component)) = found;
         }
         __syncwarp();
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* room) {
         uint16_t* const patch = reinterpret_cast<uint16_t*>(room);
-        constexpr bool MANY = PLANES > 1;
+        constexpr bool MANY = COMPONENTS > 1;
 #pragma unroll
-        for (int each = 0; each < PATCHES; ++each) {
-            float2 rest[PAIRS];  // of what is read behind the first plane, then of what is made
+        for (int each = 0; each < PIECES; ++each) {
+            float2 rest[PAIRS];  // of what is read behind the first component, then of what is made
             if (epilogue.saved()) {
 #pragma unroll
-                for (int p = PLANES - 1; p > 0; --p) {
-                    lay_out(p, patch);
+                for (int p = COMPONENTS - 1; p > 0; --p) {
+                    stage(p, patch);
 #pragma unroll
                     for (int i = 0; i < PAIRS; ++i) {
                         const float2 found = bfloats(*word(patch, i));
-                        rest[i] = p == PLANES - 1 ? found : joined(found, rest[i]);
+                        rest[i] = p == COMPONENTS - 1 ? found : joined(found, rest[i]);
                     }
                     __syncwarp();
                 }
-                lay_out(0, patch);
+                stage(0, patch);
             }
             float2 now[WIDTH / 8];
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
-            if (!MANY && each + 1 < PATCHES) read(each + 1);
+            if (!MANY && each + 1 < PIECES) read(each + 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 const float* const sum = c + each * (WIDTH / 2) + i * 2;
                 unsigned* const place = word(patch, i);
                 float2 made = make_float2(sum[0], sum[1]), known = {};
                 if (epilogue.saved()) known = MANY ? joined(bfloats(*place), rest[i]) : bfloats(*place);
-                if constexpr (Epilogue::MEETS_ROWS)
-                    made = begins(each, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], met[i / 2][i % 2]) : made;
+                if constexpr (Epilogue::HAS_ROW_OPERAND)
+                    made = begins(each, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else
                     made = epilogue.pair(made, now[i / 2], known);
                 if (MANY)
                     rest[i] = made;
                 else
                     *place = bfloat_pair(made.x, made.y);
-                if constexpr (Epilogue::MEETS_ROWS)
-                    if (i % 2 == 1 && each + 1 < PATCHES) meet(each + 1, i / 2);
+                if constexpr (Epilogue::HAS_ROW_OPERAND)
+                    if (i % 2 == 1 && each + 1 < PIECES) load_row_operand(each + 1, i / 2);
             }
             if (!MANY) {
                 store(patch, each, 0);
                 continue;
             }
-            unsigned words[PLANES][PAIRS];
+            unsigned words[COMPONENTS][PAIRS];
             hold_bfloats(rest, words);
 #pragma unroll
-            for (int p = 0; p < PLANES; ++p) {
+            for (int p = 0; p < COMPONENTS; ++p) {
 #pragma unroll
                 for (int i = 0; i < PAIRS; ++i) *word(patch, i) = words[p][i];
                 store(patch, each, p);
-                if (p == 0 && each + 1 < PATCHES) read(each + 1);  // only now are there registers for it
+                if (p == 0 && each + 1 < PIECES) read(each + 1);  // only now are there registers for it
             }
         }
-        if constexpr (Epilogue::MEETS_ROWS) {
+        if constexpr (Epilogue::HAS_ROW_OPERAND) {
 #pragma unroll
-            for (int h = 0; h < 2; ++h) epilogue.leave(rows[h]);
+            for (int h = 0; h < 2; ++h) epilogue.finish_row(rows[h]);
         }
     }
 };

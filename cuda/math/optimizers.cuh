@@ -113,7 +113,7 @@ struct InPlace {
     float scale;
     const float* row;
 
-    struct Held {
+    struct Loaded {
         float w;
         float slot[SLOTS > 0 ? SLOTS : 1];
     };
@@ -124,15 +124,15 @@ struct InPlace {
         for (int s = 0; s < SLOTS; ++s) prefetch_line(slots + s * pitch + at);
     }
 
-    __device__ __forceinline__ Held hold(int k, int column) const {
+    __device__ __forceinline__ Loaded load(int k, int column) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
-        Held held;
+        Loaded held;
         held.w = __ldcg(weight + at);
         for (int s = 0; s < SLOTS; ++s) held.slot[s] = __ldcg(slots + s * pitch + at);
         return held;
     }
 
-    __device__ __forceinline__ void put(int k, int column, float sum, Held held) const {
+    __device__ __forceinline__ void put(int k, int column, float sum, Loaded held) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
         step_parameter<Rule>(held.w, held.slot, sum, scale, row);
         weight[at] = held.w;
@@ -140,7 +140,7 @@ struct InPlace {
     }
 
     __device__ __forceinline__ void operator()(int k, int column, float sum) const {
-        put(k, column, sum, hold(k, column));
+        put(k, column, sum, load(k, column));
     }
 };
 

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 import mlpgpu as mg
 from mlpgpu.backends import State
 from mlpgpu.backends.cuda import CudaBackend, kernels
-from mlpgpu.backends.cuda.kernels import Entry, Tile, arguments, ceil_div
+from mlpgpu.backends.cuda.kernels import Entry, SimtTile, arguments, ceil_div
 from mlpgpu.backends.cuda.profile.costs import speed_of
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates, measure_peak_rates
 from mlpgpu.backends.cuda.profile.probe import Probe, TimedLaunch
@@ -123,7 +123,7 @@ def panels(b: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(k, -1, WARP).transpose(1, 0, 2))
 
 
-def of_table(tile: Tile) -> Entry:
+def of_table(tile: SimtTile) -> Entry:
     """mlpgpu's product on plain cores, from its own table: a dense layer without a bias."""
     return kernels.dense_forward("identity", tile)
 

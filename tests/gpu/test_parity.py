@@ -27,15 +27,15 @@ from kernel_cases.tensor import (
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
-    FORMS,
+    OPERAND_FORMATS,
     TENSOR_MAP_BYTES,
     TILES,
     Entry,
-    Form,
-    ProductTile,
+    GemmTile,
+    OperandFormat,
     all_entries,
-    matrix_tiles,
-    wgmma_tiles,
+    sm80_tiles,
+    sm90_tiles,
 )
 from mlpgpu.backends.cuda.runtime import Arena, Device, Module, Stream, Texture, aligned, pack, tensor_map
 from mlpgpu.backends.cuda.runtime.compiler import Cubin
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.gpu
 
 CASES = all_cases()
 SMALLEST = TILES[-1]
-EACH_FORM = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+EACH_FORM = pytest.mark.parametrize("operand_format", OPERAND_FORMATS, ids=lambda operand_format: operand_format.name)
 
 
 class Bench:
@@ -95,13 +95,13 @@ class Bench:
             self.stream.synchronize()
         return arrays
 
-    def _map(self, planes: Mapped) -> tuple[Arena, int]:
+    def _map(self, components: Mapped) -> tuple[Arena, int]:
         """Planes and their map on the card, and where the map lies."""
-        array = np.ascontiguousarray(planes.array)
+        array = np.ascontiguousarray(components.array)
         arena = Arena(self.device, aligned(array.nbytes) + TENSOR_MAP_BYTES)
         place, address = arena.take(array.nbytes), arena.take(TENSOR_MAP_BYTES)
         self.stream.upload(place, array)
-        self.stream.upload(address, tensor_map(place, array.shape, array.shape[2], planes.box_rows))
+        self.stream.upload(address, tensor_map(place, array.shape, array.shape[2], components.box_rows))
         return arena, address
 
     def run_case(self, case: Case) -> dict[str, np.ndarray]:
@@ -148,15 +148,15 @@ def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
             np.testing.assert_array_equal(bits(other), bits(first))
 
 
-@pytest.mark.parametrize("tiles", [matrix_tiles, wgmma_tiles])
+@pytest.mark.parametrize("tiles", [sm80_tiles, sm90_tiles])
 @EACH_FORM
 def test_all_tiles_of_tensor_cores_give_the_same_bits(
-    form: Form, tiles: Callable[[Form], tuple[ProductTile, ...]], bench: Bench
+    operand_format: OperandFormat, tiles: Callable[[OperandFormat], tuple[GemmTile, ...]], bench: Bench
 ) -> None:
     """And a row has the same ones in any batch."""
     x, w = normal(300, 1030), normal(1030, 260)
     products = []
-    for tile in tiles(form):
+    for tile in tiles(operand_format):
         few, many = (tensor_forward(tile, "identity", whole(rows), x[:rows], w, plain=True) for rows in (70, 300))
         if many.entry not in bench.functions:
             pytest.skip(f"needs {many.entry.needs}")
@@ -186,35 +186,35 @@ def test_a_product_errs_no_more_than_a_chain_of_float32(distribution: str, bench
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @EACH_FORM
 def test_products_on_tensor_cores_err_as_their_precision_says(
-    form: Form, distribution: str, shape: tuple[int, int, int], bench: Bench
+    operand_format: OperandFormat, distribution: str, shape: tuple[int, int, int], bench: Bench
 ) -> None:
     """All three products, of every tile."""
     a, b = operands(distribution, *shape)
-    cases = products(form, a, b)
+    cases = products(operand_format, a, b)
     runnable = [(case, output) for case, output in cases if case.entry in bench.functions]
     if not runnable:
         pytest.skip("needs tensor cores")
     for case, output in runnable:
         print(case.entry.name)
-        check_product(form, bench.run_case(case)[output], a, b)
+        check_product(operand_format, bench.run_case(case)[output], a, b)
 
 
-@pytest.mark.parametrize("tile", [kernels.SPLIT, kernels.WARPGROUP_SPLIT], ids=str)
+@pytest.mark.parametrize("tile", [kernels.SPLIT_SM80, kernels.SPLIT_SM90], ids=str)
 @pytest.mark.parametrize("shape", [(65, 1023, 70), (130, 8190, 33), (3, 1, 1)], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_product_of_split_operands_errs_no_more_than_a_chain(
-    distribution: str, shape: tuple[int, int, int], tile: kernels.SplitTile | kernels.WarpgroupTile, bench: Bench
+    distribution: str, shape: tuple[int, int, int], tile: kernels.SplitSm80Tile | kernels.SplitSm90Tile, bench: Bench
 ) -> None:
     a, b = operands(distribution, *shape)
     case = split_product(tile, a, b)
     if case.entry not in bench.functions:
         pytest.skip("needs tensor cores")
-    check_float32(bench.run_case(case)["parts"][0], a, b)
+    check_float32(bench.run_case(case)["partials"][0], a, b)
 
 
 @EACH_FORM
-def test_products_of_what_is_not_finite(form: Form, bench: Bench) -> None:
+def test_products_of_what_is_not_finite(operand_format: OperandFormat, bench: Bench) -> None:
     a, b = not_finite(65, 70, 66)
-    for case, output in products(form, a, b):
+    for case, output in products(operand_format, a, b):
         if case.entry in bench.functions:
             check_not_finite(bench.run_case(case)[output], a, b)

@@ -22,7 +22,7 @@ from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda.kernels import FORMS, OF_PRECISION, Form
+from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, OperandFormat
 from mlpgpu.backends.cuda.run import training
 from mlpgpu.backends.cuda.runtime import Device, modules
 from mlpgpu.backends.cuda.select import thresholds
@@ -56,7 +56,7 @@ class Case:
     weighted: bool = False
     class_weight: str | None = None
     precision: str = "float32"
-    form: Form | None = None  # of a precision other than float32
+    operand_format: OperandFormat | None = None  # of a precision other than float32
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -77,8 +77,10 @@ class Case:
     def reach(self) -> float:
         """How far, of their size, all roundings of a training may move weights and inputs."""
         products = 3 * sum(isinstance(layer, Dense) for layer in self.layers)
-        form = 0.0 if self.precision == "float32" or self.form is None else ERRORS[self.form.struct]
-        return self.steps * (self.roundings * EPS32 + products * form)
+        operand_format = (
+            0.0 if self.precision == "float32" or self.operand_format is None else ERRORS[self.operand_format.struct]
+        )
+        return self.steps * (self.roundings * EPS32 + products * operand_format)
 
     def data(self) -> Dataset:
         n_in, n_out = self.widths
@@ -305,20 +307,22 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
         monkeypatch.setattr(thresholds, name, 1)
 
 
-PRECISION_OF = {form: precision for precision, forms in OF_PRECISION.items() for form in forms}
-EACH_FORM = pytest.mark.parametrize("form", FORMS, indirect=True, ids=lambda form: form.name)
+PRECISION_OF = {operand_format: precision for precision, forms in OF_PRECISION.items() for operand_format in forms}
+EACH_FORM = pytest.mark.parametrize(
+    "operand_format", OPERAND_FORMATS, indirect=True, ids=lambda operand_format: operand_format.name
+)
 
 
 @pytest.fixture
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
-    """What planes hold in the test, whatever the widths."""
-    form: Form = request.param
-    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if form.scaled else 1 << 62)
-    return form
+def operand_format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OperandFormat:
+    """What components hold in the test, whatever the widths."""
+    operand_format: OperandFormat = request.param
+    monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
+    return operand_format
 
 
-def in_form(case: Case, form: Form) -> Case:
-    return dataclasses.replace(case, precision=PRECISION_OF[form], form=form)
+def in_form(case: Case, operand_format: OperandFormat) -> Case:
+    return dataclasses.replace(case, precision=PRECISION_OF[operand_format], operand_format=operand_format)
 
 
 TENSOR_CASES = {
@@ -342,39 +346,41 @@ TENSOR_CASES = {
 @EACH_FORM
 @pytest.mark.parametrize("case", TENSOR_CASES)
 @pytest.mark.usefixtures("on_tensor_cores")
-def test_plans_on_tensor_cores(case: str, form: Form) -> None:
-    check_both(in_form(TENSOR_CASES[case], form))
+def test_plans_on_tensor_cores(case: str, operand_format: OperandFormat) -> None:
+    check_both(in_form(TENSOR_CASES[case], operand_format))
 
 
 @EACH_FORM
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.usefixtures("on_tensor_cores")
-def test_random_plans_on_tensor_cores(seed: int, form: Form) -> None:
-    check_both(in_form(dataclasses.replace(random_case(seed), reduction="ordered"), form))
+def test_random_plans_on_tensor_cores(seed: int, operand_format: OperandFormat) -> None:
+    check_both(in_form(dataclasses.replace(random_case(seed), reduction="ordered"), operand_format))
 
 
 @EACH_FORM
 @pytest.mark.parametrize("streams", [1, 2])
-def test_tensor_cores_repeat_their_bits(streams: int, form: Form) -> None:
+def test_tensor_cores_repeat_their_bits(streams: int, operand_format: OperandFormat) -> None:
     layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
-    case = in_form(Case(layers, rows=1100, batch_size=1024, streams=streams), form)
+    case = in_form(Case(layers, rows=1100, batch_size=1024, streams=streams), operand_format)
     first, *others = (on_card(case) for _ in range(3))
     for other in others:
         assert all((other[name] == first[name]).all() for name in first)
 
 
 @EACH_FORM
-def test_launches_that_overlap_change_no_bit(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_overlap_change_no_bit(operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = (Dense(700, 600, "relu"), Dense(600, 530, "gelu"), Dense(530, 10))
-    case = in_form(Case(layers, rows=5000, batch_size=1024, epochs=3), form)
+    case = in_form(Case(layers, rows=5000, batch_size=1024, epochs=3), operand_format)
     overlapping = on_card(case)
     monkeypatch.setattr(modules, "PDL_CAPABILITY", (1000, 0))
     apart = on_card(case)
     assert all((overlapping[name] == apart[name]).all() for name in apart)
 
 
-@pytest.mark.parametrize("form", OF_PRECISION["float32"], indirect=True, ids=lambda form: form.name)
-@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize(
+    "operand_format", OF_PRECISION["float32"], indirect=True, ids=lambda operand_format: operand_format.name
+)
+@pytest.mark.usefixtures("operand_format")
 def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> None:
     network = Network([Dense(900, 1025, "gelu"), Dense(1025, 640, "tanh"), Dense(640, 7)], seed=1)
     network.output = "softmax"
@@ -388,9 +394,9 @@ def test_predict_on_tensor_cores_gives_a_row_the_same_bits_in_any_batch() -> Non
 
 
 @EACH_FORM
-def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(form: Form, tmp_path: Path) -> None:
+def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(operand_format: OperandFormat, tmp_path: Path) -> None:
     layers = (Dense(700, 600, "relu"), Dropout(0.2), Dense(600, 530, "gelu"), Dense(530, 10))
-    case, precision = in_form(Case(layers, rows=1100, batch_size=512), form), PRECISION_OF[form]
+    case, precision = in_form(Case(layers, rows=1100, batch_size=512), operand_format), PRECISION_OF[operand_format]
     data, options = case.data(), {"batch_size": 512, "backend": "cuda", "precision": precision}
     unbroken, broken = (Trainer(Network(layers, seed=5), case.loss, MOMENTUM, **options) for _ in range(2))
     unbroken.fit(data, 2, progress=False)

@@ -38,9 +38,11 @@ def matrix(products: Products, operand: Operand) -> np.ndarray:
 
 def left(products: Products, launch: Launch, rows: int, columns: int) -> np.ndarray:
     """What a launch of a product alone has left, in its type."""
-    is_plane = any("planes" in name and getattr(value, "array", "") == SCRATCH for name, value in launch.values.items())
-    pitch = padded_columns(columns) if is_plane else columns
-    return matrix(products, Operand(products.address(SCRATCH), rows, columns, pitch, int(is_plane)))
+    is_component = any(
+        "components" in name and getattr(value, "array", "") == SCRATCH for name, value in launch.values.items()
+    )
+    pitch = padded_columns(columns) if is_component else columns
+    return matrix(products, Operand(products.address(SCRATCH), rows, columns, pitch, int(is_component)))
 
 
 @pytest.mark.parametrize("precision", OF_PRECISION)
@@ -65,7 +67,7 @@ def test_products_alone_are_those_of_their_operands(device: Device, precision: s
                 b = b.T
             found = left(products, alone, len(a), b.shape[1])
         reach = abs(a) @ abs(b)
-        form = launch.entry.operand_format
-        assert form is not None
-        rounded = ERRORS[form.struct] + 2 * (a.shape[1] + 16) * EPS32 + (2.0**-8 if form == BFLOAT16 else 0.0)
+        of_launch = launch.entry.operand_format
+        assert of_launch is not None
+        rounded = ERRORS[of_launch.struct] + 2 * (a.shape[1] + 16) * EPS32 + (2.0**-8 if of_launch == BFLOAT16 else 0.0)
         assert (abs(found - a @ b) <= rounded * reach).all(), launch.entry.name

@@ -33,7 +33,7 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Mapped:
-    """Planes (planes, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
+    """Planes (components, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
 
     array: np.ndarray
     box_rows: int
@@ -174,8 +174,10 @@ def batches(rows: int) -> list[Batch]:
     return [whole(rows), *thirds, *last]
 
 
-BFLOAT16_SHIFT = 7  # by which each plane's numbers are larger than what they stand for beside those of the plane before
-# By the number of planes of bfloat16: what they may be off by of a number.
+BFLOAT16_SHIFT = (
+    7  # by which each component's numbers are larger than what they stand for beside those of the component before
+)
+# By the number of components of bfloat16: what they may be off by of a number.
 HELD = {1: 2.0**-8, 2: 2.0**-17}
 
 
@@ -189,10 +191,10 @@ def bfloat16_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
 
 
-def bfloat16_words(x: np.ndarray, planes: int) -> np.ndarray:
-    """The words (P, …) of so many planes of bfloat16."""
+def bfloat16_words(x: np.ndarray, components: int) -> np.ndarray:
+    """The words (P, …) of so many components of bfloat16."""
     words, rest = [], np.ascontiguousarray(x, np.float32)
-    for _ in range(planes - 1):
+    for _ in range(components - 1):
         word = bfloat16_bits(rest)
         word = np.where(np.isfinite(rest) & (word & 0x7FFF == 0x7F80), rest.view(np.uint32) >> 16, word)
         words.append(word.astype(np.uint16))
@@ -203,12 +205,14 @@ def bfloat16_words(x: np.ndarray, planes: int) -> np.ndarray:
 
 
 def joined(words: np.ndarray) -> np.ndarray:
-    """What the words (P, …) of planes of bfloat16 stand for."""
-    return sum(bfloat16_values(plane) * 2.0 ** (-BFLOAT16_SHIFT * p) for p, plane in enumerate(words))
+    """What the words (P, …) of components of bfloat16 stand for."""
+    return sum(
+        bfloat16_values(component_stride) * 2.0 ** (-BFLOAT16_SHIFT * p) for p, component_stride in enumerate(words)
+    )
 
 
 def together(words: np.ndarray) -> np.ndarray:
-    """What words (P, …) stand for, in the place of the first plane, and 0 in those of the others."""
+    """What words (P, …) stand for, in the place of the first component, and 0 in those of the others."""
     return np.stack([joined(words), *np.zeros(words[1:].shape)])
 
 

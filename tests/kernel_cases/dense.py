@@ -11,7 +11,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import SPLIT, TILES, WARPGROUP_SPLIT, SplitTile, Tile, WarpgroupTile, ceil_div
+from mlpgpu.backends.cuda.kernels import SPLIT_SM80, SPLIT_SM90, TILES, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
 from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
@@ -65,7 +65,7 @@ def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) 
 
 def dense_forward(
     activation: str,
-    tile: Tile,
+    tile: SimtTile,
     batch: Batch,
     x: np.ndarray | int,
     w: np.ndarray,
@@ -96,8 +96,8 @@ def dense_forward(
     )
 
 
-def dense_forward_part(
-    tile: Tile | SplitTile | WarpgroupTile | None,
+def dense_forward_split_k(
+    tile: SimtTile | SplitSm80Tile | SplitSm90Tile | None,
     batch: Batch,
     k: int,
     n: int,
@@ -121,20 +121,20 @@ def dense_forward_part(
     variant += f"-times{factor}" * (factor != 1.0)
     return Case(
         f"{batch}-{k}x{n}-parts-of-{part}" + variant,
-        kernels.dense_forward_part(tile) if tile else kernels.dense_forward_part_few(),
+        kernels.dense_forward_split_k(tile) if tile else kernels.dense_forward_few_rows(),
         tile.grid(batch.most_rows, n, count) if tile else (1, 1, count),
-        {**args, "parts": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
-        {"parts": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
+        {**args, "partials": blank(*shape), "k": k, "n": n, "part": part, "capacity": batch.capacity},
+        {"partials": expect(np.stack(values), np.stack(bounds), batch.written(*shape[1:]))},
     )
 
 
-def split_product(tile: SplitTile | WarpgroupTile, a: np.ndarray, b: np.ndarray) -> Case:
+def split_product(tile: SplitSm80Tile | SplitSm90Tile, a: np.ndarray, b: np.ndarray) -> Case:
     """A launch whose ``parts[0]`` is A · B, of split operands; its expectation is of others."""
-    case = dense_forward_part(tile, whole(len(a)), *b.shape, part=len(b))
+    case = dense_forward_split_k(tile, whole(len(a)), *b.shape, part=len(b))
     return replace(case, args={**case.args, "x": a, "w": b})
 
 
-def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
+def dense_forward_sum_partials(activation: str, batch: Batch, n: int, count: int, *, plain: bool = False) -> Case:
     parts = np.stack([batch.rows_of(part) for part in normal(count, batch.capacity, n)])
     b = None if plain else normal(n)
     total, bound = wide(parts).sum(axis=0), count * EPS32 * abs(wide(parts)).sum(axis=0)
@@ -142,15 +142,15 @@ def dense_forward_sum(activation: str, batch: Batch, n: int, count: int, *, plai
     sizes = {"n": n, "count": count, "capacity": batch.capacity}
     return Case(
         f"{batch}-{n}-parts{count}" + "-plain" * plain,
-        kernels.dense_forward_sum(activation),
+        kernels.dense_forward_sum_partials(activation),
         (2,),
-        {**batch.args, "parts": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
+        {**batch.args, "partials": parts, "b": b, "z": z, "y": blank(batch.capacity, n), **sizes},
         finish(activation, total, bound, b, batch, with_z=not plain),
     )
 
 
 def dense_backward_input(
-    activation: str, tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+    activation: str, tile: SimtTile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
 ) -> Case:
     """``plain`` is without an activation below."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
@@ -177,7 +177,7 @@ def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Ou
 
 
 def dense_backward_weight(
-    tile: Tile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
+    tile: SimtTile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
 ) -> Case:
     """``plain`` is without a bias."""
     (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
@@ -196,7 +196,7 @@ def dense_backward_weight(
 
 def dense_backward_update(
     name: str,
-    form: Tile | SplitTile | str,
+    operand_format: SimtTile | SplitSm80Tile | str,
     batch: Batch,
     k: int,
     n: int,
@@ -205,25 +205,25 @@ def dense_backward_update(
     fetched: bool = False,
     special: float | None = None,
 ) -> Case:
-    """``form`` is a tile, or a word; ``plain`` is without a bias; ``special`` is what an element of dz is."""
+    """``operand_format`` is a tile, or a word; ``plain`` is without a bias; ``special`` is what an element of dz is."""
     (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     if special is not None:
         dz[batch.part.start, n - 1] = special
-    grids = {"narrow": kernels.narrow_grid(k, n), "tall": (2, 1, 1)}
+    grids = {"small_n": kernels.small_n_grid(k, n), "large_k": (2, 1, 1)}
     gradients = _weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(name, of_parameters)
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched + f"-{special}" * (special is not None),
-        kernels.dense_backward_update(name, form),
-        grids[form] if isinstance(form, str) else form.grid(k, n),
+        kernels.dense_backward_update(name, operand_format),
+        grids[operand_format] if isinstance(operand_format, str) else operand_format.grid(k, n),
         {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
         constants,
     )
 
 
-def dense_update_few(
+def dense_update_few_rows(
     name: str,
     batch: Batch,
     k: int,
@@ -260,14 +260,15 @@ def dense_update_few(
             of_next = data[next_rows][:, cut]
             value, bound = chained(of_next, weight.value[cut])
             values[:, place, : len(next_rows)] = value, bound + abs(wide(of_next)) @ weight.bound[cut]
-        outputs["parts"] = expect(*values, np.arange(batch.capacity)[:, np.newaxis] < len(next_rows))
+        outputs["partials"] = expect(*values, np.arange(batch.capacity)[:, np.newaxis] < len(next_rows))
     given = {"x": data, "order": batch.order} if ahead else {"x": x, "order": None}
     return Case(
         f"{batch}-{k}x{n}-parts-of-{part}" + "-plain" * plain + "-ahead" * ahead + "-first" * first,
-        kernels.dense_update_few(name, stream=stream),
-        kernels.few_grid(k, n, part),
+        kernels.dense_update_few_rows(name, stream=stream),
+        kernels.few_rows_grid(k, n, part),
         {
-            "step": batch.args["step"], **given, "dz": None if first else dz, **moved, "parts": parts, "k": k, "n": n,
+            "step": batch.args["step"], **given, "dz": None if first else dz, **moved, "partials": parts, "k": k,
+            "n": n,
             "part": part, "capacity": batch.capacity,
         },
         outputs,
@@ -305,7 +306,7 @@ def dense_cases() -> Iterator[Case]:
     smallest = TILES[-1]
     for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_forward("relu", tile, whole(rows), normal(rows, k), normal(k, n))
-        yield dense_forward_part(tile, whole(rows), k, n, part=32)
+        yield dense_forward_split_k(tile, whole(rows), k, n, part=32)
         yield dense_backward_input("relu", tile, whole(rows), k, n)
         yield dense_backward_weight(tile, whole(rows), k, n)
     for rows, k, n in sizes:
@@ -315,93 +316,97 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_input(activation, tile, whole(33), 37, 5)
     for activation in ACTIVATIONS:
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
-        yield dense_forward_sum(activation, whole(33), 37, 3)
+        yield dense_forward_sum_partials(activation, whole(33), 37, 3)
     for optimizer, tile in product(OPTIMIZERS, TILES):
         yield dense_backward_update(optimizer, tile, whole(33), 35, 37)
     for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:
-        yield dense_backward_update(optimizer, "narrow", whole(33), 35, 37)
+        yield dense_backward_update(optimizer, "small_n", whole(33), 35, 37)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
             for stream in (False, True):
-                yield dense_update_few(optimizer, Batch(7, 12), k, n, part=16, stream=stream)
+                yield dense_update_few_rows(optimizer, Batch(7, 12), k, n, part=16, stream=stream)
     for rows, k, n in sizes:
-        yield dense_backward_update("Adam", "narrow", whole(rows), k, n, plain=rows % 2 == 0)
+        yield dense_backward_update("Adam", "small_n", whole(rows), k, n, plain=rows % 2 == 0)
         if rows <= kernels.FEW_ROWS:
-            yield dense_update_few("Adam", whole(rows), k, n, part=32, plain=rows % 2 == 0, ahead=False)
+            yield dense_update_few_rows("Adam", whole(rows), k, n, part=32, plain=rows % 2 == 0, ahead=False)
             if n <= kernels.STREAM_COLUMNS:
-                yield dense_update_few("Adam", whole(rows), k, n, 32, stream=True, plain=rows % 2 == 0, ahead=False)
-    yield dense_backward_update("Momentum", "narrow", whole(1025), 9, 17)  # dz is staged more than once
-    yield dense_update_few("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
-    yield dense_update_few("RMSprop", Batch(8, 30), 700, 16, part=512, plain=True)  # of as many lines as there can be
-    yield dense_update_few("RMSprop", Batch(8, 30), 1000, 16, part=704, stream=True, plain=True)
-    yield dense_update_few("Momentum", Batch(1, 3), 1412, 90, part=704, stream=True)  # all stages, many times
-    yield dense_update_few("Adam", Batch(3, 7), 800, 96, part=704, stream=True)
-    yield dense_update_few("Momentum", Batch(1, 3), 700, 90, part=352)
-    yield dense_update_few("Momentum", Batch(1, 3), 300, 7, part=100)
+                yield dense_update_few_rows(
+                    "Adam", whole(rows), k, n, 32, stream=True, plain=rows % 2 == 0, ahead=False
+                )
+    yield dense_backward_update("Momentum", "small_n", whole(1025), 9, 17)  # dz is staged more than once
+    yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
+    yield dense_update_few_rows(
+        "RMSprop", Batch(8, 30), 700, 16, part=512, plain=True
+    )  # of as many lines as there can be
+    yield dense_update_few_rows("RMSprop", Batch(8, 30), 1000, 16, part=704, stream=True, plain=True)
+    yield dense_update_few_rows("Momentum", Batch(1, 3), 1412, 90, part=704, stream=True)  # all stages, many times
+    yield dense_update_few_rows("Adam", Batch(3, 7), 800, 96, part=704, stream=True)
+    yield dense_update_few_rows("Momentum", Batch(1, 3), 700, 90, part=352)
+    yield dense_update_few_rows("Momentum", Batch(1, 3), 300, 7, part=100)
     for place in range(3):  # the last one has two rows, and nothing follows
         for first in (False, True):
             for stream in (False, True):
-                yield dense_update_few("Momentum", Batch(5, 12, place), 70, 90, 32, stream=stream, first=first)
+                yield dense_update_few_rows("Momentum", Batch(5, 12, place), 70, 90, 32, stream=stream, first=first)
     for batch in (whole(5), Batch(5, 12, 2), whole(1)):
         for fetched in (False, True):
-            yield dense_forward_part(None, batch, 70, 35, part=32, fetched=fetched)
-            yield dense_forward_part(None, batch, 1400, 130, part=1024, fetched=fetched)
-            yield dense_forward_part(None, batch, 70, 300, part=64, fetched=fetched)
+            yield dense_forward_split_k(None, batch, 70, 35, part=32, fetched=fetched)
+            yield dense_forward_split_k(None, batch, 1400, 130, part=1024, fetched=fetched)
+            yield dense_forward_split_k(None, batch, 70, 300, part=64, fetched=fetched)
             for stream in (False, True):
-                yield dense_update_few("Momentum", batch, 36, 33, part=16, stream=stream, ahead=fetched)
-            yield dense_backward_update("Momentum", "narrow", batch, 36, 33, fetched=fetched)
+                yield dense_update_few_rows("Momentum", batch, 36, 33, part=16, stream=stream, ahead=fetched)
+            yield dense_backward_update("Momentum", "small_n", batch, 36, 33, fetched=fetched)
     for shard in range(3):
-        yield dense_forward_part(None, Batch(5, 12, 2, shard, 3), 70, 35, part=32)
+        yield dense_forward_split_k(None, Batch(5, 12, 2, shard, 3), 70, 35, part=32)
     for rows, k, n in sizes:
-        yield dense_backward_update("Momentum", SPLIT, whole(rows), k, n, plain=rows % 2 == 0)
+        yield dense_backward_update("Momentum", SPLIT_SM80, whole(rows), k, n, plain=rows % 2 == 0)
     for optimizer in OPTIMIZERS:
-        yield dense_backward_update(optimizer, SPLIT, whole(33), 35, 37)
-        yield dense_backward_update(optimizer, "tall", whole(33), 131, 37)
-        yield dense_backward_update(optimizer, "tall", whole(65), 260, 36)
+        yield dense_backward_update(optimizer, SPLIT_SM80, whole(33), 35, 37)
+        yield dense_backward_update(optimizer, "large_k", whole(33), 131, 37)
+        yield dense_backward_update(optimizer, "large_k", whole(65), 260, 36)
     for rows, k, n in ((1, 1, 1), (128, 700, 90), (100, 516, 96), (128, 260, 3)):  # up to three tiles for a block
-        yield dense_backward_update("Momentum", "tall", whole(rows), k, n, plain=rows == 1)
-        yield dense_backward_update("Momentum", "tall", Batch(rows, 2 * rows + 1, 2), k, n, fetched=True)
+        yield dense_backward_update("Momentum", "large_k", whole(rows), k, n, plain=rows == 1)
+        yield dense_backward_update("Momentum", "large_k", Batch(rows, 2 * rows + 1, 2), k, n, fetched=True)
     for special in (1e-35, 1e-40):  # which do not split
-        yield dense_backward_update("Momentum", "tall", whole(5), 300, 9, special=special)
-    for split in (SPLIT, WARPGROUP_SPLIT):
+        yield dense_backward_update("Momentum", "large_k", whole(5), 300, 9, special=special)
+    for split in (SPLIT_SM80, SPLIT_SM90):
         for rows, k, n in sizes:
-            yield dense_forward_part(split, whole(rows), k, n, part=96)
+            yield dense_forward_split_k(split, whole(rows), k, n, part=96)
         for special in (np.nan, np.inf, -np.inf, 1e-35, 1e-40, 3e38, 0.0, -0.0):
-            yield dense_forward_part(split, whole(5), 40, 9, part=96, special=special)
+            yield dense_forward_split_k(split, whole(5), 40, 9, part=96, special=special)
         # So small that the last parts would lose bits, and all of it, so that no larger term hides them.
-        yield dense_forward_part(split, whole(5), 8, 9, part=96, factor=1e-36)
+        yield dense_forward_split_k(split, whole(5), 8, 9, part=96, factor=1e-36)
         for batch in batches(65):
-            yield dense_forward_part(split, batch, 70, 35, part=32)
-        yield dense_forward_part(split, whole(33), 72, 40, part=32, shift=True)
-    yield dense_forward_part(WARPGROUP_SPLIT, whole(130), 500, 100, part=320)  # all stages of the ring, twice
-    for tile, batch in product((TILES[0], TILES[1], SPLIT, WARPGROUP_SPLIT, smallest), (whole(33), Batch(33, 68, 2))):
+            yield dense_forward_split_k(split, batch, 70, 35, part=32)
+        yield dense_forward_split_k(split, whole(33), 72, 40, part=32, shift=True)
+    yield dense_forward_split_k(SPLIT_SM90, whole(130), 500, 100, part=320)  # all stages of the ring, twice
+    for tile, batch in product((TILES[0], TILES[1], SPLIT_SM80, SPLIT_SM90, smallest), (whole(33), Batch(33, 68, 2))):
         # Odd lengths, and such as are read by vectors.
         for k in (35, 132):
-            if isinstance(tile, Tile):
+            if isinstance(tile, SimtTile):
                 yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
                 yield dense_backward_weight(tile, batch, k, 36, fetched=True)
-            yield dense_forward_part(tile, batch, k, 36, part=32, fetched=True)
-            if not isinstance(tile, WarpgroupTile):
+            yield dense_forward_split_k(tile, batch, k, 36, part=32, fetched=True)
+            if not isinstance(tile, SplitSm90Tile):
                 yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
         yield dense_forward("tanh", smallest, batch, normal(65, 33), normal(33, 35))
-        yield dense_forward_part(smallest, batch, 70, 35, part=32)
-        yield dense_forward_sum("tanh", batch, 35, 2)
+        yield dense_forward_split_k(smallest, batch, 70, 35, part=32)
+        yield dense_forward_sum_partials("tanh", batch, 35, 2)
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
         yield dense_backward_weight(smallest, batch, 35, 36)
         yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
-        yield dense_forward_part(smallest, batch, 70, 35, part=32, fetched=True)
+        yield dense_forward_split_k(smallest, batch, 70, 35, part=32, fetched=True)
         yield dense_backward_atomic(batch, 35, 36)
     yield dense_forward("identity", smallest, whole(33), normal(33, 35), normal(35, 36), plain=True)
-    yield dense_forward_sum("identity", whole(33), 37, 1, plain=True)
+    yield dense_forward_sum_partials("identity", whole(33), 37, 1, plain=True)
     yield dense_backward_input("identity", smallest, whole(33), 35, 36, plain=True)
     yield dense_backward_weight(smallest, whole(33), 35, 36, plain=True)
     yield dense_backward_atomic(whole(33), 35, 36, plain=True)
     # Lengths that allow vectors, at addresses that do not.
     yield dense_forward("identity", smallest, whole(33), normal(33, 36), normal(36, 40), shift=True)
-    yield dense_forward_part(smallest, whole(33), 72, 40, part=32, shift=True)
+    yield dense_forward_split_k(smallest, whole(33), 72, 40, part=32, shift=True)
     yield dense_backward_input("identity", smallest, whole(33), 36, 40, plain=True, shift=True)
     yield dense_backward_weight(smallest, whole(33), 36, 40, shift=True)
     # What is not finite stays in its row, whichever neighbours are read along with it.

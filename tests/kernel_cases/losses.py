@@ -63,13 +63,13 @@ def loss(
     activation: str | None = None,
     of_x: bool = False,
     team: Team = kernels.WARP_TEAM,
-    planes: int = 0,
+    components: int = 0,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
-    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``planes`` as so
-    many planes of bfloat16 as well.
+    ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``components`` as so
+    many components of bfloat16 as well.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -134,17 +134,17 @@ def loss(
     variant += "-total" * total
     args = {**batch.args, **data, "mean": mean, "scale": scale, **written, "n": n}
     if width is None:
-        args |= {"planes": None, "plane": 0, "plane_count": planes}
-        if planes:
-            args |= _planes_of(planes, batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "")
-            blocks, variant = len(args["sums"]), variant + f"-planes-{planes}"
+        args |= {"components": None, "component_stride": 0, "component_count": components}
+        if components:
+            args |= _components_of(components, batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "")
+            blocks, variant = len(args["sums"]), variant + f"-components-{components}"
         entry = kernels.loss(name, kind, textured=textured, team=team)
         return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
-    args |= {"saved": None, "activation": 0, "dx": None, "dx_planes": None, "dx_lines": None}
-    args |= {"dx_plane": 0, "dx_plane_count": planes}
+    args |= {"saved": None, "activation": 0, "dx": None, "dx_components": None, "dx_row_scales": None}
+    args |= {"dx_stride": 0, "dx_component_count": components}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
@@ -157,20 +157,20 @@ def loss(
         args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
         variant += f"-{activation}"
         variant += "-of-x" * of_x
-        if planes:
+        if components:
             vectors = 4 * ceil_div(width, 4)
-            args |= _planes_of(planes, batch, width, dx[part], dx_bound[part], outputs, "dx_", written=vectors)
+            args |= _components_of(components, batch, width, dx[part], dx_bound[part], outputs, "dx_", written=vectors)
             blocks = len(args["sums"])
-            variant += f"-planes-{planes}"
+            variant += f"-components-{components}"
         else:
             lines = np.full(batch.most_rows, -77, np.int32)
-            args["dx_lines"], outputs["dx_lines"] = lines, _lines_of(dx[part], lines)
+            args["dx_row_scales"], outputs["dx_row_scales"] = lines, _lines_of(dx[part], lines)
     entry = kernels.head(name, kind, textured=textured)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
 
 
 def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
-    """The lines of dx's rows (gemm/operands.cuh), from their largest elements; these are no powers of two."""
+    """The lines of dx's rows (gemm/operand_formats.cuh), from their largest elements; these are no powers of two."""
     _, exponents = np.frexp(abs(dx).max(axis=1, initial=0.0))
     is_used = (dx != 0.0).any(axis=1)
     value = np.zeros(len(into), np.int64)
@@ -178,8 +178,8 @@ def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
     return expect(value, 0.0, np.arange(len(into)) < len(dx))
 
 
-def _planes_of(
-    planes: int,
+def _components_of(
+    components: int,
     batch: Batch,
     n: int,
     value: np.ndarray,
@@ -189,18 +189,18 @@ def _planes_of(
     *,
     written: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Planes of bfloat16 that a kernel leaves as well, in ``outputs`` under their name; its blocks take padding too.
+    """Components that a kernel leaves as well, in ``outputs`` under their name; its blocks take padding too.
 
     ``written`` is how many columns are, with 0 beyond those that there are.
     """
-    padded, rows = (planes, padded_rows(batch.most_rows), padded_columns(n)), len(value)
+    padded, rows = (components, padded_rows(batch.most_rows), padded_columns(n)), len(value)
     full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
-    full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + HELD[planes] * (abs(value) + bound)
+    full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + HELD[components] * (abs(value) + bound)
     is_written[:, : padded_rows(rows), : written or n] = True
-    outputs[f"{prefix}planes"] = Output(full, full_bound, is_written, together)
+    outputs[f"{prefix}components"] = Output(full, full_bound, is_written, together)
     del outputs["sums"]  # of other blocks
     words, sums = np.full(padded, 0x5A5A, np.uint16), blank(padded[1] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)
-    return {f"{prefix}planes": words, f"{prefix}plane": words[0].size, "sums": sums}
+    return {f"{prefix}components": words, f"{prefix or 'component_'}stride": words[0].size, "sums": sums}
 
 
 def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textured: bool = True) -> Case:
@@ -228,10 +228,10 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
     }
     for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
         del args[key]
-    for key in ("dx_planes", "dx_plane", "dx_plane_count", "dx_lines"):
+    for key in ("dx_components", "dx_stride", "dx_component_count", "dx_row_scales"):
         del args[key]
     args |= {
-        "parts": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
+        "partials": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
         "described": np.array(layers, np.int32), "layer_count": 2, "y": blank(rows * (width + n)),
         "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": 3, "capacity": rows,
         "n": width,
@@ -324,9 +324,9 @@ def loss_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for batch in batches(130):
-        for planes in HELD:
-            yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", planes=planes)
-            yield loss("huber", "dense", batch, 70, planes=planes)
+        for components in HELD:
+            yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", components=components)
+            yield loss("huber", "dense", batch, 70, components=components)
     for width in (33, 1100):
         yield loss("squared_error", "dense", whole(9), 5, width=width, activation="tanh", of_x=True)
     for function in OUTPUTS:

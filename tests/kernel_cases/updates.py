@@ -165,7 +165,7 @@ def update_biases(name: str) -> Case:
     args = {
         "step": np.array([(5 + run, run, 0, 1, 1)], STEP), "totals": np.array([3.0, weight]),
         "described": np.array(described, np.int32), "count": 3,
-        "column_parts": np.concatenate([part.ravel() for part in values]), "biases": w,
+        "column_partials": np.concatenate([part.ravel() for part in values]), "biases": w,
         "biases_slots": slots if slots.size else None, "size": size, "columns": 5 + 300 + 64,
     }  # fmt: skip
     outputs = {"biases": expect(new_w, w_bound, written)}

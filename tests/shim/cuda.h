@@ -121,8 +121,8 @@ void sync_some(SHIM_PLACE) {
 inline void pause_spinning(SHIM_PLACE) { shim::pause({"pause_spinning", file, line}); }
 
 namespace mlpgpu {
-inline void await_launch_before() { shim::wait_for_launch_before(); }
-inline void allow_launch_after(SHIM_PLACE) { shim::begin_launch_after({"allow_launch_after", file, line}); }
+inline void pdl_wait() { shim::wait_for_launch_before(); }
+inline void pdl_trigger(SHIM_PLACE) { shim::begin_launch_after({"pdl_trigger", file, line}); }
 }  // namespace mlpgpu
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, SHIM_PLACE) {

@@ -14,9 +14,9 @@ from .losses import *
 from .metrics import *
 from .operand_format import *
 from .peak_rates import *
-from .planes import *
 from .primitives import *
 from .rows import *
+from .split_operands import *
 from .table import *
 from .tensor import *
 from .updates import *

@@ -9,10 +9,12 @@ from typing import ClassVar
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
-from .operand_format import Form
+from .operand_format import OperandFormat
 from .updates import slot_count
 
-SPLIT_FORMAT = Form("Bfloat16Triple", 3, scaled=False)  # of operands that a kernel splits itself: SplitTile
+SPLIT_FORMAT = OperandFormat(
+    "Bfloat16Triple", 3, scaled=False
+)  # of operands that a kernel splits itself: SplitSm80Tile
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class BlockTile:
     main_loop: ClassVar[str | None] = None  # the file that computes such tiles, if dense/dense.cuh does not include it
     needs: ClassVar[str] = "sm_75"
     spill_bytes: ClassVar[int] = 0
-    operand_format: ClassVar[Form | None] = None
+    operand_format: ClassVar[OperandFormat | None] = None
 
     def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
@@ -34,8 +36,8 @@ class BlockTile:
 
 
 @dataclass(frozen=True)
-class Tile(BlockTile):
-    """One that is computed in slices k deep: ``Tile<m, n, k>`` of gemm/simt.cuh."""
+class SimtTile(BlockTile):
+    """One that is computed in slices k deep: ``SimtTile<m, n, k>`` of gemm/simt.cuh."""
 
     k: int
 
@@ -45,7 +47,7 @@ class Tile(BlockTile):
         return 4 * 2 * self.k * (self.m + self.n + 8)
 
     def __str__(self) -> str:
-        return f"Tile<{self.m}, {self.n}, {self.k}>"
+        return f"SimtTile<{self.m}, {self.n}, {self.k}>"
 
     @property
     def name(self) -> str:
@@ -53,17 +55,19 @@ class Tile(BlockTile):
         return f"{self.m}x{self.n}"
 
 
-TILES = (Tile(128, 128, 16), Tile(128, 96, 16), Tile(128, 64, 16), Tile(64, 64, 16), Tile(32, 32, 16))
+TILES: tuple[SimtTile, ...] = tuple(
+    SimtTile(m, n, 16) for m, n in ((128, 128), (128, 96), (128, 64), (64, 64), (32, 32))
+)
 
 
 @dataclass(frozen=True)
-class SplitTile(BlockTile):
-    """One that is computed of float32 split into bfloat16: ``SplitTile<m, n>`` of gemm/split_sm80.cuh."""
+class SplitSm80Tile(BlockTile):
+    """One that is computed of float32 split into bfloat16: ``SplitSm80Tile<m, n>`` of gemm/split_sm80.cuh."""
 
     main_loop: ClassVar[str | None] = "gemm/split_sm80.cuh"
     needs: ClassVar[str] = "sm_80"
     spill_bytes: ClassVar[int] = 40  # around the epilogue
-    operand_format: ClassVar[Form | None] = SPLIT_FORMAT
+    operand_format: ClassVar[OperandFormat | None] = SPLIT_FORMAT
 
     @property
     def shared_bytes(self) -> int:
@@ -73,57 +77,57 @@ class SplitTile(BlockTile):
         return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
 
     def __str__(self) -> str:
-        return f"SplitTile<{self.m}, {self.n}>"
+        return f"SplitSm80Tile<{self.m}, {self.n}>"
 
     @property
     def name(self) -> str:
         """As part of an entry's name."""
-        return f"split_{self.m}x{self.n}"
+        return f"split_sm80_{self.m}x{self.n}"
 
 
-_HELD_BYTES = 208  # a thread's part of C, where some of it is summed again
+_RECOMPUTED_BYTES = 208  # a thread's elements of C, where some are recomputed
 
 
-def _plane_bytes(k: int, n: int) -> int:
-    """``SplitPlanes`` of gemm/split_sm90.cuh: three parts of two bytes."""
+def _component_bytes(k: int, n: int) -> int:
+    """``SplitComponents`` of gemm/split_sm90.cuh: three of two bytes for each element."""
     return 3 * 2 * k * n
 
 
 @dataclass(frozen=True)
-class WarpgroupTile(BlockTile):
-    """Likewise, by warpgroups: ``WarpgroupTile`` of gemm/split_sm90.cuh."""
+class SplitSm90Tile(BlockTile):
+    """Likewise, by warpgroups: ``SplitSm90Tile`` of gemm/split_sm90.cuh."""
 
     threads: ClassVar[int] = 512
     blocks: ClassVar[int] = 1
     main_loop: ClassVar[str | None] = "gemm/split_sm90.cuh"
     needs: ClassVar[str] = "sm_90a"
-    spill_bytes: ClassVar[int] = _HELD_BYTES
-    operand_format: ClassVar[Form | None] = SPLIT_FORMAT
+    spill_bytes: ClassVar[int] = _RECOMPUTED_BYTES
+    operand_format: ClassVar[OperandFormat | None] = SPLIT_FORMAT
 
     @property
     def shared_bytes(self) -> int:
-        """Four stages of A's slices, two of B's planes, with two barriers each; A's rows, and flags of columns."""
+        """Four stages of A's slices, two of B's components, with two barriers each; A's rows, and flags of columns."""
         depth = 64
-        of_a, of_b = 4 * (4 * self.m * (depth + 8) + 16), 2 * (_plane_bytes(depth, self.n) + 16)
+        of_a, of_b = 4 * (4 * self.m * (depth + 8) + 16), 2 * (_component_bytes(depth, self.n) + 16)
         return of_a + of_b + 8 * self.m + 4 * self.n
 
     def __str__(self) -> str:
-        return "WarpgroupTile"
+        return "SplitSm90Tile"
 
     @property
     def name(self) -> str:
         """As part of an entry's name."""
-        return f"split_wgmma_{self.m}x{self.n}"
+        return f"split_sm90_{self.m}x{self.n}"
 
 
-SPLIT, WARPGROUP_SPLIT = SplitTile(64, 96), WarpgroupTile(128, 96)
+SPLIT_SM80, SPLIT_SM90 = SplitSm80Tile(64, 96), SplitSm90Tile(128, 96)
 
 
 def _tiled(
     header: str,
     name: str,
     epilogue: str,
-    tile: Tile | SplitTile | WarpgroupTile,
+    tile: SimtTile | SplitSm80Tile | SplitSm90Tile,
     rest: str,
     *,
     spill_bytes: int = 0,
@@ -153,42 +157,42 @@ def _tiled(
 _X = "const float* x[rows,k], const int* order[rows]"
 
 
-def dense_forward(activation: str, tile: Tile) -> Entry:
+def dense_forward(activation: str, tile: SimtTile) -> Entry:
     rest = f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
     return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
 
-_PART = f"{_X}, const float* w[k,n], float* parts[grid.z,rows,n], int k, int n, int part, int capacity"
+_PART = f"{_X}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
 
 
-def dense_forward_part(tile: Tile | SplitTile | WarpgroupTile) -> Entry:
+def dense_forward_split_k(tile: SimtTile | SplitSm80Tile | SplitSm90Tile) -> Entry:
     """Sums over parts of k."""
-    return _tiled("dense/split_k.cuh", "dense_forward_part", "", tile, _PART)
+    return _tiled("dense/split_k.cuh", "dense_forward_split_k", "", tile, _PART)
 
 
 FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/few_rows.cuh
 
 
-def dense_forward_part_few() -> Entry:
-    """As :func:`dense_forward_part`, for at most FEW_ROWS rows."""
-    name = "dense_forward_part_few"
+def dense_forward_few_rows() -> Entry:
+    """As :func:`dense_forward_split_k`, for at most FEW_ROWS rows."""
+    name = "dense_forward_few_rows"
     return Entry(
         name, "dense/few_rows.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
         products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
 
-def dense_forward_sum(activation: str) -> Entry:
+def dense_forward_sum_partials(activation: str) -> Entry:
     signature = (
-        f"{ROWS}, const float* parts[count,rows,n], const float* b[n], float* z[rows,n], float* y[rows,n], int n, "
+        f"{ROWS}, const float* partials[count,rows,n], const float* b[n], float* z[rows,n], float* y[rows,n], int n, "
         "int count, int capacity"
     )
-    function = f"dense_forward_sum<{camel(activation)}>"
-    name = f"dense_forward_sum_{activation}"
+    function = f"dense_forward_sum_partials<{camel(activation)}>"
+    name = f"dense_forward_sum_partials_{activation}"
     return Entry(name, "dense/split_k.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
 
 
-def dense_backward_input(activation: str, tile: Tile) -> Entry:
+def dense_backward_input(activation: str, tile: SimtTile) -> Entry:
     rest = "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n"
     # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
@@ -199,7 +203,7 @@ def dense_backward_input(activation: str, tile: Tile) -> Entry:
 _WEIGHT_SPILL_BYTES = 144
 
 
-def dense_backward_weight(tile: Tile) -> Entry:
+def dense_backward_weight(tile: SimtTile) -> Entry:
     rest = f"{_X}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
     spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
@@ -214,68 +218,68 @@ def _updated(optimizer: str) -> str:
     )
 
 
-def dense_backward_update(optimizer: str, form: Tile | SplitTile | str) -> Entry:
+def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) -> Entry:
     """The gradient of a weight and a bias, and the optimizer's step along it.
 
-    ``form`` is a tile of either kind; or ``"narrow"``, without tiles; or ``"tall"``, for at most TALL_ROWS rows and
-    TALL_COLUMNS columns.
+    ``tile`` is one of either kind; or ``"small_n"``, without tiles; or ``"large_k"``, for at most LARGE_K_MOST_ROWS
+    rows and LARGE_K_MOST_N columns.
     """
     rest = f"{_updated(optimizer)}, int k, int n"
     header, name = "dense/update.cuh", "dense_backward_update"
-    if not isinstance(form, str):
-        spill_bytes = _WEIGHT_SPILL_BYTES if form in TILES[:2] else 0
-        return _tiled(header, name, optimizer, form, rest, spill_bytes=spill_bytes, constants=True)
-    function, signature = f"{name}_{form}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
-    entry = f"{name}_{optimizer}_{form}"
-    if form == "tall":
+    if not isinstance(tile, str):
+        spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
+        return _tiled(header, name, optimizer, tile, rest, spill_bytes=spill_bytes, constants=True)
+    function, signature = f"{name}_{tile}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
+    entry = f"{name}_{optimizer}_{tile}"
+    if tile == "large_k":
         return Entry(
-            entry, "dense/large_k_update.cuh", function, signature, *_tall_shape(slot_count(optimizer)),
-            needs="sm_90a", spill_bytes=_HELD_BYTES, constants=True, products=(DENSE_PRODUCT,),
+            entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(optimizer)),
+            needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
             operand_format=SPLIT_FORMAT,
         )  # fmt: skip
     early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
-        entry, "dense/small_n_update.cuh", function, signature, *NARROW, constants=True, early=early, patient=True,
+        entry, "dense/small_n_update.cuh", function, signature, *SMALL_N_SHAPE, constants=True, early=early,
+        patient=True,
         products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
 
-TALL_LINES, TALL_COLUMNS, TALL_ROWS = 64, 96, 128  # of a tile: TallUpdate of dense/large_k_update.cuh
+LARGE_K_ROWS, LARGE_K_MOST_N, LARGE_K_MOST_ROWS = 64, 96, 128  # of a tile: LargeKUpdate of dense/large_k_update.cuh
 
 
-def _tall_shape(slots: int) -> tuple[int, int]:
+def _large_k_shape(slots: int) -> tuple[int, int]:
     """Threads and shared bytes of a block."""
     groups, stages, depth = 2 if slots < 2 else 1, 12, 32
-    ring = stages * (4 * depth * (TALL_LINES + 4) + 16)
-    sums, barriers = groups * 4 * TALL_LINES * TALL_COLUMNS, 8 * 2 * groups
-    shared = _plane_bytes(TALL_ROWS, TALL_COLUMNS) + sums + ring + barriers + 8 * TALL_ROWS + 4 * TALL_COLUMNS
-    return (groups + 3) * 128, shared
+    ring = stages * (4 * depth * (LARGE_K_ROWS + 4) + 16)
+    sums, barriers = groups * 4 * LARGE_K_ROWS * LARGE_K_MOST_N, 8 * 2 * groups
+    shared = _component_bytes(LARGE_K_MOST_ROWS, LARGE_K_MOST_N) + sums + ring + barriers
+    return (groups + 3) * 128, shared + 8 * LARGE_K_MOST_ROWS + 4 * LARGE_K_MOST_N
 
 
-NARROW_LINES, NARROW_COLUMNS = 8, 16
-NARROW = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
+SMALL_N_ROWS, SMALL_N_COLUMNS = 8, 16
+SMALL_N_SHAPE = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
 
 
-def narrow_grid(k: int, n: int) -> tuple[int, int, int]:
+def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
     """Blocks of the update without tiles, for a weight (k, n) and a bias."""
-    return ceil_div(k + 1, NARROW_LINES), ceil_div(n, NARROW_COLUMNS), 1
+    return ceil_div(k + 1, SMALL_N_ROWS), ceil_div(n, SMALL_N_COLUMNS), 1
 
 
-FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewUpdate
+FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewRowsUpdate
 STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of dense/few_rows_stream.cuh
 STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
 STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * STREAM_STAGES)
 
 
-def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
+def dense_update_few_rows(optimizer: str, *, stream: bool = False) -> Entry:
     """As :func:`dense_backward_update` for at most FEW_ROWS rows, and the parts of the next step's z.
 
     As a stream it is for at most STREAM_COLUMNS columns.
     """
-    signature = (
-        f"const Step* step[0], {_updated(optimizer)}, float* parts[grid.x,rows,n], int k, int n, int part, int capacity"
-    )
-    name = "dense_update_stream" if stream else "dense_update_few"
+    sizes = "float* partials[grid.x,rows,n], int k, int n, int part, int capacity"
+    signature = f"const Step* step[0], {_updated(optimizer)}, {sizes}"
+    name = "dense_update_stream" if stream else "dense_update_few_rows"
     return Entry(
         f"{name}_{optimizer}",
         "dense/few_rows_stream.cuh" if stream else "dense/few_rows_update.cuh",
@@ -286,11 +290,11 @@ def dense_update_few(optimizer: str, *, stream: bool = False) -> Entry:
         blocks=1 if stream else 2,
         needs="sm_90a" if stream else "sm_75",
         constants=True,
-        products=(replace(DENSE_PRODUCT, when=("dz",)), replace(DENSE_PRODUCT, when=("parts",))),
+        products=(replace(DENSE_PRODUCT, when=("dz",)), replace(DENSE_PRODUCT, when=("partials",))),
     )
 
 
-def few_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
+def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
     """Blocks of the update of a weight (k, n) by few rows."""
     return ceil_div(k, part), ceil_div(n, FEW_COLUMNS), 1
 
@@ -306,13 +310,14 @@ def dense_backward_atomic() -> Entry:
 
 def dense_entries() -> list[Entry]:
     """All of dense layers but those on tensor cores."""
-    entries = [*(dense_forward_part(tile) for tile in (*TILES, SPLIT, WARPGROUP_SPLIT)), dense_forward_part_few()]
+    split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
+    entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
     entries += [dense_backward_weight(tile) for tile in TILES]
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in TILES]
         entries += [dense_backward_input(activation, tile) for tile in TILES]
-        entries.append(dense_forward_sum(activation))
-    forms: tuple[Tile | SplitTile | str, ...] = (*TILES, SPLIT, "narrow", "tall")
-    entries += [dense_backward_update(optimizer, form) for optimizer in OPTIMIZERS for form in forms]
-    entries += [dense_update_few(optimizer, stream=stream) for optimizer in OPTIMIZERS for stream in (False, True)]
+        entries.append(dense_forward_sum_partials(activation))
+    tiles: tuple[SimtTile | SplitSm80Tile | str, ...] = (*TILES, SPLIT_SM80, "small_n", "large_k")
+    entries += [dense_backward_update(optimizer, tile) for optimizer in OPTIMIZERS for tile in tiles]
+    entries += [dense_update_few_rows(optimizer, stream=stream) for optimizer in OPTIMIZERS for stream in (False, True)]
     return [*entries, dense_backward_atomic()]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .operand_format import Form
+from .operand_format import OperandFormat
 
 WARP = 32
 ROW_THREADS = 256
@@ -94,7 +94,7 @@ class Entry:
     Attributes:
         name: its ``extern "C"`` name.
         header: the file under ``cuda/`` that defines its template.
-        function: the template's instantiation, such as ``dense_forward<Relu, Tile<64, 64>>``.
+        function: the template's instantiation, such as ``dense_forward<Relu, SimtTile<64, 64>>``.
         arguments: in order.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
@@ -133,7 +133,7 @@ class Entry:
     patient: bool = False
     main_loop: str | None = None
     products: tuple[Product, ...] = ()
-    operand_format: Form | None = None
+    operand_format: OperandFormat | None = None
 
     @property
     def headers(self) -> tuple[str, ...]:

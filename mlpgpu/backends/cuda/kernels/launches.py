@@ -25,14 +25,14 @@ class At:
 
 @dataclass(frozen=True)
 class Map:
-    """The copy engine's map of planes, (planes, rows, columns), as the value of a pointer argument.
+    """The copy engine's map of components, (components, rows, columns), as the value of a pointer argument.
 
-    ``box_rows`` is how many rows the kernel copies at once; ``place`` which of several steps' planes, one behind
+    ``box_rows`` is how many rows the kernel copies at once; ``place`` which of several steps' components, one behind
     another, these are.
     """
 
     array: str
-    planes: int
+    components: int
     rows: int
     columns: int
     box_rows: int
@@ -40,8 +40,8 @@ class Map:
 
     @property
     def nbytes(self) -> int:
-        """Of the planes."""
-        return 2 * self.planes * padded_rows(self.rows) * padded_columns(self.columns)
+        """Of the components."""
+        return 2 * self.components * padded_rows(self.rows) * padded_columns(self.columns)
 
 
 Value = At | Map | int | float | None
@@ -111,7 +111,7 @@ class Lowered:
         return [*steps, *self.evaluation_begin, *self.evaluation]
 
     def maps(self) -> list[Map]:
-        """All maps that launches take, each once, those of staged planes for each place."""
+        """All maps that launches take, each once, those of staged components for each place."""
         values = (value for launch in self.launches() for value in launch.values.values())
         return [
             replace(value, place=place)

@@ -113,8 +113,8 @@ class StreamedWeights:
     @property
     def weight_rows(self) -> int:
         """Of a stage."""
-        is_narrow = stack_stages(self.shape, self.MOST_WEIGHT_ROWS, self.shape.input_bytes) >= self.LEAST_STAGES
-        return self.MOST_WEIGHT_ROWS if is_narrow else 1
+        is_small_n = stack_stages(self.shape, self.MOST_WEIGHT_ROWS, self.shape.input_bytes) >= self.LEAST_STAGES
+        return self.MOST_WEIGHT_ROWS if is_small_n else 1
 
     @property
     def stages(self) -> int:

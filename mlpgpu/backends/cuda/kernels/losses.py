@@ -73,7 +73,7 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* logits[rows,n], {reader.argument()}, {_WEIGHED}, "
-        "uint16_t* planes[plane_count,rows,n], int64_t plane, int plane_count, int n"
+        "uint16_t* components[component_count,rows,n], int64_t component_stride, int component_count, int n"
     )
     function = f"loss<{camel(name)}, {reader.struct}, {team.struct}>"
     full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
@@ -105,7 +105,8 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
     signature = (
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
         f"{reader.argument()}, {_WEIGHED}, const float* saved[rows,k], int activation, float* dx[rows,k], "
-        "uint16_t* dx_planes[dx_plane_count,rows,k], int64_t dx_plane, int dx_plane_count, int* dx_lines[rows], "
+        "uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, int dx_component_count, "
+        "int* dx_row_scales[rows], "
         "int k, int n"
     )
     function = f"head<{camel(name)}, {reader.struct}>"
@@ -118,7 +119,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         HEAD_SHARED_BYTES,
         spill_bytes=32,  # on sm_120 alone
         early=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
-        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_planes"))),
+        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
     )
 
 
@@ -135,7 +136,7 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     """
     reader = TargetReader(kind, textured)
     signature = (
-        f"{ROWS}, const int* order[rows], const float* parts[count,rows,n], const float* parameters[parameters], "
+        f"{ROWS}, const int* order[rows], const float* partials[count,rows,n], const float* parameters[parameters], "
         f"const TailLayer* described[layer_count], int layer_count, {reader.argument('outputs')}, "
         "const float* weights[rows], const float* mean[outputs], const float* scale[outputs], float* y[rows,units], "
         f"float* dz[rows,units], {LOSS_SUMS}, int count, int capacity, int n"

@@ -7,22 +7,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Form:
-    """How tensor cores are given float32 numbers: a struct of gemm/operands.cuh, and how many planes it takes."""
+class OperandFormat:
+    """How tensor cores are given float32 numbers.
+
+    Attributes:
+        struct: of gemm/operand_formats.cuh.
+        components: 16-bit numbers that stand for one of float32: hi, or hi and lo.
+        scaled: whether rows or columns have scales.
+    """
 
     struct: str
-    planes: int
+    components: int
     scaled: bool
 
     @property
     def is_single(self) -> bool:
         """Whether an element's words follow from the element alone, and are one."""
-        return self.planes == 1 and not self.scaled
+        return self.components == 1 and not self.scaled
 
     @property
     def products(self) -> int:
-        """Of planes for each product of numbers."""
-        return self.planes * (self.planes + 1) // 2
+        """Of components for each product of numbers."""
+        return self.components * (self.components + 1) // 2
 
     @property
     def name(self) -> str:
@@ -30,6 +36,6 @@ class Form:
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.struct).lower()
 
 
-HALF_PAIR, HALF = Form("HalfPair", 2, scaled=True), Form("Half", 1, scaled=True)
-BFLOAT16, BFLOAT16_PAIR = Form("Bfloat16", 1, scaled=False), Form("Bfloat16Pair", 2, scaled=False)
-FORMS = BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR
+HALF_PAIR, HALF = OperandFormat("HalfPair", 2, scaled=True), OperandFormat("Half", 1, scaled=True)
+BFLOAT16, BFLOAT16_PAIR = OperandFormat("Bfloat16", 1, scaled=False), OperandFormat("Bfloat16Pair", 2, scaled=False)
+OPERAND_FORMATS = BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR

@@ -9,23 +9,23 @@ from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS
-from .operand_format import BFLOAT16_PAIR, FORMS, Form
+from .operand_format import BFLOAT16_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import slot_count
 
-LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a plane
-EARLY_A, EARLY_B, EARLY_END = 1, 2, 4  # of common/dependent_launch.cuh
+LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a component
+PREFETCH_A, PREFETCH_B, PREFETCH_EPILOGUE = 1, 2, 4  # of common/dependent_launch.cuh
 
 
 @dataclass(frozen=True)
-class MatrixTile:
-    """How gemm/gemm_sm80.cuh makes a product of planes: blocks with tiles of C, m by n.
+class Sm80Tile:
+    """How gemm/gemm_sm80.cuh makes a product of components: blocks with tiles of C, m by n.
 
     Attributes:
         main_loop: where its struct is defined.
         source: the C type of what it is given of an operand.
     """
 
-    form: Form
+    operand_format: OperandFormat
     m: int
     n: int
 
@@ -41,7 +41,7 @@ class MatrixTile:
 
     @property
     def stages(self) -> int:
-        return 4 // self.form.planes
+        return 4 // self.operand_format.components
 
     @property
     def blocks(self) -> int:
@@ -51,26 +51,26 @@ class MatrixTile:
     @property
     def name(self) -> str:
         """As part of an entry's name."""
-        return f"{self.form.name}_{self.m}x{self.n}"
+        return f"{self.operand_format.name}_{self.m}x{self.n}"
 
-    def column_parts(self, m: int) -> int | None:
+    def column_partials(self, m: int) -> int | None:
         """It leaves none of the bias's gradient."""
         return None
 
-    def with_light_end(self) -> MatrixTile:
+    def with_light_end(self) -> Sm80Tile:
         """It is the same whatever follows."""
         return self
 
     @property
     def struct(self) -> str:
         """The product of dense/tensor_dense.cuh."""
-        return f"MatrixProduct<{self.form.struct}, MatrixTile<{self.m}, {self.n}, {self.stages}>>"
+        return f"GemmSm80<{self.operand_format.struct}, Sm80Tile<{self.m}, {self.n}, {self.stages}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
-        """The stages of a slice of each plane, whose lines, along the contiguous index, are padded by 8."""
+        """The stages of a slice of each component, whose lines, along the contiguous index, are padded by 8."""
         sides = ((self.m, a_inner), (self.n, b_inner))
         slices = (m * (self.K + 8) if inner else self.K * (m + 8) for m, inner in sides)
-        return 2 * self.stages * self.form.planes * sum(slices)
+        return 2 * self.stages * self.operand_format.components * sum(slices)
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
@@ -78,8 +78,8 @@ class MatrixTile:
 
 
 @dataclass(frozen=True)
-class WgmmaTile:
-    """How gemm/gemm_sm90.cuh makes a product of planes: a block for each multiprocessor takes one tile of C after
+class Sm90Tile:
+    """How gemm/gemm_sm90.cuh makes a product of components: a block for each multiprocessor takes one tile of C after
     another.
 
     Attributes:
@@ -87,7 +87,7 @@ class WgmmaTile:
             more of shared memory for its product.
     """
 
-    form: Form
+    operand_format: OperandFormat
     m: int
     n: int
     across: int = 1
@@ -130,34 +130,34 @@ class WgmmaTile:
 
     @property
     def _stage_bytes(self) -> int:
-        return 2 * self.K * self.form.planes * (self.m + self.n)
+        return 2 * self.K * self.operand_format.components * (self.m + self.n)
 
     @property
     def name(self) -> str:
         """As part of an entry's name."""
-        return f"{self.form.name}_wgmma_{self.m}x{self.n}"
+        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}"
 
     @property
     def struct(self) -> str:
         """The product of dense/tensor_dense.cuh."""
-        shape = f"{self.form.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}, {self.across}"
-        return f"WgmmaProduct<WgmmaTile<{shape}>>"
+        shape = f"{self.operand_format.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}, {self.across}"
+        return f"GemmSm90<Sm90Tile<{shape}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
         """Patches, then the stages, aligned to 1024, and their barriers."""
         return self._patch_bytes + 1024 + self.stages * (self._stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
 
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
-        """How many rows of the planes of A and of B, stored along k or not, the kernel copies at once."""
+        """How many rows of the components of A and of B, stored along k or not, the kernel copies at once."""
         return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
 
-    def with_light_end(self) -> WgmmaTile:
-        """For a product whose end reads and writes little: one warpgroup will do for a plane that has no scales."""
-        return replace(self, across=1) if self.form.is_single else self
+    def with_light_end(self) -> Sm90Tile:
+        """For a product whose end reads and writes little: one warpgroup will do for a component that has no scales."""
+        return replace(self, across=1) if self.operand_format.is_single else self
 
-    def column_parts(self, m: int) -> int | None:
-        """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled planes."""
-        return None if self.form.scaled else ceil_div(m, self.m)
+    def column_partials(self, m: int) -> int | None:
+        """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled components."""
+        return None if self.operand_format.scaled else ceil_div(m, self.m)
 
     def _clusters(self, m: int, n: int) -> int:
         return ceil_div(m, self.m * self.cluster) * ceil_div(n, self.n)
@@ -168,7 +168,7 @@ class WgmmaTile:
 
     def clocks(self, m: int, n: int, multiprocessors: int) -> int:
         """About how long the card takes for every 64 along k of an m by n product."""
-        products = self.form.products
+        products = self.operand_format.products
         multiply = products * self.m * self.n * self.K // 2048
         # Each consumer reads 64 lines of A and its own of B; the copy engine writes each slice once.
         read = products * self._consumers * 2 * self.K * (64 + self.n // self.across)
@@ -177,25 +177,29 @@ class WgmmaTile:
         return waves * max(multiply, share_memory)
 
 
-ProductTile = MatrixTile | WgmmaTile
+GemmTile = Sm80Tile | Sm90Tile
 
 
-def matrix_tiles(form: Form) -> tuple[MatrixTile, ...]:
+def sm80_tiles(operand_format: OperandFormat) -> tuple[Sm80Tile, ...]:
     """The largest first."""
-    small = MatrixTile(form, 64, 64)
-    return (small,) if form == BFLOAT16_PAIR else (MatrixTile(form, 128, 128), small)
+    small = Sm80Tile(operand_format, 64, 64)
+    return (small,) if operand_format == BFLOAT16_PAIR else (Sm80Tile(operand_format, 128, 128), small)
 
 
-def wgmma_tiles(form: Form) -> tuple[WgmmaTile, ...]:
+def sm90_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """The largest first: as wide as registers allow.  Pairs of bfloat16 are for layers that small ones suit."""
-    small = WgmmaTile(form, 64, 128, across=2)
-    return (small,) if form == BFLOAT16_PAIR else (WgmmaTile(form, 128, 256 // form.planes), small)
+    small = Sm90Tile(operand_format, 64, 128, across=2)
+    return (
+        (small,)
+        if operand_format == BFLOAT16_PAIR
+        else (Sm90Tile(operand_format, 128, 256 // operand_format.components), small)
+    )
 
 
 def _tensor_product(
     name: str,
     epilogue: str,
-    tile: ProductTile,
+    tile: GemmTile,
     rest: str,
     *,
     a_inner: bool,
@@ -206,15 +210,17 @@ def _tensor_product(
 ) -> Entry:
     """An entry of ``header``; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
-    In ``rest``, SOURCE is the C type of A and of B, in this order, and PLANES the number of planes of an array;
+    In ``rest``, SOURCE is the C type of A and of B, in this order, and COMPONENTS the number of components of an array;
     ``end`` names what the epilogue reads early if it may.
     """
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [tile.struct, struct]))
-    its_arguments = arguments(f"{ROWS}, {rest.replace('SOURCE', tile.source).replace('PLANES', str(tile.form.planes))}")
+    its_arguments = arguments(
+        f"{ROWS}, {rest.replace('SOURCE', tile.source).replace('COMPONENTS', str(tile.operand_format.components))}"
+    )
     a, b = [argument.name for argument in its_arguments if argument.ctype == tile.source][:2]
-    early = (a, EARLY_A), (b, EARLY_B), *((each, EARLY_END) for each in end)
+    early = (a, PREFETCH_A), (b, PREFETCH_B), *((each, PREFETCH_EPILOGUE) for each in end)
     return Entry(
         f"{kind}_{tile.name}",
         header,
@@ -231,59 +237,64 @@ def _tensor_product(
         early=early if tile.overlaps and "early" in {argument.name for argument in its_arguments} else None,
         main_loop=tile.main_loop,
         products=(DENSE_PRODUCT,),
-        operand_format=tile.form,
+        operand_format=tile.operand_format,
     )
 
 
 # The operands of products.  The float32 arrays beside them are read only where split operands do not hold a number.
-_X_AND_W = "SOURCE x_planes[PLANES,rows,k], int64_t x_plane, SOURCE w_planes[PLANES,k,n]"
+_X_AND_W = "SOURCE x_components[COMPONENTS,rows,k], int64_t x_stride, SOURCE w_components[COMPONENTS,k,n]"
 _X_AND_DZ = (
-    "SOURCE x_planes[PLANES,rows,k], int64_t x_plane, SOURCE dz_planes[PLANES,rows,n], int64_t dz_plane, "
-    "const int* x_columns[k], const int* w_lines[k], const int* dz_columns[n], const float* x[0], const float* dz[0]"
+    "SOURCE x_components[COMPONENTS,rows,k], int64_t x_stride, SOURCE dz_components[COMPONENTS,rows,n], "
+    "int64_t dz_stride, "
+    "const int* x_column_scales[k], const int* w_row_scales[k], const int* dz_column_scales[n], const float* x[0], "
+    "const float* dz[0]"
 )
 
 
-def tensor_forward(activation: str, tile: ProductTile) -> Entry:
+def tensor_forward(activation: str, tile: GemmTile) -> Entry:
     rest = (
-        f"{_X_AND_W}, const int* x_lines[rows], const int* w_columns[n], const float* x[0], const float* w[0], "
-        "const float* b[n], float* z[rows,n], float* y[rows,n], uint16_t* y_planes[PLANES,rows,n], "
-        "int64_t y_plane, int early, int k, int n"
+        f"{_X_AND_W}, const int* x_row_scales[rows], const int* w_column_scales[n], const float* x[0], "
+        "const float* w[0], "
+        "const float* b[n], float* z[rows,n], float* y[rows,n], uint16_t* y_components[COMPONENTS,rows,n], "
+        "int64_t y_stride, int early, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_end()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
 
 
-def tensor_forward_loss(loss: str, tile: ProductTile) -> Entry:
+def tensor_forward_loss(loss: str, tile: GemmTile) -> Entry:
     """The last layer and a loss, which is one of ``SUMS_OF_TERMS``."""
     rest = (
         f"{_X_AND_W}, const float* b[n], const int* order[rows], const float* targets[rows,n], "
-        f"const float* weights[rows], {LOSS_SUMS}, uint16_t* delta_planes[PLANES,rows,n], int k, int n"
+        f"const float* weights[rows], {LOSS_SUMS}, uint16_t* delta_components[COMPONENTS,rows,n], int k, int n"
     )
     name, header = "tensor_forward_loss", "dense/tensor_loss.cuh"
     return _tensor_product(name, loss, tile, rest, a_inner=True, b_inner=False, header=header)
 
 
-def tensor_backward_input(activation: str, tile: ProductTile) -> Entry:
+def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
     rest = (
-        "SOURCE dz_planes[PLANES,rows,n], int64_t dz_plane, SOURCE w_planes[PLANES,k,n], const int* dz_lines[rows], "
-        "const int* w_lines[k], const float* dz[0], const float* w[0], const float* saved[rows,k], "
-        "const uint16_t* saved_planes[PLANES,rows,k], float* dx[rows,k], uint16_t* dx_planes[PLANES,rows,k], "
-        "int64_t dx_plane, int early, int k, int n"
+        "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
+        "const int* dz_row_scales[rows], "
+        "const int* w_row_scales[k], const float* dz[0], const float* w[0], const float* saved[rows,k], "
+        "const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
+        "uint16_t* dx_components[COMPONENTS,rows,k], "
+        "int64_t dx_stride, int early, int k, int n"
     )
-    name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_planes")
+    name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
 
 
-def tensor_backward_weight(tile: ProductTile) -> Entry:
+def tensor_backward_weight(tile: GemmTile) -> Entry:
     rest = f"{_X_AND_DZ}, float* dw[k,n], int early, int k, int n"
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
-def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
+def tensor_backward_update(optimizer: str, tile: GemmTile) -> Entry:
     slots = slot_count(optimizer)
     rest = (
-        f"{_X_AND_DZ}, const float* db[n], float* db_parts[0], const double* totals[2], inout float* weight[k,n], "
-        f"inout float* bias[n], uint16_t* w_planes[PLANES,k,n], inout float* weight_slots[{slots},k,n], "
+        f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], const double* totals[2], inout float* weight[k,n], "
+        f"inout float* bias[n], uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
         f"inout float* bias_slots[{slots},n], int64_t size, int early, int k, int n"
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
@@ -293,15 +304,15 @@ def tensor_backward_update(optimizer: str, tile: ProductTile) -> Entry:
 
 
 def tensor_entries() -> list[Entry]:
-    """All products of planes of any form."""
+    """All products of components of any form."""
     entries = []
-    for form in FORMS:
-        tiles: tuple[ProductTile, ...] = (*matrix_tiles(form), *wgmma_tiles(form))
+    for operand_format in OPERAND_FORMATS:
+        tiles: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
         for tile in tiles:
             entries.append(tensor_backward_weight(tile))
             entries += [tensor_backward_update(optimizer, tile) for optimizer in OPTIMIZERS]
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
-            if form.is_single:
+            if operand_format.is_single:
                 entries += [tensor_forward_loss(loss, tile) for loss in SUMS_OF_TERMS]
     return entries

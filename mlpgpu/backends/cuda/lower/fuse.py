@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from .... import plan as ops
-from ..kernels import Form
+from ..kernels import OperandFormat
 from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SplitK
 from ..select.local_stack import LocalStack
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
@@ -38,7 +38,7 @@ class _List:
         return {each.operation: each.path for each in self.selection.operations}
 
     @property
-    def operand_format(self) -> Form | None:
+    def operand_format(self) -> OperandFormat | None:
         return self.selection.work.operand_format
 
     @property

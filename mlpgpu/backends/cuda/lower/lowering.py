@@ -74,7 +74,7 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
     lowered.evaluation = emit(whole, evaluation.groups)
     lowered.notes = [note for fused in (training, evaluation) if fused for note in fused.notes]
     if lowered.columns:
-        forget_all, keep_used = (_mask_columns(lowered, multiprocessors, mask) for mask in (0, kernels.USED))
+        forget_all, keep_used = (_mask_columns(lowered, multiprocessors, mask) for mask in (0, kernels.NONZERO))
         lowered.evaluation_begin.insert(0, forget_all)
         if lowered.begin:
             lowered.run_begin.insert(0, forget_all)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ....datasets import Dataset
 from ....plan import Plan
 from .. import kernels
-from ..kernels import Argument, ProductTile, padded_columns, padded_rows
+from ..kernels import Argument, GemmTile, padded_columns, padded_rows
 from ..kernels.launches import At, Launch, Map, Value
 from ..run.program import CudaProgram
 from ..runtime import Device, Stopwatch, capture, seconds_of
@@ -56,7 +56,7 @@ class Products:
     def launches(self) -> list[Launch]:
         """The launches of products in the first shard, in the order of a step."""
         shard = self._probe.binder.lowered.shards[0]
-        return [launch for launch in shard if launch.entry.operand_format in kernels.FORMS]
+        return [launch for launch in shard if launch.entry.operand_format in kernels.OPERAND_FORMATS]
 
     def address(self, array: str) -> int:
         """The address of an array of the program."""
@@ -80,10 +80,14 @@ class Products:
             entry = kernels.tensor_backward_weight(tile)
         # What only the epilogue reads or writes; and arguments that a product which ends with the loss does not have.
         left_out: dict[str, Value] = dict.fromkeys(
-            ("b", "z", "y", "y_planes", "saved", "saved_planes", "dx", "dx_planes")
+            ("b", "z", "y", "y_components", "saved", "saved_components", "dx", "dx_components")
         )
-        missing: dict[str, Value] = {**dict.fromkeys(("x_lines", "w_columns", "x", "w")), "y_plane": 0, "early": 0}
-        ending = "_planes" if tile.form.is_single else ""
+        missing: dict[str, Value] = {
+            **dict.fromkeys(("x_row_scales", "w_column_scales", "x", "w")),
+            "y_stride": 0,
+            "early": 0,
+        }
+        ending = "_components" if tile.operand_format.is_single else ""
         stored: dict[str, Value] = {name: At(SCRATCH) for name in (f"y{ending}", f"dx{ending}", "dw")}
         values = {**missing, **launch.values, **left_out, **stored}
         return replace(
@@ -118,22 +122,22 @@ class Products:
 
         return run
 
-    def _tile(self, launch: Launch) -> ProductTile:
-        form = launch.entry.operand_format
-        assert form is not None
-        tiles: tuple[ProductTile, ...] = (*kernels.matrix_tiles(form), *kernels.wgmma_tiles(form))
+    def _tile(self, launch: Launch) -> GemmTile:
+        operand_format = launch.entry.operand_format
+        assert operand_format is not None
+        tiles: tuple[GemmTile, ...] = (*kernels.sm80_tiles(operand_format), *kernels.sm90_tiles(operand_format))
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
 
     def _operand(self, launch: Launch, argument: Argument) -> Operand:
         """One operand; the float32 array of a split one is the argument of the same name without what follows "_"."""
-        lengths, form = lengths_of(launch, self._plan.capacity), launch.entry.operand_format
-        assert argument.axes is not None and form is not None
+        lengths, operand_format = lengths_of(launch, self._plan.capacity), launch.entry.operand_format
+        assert argument.axes is not None and operand_format is not None
         rows, columns = (lengths[str(axis)] for axis in argument.axes[1:])
-        if not form.scaled:
+        if not operand_format.scaled:
             components, pitch = launch.values[argument.name], padded_columns(columns)
             assert isinstance(components, At | Map)
             stride = padded_rows(rows) * pitch
-            return Operand(self.address(components.array), rows, columns, pitch, form.planes, stride)
+            return Operand(self.address(components.array), rows, columns, pitch, operand_format.components, stride)
         array = launch.values[argument.name.partition("_")[0]]
         assert isinstance(array, At)
         return Operand(self.address(array.array) + 4 * array.offset, rows, columns, columns, 0)

@@ -126,7 +126,7 @@ class Workspace:
         arena, addresses = Arena.of(self.device, {"maps": TENSOR_MAP_BYTES * len(missing)})
         self._map_arenas.append(arena)
         for each, place in zip(missing, count(addresses["maps"], TENSOR_MAP_BYTES), strict=False):
-            shape, pitch = (each.planes, each.rows, each.columns), padded_columns(each.columns)
+            shape, pitch = (each.components, each.rows, each.columns), padded_columns(each.columns)
             operand = self.arrays.addresses[each.array] + each.place * each.nbytes
             self.stream.upload(place, tensor_map(operand, shape, pitch, each.box_rows))
             self.maps[each] = place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels
-from ..kernels import ProductTile, SplitTile, Tile, WarpgroupTile, ceil_div
+from ..kernels import GemmTile, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
 from . import thresholds
 from .setting import Work
 from .tiles import fills, gemm_tile, simt_tile
@@ -15,7 +15,7 @@ from .tiles import fills, gemm_tile, simt_tile
 class Simt:
     """Multiply-adds outside the tensor cores, a tile of C for each block."""
 
-    tile: Tile
+    tile: SimtTile
     why: str
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Simt:
 class Gemm:
     """Tensor cores, on operands in a format of theirs: gemm_sm80 or gemm_sm90."""
 
-    tile: ProductTile
+    tile: GemmTile
     why: str
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Gemm:
     @property
     def leaves_bias(self) -> bool:
         """Whether a product for a weight's gradient leaves parts of the bias's."""
-        return self.tile.column_parts(1) is not None
+        return self.tile.column_partials(1) is not None
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class SplitK:
 
     part: int
     count: int
-    tile: Tile | SplitTile | WarpgroupTile | None
+    tile: SimtTile | SplitSm80Tile | SplitSm90Tile | None
     why: str
 
     def __str__(self) -> str:
-        kind = {Tile: "simt", SplitTile: "split_sm80", WarpgroupTile: "split_sm90"}
+        kind = {SimtTile: "simt", SplitSm80Tile: "split_sm80", SplitSm90Tile: "split_sm90"}
         made = "few rows" if self.tile is None else f"{kind[type(self.tile)]} {self.tile.m}x{self.tile.n}"
         return f"split-K in {self.count} parts of {self.part}, {made}"
 
@@ -102,7 +102,7 @@ class LargeK:
 class SplitOperands:
     """An update by tensor cores, whose product splits its operands itself."""
 
-    tile: SplitTile
+    tile: SplitSm80Tile
     why: str
 
     def __str__(self) -> str:
@@ -237,8 +237,8 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return SplitK(part, count, None, f"{cut}; {work.rows} rows are at most {kernels.FEW_ROWS}")
     if splits_operands(k, n, work):
         why = f"{cut}; n ≥ {thresholds.SPLIT_OPERANDS_LEAST_N}, so that tensor cores split operands"
-        is_newest = card.arch == kernels.WARPGROUP_SPLIT.needs
-        return SplitK(part, count, kernels.WARPGROUP_SPLIT if is_newest else kernels.SPLIT, why)
+        is_newest = card.arch == kernels.SPLIT_SM90.needs
+        return SplitK(part, count, kernels.SPLIT_SM90 if is_newest else kernels.SPLIT_SM80, why)
     tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
     return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
 
@@ -265,16 +265,16 @@ def _update(k: int, n: int, work: Work) -> Update:
         limit = f"n = {n} is {'at most' if n <= kernels.STREAM_COLUMNS else 'more than'} {kernels.STREAM_COLUMNS}"
         return FewRows(_part(k, n, work), stream, f"{why}; {limit}, on {card.arch}")
     if splits_operands(k, n, work):
-        rows = f"{work.rows} rows {'≤' if work.rows <= kernels.TALL_ROWS else '>'} {kernels.TALL_ROWS}"
-        columns = f"n = {n} {'≤' if n <= kernels.TALL_COLUMNS else '>'} {kernels.TALL_COLUMNS}"
+        rows = f"{work.rows} rows {'≤' if work.rows <= kernels.LARGE_K_MOST_ROWS else '>'} {kernels.LARGE_K_MOST_ROWS}"
+        columns = f"n = {n} {'≤' if n <= kernels.LARGE_K_MOST_N else '>'} {kernels.LARGE_K_MOST_N}"
         least = thresholds.SPLIT_OPERANDS_LEAST_N
         why = f"k is cut, n ≥ {least}: tensor cores split operands; {rows}, {columns}, on {card.arch}"
-        if work.rows <= kernels.TALL_ROWS and n <= kernels.TALL_COLUMNS and card.arch == "sm_90a":
+        if work.rows <= kernels.LARGE_K_MOST_ROWS and n <= kernels.LARGE_K_MOST_N and card.arch == "sm_90a":
             return LargeK(why)
-        return SplitOperands(kernels.SPLIT, why)
+        return SplitOperands(kernels.SPLIT_SM80, why)
     grid = tile.grid(k, n)
-    if n <= kernels.NARROW_COLUMNS:
-        return SmallN(f"n = {n} is at most {kernels.NARROW_COLUMNS}: a tile would be padding")
+    if n <= kernels.SMALL_N_COLUMNS:
+        return SmallN(f"n = {n} is at most {kernels.SMALL_N_COLUMNS}: a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few for {card.multiprocessors} multiprocessors"
         return SmallN(f"{k:,}×{n:,} makes {few}")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from .... import plan as ops
 from ....plan import Plan
-from ..kernels import OF_PRECISION, Form, architecture
+from ..kernels import OF_PRECISION, OperandFormat, architecture
 from . import thresholds
 from .dense import is_wide
 from .setting import Verdict
 
 
-def operand_format(precision: str, arch: str, *, is_large: bool) -> Form | None:
+def operand_format(precision: str, arch: str, *, is_large: bool) -> OperandFormat | None:
     """The format of a precision, for networks of large layers or not; None where there are no such products."""
     if precision not in OF_PRECISION or architecture(arch) < architecture("sm_80"):
         return None
     return OF_PRECISION[precision][is_large]
 
 
-def plan_format(plan: Plan, arch: str) -> tuple[Form | None, Verdict]:
+def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
     """That of a plan, whose evaluation decides: its bits must not depend on what a training step does."""
     shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
     widths = [shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....plan import Plan
-from ..kernels import Form, ceil_div
+from ..kernels import OperandFormat, ceil_div
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,12 @@ class Work:
     reduction: str
     in_place: bool
     ends_with_gradient: bool
-    operand_format: Form | None
+    operand_format: OperandFormat | None
 
 
-def work_of(plan: Plan, setting: Setting, operand_format: Form | None, *, is_training: bool, in_place: bool) -> Work:
+def work_of(
+    plan: Plan, setting: Setting, operand_format: OperandFormat | None, *, is_training: bool, in_place: bool
+) -> Work:
     """The work of a plan's training step, or of its evaluation."""
     shards = plan.shards if is_training else 1
     return Work(

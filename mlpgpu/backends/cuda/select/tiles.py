@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..kernels import TILES, Form, ProductTile, Tile, WgmmaTile, matrix_tiles, wgmma_tiles
+from ..kernels import TILES, GemmTile, OperandFormat, SimtTile, Sm90Tile, sm80_tiles, sm90_tiles
 from . import thresholds
 
 
@@ -13,7 +13,7 @@ def fills(blocks: int, multiprocessors: int) -> bool:
     return 10 * blocks >= thresholds.FILLING_TENTHS * multiprocessors
 
 
-def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Tile, str]:
+def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[SimtTile, str]:
     """The tile of multiply-adds for an m by n product, in so many parts, and why.
 
     Of those whose blocks fill the card it is the largest, unless another one has an eighth less to compute beyond the
@@ -31,14 +31,14 @@ def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Til
     return tile, f"{tile.m}×{tile.n} is the largest tile that fills {card}, and computes little beyond the borders"
 
 
-def gemm_tile(operand_format: Form, m: int, n: int, multiprocessors: int, arch: str) -> tuple[ProductTile, str]:
+def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str) -> tuple[GemmTile, str]:
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
     fill the card."""
-    if arch == WgmmaTile.needs:
-        clocks = {tile: tile.clocks(m, n, multiprocessors) for tile in wgmma_tiles(operand_format)}
+    if arch == Sm90Tile.needs:
+        clocks = {tile: tile.clocks(m, n, multiprocessors) for tile in sm90_tiles(operand_format)}
         named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
         return min(clocks, key=clocks.__getitem__), f"fewest clocks for 64 of k: {named}"
-    largest, smallest = matrix_tiles(operand_format)[0], matrix_tiles(operand_format)[-1]
+    largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
     blocks = math.prod(largest.grid(m, n, multiprocessors))
     has_work = fills(blocks, multiprocessors)
     why = f"{largest.m}×{largest.n} makes {blocks} blocks, {'enough' if has_work else 'too few'} for {multiprocessors}"

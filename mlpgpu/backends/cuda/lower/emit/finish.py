@@ -68,7 +68,7 @@ def update_biases(shard: Shard, group: UpdateBiases) -> None:
     columns, parts = sum(n for _, _, _, n, *_ in known), max(parts for _, parts, *_ in known)
     values: dict[str, Value] = {
         "step": At("step"), "totals": At("totals"), "described": At(PARTED_BIASES), "count": len(known),
-        "column_parts": At(BIAS_PARTS), "biases": At("parameters"),
+        "column_partials": At(BIAS_PARTS), "biases": At("parameters"),
         "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.plan.parameter_count,
         "columns": columns,
     }  # fmt: skip

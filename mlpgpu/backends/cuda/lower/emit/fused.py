@@ -13,7 +13,7 @@ from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At
 from ..groups import Head, Tail
-from .operands import plane_count, plane_of, rows_words, written
+from .operands import component_count, elements_of, rows_words, written
 from .rows import statistics, weighed
 from .shard import Shard
 from .simt import added_partials
@@ -22,16 +22,16 @@ from .simt import added_partials
 def head(shard: Shard, group: Head) -> None:
     dense, op, backward, derivative = group.dense, group.loss, group.backward, group.derivative
     delta = shard.stored(backward.dz)
-    dx, planes = written(shard, backward.dx, group.dx)
+    dx, components = written(shard, backward.dx, group.dx)
     scales = rows_words(shard, backward.dx) if group.leaves_scales and backward.dx else None
-    rows = kernels.padded_rows(shard.rows) if planes else shard.rows
+    rows = kernels.padded_rows(shard.rows) if components else shard.rows
     grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
     shard.add(
         group, kernels.head(op.loss, op.kind, textured=shard.setting.textured), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), x=shard.at(dense.x), w=shard.at(dense.weight),
         b=shard.at(dense.bias), delta=delta, saved=shard.at(derivative.saved),
-        activation=kernels.activation_number(derivative.activation), dx=dx, dx_planes=planes,
-        dx_plane=plane_of(shard, dense.x), dx_plane_count=plane_count(shard), dx_lines=scales,
+        activation=kernels.activation_number(derivative.activation), dx=dx, dx_components=components,
+        dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard), dx_row_scales=scales,
         k=shard.shapes[dense.weight][0], n=shard.width(op.logits),
     )  # fmt: skip
 

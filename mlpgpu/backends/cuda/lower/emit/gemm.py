@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from itertools import zip_longest
 
 from ... import kernels
-from ...kernels import MatrixTile, ProductTile, padded_columns, padded_rows
+from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
 from .operands import (
     column_flags,
+    component_elements,
+    components,
+    components_of,
     floats,
     format_of,
     of_shard,
-    plane_elements,
-    planes,
-    planes_of,
     rows_words,
-    weight_planes,
+    weight_components,
     weight_words,
     words,
     written,
@@ -46,66 +46,76 @@ def split_weights(shard: Shard, readers: Mapping[str, str]) -> list[Launch]:
 
 def _weight(shard: Shard, weight: str | None, prefix: str) -> dict[str, Value]:
     """A weight as an argument of the kernel that splits it."""
-    values: dict[str, Value] = dict.fromkeys(("w", "planes", "lines", "columns"))
+    values: dict[str, Value] = dict.fromkeys(("w", "components", "row_scales", "column_scales"))
     k = n = 0
     if weight:
         k, n = shard.shapes[weight]
-        values = {"w": shard.at(weight), "planes": weight_planes(shard, weight), **weight_words(shard, weight)}
+        values = {"w": shard.at(weight), "components": weight_components(shard, weight), **weight_words(shard, weight)}
     return {prefix + name: value for name, value in {**values, "k": k, "n": n}.items()}
 
 
 def split_rows(shard: Shard, group: SplitRows) -> None:
     name, n = group.name, shard.width(group.name)
     is_input = group.reader.x == name
-    operands = planes_of(shard, name) if group.operands else None
+    operands = components_of(shard, name) if group.operands else None
     columns = (
-        column_flags(shard, of_shard(shard, f"{name}.columns"), n) if is_input and shard.work.is_training else None
+        column_flags(shard, of_shard(shard, f"{name}.column_scales"), n)
+        if is_input and shard.work.is_training
+        else None
     )
     launch = shard.launch(
         group, kernels.split_rows(format_of(shard)), kernels.row_blocks(shard.rows, n),
         **shard.rows_of(name, group.by_order),
-        weight_lines=weight_words(shard, group.reader.weight)["lines"] if is_input else None,
-        copy=shard.stored(name) if group.is_copied else None, planes=operands, plane=plane_elements(shard, n),
-        lines=rows_words(shard, name), columns=columns, n=n,
+        weight_row_scales=weight_words(shard, group.reader.weight)["row_scales"] if is_input else None,
+        copy=shard.stored(name) if group.is_copied else None, components=operands,
+        component_stride=component_elements(shard, n),
+        row_scales=rows_words(shard, name), column_scales=columns, n=n,
     )  # fmt: skip
     if not group.is_staged:
         shard.launches.append(launch)
         return
     assert operands is not None
     shard.lowered.staged.append(launch)
-    shard.lowered.staged_bytes[operands.array] = 2 * format_of(shard).planes * plane_elements(shard, n)
+    shard.lowered.staged_bytes[operands.array] = 2 * format_of(shard).components * component_elements(shard, n)
 
 
 def split_columns(shard: Shard, group: SplitColumns) -> None:
     """A launch that goes through the columns of deltas."""
-    op, form = group.op, format_of(shard)
+    op, operand_format = group.op, format_of(shard)
     n = shard.shapes[op.weight][1]
     operands, grid = _columns_of(shard, group.op.dz, op.dweight), kernels.column_blocks(shard.rows, n)
-    given: dict[str, Value] = dict.fromkeys(("lines", "x_lines", "planes", "row_planes", "columns"))
+    given: dict[str, Value] = dict.fromkeys(
+        ("row_scales", "x_row_scales", "components", "row_components", "column_scales")
+    )
     if group.is_split:
         given = {
-            "lines": rows_words(shard, op.dz), "x_lines": rows_words(shard, op.x), "planes": operands,
-            "row_planes": planes_of(shard, op.dz) if group.rows_too else None, "columns": _delta_columns(shard, op.dz),
+            "row_scales": rows_words(shard, op.dz), "x_row_scales": rows_words(shard, op.x), "components": operands,
+            "row_components": components_of(shard, op.dz) if group.rows_too else None,
+            "column_scales": _delta_columns(shard, op.dz),
         }  # fmt: skip
-    entry = kernels.split_columns(form) if group.is_split else kernels.sum_columns(form)
+    entry = kernels.split_columns(operand_format) if group.is_split else kernels.sum_columns(operand_format)
     parts = shard.room(of_shard(shard, "column parts"), 4 * grid[1] * padded_columns(n))
     arrived = shard.room(of_shard(shard, "columns arrived"), 4 * grid[0])
-    flags = shard.room(of_shard(shard, "column part flags"), 4 * grid[1] * padded_columns(n)) if form.scaled else None
+    flags = (
+        shard.room(of_shard(shard, "column part flags"), 4 * grid[1] * padded_columns(n))
+        if operand_format.scaled
+        else None
+    )
     shard.add(
         group, entry, grid,
         **given, dz=shard.at(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
-        plane=plane_elements(shard, n), parts=parts, part_flags=flags, arrived=arrived, n=n,
+        component_stride=component_elements(shard, n), partials=parts, partial_flags=flags, arrived=arrived, n=n,
     )  # fmt: skip
 
 
 def _columns_of(shard: Shard, dz: str, dweight: str) -> At:
-    """The planes of a delta for dW: scaled ones along columns, others as for dx."""
-    name = f"{dz}.planes for {dweight}" if format_of(shard).scaled else f"{dz}.planes"
-    return planes(shard, of_shard(shard, name), plane_elements(shard, shard.width(dz)))
+    """The components of a delta for dW: scaled ones along columns, others as for dx."""
+    name = f"{dz}.components for {dweight}" if format_of(shard).scaled else f"{dz}.components"
+    return components(shard, of_shard(shard, name), component_elements(shard, shard.width(dz)))
 
 
 def _delta_columns(shard: Shard, dz: str) -> Value:
-    return words(shard, of_shard(shard, f"{dz}.columns"), padded_columns(shard.width(dz)))
+    return words(shard, of_shard(shard, f"{dz}.column_scales"), padded_columns(shard.width(dz)))
 
 
 def _bias_sum(shard: Shard, dbias: str | None, n: int, is_summed: bool) -> Value:
@@ -118,14 +128,16 @@ def _bias_sum(shard: Shard, dbias: str | None, n: int, is_summed: bool) -> Value
 def forward(shard: Shard, group: GemmForward) -> None:
     op = group.op
     k, n = shard.shapes[op.weight]
-    y, y_planes = written(shard, op.y, group.y)
+    y, y_components = written(shard, op.y, group.y)
     tile = group.path.tile
     shard.add(
         group, kernels.tensor_forward(op.activation, tile),
-        tile.grid(padded_rows(shard.rows) if y_planes else shard.rows, n, shard.multiprocessors),
-        **_forward_operands(shard, group), x_lines=rows_words(shard, op.x),
-        w_columns=weight_words(shard, op.weight)["columns"], x=floats(shard, op.x), w=floats(shard, op.weight),
-        b=shard.at(op.bias), z=shard.stored(op.z), y=y, y_planes=y_planes, y_plane=plane_elements(shard, n), early=0,
+        tile.grid(padded_rows(shard.rows) if y_components else shard.rows, n, shard.multiprocessors),
+        **_forward_operands(shard, group), x_row_scales=rows_words(shard, op.x),
+        w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
+        w=floats(shard, op.weight),
+        b=shard.at(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
+        y_stride=component_elements(shard, n), early=0,
         k=k, n=n,
     )  # fmt: skip
 
@@ -134,54 +146,57 @@ def forward_loss(shard: Shard, group: GemmForwardLoss) -> None:
     op, loss, tile = group.op, group.loss, group.path.tile
     k, n = shard.shapes[op.weight]
     assert loss.delta is not None
-    delta_planes = planes_of(shard, loss.delta)
+    delta_components = components_of(shard, loss.delta)
     grid = tile.grid(padded_rows(shard.rows), n, shard.multiprocessors)
     given = {**_forward_operands(shard, group), **weighed(shard, grid), "targets": At("plain targets")}
     entry = kernels.tensor_forward_loss(loss.loss, tile)
-    shard.add(group, entry, grid, **given, b=shard.at(op.bias), delta_planes=delta_planes, k=k, n=n)
+    shard.add(group, entry, grid, **given, b=shard.at(op.bias), delta_components=delta_components, k=k, n=n)
 
 
 def _forward_operands(shard: Shard, group: GemmForward | GemmForwardLoss) -> dict[str, Value]:
     op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
     x, w = _sources(
-        tile, (planes_of(shard, op.x), shard.rows, k), (weight_planes(shard, op.weight), k, n), a_inner=True,
+        tile, (components_of(shard, op.x), shard.rows, k), (weight_components(shard, op.weight), k, n), a_inner=True,
         b_inner=False,
     )  # fmt: skip
-    return {"x_planes": x, "x_plane": plane_elements(shard, k), "w_planes": w}
+    return {"x_components": x, "x_stride": component_elements(shard, k), "w_components": w}
 
 
 def backward_input(shard: Shard, group: GemmInput) -> None:
     op, tile, derivative = group.op, group.path.tile, group.derivative
     k, n = shard.shapes[op.weight]
-    saved: dict[str, Value] = {"saved": shard.at(derivative.saved), "saved_planes": None}
+    saved: dict[str, Value] = {"saved": shard.at(derivative.saved), "saved_components": None}
     if derivative.of_operands and derivative.saved is not None:
-        saved = {"saved": None, "saved_planes": planes_of(shard, derivative.saved)}
-    dx, dx_planes = written(shard, op.dx, group.dx)
+        saved = {"saved": None, "saved_components": components_of(shard, derivative.saved)}
+    dx, dx_components = written(shard, op.dx, group.dx)
     dz_source, w_source = _sources(
-        tile, (planes_of(shard, op.dz), shard.rows, n), (weight_planes(shard, op.weight), k, n), a_inner=True,
+        tile, (components_of(shard, op.dz), shard.rows, n), (weight_components(shard, op.weight), k, n), a_inner=True,
         b_inner=True,
     )  # fmt: skip
     shard.add(
         group, kernels.tensor_backward_input(derivative.activation, tile),
-        tile.grid(padded_rows(shard.rows) if dx_planes else shard.rows, k, shard.multiprocessors),
-        dz_planes=dz_source, dz_plane=plane_elements(shard, n), w_planes=w_source, dz_lines=rows_words(shard, op.dz),
-        w_lines=weight_words(shard, op.weight)["lines"], dz=floats(shard, op.dz), w=floats(shard, op.weight), **saved,
-        dx=dx, dx_planes=dx_planes, dx_plane=plane_elements(shard, k), early=0, k=k, n=n,
+        tile.grid(padded_rows(shard.rows) if dx_components else shard.rows, k, shard.multiprocessors),
+        dz_components=dz_source, dz_stride=component_elements(shard, n), w_components=w_source,
+        dz_row_scales=rows_words(shard, op.dz),
+        w_row_scales=weight_words(shard, op.weight)["row_scales"], dz=floats(shard, op.dz), w=floats(shard, op.weight),
+        **saved,
+        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), early=0, k=k, n=n,
     )  # fmt: skip
 
 
 def gradient(shard: Shard, group: GemmGradient) -> None:
-    op, tile, form = group.op, group.path.tile, format_of(shard)
+    op, tile, operand_format = group.op, group.path.tile, format_of(shard)
     k, n = shard.shapes[op.weight]
     x_source, dz_source = _sources(
-        tile, (planes_of(shard, op.x), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
+        tile, (components_of(shard, op.x), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
         a_inner=False, b_inner=False,
     )  # fmt: skip
     operands: dict[str, Value] = {
-        "x_planes": x_source, "x_plane": plane_elements(shard, k), "dz_planes": dz_source,
-        "dz_plane": plane_elements(shard, n), "x_columns": column_flags(shard, of_shard(shard, f"{op.x}.columns"), k),
-        "w_lines": weight_words(shard, op.weight)["lines"], "dz_columns": _delta_columns(shard, op.dz),
+        "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
+        "dz_stride": component_elements(shard, n),
+        "x_column_scales": column_flags(shard, of_shard(shard, f"{op.x}.column_scales"), k),
+        "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
         "x": floats(shard, op.x), "dz": floats(shard, op.dz), "early": 0, "k": k, "n": n,
     }  # fmt: skip
     grid = tile.grid(k, n, shard.multiprocessors)
@@ -189,13 +204,13 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
         shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.at(op.dweight))
         return
     updated = shard.updated(op)
-    db_parts = _parted(shard, group, updated["bias"]) if group.leaves_bias else None
+    db_partials = _parted(shard, group, updated["bias"]) if group.leaves_bias else None
     if group.leaves_bias:
         updated |= {"bias": None, "bias_slots": None}
     shard.add(
         group, kernels.tensor_backward_update(shard.optimizer, tile), grid,
-        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_parts=db_parts,
-        w_planes=None if form.scaled else weight_planes(shard, op.weight), **updated,
+        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_partials=db_partials,
+        w_components=None if operand_format.scaled else weight_components(shard, op.weight), **updated,
     )  # fmt: skip
 
 
@@ -203,7 +218,7 @@ def _parted(shard: Shard, group: GemmGradient, bias: Value) -> At:
     """Where a product leaves parts of a bias's gradient; the bias moves when all are there."""
     lowered = shard.lowered
     k, n = shard.shapes[group.op.weight]
-    pitch, parts = padded_columns(n), group.path.tile.column_parts(k)
+    pitch, parts = padded_columns(n), group.path.tile.column_partials(k)
     assert isinstance(bias, At) and parts is not None
     begin = lowered.bytes.get(BIAS_PARTS, 0) // 4
     lowered.bytes[BIAS_PARTS] = 4 * (begin + parts * pitch)
@@ -212,16 +227,16 @@ def _parted(shard: Shard, group: GemmGradient, bias: Value) -> At:
     return At(BIAS_PARTS, begin)
 
 
-Operand = tuple[At, int, int]  # planes, rows, columns
+Operand = tuple[At, int, int]  # components, rows, columns
 
 
-def _sources(tile: ProductTile, a: Operand, b: Operand, *, a_inner: bool, b_inner: bool) -> tuple[Value, Value]:
-    """What a product is given of its operands: planes, or maps of them."""
-    if isinstance(tile, MatrixTile):
+def _sources(tile: GemmTile, a: Operand, b: Operand, *, a_inner: bool, b_inner: bool) -> tuple[Value, Value]:
+    """What a product is given of its operands: components, or maps of them."""
+    if isinstance(tile, Sm80Tile):
         return a[0], b[0]
     boxes = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
     first, second = (
-        Map(operand.array, tile.form.planes, padded_rows(rows), columns, box)
+        Map(operand.array, tile.operand_format.components, padded_rows(rows), columns, box)
         for (operand, rows, columns), box in zip((a, b), boxes, strict=True)
     )
     return first, second

@@ -5,13 +5,13 @@ Operands without scales have neither scales, flags of columns, nor floats that p
 
 from __future__ import annotations
 
-from ...kernels import Form, padded_columns, padded_rows
+from ...kernels import OperandFormat, padded_columns, padded_rows
 from ...kernels.launches import At, Value
 from ..groups import Stored
 from .shard import Shard
 
 
-def format_of(shard: Shard) -> Form:
+def format_of(shard: Shard) -> OperandFormat:
     """The format of a shard that has products on tensor cores."""
     assert shard.work.operand_format is not None
     return shard.work.operand_format
@@ -22,34 +22,34 @@ def of_shard(shard: Shard, name: str) -> str:
     return f"{name}@{shard.number}" if shard.number else name
 
 
-def plane_elements(shard: Shard, n: int) -> int:
-    """Elements of one plane of the shard's rows."""
+def component_elements(shard: Shard, n: int) -> int:
+    """Elements of one component of the shard's rows."""
     return padded_rows(shard.rows) * padded_columns(n)
 
 
-def plane_of(shard: Shard, name: str) -> int:
+def elements_of(shard: Shard, name: str) -> int:
     """The same of a buffer; 0 where there are no tensor cores."""
-    return plane_elements(shard, shard.width(name)) if shard.work.operand_format else 0
+    return component_elements(shard, shard.width(name)) if shard.work.operand_format else 0
 
 
-def plane_count(shard: Shard) -> int:
-    """Planes of an array; 0 where there are no tensor cores."""
-    return shard.work.operand_format.planes if shard.work.operand_format else 0
+def component_count(shard: Shard) -> int:
+    """Components of an operand; 0 where there are no tensor cores."""
+    return shard.work.operand_format.components if shard.work.operand_format else 0
 
 
-def planes(shard: Shard, name: str, elements: int) -> At:
-    """The planes, of so many elements each, beside an array."""
-    return shard.room(name, 2 * plane_count(shard) * elements)
+def components(shard: Shard, name: str, elements: int) -> At:
+    """The components, of so many elements each, beside an array."""
+    return shard.room(name, 2 * component_count(shard) * elements)
 
 
-def planes_of(shard: Shard, name: str) -> At:
+def components_of(shard: Shard, name: str) -> At:
     """Those of a buffer."""
-    return planes(shard, of_shard(shard, f"{name}.planes"), plane_of(shard, name))
+    return components(shard, of_shard(shard, f"{name}.components"), elements_of(shard, name))
 
 
-def weight_planes(shard: Shard, weight: str) -> At:
+def weight_components(shard: Shard, weight: str) -> At:
     k, n = shard.shapes[weight]
-    return planes(shard, f"{weight}.planes", padded_rows(k) * padded_columns(n))
+    return components(shard, f"{weight}.components", padded_rows(k) * padded_columns(n))
 
 
 def words(shard: Shard, name: str, count: int) -> Value:
@@ -59,11 +59,11 @@ def words(shard: Shard, name: str, count: int) -> Value:
 
 def rows_words(shard: Shard, name: str) -> Value:
     """That of a buffer's rows."""
-    return words(shard, of_shard(shard, f"{name}.lines"), padded_rows(shard.rows))
+    return words(shard, of_shard(shard, f"{name}.row_scales"), padded_rows(shard.rows))
 
 
 def floats(shard: Shard, name: str) -> Value:
-    """The float32 array beside planes: products read it where its scaled planes do not hold it."""
+    """The float32 array beside components: products read it where its scaled components do not hold it."""
     return shard.at(name) if format_of(shard).scaled else None
 
 
@@ -81,14 +81,14 @@ def weight_words(shard: Shard, weight: str) -> dict[str, Value]:
     """What tells of a weight's rows and columns."""
     k, n = shard.shapes[weight]
     return {
-        "lines": words(shard, f"{weight}.lines", padded_rows(k)),
-        "columns": column_flags(shard, f"{weight}.columns", n),
+        "row_scales": words(shard, f"{weight}.row_scales", padded_rows(k)),
+        "column_scales": column_flags(shard, f"{weight}.column_scales", n),
     }
 
 
 def written(shard: Shard, name: str | None, forms: Stored | None) -> tuple[Value, Value]:
-    """The arrays that a kernel leaves a buffer in: of floats, and of planes."""
+    """The arrays that a kernel leaves a buffer in: of floats, and of components."""
     if name is None or forms is None:
         return None, None
-    operands = planes_of(shard, name) if forms.operands else None
+    operands = components_of(shard, name) if forms.operands else None
     return shard.stored(name) if forms.floats else None, operands

@@ -10,7 +10,7 @@ from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At, Value
 from ..groups import Differentiate, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
-from .operands import plane_count, plane_of, written
+from .operands import component_count, elements_of, written
 from .shard import Grid, Shard
 
 SUMS_BYTES = 16
@@ -58,13 +58,14 @@ def output(shard: Shard, group: OutputRows) -> None:
 
 def loss(shard: Shard, group: LossRows) -> None:
     op, n = group.op, shard.width(group.op.logits)
-    delta, planes = written(shard, op.delta, group.delta)
-    rows = kernels.padded_rows(shard.rows) if planes else shard.rows
+    delta, components = written(shard, op.delta, group.delta)
+    rows = kernels.padded_rows(shard.rows) if components else shard.rows
     grid = ceil_div(rows, group.team.block_rows), 1, 1
     shard.add(
         group, kernels.loss(op.loss, op.kind, textured=shard.setting.textured, team=group.team), grid,
-        **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, planes=planes,
-        plane=plane_of(shard, op.logits), plane_count=plane_count(shard), logits=shard.at(op.logits), n=n,
+        **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, components=components,
+        component_stride=elements_of(shard, op.logits), component_count=component_count(shard),
+        logits=shard.at(op.logits), n=n,
     )  # fmt: skip
 
 

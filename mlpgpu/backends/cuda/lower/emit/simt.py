@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import Entry, SplitTile, Tile, ceil_div
+from ...kernels import Entry, SimtTile, SplitSm80Tile, ceil_div
 from ...kernels.launches import At, Launch, Value
 from ...select.dense import FewRows, LargeK, SmallN, SplitK
 from ..groups import (
@@ -44,15 +44,16 @@ def partials(shard: Shard, group: DensePartials) -> None:
     entry, grid = _part_product(shard, n, path)
     shard.add(
         group, entry, grid,
-        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), parts=added["parts"], k=k, n=n, part=path.part,
+        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), partials=added["partials"], k=k, n=n,
+        part=path.part,
         capacity=shard.plan.capacity,
     )  # fmt: skip
 
 
 def _part_product(shard: Shard, n: int, path: SplitK) -> tuple[Entry, Grid]:
     if path.tile is None:
-        return kernels.dense_forward_part_few(), (1, 1, path.count)
-    return kernels.dense_forward_part(path.tile), path.tile.grid(shard.rows, n, path.count)
+        return kernels.dense_forward_few_rows(), (1, 1, path.count)
+    return kernels.dense_forward_split_k(path.tile), path.tile.grid(shard.rows, n, path.count)
 
 
 def added_partials(shard: Shard, op: ops.Dense, path: SplitK) -> dict[str, Value]:
@@ -60,14 +61,14 @@ def added_partials(shard: Shard, op: ops.Dense, path: SplitK) -> dict[str, Value
     capacity = shard.plan.capacity
     name = f"parts{shard.number}"  # shards run side by side, and may be at different layers
     parts = shard.room(name, 4 * path.count * capacity * shard.shapes[op.weight][1])
-    return {"parts": parts, "count": path.count, "capacity": capacity}
+    return {"partials": parts, "count": path.count, "capacity": capacity}
 
 
 def add_partials(shard: Shard, group: AddPartials) -> None:
     op, n = group.op, shard.shapes[group.op.weight][1]
     blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
     shard.add(
-        group, kernels.dense_forward_sum(op.activation), (blocks, 1, 1),
+        group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
         **added_partials(shard, op, group.path), b=shard.at(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
     )  # fmt: skip
 
@@ -108,22 +109,22 @@ def update(shard: Shard, group: DenseUpdate) -> None:
     k, n = shard.shapes[op.weight]
     if isinstance(path, FewRows):
         entry, grid, few = _few_rows(shard, op.x, op.weight, path, by_order=group.by_order)
-        parts = few["parts"] if group.leaves_partials else None
+        parts = few["partials"] if group.leaves_partials else None
         few |= {name: value for name, value in shard.updated(op).items() if name not in few}
-        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.at(op.dz), "parts": parts}, group.title))
+        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.at(op.dz), "partials": parts}, group.title))
         return
-    form: Tile | SplitTile | str
+    tile: SimtTile | SplitSm80Tile | str
     if isinstance(path, SmallN):
-        form, grid = "narrow", kernels.narrow_grid(k, n)
+        tile, grid = "small_n", kernels.small_n_grid(k, n)
     elif isinstance(path, LargeK):
-        form, grid = "tall", (min(shard.multiprocessors, ceil_div(k, kernels.TALL_LINES)), 1, 1)
+        tile, grid = "large_k", (min(shard.multiprocessors, ceil_div(k, kernels.LARGE_K_ROWS)), 1, 1)
     else:
-        form, grid = path.tile, path.tile.grid(k, n)
+        tile, grid = path.tile, path.tile.grid(k, n)
     values = {
         **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.at(op.dz), **shard.updated(op), "k": k,
         "n": n,
     }  # fmt: skip
-    entry = kernels.dense_backward_update(shard.optimizer, form)
+    entry = kernels.dense_backward_update(shard.optimizer, tile)
     shard.launches.append(Launch(entry, grid, values, group.title, aside=group.aside, behind=group.behind))
 
 
@@ -134,7 +135,11 @@ def _few_rows(
     k, n = shard.shapes[weight]
     values: dict[str, Value] = {
         "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.at(weight),
-        "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "parts": At("parts0"), "k": k,
+        "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "partials": At("parts0"), "k": k,
         "n": n, "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
-    return kernels.dense_update_few(shard.optimizer, stream=path.stream), kernels.few_grid(k, n, path.part), values
+    return (
+        kernels.dense_update_few_rows(shard.optimizer, stream=path.stream),
+        kernels.few_rows_grid(k, n, path.part),
+        values,
+    )

@@ -1,4 +1,4 @@
-// The 16-bit planes that tensor cores multiply, made of float32 arrays.
+// The 16-bit components that tensor cores multiply, made of float32 arrays.
 //
 // A form says how a number x is held:
 //   Bfloat16      the bfloat16 nearest to x
@@ -15,7 +15,7 @@
 //   dZ (B, n)   dZ' = dZ · 2^-e_Z[row], for dz Wᵀ
 //   dZ (B, n)   dZ'' = dZ · 2^(e_X[row] - e_T), for xᵀ dz; e_T is one for all
 //
-// Planes of an array (lines, n) are (PLANES, lines padded to 128, n padded to 64), row-major, and belong
+// Components of an array (lines, n) are (COMPONENTS, lines padded to 128, n padded to 64), row-major, and belong
 // to one shard: its first row is row 0.  The padding is written as 0 each time, so products read it.
 #pragma once
 
@@ -24,22 +24,22 @@
 
 namespace mlpgpu {
 
-constexpr int PLANE_ROWS = 128, PLANE_COLUMNS = 64;
+constexpr int ROW_PADDING = 128, COLUMN_PADDING = 64;
 
-__device__ __forceinline__ int64_t padded_rows(int64_t rows) { return round_up(rows, PLANE_ROWS); }
-__device__ __forceinline__ int padded_columns(int n) { return round_up(n, PLANE_COLUMNS); }
+__device__ __forceinline__ int64_t padded_rows(int64_t rows) { return round_up(rows, ROW_PADDING); }
+__device__ __forceinline__ int padded_columns(int n) { return round_up(n, COLUMN_PADDING); }
 
 // What is known of a line, in one word: its exponent · 8, and these.
-constexpr int UNHELD = 1;  // it has an element that is not held to the form's precision, or is infinite
-constexpr int NAN_IN = 2;  // it has a NaN
-constexpr int USED = 4;    // it has an element other than 0
-constexpr int FLAGS = 7;
+constexpr int INEXACT = 1;  // it has an element that is not held to the form's precision, or is infinite
+constexpr int HAS_NAN = 2;  // it has a NaN
+constexpr int NONZERO = 4;    // it has an element other than 0
+constexpr int FLAG_BITS = 7;
 
 __device__ __forceinline__ int exponent_in(int line) { return line >> 3; }
 
 // Of |x'|: its place in the range, and below what it is not held to the last bit.
 constexpr int TOP_EXPONENT = 14;
-constexpr float LEAST_HELD = 1.0f / (1 << 13);
+constexpr float LEAST_EXACT = 1.0f / (1 << 13);
 
 // floor(log2 |x|), or NO_EXPONENT for what a line's scale does not follow: zeros, denormal numbers, which
 // count as 0, and what is not finite.
@@ -51,7 +51,7 @@ __device__ __forceinline__ int exponent_of(float x) {
 }
 
 // The exponent of a line whose largest element has exponent `top`; a line of zeros counts as one of ones.
-__device__ __forceinline__ int line_exponent(int top) {
+__device__ __forceinline__ int scaling_exponent(int top) {
     return (top < NO_EXPONENT / 2 ? 0 : top) - TOP_EXPONENT;
 }
 
@@ -81,53 +81,53 @@ __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4
 
 constexpr float LARGEST = 3.4028235e38f;
 
-constexpr int MOST_PLANES = 2;
+constexpr int MOST_COMPONENTS = 2;
 
-// What a plane's word leaves of x for the next plane, 2^7 times as large.  A word that rounding has made infinite becomes
+// What a component's word leaves of x for the next component, 2^7 times as large.  A word that rounding has made infinite becomes
 // the largest one; of what is not finite there is no rest, for infinity less infinity would be NaN.
-__device__ __forceinline__ float rest_behind(float x, unsigned& word) {
+__device__ __forceinline__ float remainder_of(float x, unsigned& word) {
     if (!(fabsf(x) <= LARGEST)) return 0.0f;
     if ((word & 0x7fff) == 0x7f80) word = __float_as_uint(x) >> 16;
     return (x - __uint_as_float(word << 16)) * 128.0f;
 }
 
-// Pairs of neighbours as words of planes of bfloat16.
-template <int PLANES, int PAIRS>
-__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[PLANES][PAIRS]) {
+// Pairs of neighbours as words of components of bfloat16.
+template <int COMPONENTS, int PAIRS>
+__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[COMPONENTS][PAIRS]) {
     float2 spoilt = {};  // NaN where something is not finite, for zeros are added
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
         float2 rest = x[i];
 #pragma unroll
-        for (int p = 0; p < PLANES; ++p) {
+        for (int p = 0; p < COMPONENTS; ++p) {
             words[p][i] = bfloat_pair(rest.x, rest.y);
-            if (p + 1 == PLANES) break;
+            if (p + 1 == COMPONENTS) break;
             const float2 taken = bfloats(words[p][i]);
             rest = make_float2((rest.x - taken.x) * 128.0f, (rest.y - taken.y) * 128.0f);
         }
-        if (PLANES > 1) spoilt = make_float2(fmaf(rest.x, 0.0f, spoilt.x), fmaf(rest.y, 0.0f, spoilt.y));
+        if (COMPONENTS > 1) spoilt = make_float2(fmaf(rest.x, 0.0f, spoilt.x), fmaf(rest.y, 0.0f, spoilt.y));
     }
-    if (PLANES > 1 && !(spoilt.x + spoilt.y == 0.0f)) {  // rarely
+    if (COMPONENTS > 1 && !(spoilt.x + spoilt.y == 0.0f)) {  // rarely
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {
             float2 rest = x[i];
 #pragma unroll
-            for (int p = 0; p + 1 < PLANES; ++p) {
+            for (int p = 0; p + 1 < COMPONENTS; ++p) {
                 const unsigned both = bfloat_pair(rest.x, rest.y);
                 unsigned first = both & 0xffff, second = both >> 16;
-                rest = make_float2(rest_behind(rest.x, first), rest_behind(rest.y, second));
+                rest = make_float2(remainder_of(rest.x, first), remainder_of(rest.y, second));
                 words[p][i] = first | second << 16;
             }
-            words[PLANES - 1][i] = bfloat_pair(rest.x, rest.y);
+            words[COMPONENTS - 1][i] = bfloat_pair(rest.x, rest.y);
         }
     }
 }
 
-// The same where a kernel is told how many planes there are: further words have no meaning.
+// The same where a kernel is told how many components there are: further words have no meaning.
 template <int PAIRS>
-__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int planes,
-                                             unsigned (&words)[MOST_PLANES][PAIRS]) {
-    if (planes > 1) {
+__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int components,
+                                             unsigned (&words)[MOST_COMPONENTS][PAIRS]) {
+    if (components > 1) {
         hold_bfloats(x, words);
     } else {
 #pragma unroll
@@ -135,85 +135,85 @@ __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int plane
     }
 }
 
-// Four neighbours to their places in planes of bfloat16.
-template <int PLANES>
-__device__ __forceinline__ void put_bfloats(uint16_t* to, int64_t plane, const float4& x) {
+// Four neighbours to their places in components of bfloat16.
+template <int COMPONENTS>
+__device__ __forceinline__ void store_bfloats(uint16_t* to, int64_t component_stride, const float4& x) {
     const float2 pairs[2] = {make_float2(x.x, x.y), make_float2(x.z, x.w)};
-    unsigned words[PLANES][2];
+    unsigned words[COMPONENTS][2];
     hold_bfloats(pairs, words);
 #pragma unroll
-    for (int p = 0; p < PLANES; ++p) *reinterpret_cast<uint2*>(to + p * plane) = make_uint2(words[p][0], words[p][1]);
+    for (int p = 0; p < COMPONENTS; ++p) *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(words[p][0], words[p][1]);
 }
 
-// What numbers of one plane and those of the planes behind it are together.
+// What numbers of one component and those of the components behind it are together.
 __device__ __forceinline__ float2 joined(const float2& high, const float2& low) {
     return make_float2(fmaf(low.x, 1.0f / 128, high.x), fmaf(low.y, 1.0f / 128, high.y));
 }
 
-// Four neighbours' words, as they lie in planes of bfloat16.
-template <int PLANES>
+// Four neighbours' words, as they lie in components of bfloat16.
+template <int COMPONENTS>
 struct BfloatQuad {
-    uint2 words[PLANES];
+    uint2 words[COMPONENTS];
 
     BfloatQuad() = default;
-    __device__ __forceinline__ BfloatQuad(const uint16_t* from, int64_t plane) {
+    __device__ __forceinline__ BfloatQuad(const uint16_t* from, int64_t component_stride) {
 #pragma unroll
-        for (int p = 0; p < PLANES; ++p) words[p] = __ldcg(reinterpret_cast<const uint2*>(from + p * plane));
+        for (int p = 0; p < COMPONENTS; ++p) words[p] = __ldcg(reinterpret_cast<const uint2*>(from + p * component_stride));
     }
     __device__ __forceinline__ float4 value() const {
-        float2 first = bfloats(words[PLANES - 1].x), second = bfloats(words[PLANES - 1].y);
+        float2 first = bfloats(words[COMPONENTS - 1].x), second = bfloats(words[COMPONENTS - 1].y);
 #pragma unroll
-        for (int p = PLANES - 2; p >= 0; --p)
+        for (int p = COMPONENTS - 2; p >= 0; --p)
             first = joined(bfloats(words[p].x), first), second = joined(bfloats(words[p].y), second);
         return make_float4(first.x, first.y, second.x, second.y);
     }
 };
 
 // Forms have
-//     PLANES       of numbers that stand for 2^SHIFT times less in each further plane
+//     COMPONENTS       of numbers that stand for 2^SHIFT times less in each further component
 //     HALF         whether they are halves, else bfloat16
 //     SCALED       whether they have lines
 //     PROMOTED     whether sums of hi · hi restart every so often, because tensor cores cut off
-//     SHORT_DEPTH  products of pairs leave lo · lo out, up to 2^-22 of a term; where this few terms are summed it may
+//     SHORT_K  products of pairs leave lo · lo out, up to 2^-22 of a term; where this few terms are summed it may
 //                  show, so there it is added
-//     put          four neighbours' words to their places in each plane, unless they are null, and what each element
+//     put          four neighbours' words to their places in each component, unless they are null, and what each element
 //                  says of its lines; where x is scaled it is multiplied with 2^shift
 
-template <int PLANES_>
+template <int COMPONENTS_>
 struct Bfloat16s {
-    static constexpr int PLANES = PLANES_, SHIFT = 7, SHORT_DEPTH = 0;
+    static constexpr int COMPONENTS = COMPONENTS_, SHIFT = 7, SHORT_K = 0;
     static constexpr bool SCALED = false, HALF = false, PROMOTED = false;
 
-    static __device__ __forceinline__ void put(uint16_t* to, int64_t plane, const float4& x, const int (&)[4],
+    static __device__ __forceinline__ void put(uint16_t* to, int64_t component_stride, const float4& x, const int (&)[4],
                                                int (&flags)[4]) {
         flags[0] = flags[1] = flags[2] = flags[3] = 0;
-        if (to) put_bfloats<PLANES>(to, plane, x);
+        if (to) store_bfloats<COMPONENTS>(to, component_stride, x);
     }
 };
 
 using Bfloat16 = Bfloat16s<1>;
 using Bfloat16Pair = Bfloat16s<2>;
 
-template <int PLANES_>
+template <int COMPONENTS_>
 struct Halves {
-    static constexpr int PLANES = PLANES_, SHIFT = 11, SHORT_DEPTH = PLANES == 2 ? 128 : 0;
-    static constexpr bool SCALED = true, HALF = true, PROMOTED = PLANES == 2;
+    static constexpr int COMPONENTS = COMPONENTS_, SHIFT = 11, SHORT_K = COMPONENTS == 2 ? 128 : 0;
+    static constexpr bool SCALED = true, HALF = true, PROMOTED = COMPONENTS == 2;
 
-    static __device__ __forceinline__ void put(uint16_t* to, int64_t plane, const float4& x, const int (&shift)[4],
+    static __device__ __forceinline__ void put(uint16_t* to, int64_t component_stride, const float4& x, const int (&shift)[4],
                                                int (&flags)[4]) {
         uint16_t hi[4], lo[4];
-        hold(x.x, shift[0], hi[0], lo[0], flags[0]), hold(x.y, shift[1], hi[1], lo[1], flags[1]);
-        hold(x.z, shift[2], hi[2], lo[2], flags[2]), hold(x.w, shift[3], hi[3], lo[3], flags[3]);
+        quantize(x.x, shift[0], hi[0], lo[0], flags[0]), quantize(x.y, shift[1], hi[1], lo[1], flags[1]);
+        quantize(x.z, shift[2], hi[2], lo[2], flags[2]), quantize(x.w, shift[3], hi[3], lo[3], flags[3]);
         if (!to) return;
         *reinterpret_cast<ushort4*>(to) = make_ushort4(hi[0], hi[1], hi[2], hi[3]);
-        if (PLANES == 2) *reinterpret_cast<ushort4*>(to + plane) = make_ushort4(lo[0], lo[1], lo[2], lo[3]);
+        if (COMPONENTS == 2) *reinterpret_cast<ushort4*>(to + component_stride) = make_ushort4(lo[0], lo[1], lo[2], lo[3]);
     }
 
-    static __device__ __forceinline__ void hold(float x, int shift, uint16_t& hi, uint16_t& lo, int& flags) {
+    static __device__ __forceinline__ void quantize(float x, int shift, uint16_t& hi, uint16_t& lo, int& flags) {
         const float scaled = scale_by(x, shift);
         const float size = fabsf(scaled);
-        flags = (x != 0.0f ? USED : 0) | (x != x ? NAN_IN : 0) |
-                ((exponent_of(x) > NO_EXPONENT && size < LEAST_HELD) || fabsf(x) > LARGEST ? UNHELD : 0);
+        flags = (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) |
+                ((exponent_of(x) > NO_EXPONENT && size < LEAST_EXACT) || fabsf(x) > LARGEST ? INEXACT : 0);
         hi = half_bits(scaled);
         // Of what is not finite there is no rest: infinity less infinity would be NaN.
         lo = half_bits(size <= 65504.0f ? (scaled - half_value(hi)) * (1 << SHIFT) : 0.0f);

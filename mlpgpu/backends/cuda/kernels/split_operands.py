@@ -1,0 +1,118 @@
+"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``gemm/split_operands.cuh`` that
+make them."""
+
+from __future__ import annotations
+
+from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from .operand_format import BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
+
+ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples of
+TENSOR_MAP_BYTES = 128
+SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
+COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
+COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
+NONZERO = 4  # the flag of a row or column that has an element other than 0
+
+# By precision: the form for networks of small layers, and that for those of large ones.
+OF_PRECISION = {
+    "float32": (HALF_PAIR, HALF_PAIR),
+    "tf32": (BFLOAT16_PAIR, HALF),
+    "bfloat16": (BFLOAT16, BFLOAT16),
+}
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of the components of so many rows."""
+    return ROW_PADDING * ceil_div(rows, ROW_PADDING)
+
+
+def padded_columns(n: int) -> int:
+    """Elements from row to row of components that are ``n`` wide."""
+    return COLUMN_PADDING * ceil_div(n, COLUMN_PADDING)
+
+
+def _split(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
+    """For cards whose tensor cores take components."""
+    return Entry(
+        name,
+        "gemm/split_operands.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        shared_bytes,
+        needs="sm_80",
+        early=(),
+    )
+
+
+def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
+    """Blocks for so many rows ``n`` wide, padded: RowTeam of gemm/split_operands.cuh."""
+    team = WARP
+    while team < ROW_THREADS and 16 * team < n:
+        team *= 2
+    return padded_rows(rows) * team // ROW_THREADS, 1, 1
+
+
+def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
+    """Blocks for the columns of ``n``, and parts of the rows."""
+    parts = min(MOST_COLUMN_PARTS, ceil_div(padded_rows(rows), COLUMN_ROWS))
+    return padded_columns(n) // COLUMN_WIDTH, parts, 1
+
+
+def split_rows(operand_format: OperandFormat) -> Entry:
+    rest = (
+        f"{ROWS}, const float* x[rows,n], const int* order[rows], const int* weight_row_scales[n], "
+        "float* copy[rows,n], "
+        f"uint16_t* components[{operand_format.components},rows,n], int64_t component_stride, int* row_scales[rows], "
+        "int* column_scales[n], int n"
+    )
+    return _split(f"split_rows_{operand_format.name}", f"split_rows<{operand_format.struct}>", rest, SPLIT_BYTES)
+
+
+def split_weights(operand_format: OperandFormat) -> Entry:
+    rest = (
+        f"const float* w[k,n], uint16_t* components[{operand_format.components},k,n], int* row_scales[k], "
+        "int* column_scales[n], int k, int n, "
+        "const float* other_w[other_k,other_n], "
+        f"uint16_t* other_components[{operand_format.components},other_k,other_n], "
+        "int* other_row_scales[other_k], int* other_column_scales[other_n], int other_k, int other_n"
+    )
+    return _split(f"split_weights_{operand_format.name}", f"split_weights<{operand_format.struct}>", rest, SPLIT_BYTES)
+
+
+def split_columns(operand_format: OperandFormat) -> Entry:
+    return _over_columns("split_columns", operand_format, "float", "rows,n")
+
+
+def sum_columns(operand_format: OperandFormat) -> Entry:
+    """As :func:`split_columns`, of components without scales that there are already."""
+    return _over_columns("sum_columns", operand_format, "uint16_t", f"{operand_format.components},rows,n")
+
+
+def _over_columns(name: str, operand_format: OperandFormat, ctype: str, axes: str) -> Entry:
+    components = f"{operand_format.components},rows,n"
+    signature = (
+        f"{ROWS}, const {ctype}* dz[{axes}], int* row_scales[rows], const int* x_row_scales[rows], "
+        f"uint16_t* components[{components}], "
+        f"uint16_t* row_components[{components}], int64_t component_stride, int* column_scales[n], "
+        "float* partials[0], int* partial_flags[0], "
+        "inout unsigned* arrived[grid.x], float* db[n], int n"
+    )
+    return _split(
+        f"{name}_{operand_format.name}", f"split_columns<{operand_format.struct}, {ctype}>", signature, COLUMN_BYTES
+    )
+
+
+def mask_words() -> Entry:
+    return _split("mask_words", "mask_words", "inout int* words[size], int mask, int64_t size")
+
+
+def split_entries() -> list[Entry]:
+    """All that make components of any form."""
+    makers = (split_rows, split_weights, split_columns)
+    entries = [make(operand_format) for operand_format in OPERAND_FORMATS for make in makers]
+    return [
+        *entries,
+        *(sum_columns(operand_format) for operand_format in OPERAND_FORMATS if not operand_format.scaled),
+        mask_words(),
+    ]
