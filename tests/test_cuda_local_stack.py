@@ -22,7 +22,7 @@ from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers
+from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers, streamed_weights
 from mlpgpu.layers import Layer
 
 Local = LocallyConnected
@@ -165,7 +165,7 @@ def test_the_network_of_the_report() -> None:
     reused = chosen([Local(300_000, 29, "sigmoid", "layer")] * 5)
     assert reused.weights == OnChipWeights(StackShape(12, 1, 6), 29) and reused.blocks == 131 and not reused.no_update
     distinct = chosen([Local(300_000 - 28 * i, 29, "sigmoid", "layer") for i in range(5)])
-    assert distinct.weights == StreamedWeights(StackShape(18, 1)) and distinct.weights.stages == 23
+    assert distinct.weights == StreamedWeights(StackShape(18, 1), 1) and distinct.weights.stages == 23
     assert not distinct.no_update and distinct.message_words == 5 * 131 * 28
     updates = [stack.update(optimizer) for stack in (distinct, reused) for optimizer in ("SGD", "Adam")]
     for entry in (reused.forward, distinct.forward, *updates):
@@ -212,7 +212,7 @@ def test_what_a_stack_must_do_at_least() -> None:
     "shape", [StackShape(warps, rows) for rows, warps in thresholds.STACK_MOST_WARPS.items()], ids=str
 )
 def test_kernels_compile_without_many_spills(shape: StackShape) -> None:
-    entries = [kernels.local_stack_forward("gelu", StreamedWeights(shape))]
+    entries = [kernels.local_stack_forward("gelu", streamed_weights(shape))]
     optimizers = ("SGD", "AdamW")
     entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in optimizers]
     if shape.rows == 1:

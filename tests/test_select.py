@@ -15,7 +15,7 @@ from test_cuda_lowering import make_plan, plans
 
 from mlpgpu import Dense, LocallyConnected
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import BFLOAT16, HALF_PAIR, Entry, Form, Team
+from mlpgpu.backends.cuda.kernels import BFLOAT16, HALF_PAIR, Entry, Form, StackShape, StreamedWeights, Team
 from mlpgpu.backends.cuda.kernels.dense import BlockTile
 from mlpgpu.backends.cuda.lower import lowering
 from mlpgpu.backends.cuda.lower.emit.emit import _EMIT
@@ -25,7 +25,7 @@ from mlpgpu.backends.cuda.lower.overlap import overlap
 from mlpgpu.backends.cuda.profile.paths import CARDS, Card, describe_on
 from mlpgpu.backends.cuda.select import data, loss
 from mlpgpu.backends.cuda.select.dense import DensePath, FewRows, SplitK, dense_path
-from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers
+from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers, streamed_weights
 from mlpgpu.backends.cuda.select.operands import plan_format
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.backends.cuda.select.select import select
@@ -97,6 +97,13 @@ def test_each_side_of_the_other_thresholds() -> None:
     assert [data.by_kernel(values).holds for values in ((1 << 20) - 1, 1 << 20)] == [False, True]
     assert [data.sorts_on_card(rows).holds for rows in ((1 << 17) - 1, 1 << 17)] == [False, True]
     assert [data.by_texture(elements, 100).holds for elements in (101, 100)] == [False, True]
+
+
+def test_a_stage_of_a_ring_has_several_weight_rows_if_there_are_enough_stages() -> None:
+    for warps in range(1, 28):
+        weights = streamed_weights(StackShape(warps, 1))
+        assert (weights.weight_rows == 4) == (StreamedWeights(StackShape(warps, 1), 4).stages >= 8)
+        assert weights.weight_rows in (1, 4)
 
 
 def test_operands_have_scales_where_a_weight_is_large() -> None:

@@ -104,17 +104,10 @@ class StackShape:
 
 @dataclass(frozen=True)
 class StreamedWeights:
-    """Weights that come through a ring of stages, each of some weight rows."""
+    """Weights that come through a ring of stages, each of so many weight rows."""
 
     shape: StackShape
-
-    MOST_WEIGHT_ROWS, LEAST_STAGES = 4, 8  # rows of a stage, unless that leaves too few stages
-
-    @property
-    def weight_rows(self) -> int:
-        """Of a stage."""
-        is_small_n = stack_stages(self.shape, self.MOST_WEIGHT_ROWS, self.shape.input_bytes) >= self.LEAST_STAGES
-        return self.MOST_WEIGHT_ROWS if is_small_n else 1
+    weight_rows: int
 
     @property
     def stages(self) -> int:

@@ -160,9 +160,8 @@ def choose_stack(
     if not fitting:
         most = 4 * kernels.WARP * multiprocessors * thresholds.STACK_MOST_WARPS[1]
         return f"{m:,} columns are more than {most:,}, which {multiprocessors} multiprocessors hold"
-    weights = _on_chip(run, m, int(table["window"][0]), multiprocessors) or StreamedWeights(
-        StackShape(warps, fitting[0])
-    )
+    on_chip = _on_chip(run, m, int(table["window"][0]), multiprocessors)
+    weights = on_chip or streamed_weights(StackShape(warps, fitting[0]))
     no_update = _no_update(table, weights, plan.capacity)
     return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, no_update)
 
@@ -201,6 +200,12 @@ def _on_chip(run: tuple[ops.LocallyConnected, ...], m: int, window: int, multipr
     is_one = len({op.weight for op in run}) == 1
     fits = warps <= OnChipWeights.MOST_WARPS and weights.update_bytes <= kernels.STACK_SHARED_BYTES
     return weights if is_one and fits else None
+
+
+def streamed_weights(shape: StackShape) -> StreamedWeights:
+    """The ring that weights come through: several weight rows a stage, if that leaves enough stages."""
+    several = StreamedWeights(shape, thresholds.STACK_STAGE_ROWS)
+    return several if several.stages >= thresholds.STACK_LEAST_STAGES else StreamedWeights(shape, 1)
 
 
 def find_stacks(
