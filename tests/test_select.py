@@ -15,7 +15,7 @@ from test_cuda_lowering import make_plan, plans
 
 from mlpgpu import Dense, LocallyConnected
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import BFLOAT16, HALF_PAIR, Entry, Form, StackShape, StreamedWeights, Team
+from mlpgpu.backends.cuda.kernels import BFLOAT16, HALF_PAIR, Entry, OperandFormat, StackShape, StreamedWeights, Team
 from mlpgpu.backends.cuda.kernels.dense import BlockTile
 from mlpgpu.backends.cuda.lower import lowering
 from mlpgpu.backends.cuda.lower.emit.emit import _EMIT
@@ -210,7 +210,9 @@ def _is_entry(value: object) -> bool:
     """Whether a public name of ``kernels`` is an entry, or part of one: a tile, a team, an operand format."""
     if inspect.isfunction(value):
         return inspect.signature(value).return_annotation in (Entry, "Entry")
-    return isinstance(value, (BlockTile, Team, Form)) or (isinstance(value, tuple) and any(map(_is_entry, value)))
+    return isinstance(value, (BlockTile, Team, OperandFormat)) or (
+        isinstance(value, tuple) and any(map(_is_entry, value))
+    )
 
 
 ENTRIES = {name for name, value in vars(kernels).items() if _is_entry(value)}
@@ -283,11 +285,11 @@ def test_no_other_module_chooses_between_kernels_by_a_shape(path: Path) -> None:
     "planted",
     [
         "from ..select import thresholds",
-        "if shard.rows <= 8:\n    entry = kernels.dense_forward_part_few()",
-        "def tile(k, n):\n    if n > 96 and k < MOST_K:\n        return kernels.SPLIT\n    return kernels.TILES[0]",
+        "if shard.rows <= 8:\n    entry = kernels.dense_forward_few_rows()",
+        "def tile(k, n):\n    if n > 96 and k < MOST_K:\n        return kernels.SPLIT_SM80\n    return kernels.TILES[0]",
         "entry = kernels.loss(name, kind, team=kernels.WIDE_TEAM if shard.width(y) >= 16384 else kernels.WARP_TEAM)",
-        "entry = kernels.dense_update_few(optimizer, stream=n <= 96)",
-        "if self._updates_few(k, n):\n    entry = kernels.dense_update_few(optimizer)",
+        "entry = kernels.dense_update_few_rows(optimizer, stream=n <= 96)",
+        "if self._updates_few(k, n):\n    entry = kernels.dense_update_few_rows(optimizer)",
         "tile = min(kernels.TILES, key=lambda tile: rows % tile.m)",
         "from ..kernels import TILES\ntile = next(tile for tile in TILES if rows <= tile.m)\n",
         "tiles = [tile for tile in kernels.TILES if tile.m * 2 < rows]",
