@@ -35,6 +35,7 @@ from mlpgpu.backends.cuda.profile.probe import Probe
 from mlpgpu.bench import surroundings
 from mlpgpu.errors import MlpgpuError
 from mlpgpu.initializers import INITIALIZERS
+from mlpgpu.names import ActivationName
 from mlpgpu.plan import Plan
 from mlpgpu.random import WORDS_PER_BLOCK, Purpose, philox
 
@@ -43,7 +44,8 @@ try:
 except ImportError:
     torch = None
 
-WINDOW, SEED, ACTIVATION = 29, 7, "sigmoid"
+WINDOW, SEED = 29, 7
+ACTIVATION: ActivationName = "sigmoid"
 CHECKED = 64  # columns of a span
 STEPS = 8  # that are timed together
 LARGEST_ERROR = 1e-5  # of a sigmoid's value, after all layers

@@ -32,6 +32,8 @@ from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.runtime.compiler import OPTIONS, find_nvcc, source_folder
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
+from mlpgpu.names import ActivationName, LossName
+from mlpgpu.optimizers import Optimizer
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 MULTIPROCESSORS = {"sm_75": 40, "sm_80": 108, "sm_90a": 132}
@@ -39,7 +41,7 @@ SHARED_BYTES = {"sm_75": 65_536, "sm_80": 166_912, "sm_90a": 232_448}
 ENTRIES_PER_UNIT = 6  # few enough for all cores to have work until the end
 
 # Widths, activation, rows of a batch, loss, optimizer: networks that train inside one kernel.
-PERSISTENT = (
+PERSISTENT: tuple[tuple[tuple[int, ...], ActivationName, int, LossName, Optimizer], ...] = (
     ((784, 128, 10), "relu", 128, "softmax_cross_entropy", mg.Momentum(0.1)),
     ((783, 30, 10), "sigmoid", 32, "squared_error", mg.SGD(0.1)),
     ((20, 64, 64, 2), "tanh", 64, "softmax_cross_entropy", mg.Adam(1e-3)),

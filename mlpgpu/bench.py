@@ -30,6 +30,7 @@ from .datasets import Dataset
 from .errors import ConfigurationError, MlpgpuError
 from .layers import Dense
 from .metrics import METRICS
+from .names import ActivationName, LossName
 from .network import Network
 from .optimizers import Momentum
 from .schedules import Clock, as_schedule
@@ -58,9 +59,9 @@ class Workload:
     batch_size: int
     rows: int
     rate: float
-    loss: str = "softmax_cross_entropy"
-    activation: str = "relu"
-    last: str = "identity"
+    loss: LossName = "softmax_cross_entropy"
+    activation: ActivationName = "relu"
+    last: ActivationName = "identity"
     precisions: tuple[str, ...] = ("float32",)
 
     @property

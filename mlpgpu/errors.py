@@ -26,10 +26,12 @@ ReadOnlyError          AttributeError    an attribute is set that stays what it 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
+
+from .names import NEAR, SYNONYMS
 
 Name = TypeVar("Name", bound=str)
 
@@ -133,7 +135,7 @@ def refuse_setting(owner: object, name: str, settable: Iterable[str], hint: str)
 
 
 def lookup(kind: str, name: object, table: Iterable[Name]) -> Name:
-    """Return ``name`` if ``table`` holds it; otherwise raise with the nearest name that it holds.
+    """Return ``name`` if ``table`` holds it, or the one there that it is a synonym of; otherwise hint at the nearest.
 
     Raises:
         DtypeError: ``name`` is not a string.
@@ -142,11 +144,24 @@ def lookup(kind: str, name: object, table: Iterable[Name]) -> Name:
     names = list(table)
     if not isinstance(name, str):
         raise DtypeError(kind, expected="a name: one of " + ", ".join(names), got=f"{type(name).__name__} {name!r}")
-    if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        raise UnknownNameError(kind, expected="one of " + ", ".join(names), got=repr(name), hint=hint)
-    return name
+    if name in names:
+        return name
+    for synonym in SYNONYMS.get(name, ()):
+        if synonym in names:
+            return names[names.index(synonym)]
+    raise UnknownNameError(kind, expected="one of " + ", ".join(names), got=repr(name), hint=did_you_mean(name, names))
+
+
+def did_you_mean(name: object, names: Sequence[str]) -> str:
+    """A hint at the one of ``names`` that is meant, or none."""
+    written = str(name).lower()
+    if written.startswith("val_"):  # as Keras has it
+        written = "validation_" + written.removeprefix("val_")
+    meant = NEAR.get(written, written)
+    near = [meant] if meant in names else difflib.get_close_matches(written, names, n=1, cutoff=0.5)
+    if near and near[0] == "identity" and written == "softmax":
+        return "the loss applies softmax: the last layer's activation is 'identity'"
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def check_integer(what: str, value: object, *, least: int, most: int | None = None) -> int:

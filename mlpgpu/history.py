@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .errors import BackendError, EmptyDataError, lookup
-from .metrics import VALIDATION, improves
+from .metrics import MODES, VALIDATION, Mode, improves
 from .storage.files import check_path, replace_file
 from .text import table
 
@@ -63,19 +63,21 @@ class History:
         self._check_epochs()
         return dict(self._records[-1])
 
-    def best(self, column: str) -> Record:
+    def best(self, column: str, mode: Mode = "auto") -> Record:
         """The record of the best epoch by ``column``, the first of equals.
 
-        Higher is better for accuracy and R², lower for all others.
+        Higher is better in mode ``"max"``, lower in ``"min"``; in ``"auto"`` higher for accuracy, R² and areas under
+        curves, lower for all others.
 
         Raises:
             UnknownNameError: no record holds the column.
             EmptyDataError: there is no epoch yet, or none with a finite value there.
         """
+        lookup("mode", mode, MODES)
         found = None
         best: float | None = None
         for record, value in zip(self._records, self[column], strict=True):
-            if is_better(column, value, best):
+            if is_better(column, value, best, mode=mode):
                 found, best = record, value
         if found is None:
             raise EmptyDataError(f"history column {column!r}", expected="a finite value", got="none")
@@ -155,9 +157,9 @@ def _cell(name: str, record: Record) -> str:
     return format(record[name], {"epoch": ".0f", "seconds": ".2f"}.get(name, "#.4g"))
 
 
-def is_better(column: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:
+def is_better(column: str, value: float, best: float | None, min_delta: float = 0.0, mode: Mode = "auto") -> bool:
     """Whether ``value`` passes the best one so far, if any, by more than ``min_delta``.
 
     NaN and infinity pass nothing, so that a best value can stand in a file's JSON.
     """
-    return math.isfinite(value) and (best is None or improves(column, value, best, min_delta))
+    return math.isfinite(value) and (best is None or improves(column, value, best, min_delta, mode))

@@ -15,6 +15,7 @@ from . import plan
 from .activations import ACTIVATIONS
 from .errors import ConfigurationError, DtypeError, ShapeError, check_integer, check_number, lookup
 from .initializers import INITIALIZERS
+from .names import ActivationName, InitializerName
 
 
 class Layer(ABC):
@@ -42,6 +43,11 @@ class Layer(ABC):
             raise ShapeError(repr(self), expected=f"{self.n_in} columns", got=f"{n_in} columns")
 
 
+def _set(layer: Layer, field: str, value: object) -> None:
+    """Give a field of a frozen dataclass the name of the table, whatever synonym came."""
+    object.__setattr__(layer, field, value)
+
+
 @dataclass(frozen=True)
 class Dense(Layer):
     """``y = f(x W + b)``: x (B, n_in), W (n_in, n_out), b (n_out,), y (B, n_out).
@@ -58,14 +64,14 @@ class Dense(Layer):
 
     n_in: int
     n_out: int
-    activation: str = "identity"
+    activation: ActivationName = "identity"
     bias: bool = True
-    init: str | None = None
+    init: InitializerName | None = None
 
     def __post_init__(self) -> None:
         check_integer("Dense n_in", self.n_in, least=1)
         check_integer("Dense n_out", self.n_out, least=1)
-        lookup("Dense activation", self.activation, ACTIVATIONS)
+        _set(self, "activation", lookup("Dense activation", self.activation, ACTIVATIONS))
         if not isinstance(self.bias, bool):
             raise DtypeError("Dense bias", expected="True or False", got=repr(self.bias))
         if self.init is not None:
@@ -108,9 +114,9 @@ class LocallyConnected(Layer):
 
     n_in: int
     window: int
-    activation: str = "identity"
+    activation: ActivationName = "identity"
     bias: Literal["output", "layer"] | None = "output"
-    init: str | None = None
+    init: InitializerName | None = None
 
     def __post_init__(self) -> None:
         check_integer("LocallyConnected n_in", self.n_in, least=1)
@@ -118,7 +124,7 @@ class LocallyConnected(Layer):
         if self.window > self.n_in:
             expected = f"at most n_in, {self.n_in}"
             raise ConfigurationError("LocallyConnected window", expected=expected, got=self.window)
-        lookup("LocallyConnected activation", self.activation, ACTIVATIONS)
+        _set(self, "activation", lookup("LocallyConnected activation", self.activation, ACTIVATIONS))
         if self.bias is not None:
             lookup("LocallyConnected bias", self.bias, ("output", "layer"))
         if self.init is not None:

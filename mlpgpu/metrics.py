@@ -149,12 +149,17 @@ METRICS: dict[str, Metric] = {
 VALIDATION = "validation_"
 
 
-def improves(monitor: str, value: float, best: float, min_delta: float) -> bool:
+Mode = Literal["auto", "min", "max"]
+MODES: tuple[Mode, ...] = ("auto", "min", "max")
+
+
+def improves(monitor: str, value: float, best: float, min_delta: float, mode: Mode = "auto") -> bool:
     """Whether ``value`` passes ``best`` by more than ``min_delta`` in the history's column ``monitor``.
 
-    Higher is better for the metrics that say so; lower for the others, losses included.
+    Higher is better in mode ``"max"``, lower in ``"min"``.  In ``"auto"`` higher is better for the metrics that say
+    so; lower for the others: losses, and what metrics and callbacks of one's own give.
     """
     metric = METRICS.get(monitor.removeprefix(VALIDATION))
-    if metric is not None and metric.higher_is_better:
+    if mode == "max" or (mode == "auto" and metric is not None and metric.higher_is_better):
         return value > best + min_delta
     return value < best - min_delta

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import ConfigurationError, check_integer, check_number
-from .metrics import improves
+from .errors import ConfigurationError, check_integer, check_number, lookup
+from .metrics import MODES, Mode, improves
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,8 @@ class Plateau:
 class ReduceOnPlateau(Schedule):
     """``rate``, times ``factor`` whenever ``monitor`` has not improved for ``patience`` epochs; not under ``least``.
 
-    ``monitor`` is a column of the history; to improve is to pass the best value by more than ``min_delta``.
+    ``monitor`` is a column of the history; to improve is to pass the best value by more than ``min_delta``, upward or
+    downward by ``mode``, as of ``EarlyStopping``.
     The description has no memory of its own: the trainer keeps a :class:`Plateau` and saves it.
     """
 
@@ -231,6 +232,7 @@ class ReduceOnPlateau(Schedule):
     monitor: str = "validation_loss"
     min_delta: float = 1e-4
     least: float = 0.0
+    mode: Mode = "auto"
 
     def __post_init__(self) -> None:
         check_number("ReduceOnPlateau rate", self.rate, least=0.0)
@@ -238,13 +240,14 @@ class ReduceOnPlateau(Schedule):
         check_integer("ReduceOnPlateau patience", self.patience, least=1)
         check_number("ReduceOnPlateau min_delta", self.min_delta, least=0.0)
         check_number("ReduceOnPlateau least", self.least, least=0.0)
+        lookup("ReduceOnPlateau mode", self.mode, MODES)
 
     def rates(self, clock: Clock) -> np.ndarray:
         return np.full(len(clock.step), max(self.rate * clock.factor, self.least))
 
     def observe(self, plateau: Plateau, value: float) -> Plateau:
         """The memory after an epoch that ended with ``value`` in the column monitored."""
-        if plateau.best is None or improves(self.monitor, value, plateau.best, self.min_delta):
+        if plateau.best is None or improves(self.monitor, value, plateau.best, self.min_delta, self.mode):
             return Plateau(value, 0, plateau.factor)
         if plateau.wait + 1 >= self.patience:
             return Plateau(plateau.best, 0, plateau.factor * self.factor)

@@ -19,7 +19,8 @@ PACKAGE = ROOT / "mlpgpu"
 
 # Bottom to top: a module imports from lines above its own only.  A package counts as one module.
 LEVELS = (
-    {"errors", "text", "version"},
+    {"names", "text", "version"},
+    {"errors"},
     {"storage", "random", "activations", "metrics"},
     {"losses", "schedules", "initializers"},
     {"optimizers"},

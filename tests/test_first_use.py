@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -469,3 +470,22 @@ def test_a_table_of_bytes_is_bytes() -> None:
     pixels = Table({f"p{k}": BYTES[:, k] for k in range(4)})
     network = fit(classifier(), mg.Dataset(pixels, LABELS, scale=1 / 16)).network
     np.testing.assert_array_equal(network.predict(pixels), network.predict(BYTES))
+
+
+# --- files that others read ---
+
+
+def test_statistics_stand_where_keras_looks_for_them(tmp_path: Path) -> None:
+    network = mg.Network([mg.Standardize(4), mg.Dense(4, 1), mg.Standardize(1)], seed=1)
+    network.adapt((X * 3.0 + 7.0, VALUES))
+    network.save(tmp_path / "net.weights.h5")
+    statistics = network.flat_statistics()
+    with h5py.File(tmp_path / "net.weights.h5") as file:
+        for group, mean, scale in (("normalization", slice(0, 4), slice(4, 8)), ("normalization_1", 8, 9)):
+            stored = file[f"layers/{group}/vars"]
+            assert sorted(stored) == ["0", "1", "2"]
+            np.testing.assert_array_equal(stored["0"][()].squeeze(), statistics[mean])
+            np.testing.assert_array_equal(stored["1"][()].squeeze(), statistics[scale] ** 2)
+            assert stored["2"].shape == () and stored["2"].dtype == np.int64
+    loaded = mg.load(tmp_path / "net.weights.h5")
+    np.testing.assert_array_equal(loaded.flat_statistics(), statistics)

@@ -250,3 +250,26 @@ def test_keras_loads_a_weights_file(activation: str, tmp_path: Path) -> None:
     )
     model.load_weights(tmp_path / "net.weights.h5")
     np.testing.assert_allclose(net.forward(x), model(x).numpy(force=True), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scales_targets", [False, True])
+def test_keras_standardizes_as_the_file_says(scales_targets: bool, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    x = np.random.default_rng(1).standard_normal((50, 3)) * [1.0, 100.0, 0.0] + [5.0, -1000.0, 3.0]
+    layers = [mg.Standardize(3), mg.Dense(3, 9, "tanh"), mg.Dense(9, 1), *[mg.Standardize(1)] * scales_targets]
+    net = mg.Network(layers, seed=2)
+    mg.Trainer(net, "mse", mg.Adam(0.01)).fit((x, x[:, 0] + 2.0), epochs=2, progress=False)
+    net.save(tmp_path / "net.weights.h5")
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((3,)),
+            keras.layers.Normalization(),
+            keras.layers.Dense(9, activation="tanh"),
+            keras.layers.Dense(1),
+            *[keras.layers.Normalization(invert=True)] * scales_targets,
+        ]
+    )
+    model.load_weights(tmp_path / "net.weights.h5")
+    predicted = model(x.astype(np.float32)).numpy(force=True)[:, 0]
+    np.testing.assert_allclose(net.predict(x), predicted, rtol=1e-5, atol=1e-5)

@@ -16,3 +16,4 @@ from .csv_logger import CSVLogger as CSVLogger
 from .early_stopping import EarlyStopping as EarlyStopping
 from .histograms import Histograms as Histograms
 from .listeners import Listeners as Listeners
+from .listeners import check_column as check_column

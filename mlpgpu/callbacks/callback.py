@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ..backends import Histogram
-from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError
+from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError, did_you_mean
 from ..history import History, Record
 from ..metrics import VALIDATION
 
@@ -126,7 +126,9 @@ def as_callback(value: object) -> Callback:
 def check_monitor(owner: str, monitor: str, monitored: Sequence[str]) -> None:
     """Refuse to watch what is none of the columns ``monitored``."""
     if monitor not in monitored:
-        hint = "pass validation= to fit" if str(monitor).startswith(VALIDATION) else ADDS
+        hint = did_you_mean(monitor, monitored) or ADDS
+        if str(monitor).startswith((VALIDATION, "val_")) and not any(name.startswith(VALIDATION) for name in monitored):
+            hint = "pass validation= to fit"
         expected = "one of " + ", ".join(monitored)
         raise ConfigurationError(f"{owner} monitor", expected=expected, got=repr(monitor), hint=hint)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigurationError, check_integer, lookup
 from ..history import Record, is_better
+from ..metrics import MODES, Mode
 from ..storage.files import check_path
 from .callback import VALIDATION_LOSS, Callback, TrainerLike, check_monitor, check_place, check_state
 
@@ -26,6 +27,7 @@ class Checkpoint(Callback):
         keep_best: also keep the run as of the best epoch, for ``run.h5`` in ``run.best.h5``.
         monitor: the history's column that tells the best; ``validation_loss``, or ``loss`` where
             there is no validation set, if None.
+        mode: ``"min"``, ``"max"`` or ``"auto"``, as of :class:`EarlyStopping`.
 
     Attributes:
         best: the best value in this fit, or None.
@@ -45,6 +47,7 @@ class Checkpoint(Callback):
         unit: Literal["epoch", "step"] = "epoch",
         keep_best: bool = False,
         monitor: str | None = None,
+        mode: Mode = "auto",
     ) -> None:
         self.path = check_path("Checkpoint path", path, RUN_FILES)
         self.every = check_integer("Checkpoint every", every, least=1)
@@ -53,6 +56,7 @@ class Checkpoint(Callback):
             raise ConfigurationError("Checkpoint monitor", expected="None without keep_best=True", got=repr(monitor))
         self.keep_best = keep_best
         self.monitor = monitor
+        self.mode = lookup("Checkpoint mode", mode, MODES)
         self.best: float | None = None
         self._watched: str | None = None  # the monitor of this fit
         self._loaded: str | None = None  # the monitor of a state just loaded
@@ -85,7 +89,7 @@ class Checkpoint(Callback):
     def epoch_end(self, trainer: TrainerLike, record: Record) -> None:
         if self._watched is not None:
             value = float(record[self._watched])
-            if is_better(self._watched, value, self.best):
+            if is_better(self._watched, value, self.best, mode=self.mode):
                 self.best = value  # before saving: the file is to hold it
                 trainer.save(self.best_path)
         if self.unit == "epoch" and trainer.epochs % self.every == 0:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import FileFormatError, check_integer, check_number
+from ..errors import FileFormatError, check_integer, check_number, lookup
 from ..history import Record, is_better
+from ..metrics import MODES, Mode
 from .callback import VALIDATION_LOSS, Callback, TrainerLike, check_monitor, check_state
 
 
 class EarlyStopping(Callback):
     """Ends a fit once ``monitor`` has not improved for ``patience`` epochs.
 
-    To improve is to pass the best value so far by more than ``min_delta``: upward for accuracy and
-    R², downward for all others.  When the fit ends, early or not, ``restore_best`` puts the best
-    epoch's parameters back; not after Ctrl-C, which leaves those of the last finished step.
+    To improve is to pass the best value so far by more than ``min_delta``: upward in mode ``"max"``, downward in
+    ``"min"``; in ``"auto"`` upward for accuracy, R² and areas under curves, downward for all others.  When the fit
+    ends, early or not, ``restore_best`` puts the best epoch's parameters back; not after Ctrl-C, which leaves those
+    of the last finished step.
     A fit that is resumed on another monitor starts counting anew, as a fresh fit does.
 
     Attributes:
@@ -35,11 +37,13 @@ class EarlyStopping(Callback):
         patience: int = 3,
         min_delta: float = 0.0,
         restore_best: bool = True,
+        mode: Mode = "auto",
     ) -> None:
         self.monitor = monitor
         self.patience = check_integer("EarlyStopping patience", patience, least=1)
         self.min_delta = check_number("EarlyStopping min_delta", min_delta, least=0.0)
         self.restore_best = restore_best
+        self.mode = lookup("EarlyStopping mode", mode, MODES)
         self._loaded: str | None = None  # the monitor of a state just loaded
         self._forget()
 
@@ -58,7 +62,7 @@ class EarlyStopping(Callback):
 
     def epoch_end(self, trainer: TrainerLike, record: Record) -> bool:
         value = float(record[self.monitor])
-        if is_better(self.monitor, value, self.best, self.min_delta):
+        if is_better(self.monitor, value, self.best, self.min_delta, self.mode):
             self.best, self.best_epoch, self.wait = value, int(record["epoch"]), 0
             if self.restore_best:
                 trainer.keep()

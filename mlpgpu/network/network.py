@@ -239,8 +239,12 @@ class Network:
                 bytes where the network was trained on floats, or the reverse, and nobody said what they mean.
             DivergenceError: a parameter is not finite, because a training diverged.
         """
-        predictions = self._run(x, backend, batch_size, logits=False)
-        return predictions[:, 0] if self.n_out == 1 and self.remembered.has_vector_targets else predictions
+        return self.shaped(self._run(x, backend, batch_size, logits=False))
+
+    def shaped(self, predictions: np.ndarray, dataset: Dataset | None = None) -> np.ndarray:
+        """Predictions (rows, n_out) in the shape of the targets trained on, or of those of ``dataset``."""
+        has_vector = self.remembered.has_vector_targets if dataset is None or dataset.y is None else dataset.y.ndim == 1
+        return predictions[:, 0] if self.n_out == 1 and has_vector else predictions
 
     def _run(self, x: ArrayLike | Dataset, backend: str, batch_size: int | None, *, logits: bool) -> np.ndarray:
         rows = PREDICTION_ROWS if batch_size is None else check_integer("batch_size", batch_size, least=1)

@@ -42,7 +42,14 @@ class SavedNetwork:
         arrays = {
             path: self.parameters[p.offset : p.end].reshape(p.shape) for p, path in _parameter_paths(plan, self.layers)
         }
-        arrays |= {_statistic_path(s.name): self.statistics[s.offset : s.end].reshape(s.shape) for s in plan.statistics}
+        statistics = {s.name: self.statistics[s.offset : s.end].reshape(s.shape) for s in plan.statistics}
+        arrays |= {_statistic_path(name): values for name, values in statistics.items()}
+        groups = _layer_groups(self.layers)
+        for place, layer in enumerate(self.layers):
+            if isinstance(layer, Standardize):  # as Keras' Normalization has them; we read the statistics above
+                mean, scale = statistics[f"{place}.mean"], statistics[f"{place}.scale"]
+                for number, values in enumerate((mean, np.square(scale), np.array(0))):  # the last one counts rows
+                    arrays[f"{groups[place]}/vars/{number}"] = values
         first = {id(layer): place for place, layer in reversed(list(enumerate(self.layers)))}
         network = {
             "layers": [
@@ -55,8 +62,7 @@ class SavedNetwork:
             "adapted": self.adapted,
             "precision": self.parameters.dtype.name,
         }
-        groups = tuple(f"{group}/vars" for group in _layer_groups(self.layers).values())
-        return storage.Contents({"network": network}, arrays, groups)
+        return storage.Contents({"network": network}, arrays, tuple(f"{group}/vars" for group in groups.values()))
 
     @classmethod
     def parse(cls, contents: storage.Contents) -> SavedNetwork:
@@ -112,10 +118,11 @@ def _layer_groups(layers: Sequence[Layer]) -> dict[int, str]:
     seen: set[int] = set()
     counts: dict[str, int] = {}
     for place, layer in enumerate(layers):
-        if id(layer) in seen or isinstance(layer, Standardize):
+        is_standardize = isinstance(layer, Standardize)  # with statistics of its own at each place
+        if id(layer) in seen and not is_standardize:
             continue
         seen.add(id(layer))
-        name = type(layer).__name__.lower()
+        name = "normalization" if is_standardize else type(layer).__name__.lower()
         count = counts.get(name, 0)
         counts[name] = count + 1
         groups[place] = f"/layers/{name}" + (f"_{count}" if count else "")

@@ -33,8 +33,11 @@ def rebuild(what: str, description: Any, table: Mapping[str, type[T]], nested: M
     if not isinstance(description, Mapping):
         raise ConfigurationError(what, expected="a description with a kind", got=type(description).__name__)
     kind = table[lookup(what, description.get("kind"), table)]
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if description.keys() - {"kind"} != known:
+    described = dataclasses.fields(kind)  # type: ignore[arg-type]
+    known = {field.name for field in described}
+    # An older file lacks fields that came later, which have defaults.
+    needed = {field.name for field in described if field.default is dataclasses.MISSING}
+    if not needed <= description.keys() - {"kind"} <= known:
         raise ConfigurationError(f"{what} {kind.__name__}", expected=f"fields {sorted(known)}", got=sorted(description))
     fields = {
         name: rebuild(f"{what} {name}", value, nested or {}, nested) if isinstance(value, Mapping) else value

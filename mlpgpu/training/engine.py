@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..network import Network
 from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
 from .progress import Progress
-from .task import Prepared
+from .task import MetricFunction, Prepared, call_metric
 
 
 class Engine:
@@ -122,8 +122,10 @@ class Engine:
             raise self._diverged("loss", progress.steps - len(rates) + int(np.argmin(is_finite)))
         return sums
 
-    def evaluate(self, data: Prepared, metrics: Sequence[str]) -> dict[str, Any]:
-        """The mean loss over a data set, ``"loss"``, and metrics by name.
+    def evaluate(
+        self, data: Prepared, metrics: Sequence[str], functions: Mapping[str, MetricFunction]
+    ) -> dict[str, Any]:
+        """The mean loss over a data set, ``"loss"``, and metrics by name, which ``functions`` has unless METRICS does.
 
         Raises:
             DivergenceError: the loss is not finite, because a parameter is not.
@@ -134,11 +136,19 @@ class Engine:
             plan = self._lower(target_kind=data.kind)
             program = self._compile(dataclasses.replace(plan, training=(), optimizer=None))
             self._network.start(program)
-        sums = program.evaluate(data.dataset, metrics)
+        sums = program.evaluate(data.dataset, [name for name in metrics if name not in functions])
+        prediction = self._network.shaped(program.predict(data.dataset), data.dataset) if functions else None
         value, weight = sums.pop("loss")
         if not np.isfinite(value):
             self.check_finite()
-        return {"loss": float(value / weight), **{name: METRICS[name].finish(sums[name]) for name in metrics}}
+        found: dict[str, Any] = {"loss": float(value / weight)}
+        for name in metrics:
+            if name not in functions:
+                found[name] = METRICS[name].finish(sums[name])
+            else:
+                assert prediction is not None
+                found[name] = call_metric(name, functions[name], data.dataset, prediction)
+        return found
 
     def check_finite(self) -> None:
         """Raise DivergenceError, as of the last step, if a parameter is not finite."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..schedules import Clock, ReduceOnPlateau
 from .engine import Engine
 from .interrupt import deferred_interrupt
 from .progress import FitProgress
-from .task import Prepared
+from .task import MetricFunction, Prepared
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a notebook without widgets: its bar is one of text
@@ -35,7 +36,7 @@ class FitLoop:
         trainer: what callbacks are called with.
         fit: the part of the engine's progress that belongs to this fit.
         sampling: the rows of each step.
-        validation: evaluated after each epoch, by ``metrics``, if it is there.
+        validation: evaluated after each epoch, by ``metrics``, if it is there; ``functions`` are those of one's own.
     """
 
     trainer: TrainerLike
@@ -45,6 +46,7 @@ class FitLoop:
     listeners: Listeners
     validation: Prepared | None
     metrics: tuple[str, ...]
+    functions: Mapping[str, MetricFunction]
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
@@ -102,7 +104,7 @@ class FitLoop:
         progress, fit = self.engine.progress, self.fit
         record: Record = {"epoch": progress.epochs + 1, "loss": fit.loss / fit.weight if fit.weight else 0.0}
         if self.validation is not None:
-            results = self.engine.evaluate(self.validation, self.metrics)
+            results = self.engine.evaluate(self.validation, self.metrics, self.functions)
             record |= {VALIDATION + name: value for name, value in results.items() if np.ndim(value) == 0}
         record |= {"rate": fit.rate, "seconds": time.perf_counter() - started}
         fit.loss = fit.weight = 0.0

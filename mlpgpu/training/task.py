@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..backends import target_values
+from ..callbacks import check_column
 from ..datasets import Dataset
 from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
 from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of
@@ -16,6 +18,8 @@ from ..metrics import METRICS
 from ..network import Data, Network
 
 ClassNames = tuple[str, ...] | None
+MetricFunction = Callable[..., Any]  # of (y, prediction[, weight])
+Metrics = Sequence[str | MetricFunction | Mapping[str, MetricFunction]] | Mapping[str, MetricFunction]
 ClassWeight = Mapping[Any, float] | str | None
 
 
@@ -54,13 +58,22 @@ class Task:
 
     # --- arguments of a trainer ---
 
-    def check_metrics(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Metrics by name, each once."""
-        if isinstance(metrics, str):
-            raise DtypeError("metrics", expected="a list of names", got=repr(metrics))
+    def check_metrics(self, metrics: Metrics) -> dict[str, MetricFunction | None]:
+        """Metrics by name, each once, with the function of those that are one's own."""
+        if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+            raise DtypeError("metrics", expected="a list of names and functions", got=repr(metrics))
+        functions = own_metrics(metrics)
         classifies = self.output == "softmax" or (self.output == "sigmoid" and self.n_out == 1)
-        for name in metrics:
-            what, of = f"metric {name}", METRICS[lookup("metric", name, METRICS)].of
+        names: list[str] = []
+        for given in [metrics] if isinstance(metrics, Mapping) else metrics:
+            if isinstance(given, Mapping) or callable(given):
+                names += own_metrics([given])
+            else:
+                names.append(lookup("metric", given, METRICS))
+        for name in names:
+            if name in functions:
+                continue
+            what, of = f"metric {name}", METRICS[name].of
             if of != "numbers" and not classifies:
                 raise ConfigurationError(what, expected="a loss with one class for each row", got=self.loss)
             if of == "rankings" and self.classes < 2:
@@ -68,7 +81,7 @@ class Task:
                 raise ConfigurationError(what, expected="two classes or more", got=got)
             if of == "numbers" and self.output == "softmax":
                 raise ConfigurationError(what, expected="a loss of numbers", got=self.loss)
-        return tuple(dict.fromkeys(metrics))
+        return {name: functions.get(name) for name in names}
 
     def check_class_weight(self, class_weight: ClassWeight) -> ClassWeight:
         """Weights by class, or ``"balanced"``."""
@@ -118,7 +131,7 @@ class Task:
         target = target_values(data, self.loss, kind, self.n_out, self.dtype)
         if kind == "dense":
             self._check_probabilities(target)
-        if any(METRICS[name].of == "rankings" for name in metrics):
+        if any(_ranks(name) for name in metrics):
             labels = target if kind == "index" else classes_of(self.output, target)
             self._check_curves(metrics, labels, data.weight, data.classes or names)
         return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
@@ -138,7 +151,7 @@ class Task:
         """Refuse rows of these classes, ``labels`` (rows,), that leave one side of a curve empty."""
         has_rows = np.bincount(labels, weight, minlength=self.classes) > 0.0
         if not has_rows.all():
-            metric = next(name for name in metrics if METRICS[name].of == "rankings")
+            metric = next(filter(_ranks, metrics))
             missing = int(np.argmin(has_rows))
             got = f"none of class {missing if names is None else repr(names[missing])}"
             hint = f"evaluate(data, metrics=[…]) without {metric}"
@@ -165,6 +178,67 @@ class Task:
         if isinstance(label, str):
             return (names or ()).index(lookup("class in class_weight", label, names or ()))
         return check_integer("class in class_weight", label, least=0, most=self.classes - 1)
+
+
+def own_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
+    """The functions among ``metrics`` by the names of their metrics.
+
+    Raises:
+        DtypeError: a function has no name, or what should be one is none.
+        ConfigurationError: a name is that of another metric or column, or none that a file can hold.
+    """
+    found: dict[str, MetricFunction] = {}
+    for given in [metrics] if isinstance(metrics, Mapping) else metrics:
+        if isinstance(given, Mapping):
+            pairs = list(given.items())
+        elif callable(given):
+            pairs = [(getattr(given, "__name__", ""), given)]
+        else:
+            continue
+        for name, function in pairs:
+            if name in ("", "<lambda>"):
+                hint = 'metrics=[{"name": function}] gives it one'
+                raise DtypeError("metric", expected="a function with a name", got=repr(function), hint=hint)
+            if not callable(function):
+                expected, got = "a function of (y, prediction) or (y, prediction, weight)", repr(function)
+                raise DtypeError(f"metric {name}", expected=expected, got=got)
+            check_column("name of a metric", name)
+            taken = name in METRICS or name == "loss"
+            if taken or found.get(name, function) is not function:
+                expected = "a name that no other metric has"
+                raise ConfigurationError("name of a metric", expected=expected, got=repr(name))
+            found[name] = function
+    return found
+
+
+def call_metric(name: str, function: MetricFunction, dataset: Dataset, prediction: np.ndarray) -> Any:
+    """What a metric of one's own makes of predictions (rows, n_out), or (rows,).
+
+    ``function`` is given weights (rows,), ones if the data set has none, where it asks for a third argument; and
+    as ``weight=`` or ``sample_weight=``, as scikit-learn's are called, where there are weights.
+    """
+    weight, options = dataset.weight, {}
+    arguments: list[np.ndarray | None] = [dataset.y, prediction]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function that tells nothing of itself
+        parameters = []
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) > 2 and (positional[2].default is positional[2].empty):
+        arguments.append(np.ones(len(dataset), np.float32) if weight is None else weight)
+    elif weight is not None:
+        options = {p.name: weight for p in parameters if p.name in ("weight", "sample_weight")}
+    value = function(*arguments, **options)
+    if not isinstance(value, (str, bytes)):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return float(array) if array.ndim == 0 else array
+    raise DtypeError(f"metric {name}", expected="a number or an array of numbers", got=repr(value))
+
+
+def _ranks(name: str) -> bool:
+    """Whether a metric, which may be one's own, is one of rankings."""
+    return name in METRICS and METRICS[name].of == "rankings"
 
 
 def _range(values: np.ndarray) -> str:

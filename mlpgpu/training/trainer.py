@@ -31,6 +31,7 @@ from ..errors import (
 from ..history import History
 from ..losses import LOSSES
 from ..metrics import METRICS, VALIDATION
+from ..names import LossName, PrecisionName, ReductionName
 from ..network import Data, Network
 from ..optimizers import Optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
@@ -40,7 +41,7 @@ from .engine import Engine
 from .fit import FitLoop
 from .progress import FitProgress
 from .run_file import ARGUMENTS, SavedRun
-from .task import Task
+from .task import Metrics, Task, own_metrics
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -86,7 +87,10 @@ class Trainer:
             ``"float32-ieee"`` names the way instead: IEEE float32 operations alone.  ``"float64"`` is for the CPU.
         streams: shards that each batch is split into, each with a gradient of its own.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
-        metrics: names in :data:`~mlpgpu.metrics.METRICS`, for ``evaluate`` and for validation.
+        metrics: for ``evaluate`` and for validation, names in :data:`~mlpgpu.metrics.METRICS` and functions of your
+            own, ``function(y, prediction)`` or ``function(y, prediction, weight)``: targets as the data set has them,
+            predictions (rows, n_out) as ``predict`` gives them, the rows' weights (rows,).  A function's name is
+            its metric's; a mapping of names to functions gives others.
         class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
         threads: host threads; by a fixed rule of the plan and the cores if None.
@@ -104,15 +108,15 @@ class Trainer:
     def __init__(
         self,
         network: Network,
-        loss: str,
+        loss: LossName,
         optimizer: Optimizer,
         *,
         batch_size: int = 32,
         backend: str = "auto",
-        precision: str = "float32",
+        precision: PrecisionName = "float32",
         streams: int = 1,
-        reduction: str = "ordered",
-        metrics: Sequence[str] = (),
+        reduction: ReductionName = "ordered",
+        metrics: Metrics = (),
         class_weight: Mapping[Any, float] | str | None = None,
         threads: int | None = None,
         memory_share: float = MEMORY_SHARE,
@@ -132,7 +136,8 @@ class Trainer:
         lower = self._lowering()
         plan = lower()
         self._task = Task(self.loss, network.n_out, plan.dtype)
-        self.metrics = self._task.check_metrics(metrics)
+        found = self._task.check_metrics(metrics)
+        self.metrics, self._functions = tuple(found), {name: own for name, own in found.items() if own is not None}
         self.class_weight = self._task.check_class_weight(class_weight)
         self.threads = None if threads is None else check_integer("threads", threads, least=1)
         self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
@@ -308,7 +313,7 @@ class Trainer:
         self.history.interrupted = False
         with self._at_work("fit"):
             engine.attach(trained, sampling)
-            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics)
+            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics, self._functions)
             loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
             listeners.end(self)
         self._callback_states = listeners.states()
@@ -345,7 +350,11 @@ class Trainer:
 
     def _columns(self, *, is_validated: bool) -> tuple[str, ...]:
         """The columns of a fit's records that can be monitored."""
-        names = ("loss", *(name for name in self.metrics if METRICS[name].is_scalar)) if is_validated else ()
+        names = (
+            ("loss", *(name for name in self.metrics if name not in METRICS or METRICS[name].is_scalar))
+            if is_validated
+            else ()
+        )
         return "loss", *(VALIDATION + name for name in names)
 
     def step(self, x: ArrayLike, y: ArrayLike, weight: ArrayLike | None = None) -> float:
@@ -380,7 +389,7 @@ class Trainer:
         return float(loss / weighted) if weighted else 0.0
 
     @_takes_targets_with_inputs
-    def evaluate(self, data: Data, metrics: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, data: Data, metrics: Metrics | None = None) -> dict[str, Any]:
         """The mean loss over a data set or arrays ``(x, y)``, without penalties or class weights, and metrics.
 
         Returns:
@@ -390,10 +399,13 @@ class Trainer:
             MlpgpuError: the data do not suit the network, or a metric does not suit the loss.
             DataError: a ranking metric is asked for, and no row of some class has a weight over 0.
         """
-        names = self.metrics if metrics is None else self._task.check_metrics(metrics)
+        names, functions = self.metrics, self._functions
+        if metrics is not None:
+            found = self._task.check_metrics(metrics)
+            names, functions = tuple(found), {name: own for name, own in found.items() if own is not None}
         prepared = self._task.prepare(data, self.network, metrics=names)
         self.network.check_adapted("call network.adapt(dataset), or train")
-        return self._engine.evaluate(prepared, names)
+        return self._engine.evaluate(prepared, names, functions)
 
     # --- what callbacks use ---
 
@@ -452,12 +464,14 @@ class Trainer:
         backend: str | None = None,
         threads: int | None = None,
         rate: float | Schedule | None = None,
+        metrics: Metrics = (),
     ) -> Trainer:
         """The trainer that :meth:`save` wrote, ready to go on.
 
         Its first ``fit`` continues the one that was interrupted.  ``backend`` and ``threads`` override
         what the run was made by; where the same bits cannot be promised, a warning says so.  On the CPU a run
-        in tf32 or bfloat16 goes on in float32.  ``rate`` takes the place of the run's, as setting it does.
+        in tf32 or bfloat16 goes on in float32.  ``rate`` takes the place of the run's, as setting it does;
+        ``metrics`` are the run's own ones, functions, which no file holds.
 
         Raises:
             StorageError: the file cannot be read.
@@ -475,7 +489,7 @@ class Trainer:
             raise FileFormatError(str(path), expected="a file of Trainer.save", got="a network alone", hint=hint)
         try:
             saved = SavedRun.parse(contents, len(network.flat_parameters()))
-            trainer = cls._of(network, saved, backend, threads)
+            trainer = cls._of(network, saved, backend, threads, metrics)
             made_by, now = saved.made_by, trainer.backend.fingerprint(trainer.plan, threads=trainer.threads)
             differing = {key: (made_by.get(key), now.get(key)) for key in now if made_by.get(key) != now.get(key)}
         except (BackendError, FileFormatError):
@@ -489,8 +503,18 @@ class Trainer:
         return trainer
 
     @classmethod
-    def _of(cls, network: Network, saved: SavedRun, backend: str | None, threads: int | None) -> Trainer:
+    def _of(
+        cls, network: Network, saved: SavedRun, backend: str | None, threads: int | None, metrics: Metrics
+    ) -> Trainer:
         arguments = dict(saved.arguments)
+        functions = own_metrics(metrics)
+        lacking = [name for name in arguments["metrics"] if name not in METRICS and name not in functions]
+        if lacking:
+            names = ", ".join(lacking)
+            hint = f"Trainer.resume(path, metrics=[{names}]) takes them"
+            tell(f"the run goes on without its own metrics, {names} ({hint})")
+        kept = [name for name in arguments["metrics"] if name not in lacking]
+        arguments["metrics"] = [{name: functions[name]} if name in functions else name for name in kept]
         if backend == "cpu" and arguments["precision"] in CARD_PRECISIONS:
             arguments["precision"] = "float32"
         made_by = saved.made_by

@@ -1,0 +1,63 @@
+"""Names that a user may write: those of the tables, for type checkers, and what other libraries call the same.
+
+Tests hold these types to the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+ActivationName: TypeAlias = Literal[
+    "identity", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "softplus", "gelu", "silu",
+    "linear", "logistic", "swish",
+]  # fmt: skip
+InitializerName: TypeAlias = Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros"]
+LossName: TypeAlias = Literal[
+    "squared_error", "mean_squared_error", "absolute_error", "huber", "binary_cross_entropy", "softmax_cross_entropy",
+    "mse", "mae", "bce", "cross_entropy",
+    "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy",
+]  # fmt: skip
+PrecisionName: TypeAlias = Literal[
+    "float32", "float32-ieee", "float64", "tf32", "bfloat16", "fp32", "fp64", "bf16"
+]  # fmt: skip
+ReductionName: TypeAlias = Literal["ordered", "atomic"]
+
+# What is understood: the name of the same thing in a table.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("identity",),
+    "logistic": ("sigmoid",),
+    "swish": ("silu",),
+    "mse": ("mean_squared_error",),
+    "mae": ("absolute_error", "mean_absolute_error"),
+    "bce": ("binary_cross_entropy",),
+    "binary_crossentropy": ("binary_cross_entropy",),
+    "cross_entropy": ("softmax_cross_entropy",),
+    "categorical_crossentropy": ("softmax_cross_entropy",),
+    "sparse_categorical_crossentropy": ("softmax_cross_entropy",),
+    "acc": ("accuracy",),
+    "fp32": ("float32",),
+    "fp64": ("float64",),
+    "bf16": ("bfloat16",),
+}
+
+# What is only told, because it is not quite the same.
+NEAR: Mapping[str, str] = {
+    "gpu": "cuda",
+    "half": "bfloat16",
+    "fp16": "bfloat16",
+    "float16": "bfloat16",
+    "double": "float64",
+    "kaiming_uniform": "he_uniform",
+    "kaiming_normal": "he_normal",
+    "xavier_uniform": "glorot_uniform",
+    "xavier_normal": "glorot_normal",
+    "auc": "roc_auc",
+    "r2_score": "r2",
+    "l1": "absolute_error",
+    "l2": "mean_squared_error",
+    "smooth_l1": "huber",
+    "log_loss": "softmax_cross_entropy",
+    "nll": "softmax_cross_entropy",
+    "softmax": "identity",
+}
