@@ -43,6 +43,9 @@ ROUNDS, QUICK_ROUNDS = 5, 3
 PRECISIONS = ("float32", "tf32", "bfloat16")
 CPU_ROWS = 10_240  # of an epoch on the CPU, at most
 CPU_FLOPS = 1e11  # of an epoch on the CPU; networks with more are left out
+CPU_SECONDS, CPU_STEPS = 0.5, 4  # of an epoch on the CPU: about so long, but at least so many steps
+CPU_RATE, CPU_BANDWIDTH = 5e10, 5e9  # what that is counted by: operations and bytes a second
+STATE_PASSES = 4  # over parameters and momentum in a step: forward, backward, reduce, update
 PRODUCT_SIZE, CPU_PRODUCT_SIZE = 4096, 512  # of the matrices whose product shows a precision
 CHECKED_ROWS = 256  # of that product, computed in float64
 PACKAGE = Path(__file__).parent
@@ -130,7 +133,11 @@ def suited_to(backend: Backend, workload: Workload) -> Workload | None:
     if isinstance(backend, CudaBackend):
         return workload
     shorter = dataclasses.replace(workload, rows=min(workload.rows, CPU_ROWS))
-    return shorter if shorter.flops * shorter.steps <= CPU_FLOPS else None
+    if shorter.flops * shorter.steps > CPU_FLOPS:
+        return None
+    step_seconds = workload.flops / CPU_RATE + STATE_PASSES * workload.state_bytes / CPU_BANDWIDTH
+    steps = max(CPU_STEPS, int(CPU_SECONDS / step_seconds))
+    return dataclasses.replace(shorter, rows=min(shorter.rows, steps * workload.batch_size))
 
 
 class Epochs:

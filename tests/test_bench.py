@@ -101,6 +101,15 @@ def test_only_small_workloads_are_for_the_cpu() -> None:
     assert tiny is not None and tiny.rows == bench.CPU_ROWS
 
 
+def test_epochs_on_the_cpu_are_short() -> None:
+    """A step of tall-1 moves hundreds of megabytes for few operations: 512 of them would take a minute."""
+    for workload in filter(None, (bench.suited_to(CpuBackend(), found) for found in bench.WORKLOADS.values())):
+        moved = bench.STATE_PASSES * workload.state_bytes / bench.CPU_BANDWIDTH
+        seconds = workload.steps * (workload.flops / bench.CPU_RATE + moved)
+        assert seconds <= bench.CPU_SECONDS or workload.steps == bench.CPU_STEPS
+        assert seconds < 1.0
+
+
 def test_bench_prints_a_table_and_writes_json(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.jsonl"
     assert main(["bench", "--backend", "cpu", "--only", "small", "--quick", "--json", str(path)]) == 0
