@@ -7,7 +7,7 @@ epochs, counted with fractions within an epoch: a length is given as one or the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -232,7 +232,7 @@ class ReduceOnPlateau(Schedule):
     monitor: str = "validation_loss"
     min_delta: float = 1e-4
     least: float = 0.0
-    mode: Mode = "auto"
+    mode: Mode = field(default="auto", metadata={"came_later": True})
 
     def __post_init__(self) -> None:
         check_number("ReduceOnPlateau rate", self.rate, least=0.0)

@@ -184,7 +184,7 @@ def test_early_stopping_names_what_it_may_monitor() -> None:
     stopping = EarlyStopping()
     with pytest.raises(ConfigurationError, match=expected):
         stopping.begin(FakeTrainer())
-    with pytest.raises(ConfigurationError, match=r"got 'los' \(a callback that adds"):
+    with pytest.raises(ConfigurationError, match=r"got 'los' \(did you mean 'loss'\?\)$"):
         EarlyStopping("los").begin(FakeTrainer())
 
 

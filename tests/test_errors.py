@@ -26,6 +26,7 @@ from mlpgpu.errors import (
     EmptyDataError,
     FileFormatError,
     MlpgpuError,
+    ReadOnlyError,
     ShapeError,
     StorageError,
     UnknownNameError,
@@ -48,6 +49,7 @@ BUILT_IN = {
     "FileFormatError": ValueError,
     "StorageError": OSError,
     "DownloadError": OSError,
+    "ReadOnlyError": AttributeError,
 }
 
 
@@ -113,6 +115,7 @@ def load_text(folder: Path) -> None:
 
 RAISED_BY: dict[type[MlpgpuError], Any] = {
     ConfigurationError: lambda folder: mg.Dropout(2.0),
+    ReadOnlyError: lambda folder: setattr(mg.Network([mg.Dense(2, 3)]), "seed", 1),
     UnknownNameError: lambda folder: mg.Dense(2, 2, "reluu"),
     ShapeError: lambda folder: mg.Network([mg.Dense(2, 3), mg.Dense(2, 3)]),
     DtypeError: lambda folder: mg.Dense(2.0, 2),  # type: ignore[arg-type]

@@ -589,6 +589,11 @@ def test_weights_stand_where_keras_looks_for_them(tmp_path: Path) -> None:
         "dense_2/vars/1": (3,),
         "dropout": None,
         "dropout/vars": None,
+        "normalization": None,
+        "normalization/vars": None,
+        "normalization/vars/0": (4,),
+        "normalization/vars/1": (4,),
+        "normalization/vars/2": (),
     }
 
 

@@ -19,6 +19,8 @@ from mlpgpu.initializers import INITIALIZERS
 from mlpgpu.losses import LOSSES
 from mlpgpu.metrics import METRICS
 from mlpgpu.plan import PRECISIONS, REDUCTIONS
+from mlpgpu.schedules import SCHEDULES
+from mlpgpu.storage.descriptions import describe, rebuild
 
 DRAW = np.random.default_rng(2)
 X = DRAW.standard_normal((40, 4))
@@ -194,6 +196,13 @@ def test_a_schedule_watches_a_callbacks_column(tmp_path: Path) -> None:
     assert fit(upward, 5, callbacks=[Gap()])["rate"] == [0.1, 0.1, 0.05, 0.025, 0.025]
     with pytest.raises(ConfigurationError, match="ReduceOnPlateau monitor: expected one of loss, got 'gap'"):
         fit(trainer())
+
+
+def test_an_older_file_knows_no_mode() -> None:
+    schedule = mg.ReduceOnPlateau(0.1)
+    description = describe(schedule)
+    assert description.pop("mode") == "auto"
+    assert rebuild("schedule", description, SCHEDULES) == schedule
 
 
 def test_a_function_adds_columns() -> None:

@@ -35,8 +35,8 @@ def rebuild(what: str, description: Any, table: Mapping[str, type[T]], nested: M
     kind = table[lookup(what, description.get("kind"), table)]
     described = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {field.name for field in described}
-    # An older file lacks fields that came later, which have defaults.
-    needed = {field.name for field in described if field.default is dataclasses.MISSING}
+    # An older file lacks fields that came later, which say so.
+    needed = {field.name for field in described if not field.metadata.get("came_later")}
     if not needed <= description.keys() - {"kind"} <= known:
         raise ConfigurationError(f"{what} {kind.__name__}", expected=f"fields {sorted(known)}", got=sorted(description))
     fields = {
