@@ -266,7 +266,7 @@ def test_the_chains_of_multiply_adds() -> None:
 def test_a_profile_is_printed() -> None:
     step = plan(shards=2)
     low = lowered(step)
-    launches = [low.shards[0][2], *low.deal]
+    launches = [low.shards[0][2], *low.initialise]
     rows = ROWS // 2
     counted = [
         (Fraction(2), flops(launches[0], rows), moved_bytes(launches[0], rows)), (Fraction(1, 32), 0, 0),

@@ -144,7 +144,7 @@ def test_arrays_are_written_before_they_are_read(plan: Plan, arch: str, large: b
     low = on_tensor_cores(plan, large=large, arch=arch)
     state = {"step", "parameters", "slots", "statistics", "sums", *low.words, *OWNED}
     for part in (
-        *([*low.run_begin, *low.ahead, *low.deal, *low.staged, *low.begin, *shard] for shard in low.shards),
+        *([*low.run_begin, *low.prologue, *low.initialise, *low.staged, *low.begin, *shard] for shard in low.shards),
         [*low.evaluation_begin, *low.evaluation],
     ):
         written = set(state)
@@ -192,7 +192,7 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
                     continue
                 array, begin, end = touched(launch, name)
                 assert not any(array == a and begin < e and b < end for a, b, e in written), (launch, before)
-    assert not any(launch.overlaps for launch in (*low.run_begin, *low.ahead, *low.deal, *low.staged))
+    assert not any(launch.overlaps for launch in (*low.run_begin, *low.prologue, *low.initialise, *low.staged))
     assert not low.evaluation or not low.evaluation[0].overlaps
 
 
@@ -644,7 +644,7 @@ class HostProgram:
         self.arrays["order"] = self.sampling.order(0).astype(np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
         constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(0, rates))
-        for launch in (*self.low.run_begin, *self.low.ahead):
+        for launch in (*self.low.run_begin, *self.low.prologue):
             self._launch(launch, constants if launch.entry.constants else {})
         for _ in rates:
             for launch in itertools.chain(self.low.staged, self.low.begin, *self.low.shards, self.low.finish):

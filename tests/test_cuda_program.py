@@ -51,7 +51,7 @@ def test_too_many_parameters_say_how_many_fit(arch: str) -> None:
 
 
 def test_too_many_rows_of_a_stack_say_how_many_fit() -> None:
-    """Of one matrix in all layers it is the outputs that are many, where the way back leaves no partials."""
+    """Of one matrix in all layers it is the outputs that are many, where the backward pass leaves no partials."""
     layer = mg.LocallyConnected(300_000, 29)
     for rows, fits in ((32, False), (16, True)):
         plan, sizes = arrays_of([layer] * 100, rows, "sm_90a")

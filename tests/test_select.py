@@ -92,7 +92,7 @@ def test_each_side_of_the_other_thresholds() -> None:
     assert [bool(loss.tail(layers, "identity", of_rows(rows), 10**6)) for rows in (257, 256)] == [False, True]
     for last, fits in (((64, 161), False), ((64, 160), True)):
         assert bool(loss.tail([(5000, 64), last], "identity", STEP, 10**6)) == fits
-    assert [loss.updates_behind(of_rows(rows)).holds for rows in (8, 9)] == [False, True]
+    assert [loss.updates_after_others(of_rows(rows)).holds for rows in (8, 9)] == [False, True]
     assert [stages_of(size) for size in (0, 1 << 19, (1 << 19) + 1, 1 << 25)] == [32, 32, 16, 1]
     assert [data.by_kernel(values).holds for values in ((1 << 20) - 1, 1 << 20)] == [False, True]
     assert [data.sorts_on_card(rows).holds for rows in ((1 << 17) - 1, 1 << 17)] == [False, True]

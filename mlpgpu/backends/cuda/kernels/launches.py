@@ -53,8 +53,8 @@ class Launch:
 
     ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
     operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
-    arrays' axes, by name, that no argument tells.  What is done ``aside`` may run beside all that follows in
-    its step, and if it is to be ``behind``, where that leaves room.  What ``overlaps`` may begin before the launch
+    arrays' axes, by name, that no argument tells.  A launch ``on_side_stream`` may run beside all that follows
+    in its step; ``after_others`` leaves room to those first.  A launch that ``overlaps`` may begin before the launch
     before it is complete.
     """
 
@@ -63,8 +63,8 @@ class Launch:
     values: Mapping[str, Value]
     operation: str = ""
     lengths: Mapping[str, int] = field(default_factory=dict)
-    aside: bool = False
-    behind: bool = False
+    on_side_stream: bool = False
+    after_others: bool = False
     overlaps: bool = False
 
 
@@ -79,9 +79,9 @@ class Lowered:
         columns: lengths of the flags that lie side by side in the array of this name.
         stages: how many steps of a graph are made ready together; ``staged`` is what does it, with one after another of
             them along the grid's second axis, and ``staged_bytes`` what it leaves for each, by array.
-        deal: what a graph begins with.
+        initialise: what a graph begins with.
         run_begin: what runs before the first of several steps, where the parameters may have been set since the last.
-        ahead: what each step does for the one that follows it, for a step that follows none.
+        prologue: what each step does for the one that follows it, for a step that follows none.
         begin: what a step begins with, once.
         shards: what each shard's stream runs in a step; ``finish`` follows when all have.
         evaluation_begin: what runs before the first batch of an evaluation.
@@ -95,9 +95,9 @@ class Lowered:
     stages: int = 1
     staged: list[Launch] = field(default_factory=list)
     staged_bytes: dict[str, int] = field(default_factory=dict)
-    deal: list[Launch] = field(default_factory=list)
+    initialise: list[Launch] = field(default_factory=list)
     run_begin: list[Launch] = field(default_factory=list)
-    ahead: list[Launch] = field(default_factory=list)
+    prologue: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
     shards: list[list[Launch]] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Lowered:
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shards = [launch for shard in self.shards for launch in shard]
-        steps = [*self.run_begin, *self.ahead, *self.deal, *self.staged, *self.begin, *shards, *self.finish]
+        steps = [*self.run_begin, *self.prologue, *self.initialise, *self.staged, *self.begin, *shards, *self.finish]
         return [*steps, *self.evaluation_begin, *self.evaluation]
 
     def maps(self) -> list[Map]:

@@ -76,7 +76,7 @@ class _List:
     def _is_fetched(self, op: ops.Gather) -> bool:
         path, readers = self.paths[op], self.readers(op.x)
         assert isinstance(path, GatherPath)
-        # The atomic way back reads x as it lies in memory.
+        # The atomic backward pass reads x as it lies in memory.
         products = ops.Dense if self.selection.work.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
         # Scaled operands are made beside floats, which products may read: who makes the operands leaves those too.
         is_late = self.is_scaled and any(map(self.is_gemm, readers)) and not self.is_gemm(readers[0])
@@ -163,7 +163,7 @@ class _List:
 
     @cached_property
     def head_backward(self) -> ops.DenseBackward | None:
-        """The way back through the layer that a head does with the loss, if there is a head."""
+        """The backward pass of the layer that a head does with the loss, if there is a head."""
         if self.has_tail or not self.layers or self.is_gemm(self.layers[-1]):
             return None
         last = self.layers[-1]
@@ -179,7 +179,7 @@ class _List:
             return None
         return loss if loss.delta is not None and self.forms(loss.delta) == Stored(False, True) else None
 
-    # --- the way back ---
+    # --- the backward pass ---
 
     def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward) -> Derivative:
         """The activation's derivative of dx, which follows at once."""
@@ -198,7 +198,7 @@ class _List:
         )
 
     def stack_back(self, delta: str) -> LocalStack | None:
-        """The stack whose way back, which is one kernel, goes through the layer of this delta."""
+        """The stack whose backward pass, one kernel, goes through the layer of this delta."""
         for op in self.operations:
             path = self.paths[op]
             if isinstance(op, ops.LocallyConnectedBackward) and op.dz == delta and isinstance(path, LocalPath):
@@ -225,7 +225,7 @@ def fuse(selection: Selection) -> Fused:
 
 
 def _is_done(op: ops.Operation) -> bool:
-    """Whether nothing is left of an operation of a group; of a way back other groups may do another product."""
+    """Whether nothing is left of an operation of a group; of a backward pass other groups may do another product."""
     return isinstance(op, (ops.Loss, ops.ActivationBackward, ops.LocallyConnected, ops.LocallyConnectedBackward))
 
 
@@ -332,12 +332,17 @@ def _backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
         assert isinstance(update, Simt)
         return [*made, groups.DenseGradient(title, update.why, op, update, by_order)]
     assert update is not None and not isinstance(update, Gemm)
-    aside = known.has_tail and op.dx is not None and not isinstance(update, FewRows)
-    why, behind = update.why, known.selection.updates_behind
-    if aside:
-        why += f"; beside the first layer's update, for which its blocks leave room; {behind.why}"
+    on_side_stream = known.has_tail and op.dx is not None and not isinstance(update, FewRows)
+    why, after_others = update.why, known.selection.updates_after_others
+    if on_side_stream:
+        why += f"; beside the first layer's update, for which its blocks leave room; {after_others.why}"
     leaves_partials = _next_partials(known, op) is not None
-    return [*made, groups.DenseUpdate(title, why, op, update, by_order, leaves_partials, aside, aside and behind.holds)]
+    return [
+        *made,
+        groups.DenseUpdate(
+            title, why, op, update, by_order, leaves_partials, on_side_stream, on_side_stream and after_others.holds
+        ),
+    ]
 
 
 # --- dense layers on tensor cores ---

@@ -80,7 +80,7 @@ class StandardizeRows(Group):
 
 @dataclass(frozen=True)
 class DropOut(Group):
-    """A dropout, or its way back, from x to y."""
+    """A dropout, forward or backward, from x to y."""
 
     op: ops.Dropout | ops.DropoutBackward
     x: str
@@ -140,7 +140,7 @@ class AddPartials(Group):
 
 @dataclass(frozen=True)
 class DenseAtomic(Group):
-    """Both products of the way back."""
+    """Both products of the backward pass."""
 
     op: ops.DenseBackward
     path: Atomic
@@ -170,15 +170,15 @@ class DenseUpdate(Group):
 
     Attributes:
         leaves_partials: whether it makes the next step's split-K partials as well.
-        aside: whether it runs on a side stream, and ``behind`` after those that it would take room from.
+        on_side_stream: whether it runs on a side stream, and ``after_others`` from which it would take room.
     """
 
     op: ops.DenseBackward
     path: Simt | SmallN | FewRows | LargeK | SplitOperands
     by_order: bool
     leaves_partials: bool
-    aside: bool
-    behind: bool
+    on_side_stream: bool
+    after_others: bool
 
 
 # --- dense layers on tensor cores ---

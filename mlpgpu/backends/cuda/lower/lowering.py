@@ -82,7 +82,7 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
     if training:
         lowered.finish = emit(Shard(training.selection, lowered), training.finish)
         initial: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
-        lowered.deal = [Launch(kernels.initialise_steps(), (1, 1, 1), initial)]
+        lowered.initialise = [Launch(kernels.initialise_steps(), (1, 1, 1), initial)]
         lowered.bytes["steps"] = STEP_BYTES * GRAPH_STEPS[0]
         lowered.stages = stages_of(sum(lowered.staged_bytes.values()))
         lowered.bytes |= {name: lowered.stages * size for name, size in lowered.staged_bytes.items()}
@@ -108,7 +108,7 @@ def _mask_columns(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
     """Of the flags of columns only ``mask`` stays.
 
     From step to step that is what nearly all columns have: blocks would meet at their words, all at once.  It does no
-    harm in a column that has become zero, where sums are 0 whether they are made again or not.
+    harm in a column that has become zero, where sums are 0 whether they are recomputed or not.
     """
     size = sum(lowered.columns.values())
     lowered.bytes["columns"] = 4 * size

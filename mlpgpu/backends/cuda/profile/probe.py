@@ -139,7 +139,7 @@ class Probe:
         if not self._plan.training:
             return [bound(launch) for launch in (*lowered.evaluation_begin, *lowered.evaluation)]
         # With graph_steps=0 the kernel leaves the steps of the run before as they are, and takes as long.
-        initialised = [bound(launch, GRAPH_STEPS[0], graph_steps=0) for launch in lowered.deal]
+        initialised = [bound(launch, GRAPH_STEPS[0], graph_steps=0) for launch in lowered.initialise]
         staged = [
             bound(
                 replace(launch, grid=(launch.grid[0], lowered.stages, 1)),

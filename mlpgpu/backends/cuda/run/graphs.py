@@ -41,13 +41,13 @@ class ShardStreams:
         uses_side = False
         for stream, shard in zip(self.all, step.shards, strict=True):
             for put, launch in shard:
-                if not launch.aside:
+                if not launch.on_side_stream:
                     put(stream)
                     continue
                 stream.record(self._rejoin)
                 self._side.wait(self._rejoin)
                 uses_side = True
-                if launch.behind:
+                if launch.after_others:
                     last.append(put)
                 else:
                     put(self._side)
@@ -93,7 +93,7 @@ class StepGraphs:
     def put(self, count: int) -> None:
         """Put as many steps as a graph may hold on the streams; the inputs of some are made ready together."""
         stream, lowered, bind = self._streams.all[0], self._binder.lowered, self._binder.bind
-        for launch in lowered.deal:
+        for launch in lowered.initialise:
             bind(launch, graph_steps=count)(stream)
         for place in range(count):
             if place % lowered.stages == 0:

@@ -49,7 +49,7 @@ class Training:
         self._prologue: list[Put] = []
         if persistent is None:
             self._run_begin = [binder.bind(launch) for launch in binder.lowered.run_begin]
-            self._prologue = [binder.bind(launch) for launch in binder.lowered.ahead]
+            self._prologue = [binder.bind(launch) for launch in binder.lowered.prologue]
 
         def bind(launches: Sequence[Launch], epoch: int) -> list[Put]:
             workspace.auxiliary.load(launch.entry for launch in launches)

@@ -58,7 +58,7 @@ class SplitK:
 
 @dataclass(frozen=True)
 class Atomic:
-    """Both products of the way back in one kernel, whose blocks add to memory."""
+    """Both products of the backward pass in one kernel, whose blocks add to memory."""
 
     why: str
 

@@ -94,7 +94,7 @@ def tail(layers: Sequence[tuple[int, int]], last_activation: str, work: Work, pa
     )
 
 
-def updates_behind(work: Work) -> Verdict:
+def updates_after_others(work: Work) -> Verdict:
     """Whether the updates of a tail's layers are put on their stream after the first layer's."""
     if work.rows > FEW_ROWS:
         return Verdict(True, f"{work.rows} rows are more than {FEW_ROWS}: after it, which would wait for their blocks")

@@ -18,7 +18,7 @@ from .updates import updates_in_place
 
 @dataclass(frozen=True)
 class LocalPath:
-    """A locally connected layer, or its way back: part of a stack in one kernel, or launches of its own."""
+    """A locally connected layer, or its backward pass: part of a stack in one kernel, or launches of its own."""
 
     stack: LocalStack | None
     why: str
@@ -118,7 +118,7 @@ class Selection:
 
     Attributes:
         operand_format: whether there are products on tensor cores, and of which operands.
-        tail: whether the shapes are those of a tail, and ``updates_behind`` when the updates of its layers run.
+        tail: whether the shapes are those of a tail, and ``updates_after_others`` when the updates of its layers run.
         stacks: what becomes of the locally connected layers, those together that follow each other.
     """
 
@@ -127,7 +127,7 @@ class Selection:
     operations: tuple[Selected, ...]
     operand_format: Verdict
     tail: Verdict
-    updates_behind: Verdict
+    updates_after_others: Verdict
     in_place: Verdict
     stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str]
 
@@ -171,7 +171,7 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     activation = dense[-1].activation if dense else ""
     tail = losses.tail([shapes[op.weight] for op in dense], activation, work, plan.parameter_count)
-    return Selection(plan, work, selected, format_verdict, tail, losses.updates_behind(work), in_place, stacks)
+    return Selection(plan, work, selected, format_verdict, tail, losses.updates_after_others(work), in_place, stacks)
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -225,7 +225,7 @@ def _local_path(
 
 
 def no_update_of(stack: LocalStack, work: Work) -> str:
-    """Why the way back through a stack is not one kernel in this step; nothing where it is."""
+    """Why the backward pass through a stack is not one kernel in this step; nothing where it is."""
     return stack.no_update or ("" if work.in_place else "the step has more to do with gradients")
 
 

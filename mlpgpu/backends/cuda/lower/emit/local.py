@@ -66,7 +66,7 @@ def stack_forward(shard: Shard, group: StackForward) -> None:
 
 
 def stack_backward(shard: Shard, group: StackBackward) -> None:
-    """The way back of a whole stack, with the optimizer's step."""
+    """The backward pass of a whole stack, with the optimizer's step."""
     stack = group.stack
     first, last = stack.operations[0], stack.operations[-1]
     dx = next(op.dx for op in group.backwards if op.dz == f"d{first.y}")

@@ -39,7 +39,7 @@ def partials(shard: Shard, group: DensePartials) -> None:
     if group.by_update:
         before = dict.fromkeys(("dz", "totals", "bias", "bias_slots"))
         entry, grid, values = _few_rows(shard, op.x, op.weight, group.by_update, by_order=True)
-        shard.lowered.ahead = [Launch(entry, grid, {**values, **before}, group.title)]
+        shard.lowered.prologue = [Launch(entry, grid, {**values, **before}, group.title)]
         return
     entry, grid = _part_product(shard, n, path)
     shard.add(
@@ -125,7 +125,9 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         "n": n,
     }  # fmt: skip
     entry = kernels.dense_backward_update(shard.optimizer, tile)
-    shard.launches.append(Launch(entry, grid, values, group.title, aside=group.aside, behind=group.behind))
+    shard.launches.append(
+        Launch(entry, grid, values, group.title, on_side_stream=group.on_side_stream, after_others=group.after_others)
+    )
 
 
 def _few_rows(
