@@ -286,7 +286,7 @@ def test_no_other_module_chooses_between_kernels_by_a_shape(path: Path) -> None:
     [
         "from ..select import thresholds",
         "if shard.rows <= 8:\n    entry = kernels.dense_forward_few_rows()",
-        "def tile(k, n):\n    if n > 96 and k < MOST_K:\n        return kernels.SPLIT_SM80\n    return kernels.TILES[0]",
+        "def tile(n):\n    if n > 96 and n < MOST_N:\n        return kernels.SPLIT_SM80\n    return kernels.TILES[0]",
         "entry = kernels.loss(name, kind, team=kernels.WIDE_TEAM if shard.width(y) >= 16384 else kernels.WARP_TEAM)",
         "entry = kernels.dense_update_few_rows(optimizer, stream=n <= 96)",
         "if self._updates_few(k, n):\n    entry = kernels.dense_update_few_rows(optimizer)",

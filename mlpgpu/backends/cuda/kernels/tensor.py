@@ -104,10 +104,11 @@ class Sm90Tile:
     @property
     def threads(self) -> int:
         """A producer's warpgroup, and the consumers."""
-        return 128 * (1 + self._consumers)
+        return 128 * (1 + self.consumers)
 
     @property
-    def _consumers(self) -> int:
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
         return self.m // 64 * self.across
 
     @property
@@ -118,7 +119,7 @@ class Sm90Tile:
     @property
     def stages(self) -> int:
         """As many as shared memory holds; more than 6 gain nothing."""
-        return min(6, (self.SHARED_BYTES - self._patch_bytes) // (self._stage_bytes + self.BARRIER_BYTES))
+        return min(6, (self.SHARED_BYTES - self._patch_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
 
     BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one behind them
     SHARED_BYTES = (227 << 10) - 1024 - END_BYTES  # of a block, less what aligning the stages may take
@@ -126,10 +127,11 @@ class Sm90Tile:
     @property
     def _patch_bytes(self) -> int:
         """Sixteen lines of 32, padded by 8, for each of a consumer's four warps."""
-        return 4 * 16 * (32 + 8) * 4 * self._consumers
+        return 4 * 16 * (32 + 8) * 4 * self.consumers
 
     @property
-    def _stage_bytes(self) -> int:
+    def stage_bytes(self) -> int:
+        """A slice of A and one of B."""
         return 2 * self.K * self.operand_format.components * (self.m + self.n)
 
     @property
@@ -145,7 +147,7 @@ class Sm90Tile:
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
         """Patches, then the stages, aligned to 1024, and their barriers."""
-        return self._patch_bytes + 1024 + self.stages * (self._stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
+        return self._patch_bytes + 1024 + self.stages * (self.stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
 
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
         """How many rows of the components of A and of B, stored along k or not, the kernel copies at once."""
@@ -159,22 +161,13 @@ class Sm90Tile:
         """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled components."""
         return None if self.operand_format.scaled else ceil_div(m, self.m)
 
-    def _clusters(self, m: int, n: int) -> int:
+    def clusters(self, m: int, n: int) -> int:
+        """Clusters of tiles of an m by n product."""
         return ceil_div(m, self.m * self.cluster) * ceil_div(n, self.n)
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
-        return self.cluster * min(self._clusters(m, n), max(1, multiprocessors // self.cluster)), 1, 1
-
-    def clocks(self, m: int, n: int, multiprocessors: int) -> int:
-        """About how long the card takes for every 64 along k of an m by n product."""
-        products = self.operand_format.products
-        multiply = products * self.m * self.n * self.K // 2048
-        # Each consumer reads 64 lines of A and its own of B; the copy engine writes each slice once.
-        read = products * self._consumers * 2 * self.K * (64 + self.n // self.across)
-        share_memory = (read + self._stage_bytes) // 128
-        waves = ceil_div(self._clusters(m, n), max(1, multiprocessors // self.cluster))
-        return waves * max(multiply, share_memory)
+        return self.cluster * min(self.clusters(m, n), max(1, multiprocessors // self.cluster)), 1, 1
 
 
 GemmTile = Sm80Tile | Sm90Tile

@@ -55,6 +55,12 @@ GEMM_LEAST_ROWS = 256
 # scale what goes between products.  Medium (2**20 weights) in pairs 99.8 to 104.2 µs, in halves 120.5.
 MOST_UNSCALED_WEIGHTS = 1 << 21
 
+# What bounds a product of wgmma for a slice of 64 of k: multiply-adds of 16 bits and bytes of shared memory that a
+# multiprocessor does in a clock, by the vendor's tables.  128 by 256 takes 1,024 clocks either way, 64 by 128 384;
+# measured times follow it, beside a fixed 3.3 µs.
+MULTIPLIED_PER_CLOCK = 2048
+SHARED_BYTES_PER_CLOCK = 128
+
 # --- losses, outputs ---
 
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05

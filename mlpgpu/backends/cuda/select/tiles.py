@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..kernels import TILES, GemmTile, OperandFormat, SimtTile, Sm90Tile, sm80_tiles, sm90_tiles
+from ..kernels import TILES, GemmTile, OperandFormat, SimtTile, Sm90Tile, ceil_div, sm80_tiles, sm90_tiles
 from . import thresholds
 
 
@@ -35,7 +35,7 @@ def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: in
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
     fill the card."""
     if arch == Sm90Tile.needs:
-        clocks = {tile: tile.clocks(m, n, multiprocessors) for tile in sm90_tiles(operand_format)}
+        clocks = {tile: _clocks(tile, m, n, multiprocessors) for tile in sm90_tiles(operand_format)}
         named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
         return min(clocks, key=clocks.__getitem__), f"fewest clocks for 64 of k: {named}"
     largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
@@ -43,3 +43,14 @@ def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: in
     has_work = fills(blocks, multiprocessors)
     why = f"{largest.m}×{largest.n} makes {blocks} blocks, {'enough' if has_work else 'too few'} for {multiprocessors}"
     return largest if has_work else smallest, f"{why} multiprocessors"
+
+
+def _clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
+    """About how long the card takes for every 64 along k of an m by n product."""
+    products = tile.operand_format.products
+    multiply = products * tile.m * tile.n * tile.K // thresholds.MULTIPLIED_PER_CLOCK
+    # Each consumer reads 64 rows of A and its part of B; the copy engine writes each slice once.
+    read = products * tile.consumers * 2 * tile.K * (64 + tile.n // tile.across)
+    shared_memory = (read + tile.stage_bytes) // thresholds.SHARED_BYTES_PER_CLOCK
+    waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
+    return waves * max(multiply, shared_memory)
