@@ -162,7 +162,7 @@ def run(
     prepare([entry])
 
     def launch(order: int) -> dict[str, np.ndarray]:
-        head = (*sizes[0], *sizes[1], shared, order, POISON[order], seconds, entry.early is not None)
+        head = (*sizes[0], *sizes[1], shared, order, POISON[order], seconds, entry.prefetched is not None)
         buffers = _Buffers(POISON[order], _late(entry, args))
         arguments = [buffers.pack(argument, args[argument.name]) for argument in entry.arguments]
         parts = [_text(entry.name), _numbers(*head), _numbers(len(constants or {}))]
@@ -210,10 +210,10 @@ def _text(text: str) -> bytes:
 
 def _late(entry: Entry, args: Mapping[str, object]) -> set[int]:
     """Ids of the arrays that a launch which overlaps finds only when the launch before it is complete."""
-    if entry.early is None:
+    if entry.prefetched is None:
         return set()
     mask = args.get("early", 0)
-    early = {"step", *(name for name, bit in entry.early if not bit or mask & bit)}
+    early = {"step", *(name for name, bit in entry.prefetched if not bit or mask & bit)}
     pointers = {argument.name for argument in entry.arguments if argument.is_pointer}
     arrays = {name: id(value.array if isinstance(value, From) else value) for name, value in args.items()}
     return {arrays[name] for name in pointers} - {arrays[name] for name in early & args.keys()}

@@ -177,9 +177,9 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
     steps = [[*low.begin, *shard, *low.finish] for shard in low.shards]
     for part in (*steps, low.evaluation):
         for before, launch in zip([part[-1], *part], part, strict=False):
-            if not launch.overlaps:
+            if not launch.pdl:
                 continue
-            assert launch.entry.early is not None and (part is low.evaluation or len(low.shards) == 1)
+            assert launch.entry.prefetched is not None and (part is low.evaluation or len(low.shards) == 1)
             mask = launch.values.get("early", 0)
             written = [
                 touched(before, argument.name)
@@ -187,20 +187,20 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
                 if isinstance(before.values[argument.name], At) and argument.is_pointer
                 if not argument.ctype.startswith("const ")
             ]
-            for name, bit in launch.entry.early:
+            for name, bit in launch.entry.prefetched:
                 if not isinstance(launch.values[name], (At, Map)) or (bit and not mask & bit):
                     continue
                 array, begin, end = touched(launch, name)
                 assert not any(array == a and begin < e and b < end for a, b, e in written), (launch, before)
-    assert not any(launch.overlaps for launch in (*low.run_begin, *low.prologue, *low.initialise, *low.staged))
-    assert not low.evaluation or not low.evaluation[0].overlaps
+    assert not any(launch.pdl for launch in (*low.run_begin, *low.prologue, *low.initialise, *low.staged))
+    assert not low.evaluation or not low.evaluation[0].pdl
 
 
 def test_products_read_what_was_there_before_the_launch_before() -> None:
     """Of a product's operands A and B and what its end reads, 1, 2 and 4."""
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     early = [launch.values.get("early") for launch in low.shards[0]]
-    assert all(launch.overlaps for launch in (*low.shards[0], *low.finish))
+    assert all(launch.pdl for launch in (*low.shards[0], *low.finish))
     assert list(zip(families(low.shards[0]), early, strict=True)) == [
         ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
@@ -214,7 +214,7 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
     split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update
     assert scaled[split + 1] == "dense_backward_update_Momentum_small_n"
     apart = lowered(tensor_plan(precision="bfloat16", shards=2), arch="sm_90a")
-    assert not any(launch.overlaps for shard in apart.shards for launch in shard)
+    assert not any(launch.pdl for shard in apart.shards for launch in shard)
 
 
 def test_a_small_plan_in_full() -> None:

@@ -237,10 +237,10 @@ def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) 
             needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
             operand_format=SPLIT_FORMAT,
         )  # fmt: skip
-    early = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
+    prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
-        entry, "dense/small_n_update.cuh", function, signature, *SMALL_N_SHAPE, constants=True, early=early,
-        patient=True,
+        entry, "dense/small_n_update.cuh", function, signature, *SMALL_N_SHAPE, constants=True, prefetched=prefetched,
+        unawaited=True,
         products=(DENSE_PRODUCT,),
     )  # fmt: skip
 

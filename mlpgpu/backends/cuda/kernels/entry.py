@@ -106,10 +106,10 @@ class Entry:
         needs: the oldest architecture that has its instructions, such as ``sm_80``; one with a letter, such as
             ``sm_90a``, is the only one.
         cluster: blocks that share their memory, in groups along the grid's first axis.
-        early: arguments whose arrays it may read before the launch before it is complete (common/dependent_launch.cuh),
-            each with the bit of its argument ``early`` that lets it, or 0 where it always does.  None where it does not
-            overlap.
-        patient: whether nothing in its step waits for it.
+        prefetched: arguments whose arrays it may read before it waits for the launch before it (programmatic dependent
+            launch, common/dependent_launch.cuh), each with the bit of its argument ``early`` that allows it, or 0 where
+            it always does.  None where it does not take part in that.
+        unawaited: whether nothing in its step waits for it.
         constants: whether it reads the constant variables of math/optimizers.cuh, which each compiled unit has for
             itself.
         products: the matrix products that it makes.
@@ -129,8 +129,8 @@ class Entry:
     needs: str = "sm_75"
     cluster: int = 1
     constants: bool = False
-    early: tuple[tuple[str, int], ...] | None = None
-    patient: bool = False
+    prefetched: tuple[tuple[str, int], ...] | None = None
+    unawaited: bool = False
     main_loop: str | None = None
     products: tuple[Product, ...] = ()
     operand_format: OperandFormat | None = None
@@ -148,7 +148,7 @@ class Entry:
     @property
     def is_extended(self) -> bool:
         """Whether its launches have attributes, which not every call can give them."""
-        return self.cooperative or self.early is not None
+        return self.cooperative or self.prefetched is not None
 
     def runs_on(self, arch: str) -> bool:
         """Whether it can be compiled for ``arch``."""

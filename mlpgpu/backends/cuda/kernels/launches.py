@@ -54,8 +54,8 @@ class Launch:
     ``operation`` is the plan's, by its number and kind: ``"1 Dense"``.  It is empty for a launch that no
     operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
     arrays' axes, by name, that no argument tells.  A launch ``on_side_stream`` may run beside all that follows
-    in its step; ``after_others`` leaves room to those first.  A launch that ``overlaps`` may begin before the launch
-    before it is complete.
+    in its step; ``after_others`` leaves room to those first.  With ``pdl``, programmatic dependent launch, a
+    launch may begin before the launch before it is complete.
     """
 
     entry: Entry
@@ -65,7 +65,7 @@ class Launch:
     lengths: Mapping[str, int] = field(default_factory=dict)
     on_side_stream: bool = False
     after_others: bool = False
-    overlaps: bool = False
+    pdl: bool = False
 
 
 @dataclass

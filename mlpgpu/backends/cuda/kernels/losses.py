@@ -118,7 +118,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         HEAD_THREADS,
         HEAD_SHARED_BYTES,
         spill_bytes=32,  # on sm_120 alone
-        early=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
+        prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
     )
 

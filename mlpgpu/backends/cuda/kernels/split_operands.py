@@ -41,7 +41,7 @@ def _split(name: str, function: str, signature: str, shared_bytes: int = 0) -> E
         ROW_THREADS,
         shared_bytes,
         needs="sm_80",
-        early=(),
+        prefetched=(),
     )
 
 

@@ -36,7 +36,7 @@ class Sm80Tile:
     needs = "sm_80"
     host_excluded = None
     spill_bytes = 0
-    overlaps = False
+    pdl = False
     K = 32
 
     @property
@@ -98,7 +98,7 @@ class Sm90Tile:
     host_excluded = None
     blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled forms
-    overlaps = True  # the launch before, as common/dependent_launch.cuh has it
+    pdl = True  # programmatic dependent launch
     K = 64
 
     @property
@@ -213,7 +213,7 @@ def _tensor_product(
         f"{ROWS}, {rest.replace('SOURCE', tile.source).replace('COMPONENTS', str(tile.operand_format.components))}"
     )
     a, b = [argument.name for argument in its_arguments if argument.ctype == tile.source][:2]
-    early = (a, PREFETCH_A), (b, PREFETCH_B), *((each, PREFETCH_EPILOGUE) for each in end)
+    prefetched = (a, PREFETCH_A), (b, PREFETCH_B), *((each, PREFETCH_EPILOGUE) for each in end)
     return Entry(
         f"{kind}_{tile.name}",
         header,
@@ -227,7 +227,7 @@ def _tensor_product(
         needs=tile.needs,
         cluster=tile.cluster,
         constants=constants,
-        early=early if tile.overlaps and "early" in {argument.name for argument in its_arguments} else None,
+        prefetched=prefetched if tile.pdl and "early" in {argument.name for argument in its_arguments} else None,
         main_loop=tile.main_loop,
         products=(DENSE_PRODUCT,),
         operand_format=tile.operand_format,

@@ -57,7 +57,7 @@ def update_biases(optimizer: str) -> Entry:
         arguments(signature),
         ROW_THREADS,
         constants=True,
-        early=(("described", 0),),
+        prefetched=(("described", 0),),
     )
 
 

@@ -37,7 +37,7 @@ def _postponed(launches: Sequence[Launch]) -> list[Launch]:
     ordered = list(launches)
     for number, (launch, following) in enumerate(pairwise(launches)):
         splits = following.entry.header == "gemm/split_operands.cuh"
-        if launch.entry.patient and splits and not _conflict(launch, following):
+        if launch.entry.unawaited and splits and not _conflict(launch, following):
             ordered[number : number + 2] = following, launch
     return ordered
 
@@ -46,26 +46,26 @@ def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
     """Launches that follow ``before``, those of them marked that overlap the one before them."""
     chained: list[Launch] = []
     for launch in launches:
-        overlaps = before is not None and launch.entry.early is not None
-        before = _overlapping(launch, before) if overlaps and before is not None else launch
+        takes_part = before is not None and launch.entry.prefetched is not None
+        before = _overlapping(launch, before) if takes_part and before is not None else launch
         chained.append(before)
     return chained
 
 
 def _overlapping(launch: Launch, before: Launch) -> Launch:
     """The launch as it follows ``before``, which it overlaps unless it would always read too early."""
-    assert launch.entry.early is not None
+    assert launch.entry.prefetched is not None
     written = list(_pointers(before, _is_written))
 
     def is_late(name: str, value: Value) -> bool:
         return isinstance(value, (At, Map)) and any(_meet((name, value), other) for other in written)
 
-    late = {bit for name, bit in launch.entry.early if is_late(name, launch.values[name])}
+    late = {bit for name, bit in launch.entry.prefetched if is_late(name, launch.values[name])}
     if 0 in late:
         return launch
-    early = sum({bit for _, bit in launch.entry.early} - late)
+    early = sum({bit for _, bit in launch.entry.prefetched} - late)
     values = {**launch.values, "early": early} if "early" in launch.values else launch.values
-    return replace(launch, values=values, overlaps=True)
+    return replace(launch, values=values, pdl=True)
 
 
 def _pointers(launch: Launch, wanted: Callable[[str], bool]) -> Iterator[Pointer]:

@@ -133,7 +133,7 @@ class Probe:
         lowered = binder.lowered
 
         def bound(launch: Launch, steps: int = 1, **others: int) -> _Bound:
-            launch = replace(launch, overlaps=False)  # it is timed by itself
+            launch = replace(launch, pdl=False)  # it is timed by itself
             return _Bound(launch, binder.function(launch.entry), binder.bind(launch, **others), steps)
 
         if not self._plan.training:

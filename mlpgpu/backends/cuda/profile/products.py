@@ -103,7 +103,7 @@ class Products:
     def timer(self, launch: Launch, seconds: float) -> Callable[[], float]:
         """A function that repeats a launch for about so many seconds, as one graph, and returns the time of one."""
         probe, stream = self._probe, self.stream
-        launch = replace(launch, overlaps=False)  # a repeat must not read before the one before it has written
+        launch = replace(launch, pdl=False)  # a repeat must not read before the one before it has written
         with self._device:
             probe.program.workspace.auxiliary.load([launch.entry])
             put = probe.binder.bind(launch)

@@ -50,10 +50,10 @@ class Binder:
         function = self.function(entry)
         numbers = {**self._numbers, **others}
         packed = pack(entry, [self._number(a, launch.values[a.name], numbers, others, stage) for a in entry.arguments])
-        grid, overlaps = launch.grid, launch.overlaps
+        grid, pdl = launch.grid, launch.pdl
 
         def put(stream: Stream) -> None:
-            function.launch(stream, grid, packed, overlaps=overlaps)
+            function.launch(stream, grid, packed, pdl=pdl)
 
         if trace is None or entry not in self._kernels.loaded:
             return put

@@ -115,7 +115,7 @@ class StepGraphs:
 
             def bind(launch: Launch) -> Put:
                 if launch is first and stage == 0:  # it does not follow the step before
-                    launch = replace(launch, overlaps=False)
+                    launch = replace(launch, pdl=False)
                 return self._binder.bind(launch, stage, step=self.step_address(place), **staged)
 
             staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}

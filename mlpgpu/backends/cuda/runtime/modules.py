@@ -79,10 +79,10 @@ class Function(Resource):
     def _set(self, attribute: str, value: int) -> None:
         self.handle.set_attribute(getattr(drv.function_attribute, attribute), value)
 
-    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, pdl: bool = False) -> None:
         """Put it on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`.
 
-        ``overlaps`` concerns functions of an :class:`ExtendedModule`; others begin when all work before is complete.
+        ``pdl`` concerns functions of an :class:`ExtendedModule`; others begin when all work before is complete.
         """
         self.device.last_launch = self.entry.name
         block = (self.entry.threads, 1, 1)
@@ -111,8 +111,8 @@ class ExtendedFunction(Function):
         kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
         call(cu.cuFuncSetAttribute, self.handle, kind, value)
 
-    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, overlaps: bool = False) -> None:
-        """As of any function; one that ``overlaps`` may begin before the launch before it on the stream is complete.
+    def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, pdl: bool = False) -> None:
+        """As of any function; one with ``pdl`` may begin before the launch before it on the stream is complete.
 
         That is a permission: where the card cannot, or has no room for the blocks, they begin later.
         """
@@ -125,17 +125,17 @@ class ExtendedFunction(Function):
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = self.entry.threads, 1, 1
         config.sharedMemBytes, config.hStream = self.entry.shared_bytes, stream.bound
-        attributes = self._attributes(overlaps and self.device.compute_capability >= PDL_CAPABILITY)
+        attributes = self._attributes(pdl and self.device.compute_capability >= PDL_CAPABILITY)
         config.attrs, config.numAttrs = attributes, len(attributes)
         call(cu.cuLaunchKernelEx, config, self.handle, ctypes.addressof(pointers), 0)
 
-    def _attributes(self, overlaps: bool) -> list[Any]:
+    def _attributes(self, pdl: bool) -> list[Any]:
         found = []
         if self.entry.cooperative:
             found.append(cu.CUlaunchAttribute())
             found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             found[-1].value.cooperative = 1
-        if overlaps:
+        if pdl:
             found.append(cu.CUlaunchAttribute())
             found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             found[-1].value.programmaticStreamSerializationAllowed = 1
