@@ -402,7 +402,7 @@ def test_products_write_operands_of_bfloat16_where_tensor_cores_read_them() -> N
     (split,) = low.staged
     assert (split.values["x"], split.values["order"]) == (At("data"), At("order"))  # there is no gather
     assert "split_rows_bfloat16" not in names(low.shards[0])
-    # Planes (1024, 512) of as many steps as 16 MiB hold.
+    # Components (1024, 512) of as many steps as 16 MiB hold.
     assert (low.stages, low.staged_bytes, low.bytes["x.components"]) == (16, {"x.components": 1 << 20}, 16 << 20)
     assert not {"x", "y0", "dy1"} & set(low.bytes)
     (head,) = (launch for launch in low.shards[0] if launch.entry.name.startswith("head"))

@@ -1,4 +1,4 @@
-"""The documents' lengths, links and paths, and words that the project no longer uses."""
+"""The documents' lengths, links and paths."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MOST_ROWS_OF_A_TOPIC = 250
 BASES = ("", "mlpgpu", "mlpgpu/backends", "mlpgpu/backends/cuda", "cuda", "examples")
 PATH = re.compile(r"[\w./-]+(\.(py|cuh|h|cpp|c|md|jsonl?|png|cfg|toml|sh)|/)")
 MADE = ("runs/", ".venv/")  # folders that commands make
-
-RETIRED = re.compile(r"\b(mail|couriers?|copiers?|movers?|planes?|hand-?over|taken in|resident kernels?)\b", re.I)
 
 
 def text_of(page: Path) -> str:
@@ -60,8 +58,3 @@ def test_pages_are_short(page: Path) -> None:
     name = name_of(page)
     most = MOST_ROWS_OF_A_TOPIC if name.startswith("docs/experiments/") else MOST_ROWS.get(name)
     assert most is None or page.read_text(encoding="utf-8").count("\n") <= most
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_retired_words_are_gone(page: Path) -> None:
-    assert RETIRED.findall(text_of(page)) == []

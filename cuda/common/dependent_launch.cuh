@@ -37,7 +37,7 @@ __device__ __forceinline__ void pdl_wait_and_trigger() {
     pdl_trigger();
 }
 
-// What a product of planes may read before it has waited, as a mask.
+// What a product of split operands may read before it has waited, as a mask.
 constexpr int PREFETCH_A = 1, PREFETCH_B = 2, PREFETCH_EPILOGUE = 4;  // its operands; and what its epilogue reads
 
 }  // namespace mlpgpu

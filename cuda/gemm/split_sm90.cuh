@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_rows(const float* const* starts, const floa
 template <int K, int N>
 struct SplitComponents {
     static constexpr int COLUMN = 16, NEXT_COLUMNS = 8 * COLUMN, NEXT_INNER = N * COLUMN;  // bytes
-    static constexpr int PLANE = K / 8 * NEXT_INNER, BYTES = SplitProduct::PARTS * PLANE;
+    static constexpr int COMPONENT = K / 8 * NEXT_INNER, BYTES = SplitProduct::PARTS * COMPONENT;
 
     // Puts elements 8 · octet and on of a column away; says whether one of them is too small.
     static __device__ __forceinline__ bool store(unsigned char* components, int column, int octet, const float (&values)[8]) {
@@ -86,14 +86,14 @@ struct SplitComponents {
             uint4 bits;
             bits.x = split_off(rest[0], rest[1]), bits.y = split_off(rest[2], rest[3]);
             bits.z = split_off(rest[4], rest[5]), bits.w = split_off(rest[6], rest[7]);
-            *reinterpret_cast<uint4*>(components + part * PLANE + octet * NEXT_INNER + column * COLUMN) = bits;
+            *reinterpret_cast<uint4*>(components + part * COMPONENT + octet * NEXT_INNER + column * COLUMN) = bits;
         }
         return least < TOO_SMALL;
     }
 
     // Sixteen lines of a part from line k on, for products.
     static __device__ __forceinline__ uint64_t lines(uint32_t components, int part, int k) {
-        return wgmma_descriptor_plain(components + part * PLANE + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
+        return wgmma_descriptor_plain(components + part * COMPONENT + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
     }
 };
 

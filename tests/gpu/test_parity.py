@@ -96,7 +96,7 @@ class Bench:
         return arrays
 
     def _map(self, components: Mapped) -> tuple[Arena, int]:
-        """Planes and their map on the card, and where the map lies."""
+        """Components and their map on the card, and where the map lies."""
         array = np.ascontiguousarray(components.array)
         arena = Arena(self.device, aligned(array.nbytes) + TENSOR_MAP_BYTES)
         place, address = arena.take(array.nbytes), arena.take(TENSOR_MAP_BYTES)

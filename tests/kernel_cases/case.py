@@ -33,7 +33,7 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Mapped:
-    """Planes (components, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
+    """Components (components, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
 
     array: np.ndarray
     box_rows: int

@@ -339,7 +339,7 @@ def dense_cases() -> Iterator[Case]:
     yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few_rows(
         "RMSprop", Batch(8, 30), 700, 16, part=512, plain=True
-    )  # of as many lines as there can be
+    )  # of as many rows as there can be
     yield dense_update_few_rows("RMSprop", Batch(8, 30), 1000, 16, part=704, stream=True, plain=True)
     yield dense_update_few_rows("Momentum", Batch(1, 3), 1412, 90, part=704, stream=True)  # all stages, many times
     yield dense_update_few_rows("Adam", Batch(3, 7), 800, 96, part=704, stream=True)

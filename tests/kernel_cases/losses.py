@@ -163,14 +163,14 @@ def loss(
             blocks = len(args["sums"])
             variant += f"-components-{components}"
         else:
-            lines = np.full(batch.most_rows, -77, np.int32)
-            args["dx_row_scales"], outputs["dx_row_scales"] = lines, _lines_of(dx[part], lines)
+            scales = np.full(batch.most_rows, -77, np.int32)
+            args["dx_row_scales"], outputs["dx_row_scales"] = scales, _row_scales_of(dx[part], scales)
     entry = kernels.head(name, kind, textured=textured)
     return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
 
 
-def _lines_of(dx: np.ndarray, into: np.ndarray) -> Output:
-    """The lines of dx's rows (gemm/operand_formats.cuh), from their largest elements; these are no powers of two."""
+def _row_scales_of(dx: np.ndarray, into: np.ndarray) -> Output:
+    """The row scales of dx (gemm/operand_formats.cuh), from their largest elements; these are no powers of two."""
     _, exponents = np.frexp(abs(dx).max(axis=1, initial=0.0))
     is_used = (dx != 0.0).any(axis=1)
     value = np.zeros(len(into), np.int64)

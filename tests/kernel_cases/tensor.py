@@ -1,6 +1,6 @@
 """Dense layers on tensor cores: the kernels that make components, and those that multiply them.
 
-Planes are made here in NumPy, and must have the same bits.  A product of components is held to the float64
+Components are made here in NumPy, and must have the same bits.  A product of components is held to the float64
 product of the float32 arrays: to what its form loses, and to what its sums do.
 """
 
@@ -393,7 +393,7 @@ def product_of(operand_format: OperandFormat, a: np.ndarray, b: np.ndarray) -> t
         return a @ b, (ERRORS[operand_format.struct] + 2 * (a.shape[1] + 16) * EPS32) * (abs(a) @ abs(b))
 
 
-def plane_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
+def component_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
     """An array as components of bfloat16, where the shard's rows are ``value`` and the padding is 0."""
     shape, columns = into.shape, value.shape[1]
     words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
@@ -414,7 +414,7 @@ def _sources(tile: GemmTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_i
 
 
 def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
-    """Planes that a product writes have their padding written too."""
+    """Components that a product writes have their padding written too."""
     return tile.grid(rows if tile.operand_format.scaled else padded_rows(rows), n, 1)
 
 
@@ -440,7 +440,7 @@ def tensor_forward(
     y_components = None if operand_format.scaled else into
     if y_components is not None:
         y = outputs["y"]
-        outputs["y_components"] = plane_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
+        outputs["y_components"] = component_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
         if components_alone:
             del outputs["y"]
     x_source, w_source = _sources(
@@ -478,7 +478,7 @@ def tensor_forward_loss(tile: GemmTile, name: str, batch: Batch, k: int, n: int,
     outputs = {name: head.outputs[name] for name in ("arrived", "totals", "losses")}
     for total in ("totals", "losses"):  # a thread adds a quarter of a row's terms up in float32
         outputs[total] = replace(outputs[total], bound=outputs[total].bound + n / 4 * EPS32 * abs(outputs[total].value))
-    outputs["delta_components"] = plane_output(delta.value[part], delta.bound[part], rows, into)
+    outputs["delta_components"] = component_output(delta.value[part], delta.bound[part], rows, into)
     entry = kernels.tensor_forward_loss(name, tile)
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, grid, args, outputs)
 
@@ -508,7 +508,7 @@ def tensor_backward_input(
     outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
     dx_components = None if operand_format.scaled else into
     if dx_components is not None:
-        outputs["dx_components"] = plane_output(dx[batch.part], bound[batch.part], rows, into)
+        outputs["dx_components"] = component_output(dx[batch.part], bound[batch.part], rows, into)
         if not plain:
             del outputs["dx"]
     dz_bits = dz_components.bits if rows else blank_components(operand_format, batch.most_rows, n)
@@ -591,7 +591,7 @@ def tensor_backward_weight(
     if w_components is not None:
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)
         written[:, :k, : 4 * ceil_div(n, 4)] = True
-        outputs["w_components"] = replace(plane_output(after.value, after.bound, k, w_components), written=written)
+        outputs["w_components"] = replace(component_output(after.value, after.bound, k, w_components), written=written)
     entry = kernels.tensor_backward_update(optimizer, tile)
     args |= {"w_components": w_components, **moved}
     return Case(name + "-plain" * plain, entry, grid, args, outputs, constants)
@@ -699,7 +699,7 @@ def check_not_finite(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(np.isneginf(product), np.isneginf(expected))
 
 
-def plane_cases() -> Iterator[Case]:
+def component_cases() -> Iterator[Case]:
     for operand_format in OPERAND_FORMATS:
         for rows, n in ((1, 1), (31, 33), (129, 64), (8, 300), (3, 700), (2, 4101)):
             yield split_rows(operand_format, whole(rows), n)
@@ -776,4 +776,4 @@ def product_cases() -> Iterator[Case]:
 
 
 def tensor_cases() -> list[Case]:
-    return [*plane_cases(), *product_cases()]
+    return [*component_cases(), *product_cases()]

@@ -1,6 +1,6 @@
 // Host versions of the functions of cuda/arch/barriers.cuh, bulk_copy.cuh and wgmma.cuh.  A copy by the tensor copy engine is made at once, and
 // so is a product: what reads too early shows on a GPU alone, but what nobody waits for, brings, or gives
-// back shows here.  Shared addresses are offsets.  A map is followed in memory by the planes themselves.
+// back shows here.  Shared addresses are offsets.  A map is followed in memory by the components themselves.
 #pragma once
 
 namespace shim {  // in products.cpp

@@ -147,14 +147,14 @@ void wgmma_of_registers(float* c, int count, const unsigned (&a)[4], uint64_t b,
 }
 
 int copy_box(uint32_t destination, const uint64_t* map, int x, int y, int z, unsigned first, int blocks) {
-    const int64_t planes = map[0], rows = map[1], columns = map[2], pitch = map[3], lines = map[4];
+    const int64_t components = map[0], rows = map[1], columns = map[2], pitch = map[3], lines = map[4];
     const uint16_t* const data = reinterpret_cast<const uint16_t*>(map + 16);
     if (destination % 128 != 0) fail("tensor_copy: the destination is no cache line");
     for (int block = 0; block < blocks; ++block) {
         char* const shared = static_cast<char*>(shared_memory_of(first + block));
         for (int64_t line = 0; line < lines; ++line)
             for (int64_t i = 0; i < 64; ++i) {
-                const bool inside = z < planes && y + line < rows && x + i < columns;
+                const bool inside = z < components && y + line < rows && x + i < columns;
                 const uint32_t address = swizzled(static_cast<uint32_t>(destination + line * 128 + i * 2));
                 *reinterpret_cast<uint16_t*>(shared + address) = inside ? data[(z * rows + y + line) * pitch + x + i] : 0;
             }

@@ -1,5 +1,5 @@
-"""Planes, what tensor cores take in the place of float32 numbers, and the kernels of ``gemm/split_operands.cuh`` that
-make them."""
+"""Components, which tensor cores multiply in place of float32 numbers, and the kernels of
+``gemm/split_operands.cuh`` that make them."""
 
 from __future__ import annotations
 
