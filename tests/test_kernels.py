@@ -304,8 +304,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a place is used again before its lines have left it": (
         "dense/few_rows_stream.cuh",
-        "const int freed = stage == 0 ? stages - 1 : stage - 1;",
-        "const int freed = stage == stages - 1 ? 0 : stage + 1;",
+        "const int freed = ring.stage == 0 ? stages - 1 : ring.stage - 1;",
+        "const int freed = ring.stage == stages - 1 ? 0 : ring.stage + 1;",
         kernels.dense_update_few_rows("Momentum", stream=True),
     ),
     "pieces of few rows' product overlap": (

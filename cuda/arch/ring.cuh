@@ -5,11 +5,11 @@
 
 namespace mlpgpu {
 
-// A ring of T::STAGES stages of T::STAGE_BYTES each: of a stage, one barrier that is passed when it is full, and one
-// when all that read it, in each of T::CLUSTER blocks, have given it back.
+// T::STAGES stages of T::STAGE_BYTES each. A stage has two barriers: `full` is passed once it has been filled, `empty`
+// once T::CONSUMERS readers in each of T::CLUSTER blocks have released it.
 template <class T>
 struct Ring {
-    uint32_t stages, full, empty;  // addresses
+    uint32_t stages, full, empty;  // addresses of the first stage and of its barriers
     int stage = 0, parity = 0;
 
     __device__ __forceinline__ explicit Ring(const void* shared)
@@ -17,7 +17,7 @@ struct Ring {
           full(stages + T::STAGES * T::STAGE_BYTES),
           empty(full + 8 * T::STAGES) {}
 
-    // `producers` fill a stage, and `readers` of each block give it back.
+    // By one thread: so many arrivals of producers fill a stage, and so many of each block's readers release it.
     __device__ __forceinline__ void make(int producers = 1, int readers = T::CONSUMERS) const {
         for (int i = 0; i < T::STAGES; ++i) {
             barrier_init(full + 8 * i, producers);
@@ -30,8 +30,9 @@ struct Ring {
     __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * stage, parity); }
     __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * stage, parity ^ 1); }
 
-    __device__ __forceinline__ void advance() {
-        if (++stage == T::STAGES) stage = 0, parity ^= 1;
+    // To the next one of the first `count` stages.
+    __device__ __forceinline__ void advance(int count = T::STAGES) {
+        if (++stage == count) stage = 0, parity ^= 1;
     }
 };
 

@@ -29,7 +29,8 @@ __device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
 }
 
 __device__ __forceinline__ bool is_vectored_or_null(const float* data, int pitch) {
-    return data == nullptr || is_vectored(data, pitch);
+    // Written out, since the compiler makes other code of a call.
+    return data == nullptr || (reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 4 == 0);
 }
 
 // Columns `column` to `column` + 3 of a row of n, read past the first-level cache where they are a vector; 0 beyond n.
@@ -43,22 +44,18 @@ __device__ __forceinline__ float4 load_row(const float* row, int n, int column, 
     return four;
 }
 
-// One by one, of which the first lies inside the row.
-__device__ __forceinline__ void store_elements(float* row, int n, int column, const float4& four) {
-    row[column] = four.x;
+__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four, bool vectored) {
+    if (vectored && column + 4 <= n) {
+        *reinterpret_cast<float4*>(row + column) = four;
+        return;
+    }
+    if (column < n) row[column] = four.x;
     if (column + 1 < n) row[column + 1] = four.y;
     if (column + 2 < n) row[column + 2] = four.z;
     if (column + 3 < n) row[column + 3] = four.w;
 }
 
-__device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four, bool vectored) {
-    if (vectored && column + 4 <= n)
-        *reinterpret_cast<float4*>(row + column) = four;
-    else if (column < n)
-        store_elements(row, n, column, four);
-}
-
-// The same where it is known when compiling whether four columns from a multiple of 4 on are a vector inside the row.
+// The same for a `column` inside the row, where it is known at compile time whether all four are a vector inside it.
 template <bool ALIGNED>
 __device__ __forceinline__ float4 load_row(const float* row, int n, int column) {
     if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
@@ -67,10 +64,14 @@ __device__ __forceinline__ float4 load_row(const float* row, int n, int column) 
 
 template <bool ALIGNED>
 __device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four) {
-    if (ALIGNED)
+    if (ALIGNED) {
         *reinterpret_cast<float4*>(row + column) = four;
-    else
-        store_elements(row, n, column, four);
+        return;
+    }
+    row[column] = four.x;
+    if (column + 1 < n) row[column + 1] = four.y;
+    if (column + 2 < n) row[column + 2] = four.z;
+    if (column + 3 < n) row[column + 3] = four.w;
 }
 
 }  // namespace mlpgpu

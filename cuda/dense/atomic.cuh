@@ -13,7 +13,7 @@ namespace mlpgpu {
 struct AtomicTile {
     static constexpr int I = 32, J = 32, R = 32, THREADS = 256;
     static constexpr int PITCH = 33;  // a column of a tile lies in 32 different banks
-    static constexpr int SHARED_FLOATS = 3 * 32 * PITCH;
+    static constexpr int SHARED_BYTES = 4 * 3 * 32 * PITCH;
 };
 
 __device__ __forceinline__ void dense_backward_atomic(const Step* step, int shard, int shards, const float* x,

@@ -14,7 +14,7 @@ struct FewRowsForward {
     static constexpr int ROWS = 8, THREADS = 256, MOST_COLUMNS = 512;
     static constexpr int PER_THREAD = 32, PIECE = THREADS * PER_THREAD;  // floats of W
     static constexpr int X = 3072;  // floats of x beside them
-    static constexpr int SHARED_FLOATS = PIECE + X;
+    static constexpr int SHARED_BYTES = 4 * (PIECE + X);
 };
 
 // A stretch of memory on its way to shared memory; `vectored` where it begins and ends at vectors.

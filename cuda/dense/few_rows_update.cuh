@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH
 // every so manieth of them, so that its columns of dz, and its sums of z, stay in registers.
 struct FewRowsUpdate {
     static constexpr int THREADS = 256, ROWS = 8, PART = 512, COLUMNS = 256;
-    static constexpr int SHARED_FLOATS = 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
+    static constexpr int SHARED_BYTES = 4 * 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
 };
 
 // A step's rows of an input (B, k), or of the data set by the order; the shard is the whole batch.
@@ -177,7 +177,7 @@ struct FewRowsStep {
 
     __device__ __forceinline__ bool is_single() const { return max(rows.count, next.count) <= 1; }
 
-    __device__ __forceinline__ void move_bias(float* bias, float* slots, int64_t size, int n) const {
+    __device__ __forceinline__ void update_bias(float* bias, float* slots, int64_t size, int n) const {
         if (!dz || !bias || blockIdx.x > 0 || blockIdx.y > 0) return;
         const InPlace<Rule> of_bias = {bias, slots, size, n, scale, rates};
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void dense_update_few_rows(const Step* step, const fl
         paired ? run(Is<1>(), Is<2>()) : run(Is<1>(), Is<1>());
     else
         paired ? run(Is<FewRowsUpdate::ROWS>(), Is<2>()) : run(Is<FewRowsUpdate::ROWS>(), Is<1>());
-    few.move_bias(bias, bias_slots, size, n);
+    few.update_bias(bias, bias_slots, size, n);
 }
 
 }  // namespace mlpgpu

@@ -117,7 +117,7 @@ struct LargeKBlock {
           column_flags(reinterpret_cast<int*>(starts + T::ROWS)), ring(staged) {
         const int stretch = ceil_div(x.outer, gridDim.x * T::LINES) * T::LINES;
         begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
-        count = ceil_div(max(0, end - begin), T::LINES);
+        count = max(0, end - begin + T::LINES - 1) / T::LINES;
         constexpr int PROMOTED = SplitProduct::PROMOTED;
         slices = ceil_div(x.inner, PROMOTED) * (PROMOTED / RingX::DEPTH);
     }

@@ -17,8 +17,8 @@ struct SmallN {
     static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
     static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
-    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_FLOATS = DZ_FLOATS + PER_LANE;  // of dz at once, and behind it
-    static_assert(WARPS * LINES * COLUMNS <= SHARED_FLOATS, "the sums of all warps take the place of dz");
+    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and behind it
+    static_assert(4 * WARPS * LINES * COLUMNS <= SHARED_BYTES, "the sums of all warps take the place of dz");
     static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
 };
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
     const int* const lines = row_indices(rows, order);
-    const bool vectored = is_vectored(from, k);
+    const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
     if (!vectored) pdl_wait_and_trigger();  // single floats are read through the first-level cache
     const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
     const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);

@@ -42,7 +42,7 @@ __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shar
 // Grid: any, of one dimension.
 struct PartSum {
     static constexpr int THREADS = 256, WARPS = THREADS / WARP;
-    static constexpr int SHARED_FLOATS = WARPS * WARP;
+    static constexpr int SHARED_BYTES = 4 * WARPS * WARP;
 };
 
 template <class Activation>

@@ -21,7 +21,7 @@ struct Head {
     static constexpr int DEPTH = 1024, OF_WARP = DEPTH / WARPS, PER_LANE = OF_WARP / LANES;  // of k at once
     static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and what lies between two of them
     static constexpr int PARTIAL = WARPS * ROWS * MOST_COLUMNS, LOGITS = ROWS * MOST_COLUMNS;
-    static constexpr int SHARED_FLOATS = GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS;
+    static constexpr int SHARED_BYTES = 4 * (GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS);
 };
 
 // A target that was read before it is wanted: the lane's own, as a row has no more columns than a warp has lanes.

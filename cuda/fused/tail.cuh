@@ -25,7 +25,7 @@ struct Tail {
     static constexpr int MOST_UNITS = 1024;  // of all layers together
     static constexpr int MOST_LAYERS = 32;
     static constexpr int LAYER_WORDS = sizeof(TailLayer) / 4;
-    static constexpr int SHARED_FLOATS = THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS;
+    static constexpr int SHARED_BYTES = 4 * (THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS);
 };
 
 // finish(j, Σ over i < count of a·b) by thread j for each j < n, `term(i, j)` being (a, b).  The block's warps share

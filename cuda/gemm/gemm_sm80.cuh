@@ -199,6 +199,14 @@ struct GemmSm80 {
     using Format = Format_;
     using Source = const uint16_t*;
 
+    template <bool A_INNER, bool B_INNER>
+    struct Block {
+        static constexpr int THREADS = T::THREADS;
+        static constexpr int SHARED_BYTES =
+            2 * T::STAGES * Format::COMPONENTS *
+            (OperandSlice<T::M, T::K, A_INNER>::SIZE + OperandSlice<T::N, T::K, B_INNER>::SIZE);
+    };
+
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t a_stride, int a_pitch, Source b, int64_t b_stride,
                                                     int b_pitch, int m, int n, int k, int, const Epilogue& epilogue) {

@@ -337,6 +337,13 @@ struct GemmSm90 {
     using Format = typename T::Format;
     using Source = const TensorMap*;  // the maps know components and pitches
 
+    template <bool A_INNER, bool B_INNER>
+    struct Block {  // staging tiles, then the stages and their barriers, and the barrier of the launch before
+        static constexpr int THREADS = WARPGROUP * (1 + T::CONSUMERS);
+        static constexpr int SHARED_BYTES =
+            4 * 4 * T::CONSUMERS * T::STAGING_SIZE + T::ALIGNMENT + T::STAGES * (T::STAGE_BYTES + 16) + 16;
+    };
+
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
                                                     int early, const Epilogue& epilogue) {

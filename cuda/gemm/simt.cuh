@@ -25,7 +25,7 @@ struct SimtTile {
     // Rows of a staged slice are padded by a vector, so that columns of it lie in different banks.
     static constexpr int PITCH_A = M + 4, PITCH_B = N + 4;
     static constexpr int STAGE = K * (PITCH_A + PITCH_B);
-    static constexpr int SHARED_FLOATS = 2 * STAGE;
+    static constexpr int SHARED_BYTES = 4 * 2 * STAGE;
 };
 
 // A matrix in global memory seen as (outer, inner): outer is C's row or column, inner is k.  INNER_FIRST
@@ -335,7 +335,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Oper
                                                    const Columns& columns, const Epilogue& epilogue) {
     using T = SimtTile<M, N, K>;
     constexpr int RUN = Run<T::THREAD_M>::WIDTH, ROWS = RUN * T::SIDE;
-    static_assert(ROWS * T::N <= T::SHARED_FLOATS, "rows of the tile take the slices' place");
+    static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile take the slices' place");
     SHARED(float, shared);
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
     float c[T::THREAD_M][T::THREAD_N] = {};

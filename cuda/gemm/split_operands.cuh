@@ -50,6 +50,7 @@ __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight)
 
 // The threads of a block that take a row: whole warps, as many as hold it in registers if there are so many.
 struct RowTeam {
+    static constexpr int THREADS = 256, SHARED_BYTES = 4 * 2 * THREADS / WARP;
     static constexpr int KEPT = 4;  // vectors of a row that a thread holds
     int size, row, thread;          // threads of a row, which of the block's rows this thread has, its place there
 
@@ -165,7 +166,7 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
 // neighbours of every LINES-th row.
 struct ColumnBlock {
     static constexpr int WIDTH = 64, THREADS = 256, LANES = WIDTH / 4, LINES = THREADS / LANES, BATCH = 4;
-    static constexpr int SHARED_WORDS = LINES * WIDTH;
+    static constexpr int SHARED_BYTES = 4 * LINES * WIDTH;
 };
 
 // Four neighbours of a row of the shard in dz, or in its components of bfloat16.

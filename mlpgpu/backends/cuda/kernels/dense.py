@@ -149,6 +149,7 @@ def _tiled(
         needs=tile.needs,
         constants=constants,
         main_loop=tile.main_loop,
+        block=str(tile),
         products=(DENSE_PRODUCT,),
         operand_format=tile.operand_format,
     )
@@ -178,7 +179,7 @@ def dense_forward_few_rows() -> Entry:
     name = "dense_forward_few_rows"
     return Entry(
         name, "dense/few_rows.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
-        products=(DENSE_PRODUCT,),
+        block="FewRowsForward", products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
 
@@ -189,7 +190,16 @@ def dense_forward_sum_partials(activation: str) -> Entry:
     )
     function = f"dense_forward_sum_partials<{camel(activation)}>"
     name = f"dense_forward_sum_partials_{activation}"
-    return Entry(name, "dense/split_k.cuh", function, arguments(signature), ROW_THREADS, 4 * ROW_THREADS, blocks=4)
+    return Entry(
+        name,
+        "dense/split_k.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        4 * ROW_THREADS,
+        blocks=4,
+        block="PartSum",
+    )
 
 
 def dense_backward_input(activation: str, tile: SimtTile) -> Entry:
@@ -235,7 +245,7 @@ def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) 
         return Entry(
             entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(optimizer)),
             needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
-            operand_format=SPLIT_FORMAT,
+            operand_format=SPLIT_FORMAT, block=f"LargeKUpdate<{optimizer}Rule>",
         )  # fmt: skip
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
@@ -289,6 +299,7 @@ def dense_update_few_rows(optimizer: str, *, stream: bool = False) -> Entry:
         STREAM_SHARED_BYTES if stream else 4 * 2 * FEW_ROWS * FEW_PART,
         blocks=1 if stream else 2,
         needs="sm_90a" if stream else "sm_75",
+        block="StreamUpdate" if stream else "FewRowsUpdate",
         constants=True,
         products=(replace(DENSE_PRODUCT, when=("dz",)), replace(DENSE_PRODUCT, when=("partials",))),
     )
@@ -305,7 +316,16 @@ def dense_backward_atomic() -> Entry:
         "inout float* dx[rows,k], int k, int n"
     )
     name, products = "dense_backward_atomic", (DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",)))
-    return Entry(name, "dense/atomic.cuh", name, arguments(signature), 256, 3 * 32 * 33 * 4, products=products)
+    return Entry(
+        name,
+        "dense/atomic.cuh",
+        name,
+        arguments(signature),
+        256,
+        3 * 32 * 33 * 4,
+        products=products,
+        block="AtomicTile",
+    )
 
 
 def dense_entries() -> list[Entry]:

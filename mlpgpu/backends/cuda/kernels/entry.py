@@ -99,6 +99,8 @@ class Entry:
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
         main_loop: the file under ``cuda/gemm/`` that makes its products, where the template takes one as an argument.
+        block: the struct in ``cuda/`` whose THREADS and SHARED_BYTES must be ``threads`` and ``shared_bytes``, as the
+            compiler checks; None where any block will do.
         cooperative: whether its blocks wait for each other.
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
         blocks: that must fit on a multiprocessor at once, which limits their registers.
@@ -132,6 +134,7 @@ class Entry:
     prefetched: tuple[tuple[str, int], ...] | None = None
     unawaited: bool = False
     main_loop: str | None = None
+    block: str | None = None
     products: tuple[Product, ...] = ()
     operand_format: OperandFormat | None = None
 
@@ -182,12 +185,19 @@ def unit_source(entries: Sequence[Entry]) -> str:
     assert len({entry.unit for entry in entries}) == 1
     includes = [f'#include "{header}"' for header in included(entries)]
     definitions = [_definition(entry) for entry in entries]
-    return "\n".join([*includes, "", "namespace mlpgpu::entries {", "", *definitions, "}"])
+    checks = dict.fromkeys(_check(entry) for entry in entries if entry.block)
+    return "\n".join([*includes, "", "namespace mlpgpu::entries {", "", *checks, "", *definitions, "}"])
 
 
 def included(entries: Iterable[Entry]) -> list[str]:
     """The headers of all entries, each once, main loops before the kernels that take them."""
     return list(dict.fromkeys(header for entry in entries for header in entry.headers))
+
+
+def _check(entry: Entry) -> str:
+    """That the kernel lays out its block as the table says."""
+    sizes = f"{entry.block}::THREADS == {entry.threads} && {entry.block}::SHARED_BYTES == {entry.shared_bytes}"
+    return f'static_assert({sizes}, "{entry.header} lays out another block than the table of entries");'
 
 
 def _definition(entry: Entry) -> str:

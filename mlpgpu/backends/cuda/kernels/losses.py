@@ -106,8 +106,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
         f"{reader.argument()}, {_WEIGHED}, const float* saved[rows,k], int activation, float* dx[rows,k], "
         "uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, int dx_component_count, "
-        "int* dx_row_scales[rows], "
-        "int k, int n"
+        "int* dx_row_scales[rows], int k, int n"
     )
     function = f"head<{camel(name)}, {reader.struct}>"
     return Entry(
@@ -117,6 +116,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         arguments(signature),
         HEAD_THREADS,
         HEAD_SHARED_BYTES,
+        block="Head",
         spill_bytes=32,  # on sm_120 alone
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
@@ -144,7 +144,7 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     function = f"tail<{camel(name)}, {reader.struct}>"
     return Entry(
         f"tail_{name}_{kind}{reader.suffix}", "fused/tail.cuh", function, arguments(signature), TAIL_THREADS,
-        TAIL_SHARED_BYTES, products=2 * (Product(("rows", "products")),),
+        TAIL_SHARED_BYTES, block="Tail", products=2 * (Product(("rows", "products")),),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def padded_columns(n: int) -> int:
     return COLUMN_PADDING * ceil_div(n, COLUMN_PADDING)
 
 
-def _split(name: str, function: str, signature: str, shared_bytes: int = 0) -> Entry:
+def _split(name: str, function: str, signature: str, shared_bytes: int = 0, block: str | None = None) -> Entry:
     """For cards whose tensor cores take components."""
     return Entry(
         name,
@@ -42,6 +42,7 @@ def _split(name: str, function: str, signature: str, shared_bytes: int = 0) -> E
         shared_bytes,
         needs="sm_80",
         prefetched=(),
+        block=block,
     )
 
 
@@ -66,7 +67,9 @@ def split_rows(operand_format: OperandFormat) -> Entry:
         f"uint16_t* components[{operand_format.components},rows,n], int64_t component_stride, int* row_scales[rows], "
         "int* column_scales[n], int n"
     )
-    return _split(f"split_rows_{operand_format.name}", f"split_rows<{operand_format.struct}>", rest, SPLIT_BYTES)
+    return _split(
+        f"split_rows_{operand_format.name}", f"split_rows<{operand_format.struct}>", rest, SPLIT_BYTES, "RowTeam"
+    )
 
 
 def split_weights(operand_format: OperandFormat) -> Entry:
@@ -77,7 +80,9 @@ def split_weights(operand_format: OperandFormat) -> Entry:
         f"uint16_t* other_components[{operand_format.components},other_k,other_n], "
         "int* other_row_scales[other_k], int* other_column_scales[other_n], int other_k, int other_n"
     )
-    return _split(f"split_weights_{operand_format.name}", f"split_weights<{operand_format.struct}>", rest, SPLIT_BYTES)
+    return _split(
+        f"split_weights_{operand_format.name}", f"split_weights<{operand_format.struct}>", rest, SPLIT_BYTES, "RowTeam"
+    )
 
 
 def split_columns(operand_format: OperandFormat) -> Entry:
@@ -99,7 +104,11 @@ def _over_columns(name: str, operand_format: OperandFormat, ctype: str, axes: st
         "inout unsigned* arrived[grid.x], float* db[n], int n"
     )
     return _split(
-        f"{name}_{operand_format.name}", f"split_columns<{operand_format.struct}, {ctype}>", signature, COLUMN_BYTES
+        f"{name}_{operand_format.name}",
+        f"split_columns<{operand_format.struct}, {ctype}>",
+        signature,
+        COLUMN_BYTES,
+        "ColumnBlock",
     )
 
 

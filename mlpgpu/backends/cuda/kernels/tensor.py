@@ -229,6 +229,7 @@ def _tensor_product(
         constants=constants,
         prefetched=prefetched if tile.pdl and "early" in {argument.name for argument in its_arguments} else None,
         main_loop=tile.main_loop,
+        block=f"{tile.struct}::Block<{str(a_inner).lower()}, {str(b_inner).lower()}>",
         products=(DENSE_PRODUCT,),
         operand_format=tile.operand_format,
     )
