@@ -12,6 +12,11 @@ from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, Reduce
 from .training import Trainer
 from .version import __version__
 
+
+def __dir__() -> list[str]:
+    return __all__  # what Tab shows
+
+
 __all__ = [
     "SGD",
     "Adam",

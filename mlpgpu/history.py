@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, overload
 
 from .errors import BackendError, EmptyDataError, lookup
 from .metrics import MODES, VALIDATION, Mode, improves
-from .storage.files import check_path, replace_file
-from .text import table
+from .pictures import check_picture, deliver
+from .text import html, public_names, table
 
 Record: TypeAlias = dict[str, float]
 
 SHOWN_ROWS = 10  # at either end of a table
-PICTURES = (".png", ".svg")
 
 
 class History:
@@ -83,11 +81,20 @@ class History:
             raise EmptyDataError(f"history column {column!r}", expected="a finite value", got="none")
         return dict(found)
 
-    def plot(self, path: str | PathLike[str]) -> Path:
-        """Draw the losses, and the metrics if there are any, over the epochs; return the picture's path.
+    @overload
+    def plot(self, path: str | PathLike[str]) -> Path: ...
+
+    @overload
+    def plot(self, path: None = None) -> Any: ...
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
+        """Draw the losses, and the metrics if there are any, over the epochs.
 
         Args:
             path: where to; ends in ``.png`` or ``.svg``.
+
+        Returns:
+            ``path``; or without one the figure, one of matplotlib's, which a notebook shows.
 
         Raises:
             ConfigurationError: the name ends in something else.
@@ -95,7 +102,7 @@ class History:
             BackendError: matplotlib is not installed.
             StorageError: the picture cannot be written.
         """
-        path = check_path("picture", path, PICTURES)
+        checked = check_picture(path)
         self._check_epochs()
         try:
             from matplotlib.figure import Figure
@@ -116,10 +123,7 @@ class History:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)
             axes.legend()
-        picture = io.BytesIO()
-        figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-        replace_file(f"picture {path}", path, picture.getvalue())
-        return path
+        return deliver(figure, checked)
 
     def __getitem__(self, column: str) -> list[float]:
         """The values of a column, one per epoch; NaN where a record lacks it.
@@ -139,12 +143,27 @@ class History:
         return iter(self.records)
 
     def __repr__(self) -> str:
-        title = f"History of {len(self)} epochs" + (", the last fit interrupted" if self.interrupted else "")
+        rows = self._rows()
+        return f"{self._title}\n{table(rows, '>' * len(rows[0]))}" if rows else self._title
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        return html(rows, ">" * len(rows[0]), self._title) if rows else f"<p>{self._title}</p>"
+
+    @property
+    def _title(self) -> str:
+        return f"History of {len(self)} epochs" + (", the last fit interrupted" if self.interrupted else "")
+
+    def _rows(self) -> list[list[str]]:
+        """The cells of a table, heads first; none before the first epoch."""
         names = sorted(self.columns, key=lambda name: name != "epoch")
         rows = [names] + [[_cell(name, record) for name in names] for record in self._records]
         if len(self) > 2 * SHOWN_ROWS:
             rows[1 + SHOWN_ROWS : -SHOWN_ROWS] = [["…"] * len(names)]
-        return f"{title}\n{table(rows, '>' * len(names))}" if names else title
+        return rows if names else []
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("append", "extend_last"))
 
     def _check_epochs(self) -> None:
         if not self._records:

@@ -22,6 +22,7 @@ LEVELS = (
     {"names", "text", "version"},
     {"errors"},
     {"storage", "random", "activations", "metrics"},
+    {"pictures"},
     {"losses", "schedules", "initializers"},
     {"optimizers"},
     {"plan"},

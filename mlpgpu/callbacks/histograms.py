@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 
 from ..backends import MOST_BINS, Histogram
 from ..errors import BackendError, DtypeError, EmptyDataError, check_integer, lookup
-from ..history import PICTURES, Record
-from ..storage.files import check_path, replace_file
+from ..history import Record
+from ..pictures import PICTURES, check_picture, deliver
+from ..storage.files import check_path
 from .callback import Callback, TrainerLike, check_place
 
 COUNTED = ("parameters", "activations", "gradients")
@@ -70,8 +71,16 @@ class Histograms(Callback):
             if self.path is not None:
                 self.plot(self.path)
 
-    def plot(self, path: str | PathLike[str]) -> Path:
+    @overload
+    def plot(self, path: str | PathLike[str]) -> Path: ...
+
+    @overload
+    def plot(self, path: None = None) -> Any: ...
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Draw a row for each layer, with a line for each epoch that was counted, the last one darkest.
+
+        Returns ``path``, or without one the figure, which a notebook shows.
 
         Raises:
             ConfigurationError: the name does not end in ``.png`` or ``.svg``.
@@ -79,7 +88,7 @@ class Histograms(Callback):
             BackendError: matplotlib is not installed.
             StorageError: the picture cannot be written.
         """
-        path = check_path("picture", path, PICTURES)
+        checked = check_picture(path)
         if not self.epochs:
             raise EmptyDataError("Histograms", expected="at least one count", got="none")
         try:
@@ -111,7 +120,4 @@ class Histograms(Callback):
                 axes.stairs(density, edges, color="tab:blue", alpha=shade, label=label)
             axes.set(title=name, ylabel="density")
             axes.legend(fontsize="small")
-        picture = io.BytesIO()
-        figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-        replace_file(f"picture {path}", path, picture.getvalue())
-        return path
+        return deliver(figure, checked)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number
 from ..random import Purpose, check_seed, order
+from ..text import html, public_names
 from .arrays import (
     Inputs,
     check_classes,
@@ -102,6 +103,19 @@ class Dataset:
         parts = f"{len(self)} rows, {self.n_in} features, {self._storage_x.dtype}, y: {targets}"
         names = "" if self._classes is None else f", classes: {', '.join(self._classes)}"
         return f"Dataset({parts}{names})"
+
+    def _repr_html_(self) -> str:
+        inputs = f"{self.inputs}, {self.n_in} features" + ("" if self.columns is None else ", named")
+        targets = "none" if self._y is None else f"{self._y.dtype} {self._y.shape}"
+        rows = [("array", "holds"), ("x", inputs), ("y", targets)]
+        if self._classes is not None:
+            rows.append(("classes", ", ".join(self._classes)))
+        if self._weight is not None:
+            rows.append(("weight", f"{self._weight.dtype} {self._weight.shape}"))
+        return html(rows, "<<", f"Dataset of {len(self):,} rows")
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("has_bytes", "identity", "storage_rows", "storage_x"))
 
     @property
     def n_in(self) -> int:

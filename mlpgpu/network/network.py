@@ -29,7 +29,7 @@ from ..losses import OutputName, class_count, classes_of
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
-from ..text import table
+from ..text import html, public_names, table
 from .parameters import FlatParameters, Parameters
 from .remembered import Remembered
 from .saved import SavedNetwork
@@ -39,6 +39,11 @@ Data = Dataset | tuple[Any, ...]  # or arrays (x, y), (x, y, weight)
 
 PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
 SAVED = ("output", "remembered", "adapted")  # of a network's training, by attribute
+# What the package itself uses of a network; Tab does not show it.
+INTERNAL = (
+    *("as_dataset", "check", "check_adapted", "check_finite", "contents", "flat_parameters", "flat_statistics"),
+    *("from_contents", "is_new", "lower", "remember", "remembered", "segments", "shaped", "start", "state", "values"),
+)
 SETTABLE = ("parameters", "classes", *SAVED)
 
 
@@ -300,15 +305,28 @@ class Network:
         return f"Network({list(self.layers)!r}, seed={self.seed})"
 
     def __str__(self) -> str:
-        rows = [("place", "layer", "output", "parameters")]
+        return f"{table(self._rows(), '><>>')}\n{self._total}"
+
+    def _repr_html_(self) -> str:
+        return html(self._rows(), "><>>", f"Network: {self._total}")
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, INTERNAL)
+
+    @property
+    def _total(self) -> str:
+        return f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The cells of a table of the layers, heads first."""
+        rows: list[tuple[str, ...]] = [("place", "layer", "output", "parameters")]
         width = self.n_in
         for place, layer in enumerate(self.layers):
             width = layer.output_width(width)
             count = sum(p.size for p in self._plan.parameters if p.layer == place)
             home = next(first for first, other in enumerate(self.layers) if other is layer)
             rows.append((str(place), repr(layer), str(width), f"{count:,}" if home == place else f"as {home}"))
-        total = f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
-        return f"{table(rows, '><>>')}\n{total}"
+        return rows
 
     def __setattr__(self, name: str, value: object) -> None:
         if "values" in self.__dict__ and type(self) is Network:

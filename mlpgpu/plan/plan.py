@@ -12,7 +12,7 @@ import numpy as np
 
 from ..losses import TargetKind
 from ..optimizers import Optimizer
-from ..text import table
+from ..text import html, table
 from .operations import Norm, Operation, Update, Weighted, WeightedBackward
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
@@ -65,7 +65,7 @@ class Partial(Segment):
     parameter: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One training step and one evaluation, lowered.
 
@@ -149,21 +149,38 @@ class Plan:
         terms = next(p.shape[0] for p in self.parameters if p.name == weight)
         return terms * self.buffers[y].shape[-1]
 
+    def __repr__(self) -> str:
+        return f"Plan({self._summary}, {len(self.training or self.evaluation)} operations)"
+
     def __str__(self) -> str:
         """A table: each operation, what it reads and writes with shapes, and its products' arithmetic."""
+        return "\n".join([f"plan: {self._summary}", table(self._rows(), "<<<<>"), self._products])
+
+    def _repr_html_(self) -> str:
+        return html(self._rows(), "<<<<>", f"Plan: {self._summary}; {self._products}")
+
+    @property
+    def _summary(self) -> str:
+        return (
+            f"{self.n_in} → {self.n_out}, {self.parameter_count:,} parameters, {self.precision}, "
+            f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}, {self.reduction}"
+        )
+
+    @property
+    def _products(self) -> str:
+        total = sum(self.flops(operation, self.capacity) for operation in self.training or self.evaluation)
+        return f"products: {total / 1e6:.3f} MFLOP a step"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, heads first."""
         operations = self.training or self.evaluation
-        rows = [("#", "operation", "reads", "writes", "MFLOP")]
+        rows: list[tuple[str, ...]] = [("#", "operation", "reads", "writes", "MFLOP")]
         for number, operation in enumerate(operations):
             flops = self.flops(operation, self.capacity)
             reads, writes = operation.reads, (f"{name} {self._shape(name)}" for name in operation.writes)
             mflop = f"{flops / 1e6:.3f}" if flops else ""
             rows.append((str(number), _title(operation), ", ".join(reads), ", ".join(writes), mflop))
-        total = sum(self.flops(operation, self.capacity) for operation in operations)
-        head = (
-            f"plan: {self.n_in} → {self.n_out}, {self.parameter_count:,} parameters, {self.precision}, "
-            f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}, {self.reduction}"
-        )
-        return "\n".join([head, table(rows, "<<<<>"), f"products: {total / 1e6:.3f} MFLOP a step"])
+        return rows
 
     def _shape(self, name: str) -> str:
         segments = {s.name: s.shape for s in (*self.parameters, *self.partials, *self.statistics)}

@@ -36,7 +36,7 @@ from ..network import Data, Network
 from ..optimizers import Optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
-from ..text import tell
+from ..text import html, public_names, tell
 from .engine import Engine
 from .fit import FitLoop
 from .progress import FitProgress
@@ -205,6 +205,25 @@ class Trainer:
             reduction=self.reduction,
             shards=self.streams,
         )
+
+    def __repr__(self) -> str:
+        network = " → ".join(str(width) for width in (self.network.n_in, self.network.n_out))
+        made = f"{network}, loss={self.loss!r}, optimizer={self.optimizer}, batch_size={self.batch_size}"
+        where = f"backend={self.backend.name!r}, precision={self.precision!r}"
+        return f"Trainer({made}, {where}; {self.epochs} epochs, {self.steps} steps)"
+
+    def _repr_html_(self) -> str:
+        names = ("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight")
+        rows = [
+            ("setting", "value"),
+            *((name, str(getattr(self, name))) for name in names),
+            ("backend", self.backend.name),
+        ]
+        title = f"Trainer after {self.epochs} epochs, {self.steps} steps"
+        return html(rows, "<<", title) + self.network._repr_html_()
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
 
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_is_made") and type(self) is Trainer:
