@@ -12,14 +12,13 @@ from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ce
 from .operand_format import OperandFormat
 from .updates import slot_count
 
-SPLIT_FORMAT = OperandFormat(
-    "Bfloat16Triple", 3, scaled=False
-)  # of operands that a kernel splits itself: SplitSm80Tile
+# Of operands that a kernel itself splits, on their way to shared memory (gemm/split_sm80.cuh).
+SPLIT_FORMAT = OperandFormat("Bfloat16Triple", 3, scaled=False)
 
 
 @dataclass(frozen=True)
 class BlockTile:
-    """The tile of C, m by n, that a block computes; of such blocks so many are to fit on a multiprocessor."""
+    """The tile of C, m by n, that a block of so many threads computes; ``blocks`` are to fit on a multiprocessor."""
 
     m: int
     n: int
@@ -37,13 +36,13 @@ class BlockTile:
 
 @dataclass(frozen=True)
 class SimtTile(BlockTile):
-    """One that is computed in slices k deep: ``SimtTile<m, n, k>`` of gemm/simt.cuh."""
+    """A tile that multiply-adds compute in slices of k: ``SimtTile<m, n, k>`` of gemm/simt.cuh."""
 
     k: int
 
     @property
     def shared_bytes(self) -> int:
-        """Two stages of a slice of A and one of B, each line padded by 4."""
+        """Two stages of a slice of A and one of B, each row padded by 4."""
         return 4 * 2 * self.k * (self.m + self.n + 8)
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ TILES: tuple[SimtTile, ...] = tuple(
 
 @dataclass(frozen=True)
 class SplitSm80Tile(BlockTile):
-    """One that is computed of float32 split into bfloat16: ``SplitSm80Tile<m, n>`` of gemm/split_sm80.cuh."""
+    """A tile of float32 operands that are split into bfloat16: ``SplitSm80Tile<m, n>`` of gemm/split_sm80.cuh."""
 
     main_loop: ClassVar[str | None] = "gemm/split_sm80.cuh"
     needs: ClassVar[str] = "sm_80"
@@ -71,9 +70,10 @@ class SplitSm80Tile(BlockTile):
 
     @property
     def shared_bytes(self) -> int:
-        """Slices of both operands in three parts, lines padded by 8, or C in their place; flags of rows and columns."""
-        depth, parts = 32, 3
-        slices = 2 * parts * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
+        """Slices of both operands in three components, rows padded by 8, or C in their place; a flag for each row and
+        column."""
+        depth, components = 32, 3
+        slices = 2 * components * (max(depth * (self.m + 8), self.m * (depth + 8)) + depth * (self.n + 8))
         return max(slices, 4 * self.m * self.n) + 4 * (self.m + self.n)
 
     def __str__(self) -> str:
@@ -89,13 +89,13 @@ _RECOMPUTED_BYTES = 208  # a thread's elements of C, where some are recomputed
 
 
 def _component_bytes(k: int, n: int) -> int:
-    """``SplitComponents`` of gemm/split_sm90.cuh: three of two bytes for each element."""
+    """Bytes of ``SplitComponents`` of gemm/split_sm90.cuh: three components of two bytes for each element."""
     return 3 * 2 * k * n
 
 
 @dataclass(frozen=True)
 class SplitSm90Tile(BlockTile):
-    """Likewise, by warpgroups: ``SplitSm90Tile`` of gemm/split_sm90.cuh."""
+    """A tile of split float32 operands that warpgroups compute: ``SplitSm90Tile`` of gemm/split_sm90.cuh."""
 
     threads: ClassVar[int] = 512
     blocks: ClassVar[int] = 1
@@ -167,7 +167,7 @@ _PART = f"{_X}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int 
 
 
 def dense_forward_split_k(tile: SimtTile | SplitSm80Tile | SplitSm90Tile) -> Entry:
-    """Sums over parts of k."""
+    """The split-K partials of x W."""
     return _tiled("dense/split_k.cuh", "dense_forward_split_k", "", tile, _PART)
 
 
@@ -175,7 +175,7 @@ FEW_ROWS, FEW_SHARED_BYTES = 8, 4 * (256 * 32 + 3072)  # Few of dense/few_rows.c
 
 
 def dense_forward_few_rows() -> Entry:
-    """As :func:`dense_forward_split_k`, for at most FEW_ROWS rows."""
+    """The split-K partials of x W for at most FEW_ROWS rows."""
     name = "dense_forward_few_rows"
     return Entry(
         name, "dense/few_rows.cuh", name, arguments(f"{ROWS}, {_PART}"), ROW_THREADS, FEW_SHARED_BYTES, blocks=2,
@@ -204,7 +204,7 @@ def dense_forward_sum_partials(activation: str) -> Entry:
 
 def dense_backward_input(activation: str, tile: SimtTile) -> Entry:
     rest = "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n"
-    # With some activations, on sm_75 and sm_80 alone: around the epilogue, not in the loop.
+    # Some activations spill on sm_75 and sm_80, around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
 
@@ -220,7 +220,7 @@ def dense_backward_weight(tile: SimtTile) -> Entry:
 
 
 def _updated(optimizer: str) -> str:
-    """What an update takes, and changes, of a dense layer's parameters."""
+    """The operands of dW in a signature, and the parameters and slots that an update changes."""
     slots = slot_count(optimizer)
     return (
         f"{_X}, const float* dz[rows,n], const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
@@ -250,8 +250,7 @@ def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) 
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
         entry, "dense/small_n_update.cuh", function, signature, *SMALL_N_SHAPE, constants=True, prefetched=prefetched,
-        unawaited=True,
-        products=(DENSE_PRODUCT,),
+        unawaited=True, products=(DENSE_PRODUCT,),
     )  # fmt: skip
 
 
@@ -283,9 +282,9 @@ STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * 
 
 
 def dense_update_few_rows(optimizer: str, *, stream: bool = False) -> Entry:
-    """As :func:`dense_backward_update` for at most FEW_ROWS rows, and the parts of the next step's z.
+    """The update by at most FEW_ROWS rows, which leaves the split-K partials of the next step's z.
 
-    As a stream it is for at most STREAM_COLUMNS columns.
+    A kernel that streams the weight is for at most STREAM_COLUMNS columns.
     """
     sizes = "float* partials[grid.x,rows,n], int k, int n, int part, int capacity"
     signature = f"const Step* step[0], {_updated(optimizer)}, {sizes}"
@@ -329,7 +328,7 @@ def dense_backward_atomic() -> Entry:
 
 
 def dense_entries() -> list[Entry]:
-    """All of dense layers but those on tensor cores."""
+    """The entries of dense layers whose operands are float32."""
     split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
     entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
     entries += [dense_backward_weight(tile) for tile in TILES]

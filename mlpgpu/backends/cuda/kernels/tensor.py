@@ -22,7 +22,7 @@ class Sm80Tile:
 
     Attributes:
         main_loop: where its struct is defined.
-        source: the C type of what it is given of an operand.
+        source: the C type of the arguments that are its operands.
     """
 
     operand_format: OperandFormat
@@ -34,7 +34,6 @@ class Sm80Tile:
     threads = 256
     cluster = 1
     needs = "sm_80"
-    host_excluded = None
     spill_bytes = 0
     pdl = False
     K = 32
@@ -45,7 +44,7 @@ class Sm80Tile:
 
     @property
     def blocks(self) -> int:
-        """That fit on a multiprocessor at once."""
+        """How many blocks fit on a multiprocessor at once."""
         return 1 if self.m == 128 else 2
 
     @property
@@ -54,11 +53,11 @@ class Sm80Tile:
         return f"{self.operand_format.name}_{self.m}x{self.n}"
 
     def column_partials(self, m: int) -> int | None:
-        """It leaves none of the bias's gradient."""
+        """This main loop leaves no partial sums of the bias's gradient."""
         return None
 
-    def with_light_end(self) -> Sm80Tile:
-        """It is the same whatever follows."""
+    def with_light_epilogue(self) -> Sm80Tile:
+        """This tile, which is the same whatever its epilogue does."""
         return self
 
     @property
@@ -67,7 +66,7 @@ class Sm80Tile:
         return f"GemmSm80<{self.operand_format.struct}, Sm80Tile<{self.m}, {self.n}, {self.stages}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
-        """The stages of a slice of each component, whose lines, along the contiguous index, are padded by 8."""
+        """The stages, each with a slice of every component, whose rows along the contiguous index are padded by 8."""
         sides = ((self.m, a_inner), (self.n, b_inner))
         slices = (m * (self.K + 8) if inner else self.K * (m + 8) for m, inner in sides)
         return 2 * self.stages * self.operand_format.components * sum(slices)
@@ -83,8 +82,8 @@ class Sm90Tile:
     another.
 
     Attributes:
-        across: warpgroups that share 64 rows.  Two see to the end of a small tile in half the time, and read a third
-            more of shared memory for its product.
+        across: warpgroups that share 64 rows.  Two finish the epilogue of a small tile in half the time, and read a
+            third more of shared memory for its product.
     """
 
     operand_format: OperandFormat
@@ -95,15 +94,14 @@ class Sm90Tile:
     main_loop = "gemm/gemm_sm90.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
-    host_excluded = None
     blocks = 1
-    spill_bytes = 64  # in the epilogue, of scaled forms
+    spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True  # programmatic dependent launch
     K = 64
 
     @property
     def threads(self) -> int:
-        """A producer's warpgroup, and the consumers."""
+        """The threads of the producer's warpgroup and of the consumers."""
         return 128 * (1 + self.consumers)
 
     @property
@@ -118,20 +116,20 @@ class Sm90Tile:
 
     @property
     def stages(self) -> int:
-        """As many as shared memory holds; more than 6 gain nothing."""
-        return min(6, (self.SHARED_BYTES - self._patch_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
+        """Stages of the ring: as many as shared memory holds, for more than 6 gain nothing."""
+        return min(6, (self.SHARED_BYTES - self._staging_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
 
-    BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one behind them
+    BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one after them
     SHARED_BYTES = (227 << 10) - 1024 - END_BYTES  # of a block, less what aligning the stages may take
 
     @property
-    def _patch_bytes(self) -> int:
-        """Sixteen lines of 32, padded by 8, for each of a consumer's four warps."""
+    def _staging_bytes(self) -> int:
+        """A staging tile of 16 rows of 32 floats, padded by 8, for each of a consumer's four warps."""
         return 4 * 16 * (32 + 8) * 4 * self.consumers
 
     @property
     def stage_bytes(self) -> int:
-        """A slice of A and one of B."""
+        """Bytes of a slice of A and one of B."""
         return 2 * self.K * self.operand_format.components * (self.m + self.n)
 
     @property
@@ -146,19 +144,19 @@ class Sm90Tile:
         return f"GemmSm90<Sm90Tile<{shape}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
-        """Patches, then the stages, aligned to 1024, and their barriers."""
-        return self._patch_bytes + 1024 + self.stages * (self.stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
+        """The staging tiles, then the stages, aligned to 1024, and their barriers."""
+        return self._staging_bytes + 1024 + self.stages * (self.stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
 
     def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
         """How many rows of the components of A and of B, stored along k or not, the kernel copies at once."""
         return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
 
-    def with_light_end(self) -> Sm90Tile:
-        """For a product whose end reads and writes little: one warpgroup will do for a component that has no scales."""
+    def with_light_epilogue(self) -> Sm90Tile:
+        """The tile of a product whose epilogue does little: one warpgroup will do for one component without scales."""
         return replace(self, across=1) if self.operand_format.is_single else self
 
     def column_partials(self, m: int) -> int | None:
-        """How many parts a product for a weight's gradient (m, n) leaves of the bias's; None of scaled components."""
+        """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
         return None if self.operand_format.scaled else ceil_div(m, self.m)
 
     def clusters(self, m: int, n: int) -> int:
@@ -182,11 +180,8 @@ def sm80_tiles(operand_format: OperandFormat) -> tuple[Sm80Tile, ...]:
 def sm90_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """The largest first: as wide as registers allow.  Pairs of bfloat16 are for layers that small ones suit."""
     small = Sm90Tile(operand_format, 64, 128, across=2)
-    return (
-        (small,)
-        if operand_format == BFLOAT16_PAIR
-        else (Sm90Tile(operand_format, 128, 256 // operand_format.components), small)
-    )
+    large = Sm90Tile(operand_format, 128, 256 // operand_format.components)
+    return (small,) if operand_format == BFLOAT16_PAIR else (large, small)
 
 
 def _tensor_product(
@@ -209,25 +204,24 @@ def _tensor_product(
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [tile.struct, struct]))
-    its_arguments = arguments(
+    signature = arguments(
         f"{ROWS}, {rest.replace('SOURCE', tile.source).replace('COMPONENTS', str(tile.operand_format.components))}"
     )
-    a, b = [argument.name for argument in its_arguments if argument.ctype == tile.source][:2]
+    a, b = [argument.name for argument in signature if argument.ctype == tile.source][:2]
     prefetched = (a, PREFETCH_A), (b, PREFETCH_B), *((each, PREFETCH_EPILOGUE) for each in end)
     return Entry(
         f"{kind}_{tile.name}",
         header,
         f"{name}<{parameters}>",
-        its_arguments,
+        signature,
         tile.threads,
         tile.shared_bytes(a_inner=a_inner, b_inner=b_inner),
-        host_excluded=tile.host_excluded,
         blocks=tile.blocks,
         spill_bytes=tile.spill_bytes,
         needs=tile.needs,
         cluster=tile.cluster,
         constants=constants,
-        prefetched=prefetched if tile.pdl and "early" in {argument.name for argument in its_arguments} else None,
+        prefetched=prefetched if tile.pdl and "early" in {argument.name for argument in signature} else None,
         main_loop=tile.main_loop,
         block=f"{tile.struct}::Block<{str(a_inner).lower()}, {str(b_inner).lower()}>",
         products=(DENSE_PRODUCT,),
@@ -252,7 +246,7 @@ def tensor_forward(activation: str, tile: GemmTile) -> Entry:
         "const float* b[n], float* z[rows,n], float* y[rows,n], uint16_t* y_components[COMPONENTS,rows,n], "
         "int64_t y_stride, int early, int k, int n"
     )
-    name, tile = "tensor_forward", tile.with_light_end()
+    name, tile = "tensor_forward", tile.with_light_epilogue()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
 
 
@@ -275,7 +269,7 @@ def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
         "uint16_t* dx_components[COMPONENTS,rows,k], "
         "int64_t dx_stride, int early, int k, int n"
     )
-    name, tile, end = "tensor_backward_input", tile.with_light_end(), ("saved", "saved_components")
+    name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
 
 
