@@ -46,8 +46,9 @@ class _List:
         """Whether operands have scales, which are known when a row or a column is whole."""
         return self.operand_format is not None and self.operand_format.scaled
 
-    def title(self, op: ops.Operation) -> str:
-        return next(each.title for each in self.selection.operations if each.operation == op)
+    @cached_property
+    def titles(self) -> dict[ops.Operation, str]:
+        return {each.operation: each.title for each in reversed(self.selection.operations)}
 
     def dense_path(self, op: ops.Dense | ops.DenseBackward) -> DensePath:
         path = self.paths[op]
@@ -59,12 +60,22 @@ class _List:
         path = self.paths[op]
         return isinstance(path, DensePath) and isinstance(path.forward, Gemm)
 
-    def readers(self, name: str) -> list[ops.Operation]:
-        return [op for op in self.operations if name in op.reads]
+    @cached_property
+    def _readers(self) -> dict[str, list[ops.Operation]]:
+        found: dict[str, list[ops.Operation]] = {}
+        for op in self.operations:
+            for name in op.reads:
+                found.setdefault(name, []).append(op)
+        return found
 
-    def following(self, op: ops.Operation) -> ops.Operation | None:
-        of_rows = [other for other in self.operations if not isinstance(other, _ONCE)]
-        return next((after for other, after in pairwise(of_rows) if other == op), None)
+    def readers(self, name: str) -> list[ops.Operation]:
+        """The operations that read a buffer, in order."""
+        return self._readers.get(name, [])
+
+    @cached_property
+    def following(self) -> dict[ops.Operation, ops.Operation]:
+        """What comes after each operation that works row by row."""
+        return dict(pairwise(op for op in self.operations if not isinstance(op, _ONCE)))
 
     # --- the batch's rows ---
 
@@ -101,15 +112,14 @@ class _List:
     def _reads_floats(self, name: str) -> bool:
         """Whether anything but tensor cores reads a buffer."""
         plan = self.selection.plan
-        if name in (plan.logits, plan.output):
-            return True
-        for before, op in zip((None, *self.operations), self.operations, strict=False):
-            is_fused = (
-                isinstance(op, ops.ActivationBackward) and isinstance(before, ops.DenseBackward) and before.dx == op.dy
-            )
-            if name in op.reads and not self.is_gemm(op) and not is_fused:
-                return True
-        return False
+        is_looked_at = name in (plan.logits, plan.output)
+        return is_looked_at or not all(self.is_gemm(op) or op in self._in_products for op in self.readers(name))
+
+    @cached_property
+    def _in_products(self) -> set[ops.Operation]:
+        """Derivatives that follow the product of a dense layer that makes what they multiply."""
+        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, ops.DenseBackward))
+        return {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
 
     @cached_property
     def with_operands(self) -> set[str]:
@@ -120,7 +130,7 @@ class _List:
                 made.append(op.y)
             elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
                 made.append(op.dx)
-            elif isinstance(op, ops.Loss) and not isinstance(self.following(op), ops.ActivationBackward):
+            elif isinstance(op, ops.Loss) and not isinstance(self.following.get(op), ops.ActivationBackward):
                 made.append(op.delta)
         return {name for name in made if name is not None and self.forms(name).operands}
 
@@ -153,7 +163,7 @@ class _List:
 
     def loss_after(self, op: ops.Dense) -> ops.Loss | None:
         """The loss of a training step that follows a layer."""
-        loss = self.following(op)
+        loss = self.following.get(op)
         return loss if isinstance(loss, ops.Loss) and loss.delta is not None else None
 
     def loss_path(self, loss: ops.Loss) -> LossPath:
@@ -183,27 +193,26 @@ class _List:
 
     def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward) -> Derivative:
         """The activation's derivative of dx, which follows at once."""
-        after = self.following(op)
+        after = self.following.get(op)
         if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
             return Derivative()
         return Derivative(after, after.saved in self.without_floats)
 
     def is_fused(self, op: ops.ActivationBackward) -> bool:
         """Whether the operation before it, which makes dx, multiplies by this derivative."""
-        return any(
-            self.derivative(other).op == op
-            for other in self.operations
-            if isinstance(other, ops.DenseBackward)
-            or (isinstance(other, ops.LocallyConnectedBackward) and self.stack_back(other.dz) is None)
-        )
+        before = next((other for other, after in self.following.items() if after == op), None)
+        is_alone = isinstance(before, ops.LocallyConnectedBackward) and before.dz not in self.stacks_back
+        makes_dx = isinstance(before, (ops.DenseBackward, ops.LocallyConnectedBackward)) and before.dx == op.dy
+        return makes_dx and (is_alone or isinstance(before, ops.DenseBackward))
 
-    def stack_back(self, delta: str) -> LocalStack | None:
-        """The stack whose backward pass, one kernel, goes through the layer of this delta."""
-        for op in self.operations:
-            path = self.paths[op]
-            if isinstance(op, ops.LocallyConnectedBackward) and op.dz == delta and isinstance(path, LocalPath):
-                return path.stack
-        return None
+    @cached_property
+    def stacks_back(self) -> dict[str, LocalStack]:
+        """The stacks whose backward pass is one kernel, by the delta of each layer."""
+        found = {}
+        for op, path in self.paths.items():
+            if isinstance(op, ops.LocallyConnectedBackward) and isinstance(path, LocalPath) and path.stack:
+                found[op.dz] = path.stack
+        return found
 
 
 def fuse(selection: Selection) -> Fused:
@@ -218,7 +227,7 @@ def fuse(selection: Selection) -> Fused:
         new = _groups_of(known, each)
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
-    weights = {op.weight: known.title(op) for op in known.layers if known.is_gemm(op)}
+    weights = {op.weight: known.titles[op] for op in known.layers if known.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and known.operand_format is not None and not known.is_scaled
     return Fused(selection, tuple(made), weights, updates_split, _finish(known, made), _notes(selection))
@@ -255,7 +264,7 @@ def _groups_of(known: _List, each: Selected) -> list[Group]:
         return [groups.OutputRows(title, path.why, op, path.team)]
     if isinstance(op, ops.ActivationBackward):
         why = f"no product makes {op.dy} right before it"
-        return [] if known.stack_back(op.dy) else [groups.Differentiate(title, why, op)]
+        return [] if op.dy in known.stacks_back else [groups.Differentiate(title, why, op)]
     if isinstance(op, ops.DenseBackward):
         return _gemm_backward(known, op, title) if known.is_gemm(op) else _backward(known, op, title)
     assert isinstance(op, ops.LocallyConnectedBackward) and isinstance(path, LocalPath)
@@ -313,7 +322,7 @@ def _loss(known: _List, op: ops.Loss, title: str) -> list[Group]:
         return [groups.Tail(title, why, op, known.layers, known.backwards, derivatives, known.targets, forward)]
     delta = None
     if op.delta:  # an activation's derivative changes the delta as floats
-        is_changed = isinstance(known.following(op), ops.ActivationBackward)
+        is_changed = isinstance(known.following.get(op), ops.ActivationBackward)
         delta = FLOATS if is_changed else known.forms(op.delta)
     return [groups.LossRows(title, path.why, op, known.targets, delta, path.team)]
 
@@ -352,7 +361,7 @@ def _gemm_forward(known: _List, op: ops.Dense, title: str) -> list[Group]:
     path = known.dense_path(op).forward
     assert isinstance(path, Gemm)
     made: list[Group] = []
-    first = next(other for other in known.layers if other.x == op.x and known.is_gemm(other))
+    first = next(other for other in known.readers(op.x) if isinstance(other, ops.Dense) and known.is_gemm(other))
     if op.x not in known.with_operands and op == first:
         by_order, is_training = op.x in known.fetched, known.selection.work.is_training
         copied = known.is_copied(op.x)
@@ -425,22 +434,22 @@ def _finish(known: _List, made: list[Group]) -> tuple[Group, ...]:
         assert isinstance(update, ops.Update)
         has_parts = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
         why = "products leave parts of biases' gradients, which are added up when all are there"
-        return (groups.UpdateBiases(known.title(update), why, update),) if has_parts else ()
+        return (groups.UpdateBiases(known.titles[update], why, update),) if has_parts else ()
     finish: list[Group] = []
     if plan.shards > 1:
         loss = next(op for op in known.operations if isinstance(op, ops.Loss))
-        finish.append(groups.TotalError(known.title(loss), "shards leave a sum each", loss))
+        finish.append(groups.TotalError(known.titles[loss], "shards leave a sum each", loss))
     # The update adds the shards up itself, unless a parameter is used twice or the norm comes between.
     is_used_twice = len(plan.partials) > len(plan.parameters)
     is_reduced = plan.ends_with_gradient or is_used_twice or (norm is not None and plan.shards > 1)
     if is_reduced:
-        finish.append(groups.ReducePartials(known.title(reduce), in_place.why, reduce))
+        finish.append(groups.ReducePartials(known.titles[reduce], in_place.why, reduce))
     if plan.ends_with_gradient:
         return tuple(finish)
     if isinstance(norm, ops.Norm):
-        finish.append(groups.ClipNorm(known.title(norm), in_place.why, norm, is_reduced))
+        finish.append(groups.ClipNorm(known.titles[norm], in_place.why, norm, is_reduced))
     assert isinstance(update, ops.Update)
-    finish.append(groups.UpdateAll(known.title(update), in_place.why, update, is_reduced, norm is not None))
+    finish.append(groups.UpdateAll(known.titles[update], in_place.why, update, is_reduced, norm is not None))
     return tuple(finish)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .... import plan as ops
 from ....plan import Plan
@@ -164,80 +165,82 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     )
     work = work_of(plan, setting, found, is_training=is_training, in_place=in_place.holds)
     stacks = find_stacks(plan, operations, shards=shards, multiprocessors=setting.multiprocessors, arch=setting.arch)
-    shapes = _shapes(plan)
-    selected = tuple(
-        Selected(number, op, _path(plan, op, work, shapes, stacks, in_place)) for number, op in enumerate(operations)
-    )
+    choices = _Choices(plan, work, in_place, {layer.y: stack for run, stack in stacks.items() for layer in run})
+    selected = tuple(Selected(number, op, choices.path(op)) for number, op in enumerate(operations))
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     activation = dense[-1].activation if dense else ""
-    tail = losses.tail([shapes[op.weight] for op in dense], activation, work, plan.parameter_count)
+    widths = [choices.widths(op.weight) for op in dense]
+    tail = losses.tail(widths, activation, work, plan.parameter_count)
     return Selection(plan, work, selected, format_verdict, tail, losses.updates_after_others(work), in_place, stacks)
 
 
-def _shapes(plan: Plan) -> dict[str, tuple[int, int]]:
-    """(k, n) of each weight."""
-    return {p.name: (p.shape[0], p.shape[1]) for p in plan.parameters if len(p.shape) == 2}
+@dataclass(frozen=True)
+class _Choices:
+    """What the paths of a list of operations follow from.
 
+    Attributes:
+        stacks: what becomes of each locally connected layer, by its y.
+    """
 
-def _path(
-    plan: Plan,
-    op: ops.Operation,
-    work: Work,
-    shapes: dict[str, tuple[int, int]],
-    stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str],
-    in_place: Verdict,
-) -> Path:
-    if isinstance(op, (ops.Dense, ops.DenseBackward)):
-        k, n = shapes[op.weight]
-        return dense_path(k, n, work)
-    if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
-        return _local_path(plan, op, stacks, work)
-    if isinstance(op, ops.Loss):
-        return _loss_path(plan, op, work, shapes)
-    if isinstance(op, ops.Output):
-        n = plan.buffers[op.y].shape[-1]
-        return OutputPath(losses.team_of(n), losses.team_reason(n))
-    if isinstance(op, ops.Gather):
-        is_float = work.setting.source == "float32"
-        why = "inputs are float32, as products read them" if is_float else "inputs are bytes, which a launch converts"
-        return GatherPath(Verdict(is_float, why))
-    if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
-        return UpdatePath(in_place)
-    return LaunchPath()
+    plan: Plan
+    work: Work
+    in_place: Verdict
+    stacks: dict[str, LocalStack | str]
 
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {segment.name: segment.shape for segment in (*self.plan.parameters, *self.plan.partials)}
 
-def _local_path(
-    plan: Plan,
-    op: ops.LocallyConnected | ops.LocallyConnectedBackward,
-    stacks: dict[tuple[ops.LocallyConnected, ...], LocalStack | str],
-    work: Work,
-) -> LocalPath:
-    y = op.y if isinstance(op, ops.LocallyConnected) else op.dz.removeprefix("d")
-    stack = next(stack for run, stack in stacks.items() if y in {layer.y for layer in run})
-    if isinstance(op, ops.LocallyConnected):
-        return LocalPath(None, stack) if isinstance(stack, str) else LocalPath(stack, str(stack))
-    pitch = next(p.shape[-1] for p in plan.parameters if p.name == op.weight)
-    is_shared = any(p.name == op.dbias and p.size != pitch for p in plan.partials)
-    if isinstance(stack, str):
-        return LocalPath(None, stack, is_shared)
-    no_update = no_update_of(stack, work)
-    return LocalPath(None if no_update else stack, no_update or f"{stack}; it moves the parameters as well", is_shared)
+    def widths(self, weight: str) -> tuple[int, int]:
+        """(k, n) of a weight."""
+        k, n = self._shapes[weight]
+        return k, n
+
+    def path(self, op: ops.Operation) -> Path:
+        """That of one operation."""
+        if isinstance(op, (ops.Dense, ops.DenseBackward)):
+            return dense_path(*self.widths(op.weight), self.work)
+        if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
+            return self._local(op)
+        if isinstance(op, ops.Loss):
+            return self._loss(op)
+        if isinstance(op, ops.Output):
+            n = self.plan.buffers[op.y].shape[-1]
+            return OutputPath(losses.team_of(n), losses.team_reason(n))
+        if isinstance(op, ops.Gather):
+            is_float = self.work.setting.source == "float32"
+            why = (
+                "inputs are float32, as products read them" if is_float else "inputs are bytes, which a launch converts"
+            )
+            return GatherPath(Verdict(is_float, why))
+        if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
+            return UpdatePath(self.in_place)
+        return LaunchPath()
+
+    def _local(self, op: ops.LocallyConnected | ops.LocallyConnectedBackward) -> LocalPath:
+        if isinstance(op, ops.LocallyConnected):
+            stack = self.stacks[op.y]
+            return LocalPath(None, stack) if isinstance(stack, str) else LocalPath(stack, str(stack))
+        stack = self.stacks[op.dz.removeprefix("d")]
+        is_shared = op.dbias is not None and self._shapes[op.dbias] != (self.widths(op.weight)[1],)
+        if isinstance(stack, str):
+            return LocalPath(None, stack, is_shared)
+        no_update = no_update_of(stack, self.work)
+        why = no_update or f"{stack}; it moves the parameters as well"
+        return LocalPath(None if no_update else stack, why, is_shared)
+
+    def _loss(self, op: ops.Loss) -> LossPath:
+        n = self.plan.buffers[op.logits].shape[-1]
+        every = (*self.plan.training, *self.plan.evaluation)
+        last = next((each for each in every if isinstance(each, ops.Dense) and each.y == op.logits), None)
+        if last is None or op.delta is None:
+            apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation keeps the logits")
+            return LossPath(apart, apart, losses.team_of(n))
+        head = losses.head(*self.widths(last.weight), last.activation, self.work)
+        product = losses.product_with_loss(n, last.activation, op.loss, self.work)
+        return LossPath(head, product, losses.team_of(n))
 
 
 def no_update_of(stack: LocalStack, work: Work) -> str:
     """Why the backward pass through a stack is not one kernel in this step; nothing where it is."""
     return stack.no_update or ("" if work.in_place else "the step has more to do with gradients")
-
-
-def _loss_path(plan: Plan, op: ops.Loss, work: Work, shapes: dict[str, tuple[int, int]]) -> LossPath:
-    n = plan.buffers[op.logits].shape[-1]
-    last = next(
-        (each for each in (*plan.training, *plan.evaluation) if isinstance(each, ops.Dense) and each.y == op.logits),
-        None,
-    )
-    if last is None or op.delta is None:
-        apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation keeps the logits")
-        return LossPath(apart, apart, losses.team_of(n))
-    k, _ = shapes[last.weight]
-    head = losses.head(k, n, last.activation, work)
-    return LossPath(head, losses.product_with_loss(n, last.activation, op.loss, work), losses.team_of(n))
