@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,11 @@ import pytest
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry
 from mlpgpu.backends.cuda.run import program
-from mlpgpu.backends.cuda.runtime import Device, compiler, find_device
+from mlpgpu.backends.cuda.runtime import Device, compiler, find_device, modules
 from mlpgpu.backends.cuda.runtime.compiler import Cubin
 from mlpgpu.errors import BackendError
+
+PIECE_ENTRIES = 8  # few enough for all cores to have work until the last is compiled
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +30,20 @@ def device() -> Device:
 
 
 @pytest.fixture(scope="session")
-def cubins(device: Device) -> dict[str, Cubin]:
-    """All kernels of the table that the card can run, by header."""
+def pieces(device: Device) -> dict[str, list[Entry]]:
+    """All kernels of the table that the card can run, in the pieces of units that are compiled one by one."""
     runnable = (entry for entry in kernels.all_entries() if entry.runs_on(device.arch))
-    return compiler.compile_units(kernels.units(runnable), device.arch)
+    return {
+        f"{unit} {first}": entries[first : first + PIECE_ENTRIES]
+        for unit, entries in kernels.units(runnable).items()
+        for first in range(0, len(entries), PIECE_ENTRIES)
+    }
+
+
+@pytest.fixture(scope="session")
+def cubins(device: Device, pieces: dict[str, list[Entry]]) -> dict[str, Cubin]:
+    """What the pieces are compiled to."""
+    return compiler.compile_units(pieces, device.arch)
 
 
 @pytest.fixture
@@ -41,14 +53,21 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled_once(cubins: dict[str, Cubin]) -> Iterator[None]:
+def compiled_once(pieces: dict[str, list[Entry]], cubins: dict[str, Cubin]) -> Iterator[None]:
     """In this process every plan takes its kernels from one compilation of all of them, save persistent ones."""
     compile_units = compiler.compile_units
+    piece_of = {entry: name for name, entries in pieces.items() for entry in entries}
+
+    def group(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+        entries = list(entries)
+        others = kernels.units(entry for entry in entries if entry not in piece_of)
+        return {piece_of[entry]: pieces[piece_of[entry]] for entry in entries if entry in piece_of} | others
 
     def take(units: Mapping[str, Sequence[Entry]], arch: str, **options: Any) -> dict[str, Cubin]:
-        own = {header: entries for header, entries in units.items() if header not in cubins}
-        return {header: cubins[header] for header in units if header in cubins} | compile_units(own, arch, **options)
+        others = {unit: entries for unit, entries in units.items() if unit not in cubins}
+        return {name: cubins[name] for name in units if name in cubins} | compile_units(others, arch, **options)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modules, "units", group)
         patch.setattr(compiler, "compile_units", take)
         yield

@@ -33,7 +33,6 @@ from mlpgpu.backends.cuda.kernels import (
     Entry,
     GemmTile,
     OperandFormat,
-    all_entries,
     sm80_tiles,
     sm90_tiles,
 )
@@ -50,13 +49,13 @@ EACH_FORM = pytest.mark.parametrize("operand_format", OPERAND_FORMATS, ids=lambd
 class Bench:
     """All kernels on a card, loaded once."""
 
-    def __init__(self, device: Device, cubins: Mapping[str, Cubin]) -> None:
+    def __init__(self, device: Device, pieces: Mapping[str, list[Entry]], cubins: Mapping[str, Cubin]) -> None:
         self.device = device
         with device:
             self.stream = Stream(device)
-            self.modules = {header: Module(device, cubin.image) for header, cubin in cubins.items()}
-            runnable = [entry for entry in all_entries() if entry.runs_on(device.arch)]
-            self.functions = {entry: self.modules[entry.unit].function(entry) for entry in runnable}
+            loaded = {name: Module(device, cubin.image) for name, cubin in cubins.items()}
+            self.modules = {entry: loaded[name] for name, entries in pieces.items() for entry in entries}
+            self.functions = {entry: module.function(entry) for entry, module in self.modules.items()}
 
     def run(
         self, entry: Entry, grid: tuple[int, ...], args: Mapping[str, object], constants: Mapping[str, np.ndarray]
@@ -68,7 +67,7 @@ class Bench:
         values: list[float | None] = []
         with self.device:
             for name, constant in constants.items():
-                self.stream.upload(self.modules[entry.unit].constant(name)[0], constant)
+                self.stream.upload(self.modules[entry].constant(name)[0], constant)
             for argument in entry.arguments:
                 value = args[argument.name]
                 if isinstance(value, Mapped):
@@ -109,8 +108,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(device: Device, cubins: Mapping[str, Cubin]) -> Bench:
-    return Bench(device, cubins)
+def bench(device: Device, pieces: Mapping[str, list[Entry]], cubins: Mapping[str, Cubin]) -> Bench:
+    return Bench(device, pieces, cubins)
 
 
 def bits(array: np.ndarray) -> np.ndarray:

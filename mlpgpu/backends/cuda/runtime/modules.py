@@ -224,7 +224,7 @@ class LoadedKernels:
             unit: (ExtendedModule if any(e.is_extended for e in grouped[unit]) else Module)(self._device, cubin.image)
             for unit, cubin in cubins.items()
         }
-        self._functions |= {entry: modules[entry.unit].function(entry) for entry in missing}
+        self._functions |= {e: modules[unit].function(e) for unit, entries in grouped.items() for e in entries}
 
     def constants(self, name: str) -> list[int]:
         """The addresses of a constant variable, one in each module with an entry that reads constants."""
