@@ -1,5 +1,6 @@
 // The last dense layer's product on tensor cores and a loss of its logits in one kernel, which stores no logits: for
-// losses that are sums or means over outputs (math/losses.cuh), with dense targets that are not standardized, of 8 · i columns.
+// losses that are sums or means over outputs (math/losses.cuh), with dense targets that are not standardized, of 8 · i
+// columns.
 //
 // Targets are read by plain loads: a warp reads eight columns of eight rows at once; by texture the whole kernel took a
 // third longer (docs/experiments/losses-and-heads.md).
@@ -12,7 +13,7 @@
 
 namespace mlpgpu {
 
-// An epilogue: logits become deltas, a component of bfloat16, and each thread adds up the values of what it meets.
+// An epilogue that makes deltas of logits, as a component of bfloat16, and adds up the values that a thread sees.
 template <class Loss>
 struct LossEpilogue {
     const float* b;        // (n,)
@@ -22,7 +23,7 @@ struct LossEpilogue {
     uint16_t* deltas;
     int rows, n;
     double& value;   // this thread's part of the loss
-    double& weight;  // of the rows' weights, which whoever has their first column adds up
+    double& weight;  // of the rows' weights, which the thread of their first column adds up
 
     struct Row {
         const float* targets;
@@ -30,7 +31,7 @@ struct LossEpilogue {
         bool is_inside;
     };
 
-    // For a row beyond the shard's its last one stands in, and counts for nothing.
+    // Rows beyond the shard are replaced by its last row, and count for nothing.
     __device__ __forceinline__ Row row(int row, int column) const {
         const int from = rows > 0 ? order[min(row, rows - 1)] : 0;
         const Row found = {targets + static_cast<int64_t>(from) * n, weights ? weights[from] : 1.0f, 0.0f, row < rows};
@@ -56,18 +57,18 @@ struct LossEpilogue {
         Row row;
     };
     template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int its_row, int column) const {
-        const Row found = row(its_row, column);
+    __device__ __forceinline__ Read read(int tile_row, int column) const {
+        const Row found = row(tile_row, column);
         return {b ? load_row<ALIGNED>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f),
                 *reinterpret_cast<const float4*>(found.targets + column), found};
     }
     template <bool ALIGNED>
-    __device__ __forceinline__ void write(int its_row, int column, const float4& sum, Read read) const {
+    __device__ __forceinline__ void write(int tile_row, int column, const float4& sum, Read read) const {
         const float4 made = make_float4(
             delta(read.row, sum.x + read.b.x, read.t.x), delta(read.row, sum.y + read.b.y, read.t.y),
             delta(read.row, sum.z + read.b.z, read.t.z), delta(read.row, sum.w + read.b.w, read.t.w));
         finish_row(read.row);
-        store_padded<Bfloat16, ALIGNED>(deltas, 0, its_row, rows, column, n, made);
+        store_padded<Bfloat16, ALIGNED>(deltas, 0, tile_row, rows, column, n, made);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
@@ -90,8 +91,8 @@ struct LossEpilogue {
     }
 };
 
-// The deltas of x W + b, each row's times its weight, as a component of bfloat16; and sums of values and weights, totals and
-// losses as elementwise/loss.cuh's kernel leaves them.  Other arrays as of tensor_forward.
+// Stores the deltas of x W + b, each row's times its weight, as a component of bfloat16; and sums of values and
+// weights, totals and losses as the kernel of elementwise/loss.cuh does. Other arrays are those of tensor_forward.
 template <class Product, class Loss>
 __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard, int shards,
                                                     typename Product::Source x_components, int64_t x_stride,
@@ -102,10 +103,10 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard,
     const Rows rows = shard_rows(step, shard, shards);
     const int pitch_k = padded_columns(k), pitch_n = padded_columns(n);
     double value = 0.0, weight = 0.0;
-    const LossEpilogue<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_components, rows.count, n, value,
-                               weight};
-    Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
-                                            padded_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
+    const LossEpilogue<Loss> end = {b, order + rows.order + rows.first, targets, weights, delta_components,
+                                    rows.count, n, value, weight};
+    Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n,
+                                            pitch_n, padded_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
                                             epilogue_of(Unscaled(), end));
     __syncthreads();  // the sums' shared memory was the product's
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
