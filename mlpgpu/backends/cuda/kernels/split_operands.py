@@ -1,5 +1,5 @@
-"""Components, which tensor cores multiply in place of float32 numbers, and the kernels of
-``gemm/split_operands.cuh`` that make them."""
+"""Split operands, whose components tensor cores multiply in the place of float32 numbers, and the kernels of
+``gemm/split_operands.cuh`` that split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operan
 COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
 NONZERO = 4  # the flag of a row or column that has an element other than 0
 
-# By precision: the form for networks of small layers, and that for those of large ones.
+# By precision: the format for networks of small layers, and that for those of large ones.
 OF_PRECISION = {
     "float32": (HALF_PAIR, HALF_PAIR),
     "tf32": (BFLOAT16_PAIR, HALF),
@@ -22,17 +22,17 @@ OF_PRECISION = {
 
 
 def padded_rows(rows: int) -> int:
-    """Rows of the components of so many rows."""
+    """Rows of the components of a matrix with so many rows."""
     return ROW_PADDING * ceil_div(rows, ROW_PADDING)
 
 
 def padded_columns(n: int) -> int:
-    """Elements from row to row of components that are ``n`` wide."""
+    """Elements from one row to the next in the components of a matrix with ``n`` columns."""
     return COLUMN_PADDING * ceil_div(n, COLUMN_PADDING)
 
 
 def _split(name: str, function: str, signature: str, shared_bytes: int = 0, block: str | None = None) -> Entry:
-    """For cards whose tensor cores take components."""
+    """An entry for cards whose tensor cores take split operands."""
     return Entry(
         name,
         "gemm/split_operands.cuh",
@@ -47,7 +47,7 @@ def _split(name: str, function: str, signature: str, shared_bytes: int = 0, bloc
 
 
 def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks for so many rows ``n`` wide, padded: RowTeam of gemm/split_operands.cuh."""
+    """Blocks that split so many rows of ``n`` columns, padding included: RowTeam of gemm/split_operands.cuh."""
     team = WARP
     while team < ROW_THREADS and 16 * team < n:
         team *= 2
@@ -55,7 +55,7 @@ def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
 
 
 def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks for the columns of ``n``, and parts of the rows."""
+    """Blocks for the columns, and for parts of the rows."""
     parts = min(MOST_COLUMN_PARTS, ceil_div(padded_rows(rows), COLUMN_ROWS))
     return padded_columns(n) // COLUMN_WIDTH, parts, 1
 
@@ -63,9 +63,8 @@ def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
 def split_rows(operand_format: OperandFormat) -> Entry:
     rest = (
         f"{ROWS}, const float* x[rows,n], const int* order[rows], const int* weight_row_scales[n], "
-        "float* copy[rows,n], "
-        f"uint16_t* components[{operand_format.components},rows,n], int64_t component_stride, int* row_scales[rows], "
-        "int* column_scales[n], int n"
+        f"float* copy[rows,n], uint16_t* components[{operand_format.components},rows,n], int64_t component_stride, "
+        "int* row_scales[rows], int* column_scales[n], int n"
     )
     return _split(
         f"split_rows_{operand_format.name}", f"split_rows<{operand_format.struct}>", rest, SPLIT_BYTES, "RowTeam"
@@ -75,10 +74,9 @@ def split_rows(operand_format: OperandFormat) -> Entry:
 def split_weights(operand_format: OperandFormat) -> Entry:
     rest = (
         f"const float* w[k,n], uint16_t* components[{operand_format.components},k,n], int* row_scales[k], "
-        "int* column_scales[n], int k, int n, "
-        "const float* other_w[other_k,other_n], "
-        f"uint16_t* other_components[{operand_format.components},other_k,other_n], "
-        "int* other_row_scales[other_k], int* other_column_scales[other_n], int other_k, int other_n"
+        "int* column_scales[n], int k, int n, const float* other_w[other_k,other_n], "
+        f"uint16_t* other_components[{operand_format.components},other_k,other_n], int* other_row_scales[other_k], "
+        "int* other_column_scales[other_n], int other_k, int other_n"
     )
     return _split(
         f"split_weights_{operand_format.name}", f"split_weights<{operand_format.struct}>", rest, SPLIT_BYTES, "RowTeam"
@@ -90,7 +88,7 @@ def split_columns(operand_format: OperandFormat) -> Entry:
 
 
 def sum_columns(operand_format: OperandFormat) -> Entry:
-    """As :func:`split_columns`, of components without scales that there are already."""
+    """The sums of columns that :func:`split_columns` makes, of a matrix that is split already, without scales."""
     return _over_columns("sum_columns", operand_format, "uint16_t", f"{operand_format.components},rows,n")
 
 
@@ -98,10 +96,9 @@ def _over_columns(name: str, operand_format: OperandFormat, ctype: str, axes: st
     components = f"{operand_format.components},rows,n"
     signature = (
         f"{ROWS}, const {ctype}* dz[{axes}], int* row_scales[rows], const int* x_row_scales[rows], "
-        f"uint16_t* components[{components}], "
-        f"uint16_t* row_components[{components}], int64_t component_stride, int* column_scales[n], "
-        "float* partials[0], int* partial_flags[0], "
-        "inout unsigned* arrived[grid.x], float* db[n], int n"
+        f"uint16_t* components[{components}], uint16_t* row_components[{components}], int64_t component_stride, "
+        "int* column_scales[n], float* partials[0], int* partial_flags[0], inout unsigned* arrived[grid.x], "
+        "float* db[n], int n"
     )
     return _split(
         f"{name}_{operand_format.name}",
@@ -117,7 +114,7 @@ def mask_words() -> Entry:
 
 
 def split_entries() -> list[Entry]:
-    """All that make components of any form."""
+    """The entries that split operands into any format."""
     makers = (split_rows, split_weights, split_columns)
     entries = [make(operand_format) for operand_format in OPERAND_FORMATS for make in makers]
     return [

@@ -233,18 +233,16 @@ def _tensor_product(
 _X_AND_W = "SOURCE x_components[COMPONENTS,rows,k], int64_t x_stride, SOURCE w_components[COMPONENTS,k,n]"
 _X_AND_DZ = (
     "SOURCE x_components[COMPONENTS,rows,k], int64_t x_stride, SOURCE dz_components[COMPONENTS,rows,n], "
-    "int64_t dz_stride, "
-    "const int* x_column_scales[k], const int* w_row_scales[k], const int* dz_column_scales[n], const float* x[0], "
-    "const float* dz[0]"
+    "int64_t dz_stride, const int* x_column_scales[k], const int* w_row_scales[k], "
+    "const int* dz_column_scales[n], const float* x[0], const float* dz[0]"
 )
 
 
 def tensor_forward(activation: str, tile: GemmTile) -> Entry:
     rest = (
         f"{_X_AND_W}, const int* x_row_scales[rows], const int* w_column_scales[n], const float* x[0], "
-        "const float* w[0], "
-        "const float* b[n], float* z[rows,n], float* y[rows,n], uint16_t* y_components[COMPONENTS,rows,n], "
-        "int64_t y_stride, int early, int k, int n"
+        "const float* w[0], const float* b[n], float* z[rows,n], float* y[rows,n], "
+        "uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, int early, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_epilogue()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
@@ -263,11 +261,9 @@ def tensor_forward_loss(loss: str, tile: GemmTile) -> Entry:
 def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
     rest = (
         "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
-        "const int* dz_row_scales[rows], "
-        "const int* w_row_scales[k], const float* dz[0], const float* w[0], const float* saved[rows,k], "
-        "const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
-        "uint16_t* dx_components[COMPONENTS,rows,k], "
-        "int64_t dx_stride, int early, int k, int n"
+        "const int* dz_row_scales[rows], const int* w_row_scales[k], const float* dz[0], const float* w[0], "
+        "const float* saved[rows,k], const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
+        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, int early, int k, int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
@@ -292,7 +288,7 @@ def tensor_backward_update(optimizer: str, tile: GemmTile) -> Entry:
 
 
 def tensor_entries() -> list[Entry]:
-    """All products of components of any form."""
+    """The entries of products of split operands, of any format."""
     entries = []
     for operand_format in OPERAND_FORMATS:
         tiles: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
