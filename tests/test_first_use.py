@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import scipy.sparse
 
 import mlpgpu as mg
 from mlpgpu.errors import (
@@ -293,8 +294,8 @@ def test_a_ranking_metric_of_a_set_without_a_class_gets_a_hint() -> None:
     [
         (LABELS + 1, "labels that count from 1 to 3 are y - 1"),
         (LABELS * 2, "labels up to 4 are for a last layer of n_out=5"),
-        (LABELS[:, np.newaxis], r"labels of classes are \(rows,\): y\.ravel\(\)"),
-        (NAMES[LABELS][:, np.newaxis], r"y\.ravel\(\)"),
+        (LABELS[:, np.newaxis], r"labels of classes are \(rows,\): np\.ravel\(y\)"),
+        (NAMES[LABELS][:, np.newaxis], r"np\.ravel\(y\)"),
     ],
 )
 def test_labels_that_do_not_fit_get_a_hint(y: np.ndarray, hint: str) -> None:
@@ -360,6 +361,9 @@ def test_arrays_go_wherever_a_data_set_does() -> None:
     network = mg.Network([mg.Standardize(4), mg.Dense(4, 1), mg.Standardize(1)])
     network.adapt((X, VALUES))
     assert network.adapted
+    inputs = mg.Network([mg.Standardize(4), mg.Dense(4, 1)])
+    inputs.adapt(X)
+    np.testing.assert_array_equal(inputs.flat_statistics(), network.flat_statistics()[:8])
 
 
 def test_a_share_is_held_out_for_validation() -> None:
@@ -436,6 +440,25 @@ def test_columns_of_numbers_of_several_types_are_taken() -> None:
     np.testing.assert_array_equal(data.x, np.column_stack([X[:, :3], X[:, 3] > 0]))
     assert data.split(0.5)[0].columns == data.columns
     assert mg.Dataset(Table({0: X[:, 0], 1: X[:, 1]})).columns is None
+
+
+class DatedTable(Table):
+    """A table, as of Polars, that has no array of all its columns."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError("no common type")
+
+
+def test_a_table_without_an_array_is_read_by_column() -> None:
+    columns = {name: NUMBERS[name] for name in NUMBERS.columns}
+    np.testing.assert_array_equal(mg.Dataset(DatedTable(columns)).x, mg.Dataset(NUMBERS).x)
+    with pytest.raises(DtypeError, match=r"'day' of datetime64\[D\], such as"):
+        mg.Dataset(DatedTable({**columns, "day": np.full(40, np.datetime64("2020-01-01"))}))
+
+
+def test_a_sparse_matrix_gets_a_hint() -> None:
+    with pytest.raises(DtypeError, match=r"got a csr_array \(x\.toarray\(\)\)"):
+        mg.Dataset(scipy.sparse.csr_array(X))
 
 
 def test_columns_of_no_numbers_are_refused_by_name() -> None:

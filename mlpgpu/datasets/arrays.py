@@ -104,7 +104,8 @@ def is_bytes(x: Any) -> bool:
     """Whether ``x``, an array or a table, is of uint8."""
     if getattr(x, "dtype", None) is not None:
         return str(x.dtype).rpartition(".")[2] == "uint8"  # NumPy's, or torch.uint8
-    return _column_names(x) is not None and np.asarray(x).dtype == np.uint8
+    names = _column_names(x)
+    return names is not None and len(names) > 0 and _table_array(x, names).dtype == np.uint8
 
 
 def _column_names(x: Any) -> list[Any] | None:
@@ -116,9 +117,10 @@ def _column_names(x: Any) -> list[Any] | None:
 
 def _table_array(x: Any, names: Sequence[Any]) -> np.ndarray:
     """The columns of a table side by side, (rows, columns)."""
-    whole = np.asarray(x)
-    if whole.dtype.kind in "biuf":
-        return whole
+    with contextlib.suppress(TypeError, ValueError):  # columns that no array holds together
+        whole = np.asarray(x)
+        if whole.dtype.kind in "biuf" and whole.ndim == 2:
+            return whole
     # Columns of several types, which are of numbers one by one.
     columns, refused = [], {}
     for place, name in enumerate(names):
@@ -140,6 +142,8 @@ def _table_array(x: Any, names: Sequence[Any]) -> np.ndarray:
 def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """The inputs to keep, (rows, n_in), and the names of their columns where a table has names."""
     expected = "(rows, features)"
+    if hasattr(x, "toarray"):  # of SciPy
+        raise DtypeError("x", expected=f"an array {expected}", got=f"a {type(x).__name__}", hint="x.toarray()")
     names = _column_names(x)
     array = _as_array("x", x, expected) if names is None or not len(names) else _table_array(x, names)
     dtype = _real_dtype("x", array, "real numbers of up to 64 bits")
@@ -207,7 +211,7 @@ def check_targets(
     if not strings:
         kept = _real_dtype("y", array, "integers, booleans, strings or real numbers of up to 64 bits")
     if array.ndim not in (1, 2) or len(array) != rows or array.size == 0 or (strings and array.ndim == 2):
-        hint = "y.ravel()" if array.ndim == 2 and array.shape == (rows, 1) else ""
+        hint = "np.ravel(y)" if array.ndim == 2 and array.shape == (rows, 1) else ""
         raise ShapeError("y", expected=f"({rows},)" if strings else expected, got=f"shape {array.shape}", hint=hint)
     if strings:
         labels, names = _code_strings(array, classes)

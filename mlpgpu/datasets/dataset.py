@@ -204,7 +204,7 @@ class Dataset:
         if y.shape[1] != n_out:
             hint = f"the last layer's n_out, {n_out}, is the number of targets of a row"
             if y.shape[1] == 1 and is_whole(y):
-                hint = "labels of classes are (rows,): y.ravel()"
+                hint = "labels of classes are (rows,): np.ravel(y)"
             raise ShapeError("y", expected=f"targets ({len(self)}, {n_out})", got=f"shape {self._y.shape}", hint=hint)
         with np.errstate(over="ignore"):
             targets = frozen(y.astype(dtype, copy=False))

@@ -184,15 +184,17 @@ class Network:
         if not self.adapted:
             raise ConfigurationError("network", expected="fitted Standardize layers", got="unfitted ones", hint=hint)
 
-    def adapt(self, data: Data) -> None:
+    def adapt(self, data: Data | ArrayLike) -> None:
         """Fit ``Standardize`` layers: the first to the inputs' columns, the last to the targets'.
 
-        ``data`` is a :class:`Dataset`, or arrays ``(x, y)``.  Means and standard deviations are taken in float64
-        over all rows alike, whatever their weights; a column that does not vary has scale 1.
+        ``data`` is a :class:`Dataset`, arrays ``(x, y)``, or ``x`` alone.  Means and standard deviations are taken
+        in float64 over all rows alike, whatever their weights; a column that does not vary has scale 1.
 
         Raises:
             ShapeError, DtypeError, DataError: the data do not suit the network.
         """
+        if not isinstance(data, (Dataset, tuple)):
+            data = (data, None)  # inputs alone, which do where targets are not standardized
         dataset = self.check(self.as_dataset(data))
         statistics = self.flat_statistics().copy()
         segments = {segment.name: segment for segment in self._plan.statistics}

@@ -140,7 +140,8 @@ class Task:
         """Refuse targets (rows, n_out) that are no probabilities where the loss asks for such."""
         what = f"targets of {self.loss}"
         if self.output != "identity" and not ((target >= 0.0) & (target <= 1.0)).all():
-            raise DataError(what, expected="values from 0 to 1", got=_range(target))
+            hint = "labels of 1 and 2 are y - 1, and of -1 and 1 (y > 0)" if self.classes == 2 else ""
+            raise DataError(what, expected="values from 0 to 1", got=_range(target), hint=hint)
         if self.output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):
             got = f"sums from {_range(target.sum(axis=1))}"
             raise DataError(what, expected="rows that sum to 1", got=got)
