@@ -2,11 +2,12 @@
 # and again only when setup.cfg or pyproject.toml has changed.
 PYTHON ?= python3
 
-.PHONY: help train test lint bench peers
+.PHONY: help train test test-all lint bench peers
 
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests that a commit needs"
+	@echo "make test-all   run all of them"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
 	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; README.md's tables"
@@ -14,8 +15,14 @@ help:
 train: .venv/plot/.installed
 	@.venv/plot/bin/python examples/train_digits.py
 
+# Tests that share a compiled program or a fixture are of one group, which one process runs.
+PYTEST = .venv/test/bin/python -m pytest --numprocesses logical --dist loadgroup
+
 test: .venv/test/.installed
-	@.venv/test/bin/python -m pytest
+	@$(PYTEST) -m "not thorough and not peers and not gpu"
+
+test-all: .venv/test/.installed
+	@$(PYTEST)
 
 lint: .venv/lint/.installed
 	.venv/lint/bin/ruff check .

@@ -13,6 +13,9 @@ os.environ.setdefault("MLPGPU_BACKEND", "cpu")
 # What nvcc and g++ made is kept beside the environments, for the next run of this checkout.
 os.environ.setdefault("MLPGPU_CACHE", str(Path(__file__).parents[1] / ".venv" / "cache"))
 
+# Products of tests are small: a thread of BLAS beside another waits longer than it multiplies.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The same examples on every run and no clock: a red run can be repeated on any machine.
 settings.register_profile("mlpgpu", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("mlpgpu")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
+import pytest
 
 from mlpgpu import SGD, Dataset, Network
 from mlpgpu.backends import Program, Sampling, State, get_backend
@@ -34,6 +38,12 @@ def dataset(
     else:
         y = random.normal(size=(rows, n_out))
     return Dataset(x, y, random.uniform(0.5, 2.0, rows) if weighted else None)
+
+
+def first_and_thorough(values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the first runs always, the others with the thorough tests."""
+    first, *others = values
+    return [first, *(pytest.param(value, marks=pytest.mark.thorough) for value in others)]
 
 
 class Oracle:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -22,16 +23,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_cases.tensor import is_sampled
 from numpy.typing import ArrayLike, DTypeLike
 
-from mlpgpu.backends.cuda.kernels import Argument, Entry, included, unit_source, units
+from mlpgpu.backends.cuda.kernels import Argument, Entry, all_entries, included, unit_source, units
 
 SHIM = Path(__file__).parent / "shim"
 KERNELS = Path(__file__).parent.parent / "cuda"
@@ -42,7 +44,7 @@ FLAGS = (
     # nvcc's pragmas (unroll) are not g++'s; the other warning errs under sanitizers.
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
 )
-ENTRIES_PER_PROGRAM = 8  # so that one header's many instantiations compile in parallel
+ENTRIES_PER_PROGRAM = 16  # so that one header's many instantiations compile in parallel
 
 ASCENDING, DESCENDING = 0, 1
 POISON = {ASCENDING: 0xFF, DESCENDING: 0x7F}
@@ -93,9 +95,19 @@ def plant(header: str, right: str, wrong: str, folder: Path, monkeypatch: pytest
     shutil.copytree(KERNELS, sources)
     text = (sources / header).read_text()
     assert text.count(right) == 1, f"{header} has changed: plant the fault anew"
+    # Programs without the header stay, and of the others no entry is compiled that is not asked for.
+    faulty = KERNELS / header
+    kept = {entry: program for entry, program in _programs.items() if faulty not in _headers(entry)}
+    groups = {entry: group for entry, group in _groups().items() if faulty not in _headers(entry)}
     (sources / header).write_text(text.replace(right, wrong))
     monkeypatch.setattr(f"{__name__}.KERNELS", sources)
-    monkeypatch.setattr(f"{__name__}._programs", {})
+    monkeypatch.setattr(f"{__name__}._programs", kept)
+    monkeypatch.setattr(f"{__name__}._groups", lambda: groups)
+
+
+def program_name(entry: Entry) -> str:
+    """Of the program that an entry of the table is part of: tests that need one are best run by one process."""
+    return f"{entry.unit} {_groups()[entry][0].name}"
 
 
 def prepare(entries: Iterable[Entry]) -> None:
@@ -110,11 +122,8 @@ def prepare(entries: Iterable[Entry]) -> None:
     for entry in missing:
         if entry.host_excluded:
             raise ValueError(f"{entry.name} does not run on the host: {entry.host_excluded}")
-    parts = [
-        group[i : i + ENTRIES_PER_PROGRAM]
-        for group in units(missing).values()
-        for i in range(0, len(group), ENTRIES_PER_PROGRAM)
-    ]
+    of_table, others = _groups(), [entry for entry in missing if entry not in _groups()]
+    parts = [*dict.fromkeys(of_table[entry] for entry in missing if entry in of_table), *_pieces(others)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         host = [
             pool.submit(_build, f"{path.stem}.o", _sources(path).values(), ["-O2", "-c", path])
@@ -342,6 +351,32 @@ class _Program:
 _programs: dict[Entry, _Program] = {}
 
 
+def _pieces(entries: Iterable[Entry]) -> list[tuple[Entry, ...]]:
+    """Entries as programs hold them."""
+    return [
+        tuple(group[i : i + ENTRIES_PER_PROGRAM])
+        for group in units(entries).values()
+        for i in range(0, len(group), ENTRIES_PER_PROGRAM)
+    ]
+
+
+@functools.cache
+def _groups() -> Mapping[Entry, tuple[Entry, ...]]:
+    """The table's entries that tests run, each with those that are compiled with it, whichever test comes first."""
+    entries = [entry for entry in all_entries() if not entry.host_excluded and is_sampled(entry)]
+    return {entry: piece for piece in _pieces(entries) for entry in piece}
+
+
+@functools.cache
+def _headers_of(names: tuple[str, ...], folder: Path) -> frozenset[Path]:
+    return frozenset(path for name in names for path in _sources(folder / name))
+
+
+def _headers(entry: Entry) -> frozenset[Path]:
+    """All that is included for an entry's kernel."""
+    return _headers_of(tuple(included([entry])), KERNELS)
+
+
 def _folder() -> Path:
     """Where objects and programs are kept."""
     folder = Path(os.environ["MLPGPU_CACHE"]) / "shim"
@@ -411,10 +446,22 @@ def _build(name: str, contents: Iterable[str], command: Sequence[str | Path], so
         key.update(text.encode() + b"\0")
     result = _folder() / f"{key.hexdigest()[:32]}-{name}"
     if not result.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+        with _lock(result), tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            if result.exists():
+                return result
             built = Path(scratch) / name
             done = subprocess.run(["g++", *FLAGS, *command, "-o", built], input=source, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"g++ does not compile {name} for the host:\n{done.stderr}")
             built.replace(result)
     return result
+
+
+@contextlib.contextmanager
+def _lock(result: Path) -> Iterator[None]:
+    """While one process makes a file, others that want it wait; that two make the same one would do no harm."""
+    path = result.with_suffix(".lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)

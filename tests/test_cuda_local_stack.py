@@ -10,6 +10,7 @@ import epochs
 import numpy as np
 import pytest
 from epochs import Epoch, assert_as_exact
+from helpers import first_and_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_runner import plant
@@ -257,7 +258,7 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, case = FAULTS[fault]
     plant(file, right, wrong, tmp_path, monkeypatch)

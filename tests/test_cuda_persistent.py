@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from epochs import Epoch, assert_as_exact
+from helpers import first_and_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases.case import constants_of
@@ -313,7 +314,7 @@ FAULTS = {  # the header, what is right there, and what is planted
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(*FAULTS[fault], tmp_path, monkeypatch)
     with pytest.raises(AssertionError):

@@ -2,71 +2,108 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kernel_cases.tensor import is_sampled
+from kernel_cases.tensor import TILES_SAMPLED_BY_NVCC, is_sampled
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry, all_entries, units
 from mlpgpu.backends.cuda.runtime.compiler import Cubin, compile_units
 
+QUICK = ("sm_80", "sm_90a")
 COMPLETE = ("sm_75", "sm_80", "sm_90a")
 SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what only this architecture has
 
 
-def of_table(arch: str) -> dict[str, list[Entry]]:
-    """The entries to compile for ``arch``: of some, the last of each file, to see that nvcc takes the file."""
-    runnable = units(entry for entry in all_entries() if entry.runs_on(arch) and is_sampled(entry))
-    complete = set(runnable) - SUPERSEDED.get(arch, set()) if arch in COMPLETE else set()
-    return {header: entries if header in complete else entries[-1:] for header, entries in runnable.items()}
+OTHERS = ("sm_86", "sm_89", "sm_100", "sm_120")
+PER_UNIT = 16
 
 
-ARCHITECTURES = {arch: of_table(arch) for arch in (*COMPLETE, "sm_86", "sm_89", "sm_100", "sm_120")}
+@dataclass(frozen=True)
+class Piece:
+    """Entries of one unit that are compiled together for an architecture."""
+
+    arch: str
+    entries: tuple[Entry, ...]
+
+    def __str__(self) -> str:
+        return f"{self.arch}-{self.entries[0].name}"
+
+
+def pieces(arch: str) -> Iterator[Piece]:
+    """What to compile for ``arch``: of each file the last entry, to see that nvcc takes it, and all where it counts."""
+    chosen = [e for e in all_entries() if e.runs_on(arch) and is_sampled(e, TILES_SAMPLED_BY_NVCC)]
+    for unit, entries in units(chosen).items():
+        yield Piece(arch, tuple(entries[-1:]))
+        if arch in COMPLETE and unit not in SUPERSEDED.get(arch, set()):
+            yield from (
+                Piece(arch, tuple(entries[i : i + PER_UNIT][: len(entries) - 1 - i]))
+                for i in range(0, len(entries) - 1, PER_UNIT)
+            )
+
+
+PIECES = [piece for arch in (*COMPLETE, *OTHERS) for piece in pieces(arch)]
+
+
+def parameters(architectures: tuple[str, ...]) -> list[Any]:
+    """Pieces, each for one process; the whole table is for thorough runs."""
+    return [
+        pytest.param(
+            piece,
+            id=str(piece),
+            marks=[
+                pytest.mark.xdist_group(str(piece)),
+                *([pytest.mark.thorough] if len(piece.entries) > 1 or piece.arch not in QUICK else []),
+            ],
+        )
+        for piece in PIECES
+        if piece.arch in architectures
+    ]
+
 
 REGISTERS = 65536  # of a multiprocessor, since compute capability 3.0
 SHARED_BYTES = {"sm_80": 99 << 10, "sm_90a": 227 << 10}  # of a block that needs that architecture or a later one
 PLAIN_SHARED_BYTES = 64 << 10  # of any other: what a block of compute capability 7.5 may ask for
 
-Cubins = dict[str, dict[str, Cubin]]
+EACH = pytest.mark.parametrize("piece", parameters((*COMPLETE, *OTHERS)))
+EACH_COMPLETE = pytest.mark.parametrize("piece", parameters(COMPLETE))
 
 
-@pytest.fixture(scope="module")
-def cubins() -> Cubins:
-    """By architecture and header; warnings are errors to nvcc."""
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda arch: compile_units(ARCHITECTURES[arch], arch), ARCHITECTURES)
-        return dict(zip(ARCHITECTURES, made, strict=True))
-
-
-EACH = pytest.mark.parametrize("arch", ARCHITECTURES)
+@functools.cache
+def compiled(piece: Piece) -> Cubin:
+    """Warnings are errors to nvcc."""
+    (cubin,) = compile_units(units(piece.entries), piece.arch).values()
+    return cubin
 
 
 @EACH
-def test_the_table_is_what_is_compiled(arch: str, cubins: Cubins) -> None:
-    for header, entries in ARCHITECTURES[arch].items():
-        # A kernel's code lies in an ELF section of its name.
-        found = re.findall(rb"\0\.text\.(\w+)(?=\0)", cubins[arch][header].image)
-        assert {name.decode() for name in found} == {entry.name for entry in entries}
+def test_the_table_is_what_is_compiled(piece: Piece) -> None:
+    # A kernel's code lies in an ELF section of its name.
+    found = re.findall(rb"\0\.text\.(\w+)(?=\0)", compiled(piece).image)
+    assert {name.decode() for name in found} == names_of(*piece.entries)
 
 
 @EACH
-def test_kernels_fit(arch: str, cubins: Cubins) -> None:
-    for header, entries in ARCHITECTURES[arch].items():
-        resources = cubins[arch][header].resources
-        assert set(resources) == {entry.name for entry in entries}
-        for entry in entries:
-            kernel = resources[entry.name]
-            assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes, entry.name
-            assert kernel.registers * entry.threads <= REGISTERS
-            assert kernel.shared_bytes == 0  # all of it is dynamic
-            assert entry.shared_bytes <= SHARED_BYTES.get(entry.needs, PLAIN_SHARED_BYTES)
+def test_kernels_fit(piece: Piece) -> None:
+    resources = compiled(piece).resources
+    assert set(resources) == names_of(*piece.entries)
+    for entry in piece.entries:
+        kernel = resources[entry.name]
+        assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes, entry.name
+        assert kernel.registers * entry.threads <= REGISTERS
+        assert kernel.shared_bytes == 0  # all of it is dynamic
+        assert entry.shared_bytes <= SHARED_BYTES.get(entry.needs, PLAIN_SHARED_BYTES)
 
 
 def cuobjdump() -> str:
@@ -78,33 +115,31 @@ def cuobjdump() -> str:
     return found
 
 
-@pytest.fixture(scope="module", params=COMPLETE)
-def instructions(
-    request: pytest.FixtureRequest, cubins: Cubins, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, set[str]]:
+@functools.cache
+def instructions(piece: Piece) -> dict[str, set[str]]:
     """The names of each kernel's instructions, such as FFMA, by the kernel's name."""
-    folder = tmp_path_factory.mktemp("sass")
     found: dict[str, set[str]] = {}
-    for header, cubin in cubins[request.param].items():
-        path = folder / (header.replace("/", "-") + ".cubin")
-        path.write_bytes(cubin.image)
-        listing = subprocess.run([cuobjdump(), "-sass", path], check=True, capture_output=True, text=True).stdout
-        for part in listing.split("Function : ")[1:]:
-            found[part.split(maxsplit=1)[0]] = set(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?\s*(\w+)", part))
-    assert set(found) == {entry.name for entries in ARCHITECTURES[request.param].values() for entry in entries}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled(piece).image)
+        file.flush()
+        listing = subprocess.run([cuobjdump(), "-sass", file.name], check=True, capture_output=True, text=True).stdout
+    for part in listing.split("Function : ")[1:]:
+        found[part.split(maxsplit=1)[0]] = set(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?\s*(\w+)", part))
+    assert set(found) == names_of(*piece.entries)
     return found
 
 
-def names_with(instructions: dict[str, set[str]], *wanted: str) -> set[str]:
-    return {name for name, kinds in instructions.items() if kinds & set(wanted)}
+def names_with(piece: Piece, *wanted: str) -> set[str]:
+    return {name for name, kinds in instructions(piece).items() if kinds & set(wanted)}
 
 
 def names_of(*entries: Entry) -> set[str]:
     return {entry.name for entry in entries}
 
 
-def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[str]]) -> None:
-    atomics = names_with(instructions, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
+@EACH_COMPLETE
+def test_only_the_atomic_kernel_adds_in_any_order(piece: Piece) -> None:
+    atomics = names_with(piece, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
     words = {"arrived", "tile_sums", "counts"}
     counting = [entry for entry in all_entries() if words & {a.name for a in entry.arguments}]  # in whole numbers
     scaled = [
@@ -115,21 +150,24 @@ def test_only_the_atomic_kernel_adds_in_any_order(instructions: dict[str, set[st
         for operand_format in scaled
         for entry in (kernels.split_rows(operand_format), kernels.split_weights(operand_format))
     ]
-    assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging) & set(instructions)
+    assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging) & names_of(*piece.entries)
 
 
-def test_tensor_cores_multiply_split_operands(instructions: dict[str, set[str]]) -> None:
+@EACH_COMPLETE
+def test_tensor_cores_multiply_split_operands(piece: Piece) -> None:
     products = [entry for entry in all_entries() if entry.products and entry.operand_format]
-    assert names_with(instructions, "HMMA", "HGMMA") == names_of(*products) & set(instructions)
+    assert names_with(piece, "HMMA", "HGMMA") == names_of(*products) & names_of(*piece.entries)
 
 
-def test_textures_are_read_as_such(instructions: dict[str, set[str]]) -> None:
+@EACH_COMPLETE
+def test_textures_are_read_as_such(piece: Piece) -> None:
     textured = [entry for entry in all_entries() if any(a.ctype == "Texture" for a in entry.arguments)]
-    assert names_with(instructions, "TEX", "TLD") == names_of(*textured)
+    assert names_with(piece, "TEX", "TLD") == names_of(*textured) & names_of(*piece.entries)
 
 
-def test_products_fuse_multiplication_and_addition(instructions: dict[str, set[str]]) -> None:
+@EACH_COMPLETE
+def test_products_fuse_multiplication_and_addition(piece: Piece) -> None:
     products = [
         entry for entry in all_entries() if entry.products and entry.operand_format not in kernels.OPERAND_FORMATS
     ]
-    assert names_of(*products) & set(instructions) <= names_with(instructions, "FFMA")
+    assert names_of(*products) & names_of(*piece.entries) <= names_with(piece, "FFMA")

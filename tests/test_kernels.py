@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers import first_and_thorough
 from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
 from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import is_sampled
-from shim_runner import From, plant, run
+from shim_runner import From, plant, program_name, run
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
@@ -43,7 +45,17 @@ def run_case(case: Case) -> dict[str, np.ndarray]:
     return run(case.entry, case.grid, case.entry.threads, args, constants=case.constants, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.entry.name}-{case.name}")
+def parameters() -> Iterator[Any]:
+    """Cases, those of a program for one process; all but the first one of an entry are for thorough runs."""
+    seen: set[Entry] = set()
+    for case in CASES:
+        marks = [pytest.mark.xdist_group(program_name(case.entry))]
+        marks += [pytest.mark.thorough] if case.entry in seen else []
+        seen.add(case.entry)
+        yield pytest.param(case, id=f"{case.entry.name}-{case.name}", marks=marks)
+
+
+@pytest.mark.parametrize("case", list(parameters()))
 def test_kernel_against_numpy(case: Case) -> None:
     case.check(run_case(case))
 
@@ -437,7 +449,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, entry = FAULTS[fault]
     plant(file, right, wrong, tmp_path, monkeypatch)

@@ -7,7 +7,7 @@ product of the float32 arrays: to what its form loses, and to what its sums do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -66,13 +66,14 @@ ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16
 
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
 # epilogues, and those of most cases below.  A GPU runs all; the smallest of gemm/gemm_sm80.cuh's tiles has all of them
-# anyway.
+# anyway, of which nvcc compiles all with one operand format and those that stand for all with the others.
 SAMPLED_TILES = [
     tile for operand_format in OPERAND_FORMATS for tile in (*sm90_tiles(operand_format), sm80_tiles(operand_format)[0])
 ]
+TILES_SAMPLED_BY_NVCC = [*SAMPLED_TILES, *(sm80_tiles(operand_format)[-1] for operand_format in OPERAND_FORMATS[1:])]
 SAMPLE = {
     entry
-    for tile in SAMPLED_TILES
+    for tile in TILES_SAMPLED_BY_NVCC
     for entry in (
         kernels.tensor_backward_weight(tile),
         kernels.tensor_backward_update("Adam", tile),
@@ -87,8 +88,8 @@ SAMPLE = {
 }
 
 
-def is_sampled(entry: Entry) -> bool:
-    return entry in SAMPLE or not any(entry.name.endswith(f"_{tile.name}") for tile in SAMPLED_TILES)
+def is_sampled(entry: Entry, tiles: Sequence[GemmTile] = SAMPLED_TILES) -> bool:
+    return entry in SAMPLE or not any(entry.name.endswith(f"_{tile.name}") for tile in tiles)
 
 
 @dataclass(frozen=True)
