@@ -24,7 +24,7 @@ _ONCE = (ops.Reduce, ops.Norm, ops.Update)
 
 
 @dataclass(frozen=True)
-class _List:
+class _Facts:
     """A selection, and what follows from it about buffers: who reads them, who makes them, in which form."""
 
     selection: Selection
@@ -43,7 +43,7 @@ class _List:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether operands have scales, which are known when a row or a column is whole."""
+        """Whether operands have scales, which are facts when a row or a column is whole."""
         return self.operand_format is not None and self.operand_format.scaled
 
     @cached_property
@@ -136,10 +136,10 @@ class _List:
 
     @cached_property
     def without_floats(self) -> set[str]:
-        """Those of them that are not there as floats."""
+        """Buffers that are stored as operands alone."""
         return {name for name in self.with_operands if not self.forms(name).floats}
 
-    # --- layers, and the loss behind the last one ---
+    # --- layers, and the loss after the last one ---
 
     @cached_property
     def targets(self) -> ops.Standardize | None:
@@ -152,12 +152,12 @@ class _List:
 
     @cached_property
     def backwards(self) -> tuple[ops.DenseBackward, ...]:
-        """In the order of the layers."""
+        """The layers' gradients, in the order of the layers."""
         return tuple(op for op in self.operations if isinstance(op, ops.DenseBackward))[::-1]
 
     @cached_property
     def has_tail(self) -> bool:
-        """Whether all but dense layers and a loss is missing, in shapes of a tail."""
+        """Whether the step has dense layers and a loss alone, and shapes that a tail holds."""
         only_dense = all(isinstance(op, (*_ONE_KERNEL, *_ONCE)) for op in self.operations)
         return bool(self.selection.tail) and only_dense and len(self.layers) == len(self.backwards)
 
@@ -192,7 +192,7 @@ class _List:
     # --- the backward pass ---
 
     def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward) -> Derivative:
-        """The activation's derivative of dx, which follows at once."""
+        """The activation's derivative that multiplies dx, if it is the next operation."""
         after = self.following.get(op)
         if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
             return Derivative()
@@ -217,20 +217,20 @@ class _List:
 
 def fuse(selection: Selection) -> Fused:
     """The groups of a selection, in the order of their launches."""
-    known = _List(selection)
+    facts = _Facts(selection)
     made: list[Group] = []
     done: set[ops.Operation] = set()  # those whose work an earlier group did
     for each in selection.operations:
         op = each.operation
         if op in done or isinstance(op, _ONCE):
             continue
-        new = _groups_of(known, each)
+        new = _groups_of(facts, each)
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
-    weights = {op.weight: known.titles[op] for op in known.layers if known.is_gemm(op)}
+    weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
-    updates_split = selection.work.in_place and known.operand_format is not None and not known.is_scaled
-    return Fused(selection, tuple(made), weights, updates_split, _finish(known, made), _notes(selection))
+    updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
+    return Fused(selection, tuple(made), weights, updates_split, _finish(facts, made), _notes(selection))
 
 
 def _is_done(op: ops.Operation) -> bool:
@@ -238,17 +238,17 @@ def _is_done(op: ops.Operation) -> bool:
     return isinstance(op, (ops.Loss, ops.ActivationBackward, ops.LocallyConnected, ops.LocallyConnectedBackward))
 
 
-def _groups_of(known: _List, each: Selected) -> list[Group]:
+def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     """Those that begin with an operation, if there are any."""
     op, path, title = each.operation, each.path, each.title
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)
         why = f"{path.why}, but others read them too" if path.by_readers else path.why
-        return [] if op.x in known.fetched else [groups.GatherRows(title, why, op)]
+        return [] if op.x in facts.fetched else [groups.GatherRows(title, why, op)]
     if isinstance(op, ops.Standardize):
-        return [] if op == known.targets else [groups.StandardizeRows(title, path.why, op)]
+        return [] if op == facts.targets else [groups.StandardizeRows(title, path.why, op)]
     if isinstance(op, ops.Dense):
-        return _gemm_forward(known, op, title) if known.is_gemm(op) else _forward(known, op, title)
+        return _gemm_forward(facts, op, title) if facts.is_gemm(op) else _forward(facts, op, title)
     if isinstance(op, ops.LocallyConnected):
         assert isinstance(path, LocalPath)
         if path.stack:
@@ -258,94 +258,94 @@ def _groups_of(known: _List, each: Selected) -> list[Group]:
         x, y = (op.x, op.y) if isinstance(op, ops.Dropout) else (op.dy, op.dx)
         return [groups.DropOut(title, path.why, op, x, y)]
     if isinstance(op, ops.Loss):
-        return _loss(known, op, title)
+        return _loss(facts, op, title)
     if isinstance(op, ops.Output):
         assert isinstance(path, OutputPath)
         return [groups.OutputRows(title, path.why, op, path.team)]
     if isinstance(op, ops.ActivationBackward):
         why = f"no product makes {op.dy} right before it"
-        return [] if op.dy in known.stacks_back else [groups.Differentiate(title, why, op)]
+        return [] if op.dy in facts.stacks_back else [groups.Differentiate(title, why, op)]
     if isinstance(op, ops.DenseBackward):
-        return _gemm_backward(known, op, title) if known.is_gemm(op) else _backward(known, op, title)
+        return _gemm_backward(facts, op, title) if facts.is_gemm(op) else _backward(facts, op, title)
     assert isinstance(op, ops.LocallyConnectedBackward) and isinstance(path, LocalPath)
-    return _local_backward(known, op, path, title)
+    return _local_backward(facts, op, path, title)
 
 
 # --- dense layers by multiply-adds, heads, tails ---
 
 
-def _forward(known: _List, op: ops.Dense, title: str) -> list[Group]:
-    path = known.dense_path(op)
+def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
+    path = facts.dense_path(op)
     forward = path.forward
-    if known.has_tail and op is not known.layers[0]:
+    if facts.has_tail and op is not facts.layers[0]:
         return []
-    if known.head_backward and op is known.layers[-1]:
-        return [_head(known, op, known.head_backward, title)]
+    if facts.head_backward and op is facts.layers[-1]:
+        return [_head(facts, op, facts.head_backward, title)]
     if isinstance(forward, Simt):
-        return [groups.DenseForward(title, forward.why, op, forward, known.by_order(op.x))]
+        return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x))]
     assert isinstance(forward, SplitK)
-    partials = groups.DensePartials(title, forward.why, op, forward, known.by_order(op.x), _next_partials(known, op))
+    partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "partials are added up in their order"
-    return [partials] if known.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
+    return [partials] if facts.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
 
 
-def _next_partials(known: _List, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
+def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
     """The update that makes the next step's split-K partials too: of rows that the order tells it."""
-    path = known.dense_path(op)
+    path = facts.dense_path(op)
     is_few = isinstance(path.update, FewRows) and isinstance(path.forward, SplitK)
-    return path.update if is_few and isinstance(path.update, FewRows) and known.by_order(op.x) else None
+    return path.update if is_few and isinstance(path.update, FewRows) and facts.by_order(op.x) else None
 
 
-def _head(known: _List, op: ops.Dense, backward: ops.DenseBackward, title: str) -> Group:
-    loss = known.loss_after(op)
+def _head(facts: _Facts, op: ops.Dense, backward: ops.DenseBackward, title: str) -> Group:
+    loss = facts.loss_after(op)
     assert loss is not None
     scales = False
     if backward.dx is not None:
-        scales = known.is_scaled and any(map(known.is_gemm, _backward_readers(known, backward.dx)))
+        scales = facts.is_scaled and any(map(facts.is_gemm, _backward_readers(facts, backward.dx)))
     return groups.Head(
-        title, known.loss_path(loss).head.why, op, loss, backward, known.targets, known.derivative(backward),
-        known.forms(backward.dx) if backward.dx else None, scales,
+        title, facts.loss_path(loss).head.why, op, loss, backward, facts.targets, facts.derivative(backward),
+        facts.forms(backward.dx) if backward.dx else None, scales,
     )  # fmt: skip
 
 
-def _backward_readers(known: _List, delta: str) -> list[ops.DenseBackward]:
-    return [op for op in known.backwards if op.dz == delta]
+def _backward_readers(facts: _Facts, delta: str) -> list[ops.DenseBackward]:
+    return [op for op in facts.backwards if op.dz == delta]
 
 
-def _loss(known: _List, op: ops.Loss, title: str) -> list[Group]:
-    path = known.loss_path(op)
-    if known.has_tail:
-        forward = known.dense_path(known.layers[0]).forward
+def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
+    path = facts.loss_path(op)
+    if facts.has_tail:
+        forward = facts.dense_path(facts.layers[0]).forward
         assert isinstance(forward, SplitK)
-        derivatives = tuple(other for other in known.operations if isinstance(other, ops.ActivationBackward))
-        why = known.selection.tail.why
-        return [groups.Tail(title, why, op, known.layers, known.backwards, derivatives, known.targets, forward)]
+        derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
+        why = facts.selection.tail.why
+        return [groups.Tail(title, why, op, facts.layers, facts.backwards, derivatives, facts.targets, forward)]
     delta = None
     if op.delta:  # an activation's derivative changes the delta as floats
-        is_changed = isinstance(known.following.get(op), ops.ActivationBackward)
-        delta = FLOATS if is_changed else known.forms(op.delta)
-    return [groups.LossRows(title, path.why, op, known.targets, delta, path.team)]
+        is_changed = isinstance(facts.following.get(op), ops.ActivationBackward)
+        delta = FLOATS if is_changed else facts.forms(op.delta)
+    return [groups.LossRows(title, path.why, op, facts.targets, delta, path.team)]
 
 
-def _backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
+def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     """dx comes first: the other product may change the weights."""
-    path, work = known.dense_path(op), known.selection.work
+    path, work = facts.dense_path(op), facts.selection.work
     if isinstance(path.update, Atomic):
         return [groups.DenseAtomic(title, path.update.why, op, path.update)]
     made: list[Group] = []
-    if op.dx and not known.has_tail and op != known.head_backward:
+    if op.dx and not facts.has_tail and op != facts.head_backward:
         assert isinstance(path.dx, Simt)
-        made = [groups.DenseInput(title, path.dx.why, op, path.dx, known.derivative(op))]
-    update, by_order = path.update, known.by_order(op.x)
+        made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]
+    update, by_order = path.update, facts.by_order(op.x)
     if not work.in_place:
         assert isinstance(update, Simt)
         return [*made, groups.DenseGradient(title, update.why, op, update, by_order)]
     assert update is not None and not isinstance(update, Gemm)
-    on_side_stream = known.has_tail and op.dx is not None and not isinstance(update, FewRows)
-    why, after_others = update.why, known.selection.updates_after_others
+    on_side_stream = facts.has_tail and op.dx is not None and not isinstance(update, FewRows)
+    why, after_others = update.why, facts.selection.updates_after_others
     if on_side_stream:
         why += f"; beside the first layer's update, for which its blocks leave room; {after_others.why}"
-    leaves_partials = _next_partials(known, op) is not None
+    leaves_partials = _next_partials(facts, op) is not None
     return [
         *made,
         groups.DenseUpdate(
@@ -357,35 +357,35 @@ def _backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
 # --- dense layers on tensor cores ---
 
 
-def _gemm_forward(known: _List, op: ops.Dense, title: str) -> list[Group]:
-    path = known.dense_path(op).forward
+def _gemm_forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
+    path = facts.dense_path(op).forward
     assert isinstance(path, Gemm)
     made: list[Group] = []
-    first = next(other for other in known.readers(op.x) if isinstance(other, ops.Dense) and known.is_gemm(other))
-    if op.x not in known.with_operands and op == first:
-        by_order, is_training = op.x in known.fetched, known.selection.work.is_training
-        copied = known.is_copied(op.x)
+    first = next(other for other in facts.readers(op.x) if isinstance(other, ops.Dense) and facts.is_gemm(other))
+    if op.x not in facts.with_operands and op == first:
+        by_order, is_training = op.x in facts.fetched, facts.selection.work.is_training
+        copied = facts.is_copied(op.x)
         is_staged = by_order and not copied and is_training  # the order tells its rows before their step begins
         why = "nobody has left its operands" + ("; rows of several steps at once" if is_staged else "")
         made = [groups.SplitRows(title, why, op.x, op, by_order, copied, is_staged, operands=True)]
-    if loss := known.ends_with_loss(op):
-        return [*made, groups.GemmForwardLoss(title, known.loss_path(loss).product.why, op, path, loss)]
-    return [*made, groups.GemmForward(title, path.why, op, path, known.forms(op.y))]
+    if loss := facts.ends_with_loss(op):
+        return [*made, groups.GemmForwardLoss(title, facts.loss_path(loss).product.why, op, path, loss)]
+    return [*made, groups.GemmForward(title, path.why, op, path, facts.forms(op.y))]
 
 
-def _gemm_backward(known: _List, op: ops.DenseBackward, title: str) -> list[Group]:
-    path, work = known.dense_path(op), known.selection.work
+def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
+    path, work = facts.dense_path(op), facts.selection.work
     assert isinstance(path.update, Gemm) and isinstance(path.dx, Gemm)
-    has_scales = known.head_backward is not None and op.dz == known.head_backward.dx and known.is_scaled
+    has_scales = facts.head_backward is not None and op.dz == facts.head_backward.dx and facts.is_scaled
     leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
     sums_bias = op.dbias is not None and not leaves_bias
     made: list[Group] = []
-    if known.is_scaled and not has_scales:
-        why = "scales of rows are known when the rows are whole"
+    if facts.is_scaled and not has_scales:
+        why = "scales of rows are facts when the rows are whole"
         made.append(groups.SplitRows(title, why, op.dz, op, False, False, False, operands=op.dx is not None))
-    if op.dz not in known.with_operands:
+    if op.dz not in facts.with_operands:
         why = (
-            "nobody has left its operands" if not known.is_scaled else "scales of columns are known when they are whole"
+            "nobody has left its operands" if not facts.is_scaled else "scales of columns are facts when they are whole"
         )
         rows_too = has_scales and op.dx is not None
         made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
@@ -393,7 +393,7 @@ def _gemm_backward(known: _List, op: ops.DenseBackward, title: str) -> list[Grou
         why = "the product leaves no parts of the bias's gradient"
         made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
     if op.dx:
-        made.append(groups.GemmInput(title, path.dx.why, op, path.dx, known.derivative(op), known.forms(op.dx)))
+        made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(op.dx)))
     made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
     return made
 
@@ -401,55 +401,55 @@ def _gemm_backward(known: _List, op: ops.DenseBackward, title: str) -> list[Grou
 # --- locally connected layers ---
 
 
-def _local_backward(known: _List, op: ops.LocallyConnectedBackward, path: LocalPath, title: str) -> list[Group]:
+def _local_backward(facts: _Facts, op: ops.LocallyConnectedBackward, path: LocalPath, title: str) -> list[Group]:
     stack = path.stack
     if stack is None:
-        return [groups.LocalBackward(title, path.why, op, known.derivative(op), path.has_shared_bias)]
+        return [groups.LocalBackward(title, path.why, op, facts.derivative(op), path.has_shared_bias)]
     deltas = {f"d{layer.y}" for layer in stack.operations}
     last = f"d{stack.operations[-1].y}"
     backwards = tuple(
-        other for other in known.operations if isinstance(other, ops.LocallyConnectedBackward) and other.dz in deltas
+        other for other in facts.operations if isinstance(other, ops.LocallyConnectedBackward) and other.dz in deltas
     )
     derivatives = tuple(
-        other for other in known.operations if isinstance(other, ops.ActivationBackward) and other.dy in deltas
+        other for other in facts.operations if isinstance(other, ops.ActivationBackward) and other.dy in deltas
     )
-    is_derived = not any(other.dy == last and not known.is_fused(other) for other in derivatives)
+    is_derived = not any(other.dy == last and not facts.is_fused(other) for other in derivatives)
     return [groups.StackBackward(title, path.why, stack, backwards, derivatives, is_derived)]
 
 
 # --- after all shards ---
 
 
-def _finish(known: _List, made: list[Group]) -> tuple[Group, ...]:
+def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
     """What is left to do once: the total error of several shards, Reduce, Norm, Update."""
-    plan = known.selection.plan
+    plan = facts.selection.plan
     reduce, norm, update = (
-        next((op for op in known.operations if isinstance(op, kind)), None)
+        next((op for op in facts.operations if isinstance(op, kind)), None)
         for kind in (ops.Reduce, ops.Norm, ops.Update)
     )
     if not isinstance(reduce, ops.Reduce):
         return ()
-    in_place = known.selection.in_place
+    in_place = facts.selection.in_place
     if in_place:
         assert isinstance(update, ops.Update)
         has_parts = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
         why = "products leave parts of biases' gradients, which are added up when all are there"
-        return (groups.UpdateBiases(known.titles[update], why, update),) if has_parts else ()
+        return (groups.UpdateBiases(facts.titles[update], why, update),) if has_parts else ()
     finish: list[Group] = []
     if plan.shards > 1:
-        loss = next(op for op in known.operations if isinstance(op, ops.Loss))
-        finish.append(groups.TotalError(known.titles[loss], "shards leave a sum each", loss))
+        loss = next(op for op in facts.operations if isinstance(op, ops.Loss))
+        finish.append(groups.TotalError(facts.titles[loss], "shards leave a sum each", loss))
     # The update adds the shards up itself, unless a parameter is used twice or the norm comes between.
     is_used_twice = len(plan.partials) > len(plan.parameters)
     is_reduced = plan.ends_with_gradient or is_used_twice or (norm is not None and plan.shards > 1)
     if is_reduced:
-        finish.append(groups.ReducePartials(known.titles[reduce], in_place.why, reduce))
+        finish.append(groups.ReducePartials(facts.titles[reduce], in_place.why, reduce))
     if plan.ends_with_gradient:
         return tuple(finish)
     if isinstance(norm, ops.Norm):
-        finish.append(groups.ClipNorm(known.titles[norm], in_place.why, norm, is_reduced))
+        finish.append(groups.ClipNorm(facts.titles[norm], in_place.why, norm, is_reduced))
     assert isinstance(update, ops.Update)
-    finish.append(groups.UpdateAll(known.titles[update], in_place.why, update, is_reduced, norm is not None))
+    finish.append(groups.UpdateAll(facts.titles[update], in_place.why, update, is_reduced, norm is not None))
     return tuple(finish)
 
 

@@ -48,15 +48,15 @@ class Group:
     """What launches do together.
 
     Attributes:
-        title: of the operation that its launches are marked with.
-        why: the reason for these operations to be one group, and for the kernel that it takes.
+        title: the operation that asked for its launches, which ``explain`` shows beside each.
+        why: why these operations are one group, and why it takes this kernel.
     """
 
     title: str
     why: str
 
     def operations(self) -> Iterator[ops.Operation]:
-        """Those whose work it does, in whole or in part."""
+        """The operations whose work the group does, in whole or in part."""
         for field in fields(self):
             value = getattr(self, field.name)
             values = value if isinstance(value, tuple) else (value.op if isinstance(value, Derivative) else value,)
@@ -75,6 +75,8 @@ class GatherRows(Group):
 
 @dataclass(frozen=True)
 class StandardizeRows(Group):
+    """Inputs, standardized column by column."""
+
     op: ops.Standardize
 
 
@@ -96,7 +98,7 @@ class Differentiate(Group):
 
 @dataclass(frozen=True)
 class LossRows(Group):
-    """A loss by itself; ``targets`` standardizes its targets."""
+    """A loss in a launch of its own; ``targets`` is the operation that standardizes them."""
 
     op: ops.Loss
     targets: ops.Standardize | None
@@ -106,6 +108,8 @@ class LossRows(Group):
 
 @dataclass(frozen=True)
 class OutputRows(Group):
+    """Predictions from logits."""
+
     op: ops.Output
     team: Team
 
@@ -115,9 +119,11 @@ class OutputRows(Group):
 
 @dataclass(frozen=True)
 class DenseForward(Group):
+    """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set."""
+
     op: ops.Dense
     path: Simt
-    by_order: bool  # whether it fetches the rows of x from the data set by itself
+    by_order: bool
 
 
 @dataclass(frozen=True)
@@ -220,6 +226,8 @@ class SplitColumns(Group):
 
 @dataclass(frozen=True)
 class GemmForward(Group):
+    """A dense layer's outputs, in the forms that their readers take."""
+
     op: ops.Dense
     path: Gemm
     y: Stored
@@ -273,7 +281,7 @@ class Head(Group):
 
 @dataclass(frozen=True)
 class Tail(Group):
-    """The layers behind a first one that is cut along k, the loss, and all deltas.
+    """The layers after a first one that is cut along k, the loss, and all deltas.
 
     Attributes:
         layers: all dense layers, of whose first one the split-K partials are made already.
@@ -290,6 +298,8 @@ class Tail(Group):
 
 @dataclass(frozen=True)
 class LocalForward(Group):
+    """A locally connected layer's outputs."""
+
     op: ops.LocallyConnected
 
 
@@ -304,6 +314,8 @@ class LocalBackward(Group):
 
 @dataclass(frozen=True)
 class StackForward(Group):
+    """The outputs of all layers of a stack."""
+
     stack: LocalStack
     layers: tuple[ops.LocallyConnected, ...]
 

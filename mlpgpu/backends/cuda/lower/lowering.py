@@ -107,7 +107,7 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
 def _mask_columns(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
     """Of the flags of columns only ``mask`` stays.
 
-    From step to step that is what nearly all columns have: blocks would meet at their words, all at once.  It does no
+    From step to step that is what nearly all columns have: all blocks would write their words at once.  It does no
     harm in a column that has become zero, where sums are 0 whether they are recomputed or not.
     """
     size = sum(lowered.columns.values())

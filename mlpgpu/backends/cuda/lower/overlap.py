@@ -58,7 +58,7 @@ def _overlapping(launch: Launch, before: Launch) -> Launch:
     written = list(_pointers(before, _is_written))
 
     def is_late(name: str, value: Value) -> bool:
-        return isinstance(value, (At, Map)) and any(_meet((name, value), other) for other in written)
+        return isinstance(value, (At, Map)) and any(_may_alias((name, value), other) for other in written)
 
     late = {bit for name, bit in launch.entry.prefetched if is_late(name, launch.values[name])}
     if 0 in late:
@@ -68,11 +68,11 @@ def _overlapping(launch: Launch, before: Launch) -> Launch:
     return replace(launch, values=values, pdl=True)
 
 
-def _pointers(launch: Launch, wanted: Callable[[str], bool]) -> Iterator[Pointer]:
-    """Arguments whose C type is wanted."""
+def _pointers(launch: Launch, is_asked: Callable[[str], bool]) -> Iterator[Pointer]:
+    """Pointer arguments whose C type ``is_asked`` accepts."""
     for argument in launch.entry.arguments:
         value = launch.values[argument.name]
-        if isinstance(value, (At, Map)) and wanted(argument.ctype):
+        if isinstance(value, (At, Map)) and is_asked(argument.ctype):
             yield argument.name, value
 
 
@@ -80,7 +80,7 @@ def _is_written(ctype: str) -> bool:
     return ctype.endswith("*") and not ctype.startswith("const ")
 
 
-def _meet(one: Pointer, other: Pointer) -> bool:
+def _may_alias(one: Pointer, other: Pointer) -> bool:
     """Whether two arguments may point to the same elements."""
     (name, a), (other_name, b) = one, other
     return a.array == b.array and not ({name, other_name} <= _SEGMENTS and a != b)
@@ -89,7 +89,7 @@ def _meet(one: Pointer, other: Pointer) -> bool:
 def _conflict(one: Launch, other: Launch) -> bool:
     """Whether their order matters."""
     return any(
-        _meet(a, b)
+        _may_alias(a, b)
         for first, second in ((one, other), (other, one))
         for a in _pointers(first, _is_written)
         for b in _pointers(second, lambda _: True)

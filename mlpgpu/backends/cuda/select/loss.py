@@ -65,7 +65,7 @@ def product_with_loss(n: int, activation: str, loss: str, work: Work) -> Verdict
 
 
 def tail(layers: Sequence[tuple[int, int]], last_activation: str, work: Work, parameter_count: int) -> Verdict:
-    """Whether the layers behind a first one that is cut along k, and the loss, are one kernel's work.
+    """Whether the layers after a first one that is cut along k, and the loss, are one kernel's work.
 
     Args:
         layers: (k, n) of each dense layer.
@@ -89,9 +89,7 @@ def tail(layers: Sequence[tuple[int, int]], last_activation: str, work: Work, pa
     if weights > TAIL_MOST_WEIGHTS or units > TAIL_MOST_UNITS or parameter_count >= 1 << 31:
         held = f"{TAIL_MOST_WEIGHTS:,} weights and {TAIL_MOST_UNITS:,} units"
         return Verdict(False, f"{weights:,} weights or {units:,} units do not fit beside each other in {held}")
-    return Verdict(
-        True, f"{weights:,} weights behind a first layer of k = {first[0]:,}: a block has a row of the batch"
-    )
+    return Verdict(True, f"{weights:,} weights after a first layer of k = {first[0]:,}: a block has a row of the batch")
 
 
 def updates_after_others(work: Work) -> Verdict:

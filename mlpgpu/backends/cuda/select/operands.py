@@ -18,7 +18,10 @@ def operand_format(precision: str, arch: str, *, is_large: bool) -> OperandForma
 
 
 def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
-    """That of a plan, whose evaluation decides: its bits must not depend on what a training step does."""
+    """The operand format of a plan, or None, and why.
+
+    The widths of its evaluation decide: predictions must have the same bits whether a plan trains or not.
+    """
     shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
     widths = [shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]
     largest = max((k * n for k, n in widths if is_wide(k, n)), default=0)

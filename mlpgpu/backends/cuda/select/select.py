@@ -141,7 +141,7 @@ class Selection:
         kind = "a training step" if self.work.is_training else "an evaluation"
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
         if self.work.is_training and not self.tail:
-            head.append(f"no tail, one kernel for the layers behind the first one: {self.tail.why}")
+            head.append(f"no tail, one kernel for the layers after the first one: {self.tail.why}")
         return "\n".join([*head, table(rows, "<<<")])
 
 

@@ -1,4 +1,4 @@
-"""What replaces several launches: the last layer with the loss, or all layers behind a long one.
+"""What replaces several launches: the last layer with the loss, or all layers after one of large k.
 
 ``fused/head.cuh``, ``fused/tail.cuh``.
 """
@@ -28,8 +28,8 @@ def head(shard: Shard, group: Head) -> None:
     grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
     shard.add(
         group, kernels.head(op.loss, op.kind, textured=shard.setting.textured), grid,
-        **weighed(shard, grid), **statistics(shard, group.targets), x=shard.at(dense.x), w=shard.at(dense.weight),
-        b=shard.at(dense.bias), delta=delta, saved=shard.at(derivative.saved),
+        **weighed(shard, grid), **statistics(shard, group.targets), x=shard.ref(dense.x), w=shard.ref(dense.weight),
+        b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
         activation=kernels.activation_number(derivative.activation), dx=dx, dx_components=components,
         dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard), dx_row_scales=scales,
         k=shard.shapes[dense.weight][0], n=shard.width(op.logits),

@@ -50,7 +50,11 @@ def _weight(shard: Shard, weight: str | None, prefix: str) -> dict[str, Value]:
     k = n = 0
     if weight:
         k, n = shard.shapes[weight]
-        values = {"w": shard.at(weight), "components": weight_components(shard, weight), **weight_words(shard, weight)}
+        values = {
+            "w": shard.ref(weight),
+            "components": weight_components(shard, weight),
+            **weight_words(shard, weight),
+        }
     return {prefix + name: value for name, value in {**values, "k": k, "n": n}.items()}
 
 
@@ -103,7 +107,7 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
     )
     shard.add(
         group, entry, grid,
-        **given, dz=shard.at(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
+        **given, dz=shard.ref(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
         component_stride=component_elements(shard, n), partials=parts, partial_flags=flags, arrived=arrived, n=n,
     )  # fmt: skip
 
@@ -122,7 +126,7 @@ def _bias_sum(shard: Shard, dbias: str | None, n: int, is_summed: bool) -> Value
     """Where a bias's gradient lies: among the partials, or for the product that updates it."""
     if dbias is None or not is_summed:
         return None
-    return shard.room(dbias, 4 * n) if shard.work.in_place else shard.at(dbias)
+    return shard.room(dbias, 4 * n) if shard.work.in_place else shard.ref(dbias)
 
 
 def forward(shard: Shard, group: GemmForward) -> None:
@@ -136,7 +140,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
         **_forward_operands(shard, group), x_row_scales=rows_words(shard, op.x),
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
         w=floats(shard, op.weight),
-        b=shard.at(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
+        b=shard.ref(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
         y_stride=component_elements(shard, n), early=0,
         k=k, n=n,
     )  # fmt: skip
@@ -150,7 +154,7 @@ def forward_loss(shard: Shard, group: GemmForwardLoss) -> None:
     grid = tile.grid(padded_rows(shard.rows), n, shard.multiprocessors)
     given = {**_forward_operands(shard, group), **weighed(shard, grid), "targets": At("plain targets")}
     entry = kernels.tensor_forward_loss(loss.loss, tile)
-    shard.add(group, entry, grid, **given, b=shard.at(op.bias), delta_components=delta_components, k=k, n=n)
+    shard.add(group, entry, grid, **given, b=shard.ref(op.bias), delta_components=delta_components, k=k, n=n)
 
 
 def _forward_operands(shard: Shard, group: GemmForward | GemmForwardLoss) -> dict[str, Value]:
@@ -166,7 +170,7 @@ def _forward_operands(shard: Shard, group: GemmForward | GemmForwardLoss) -> dic
 def backward_input(shard: Shard, group: GemmInput) -> None:
     op, tile, derivative = group.op, group.path.tile, group.derivative
     k, n = shard.shapes[op.weight]
-    saved: dict[str, Value] = {"saved": shard.at(derivative.saved), "saved_components": None}
+    saved: dict[str, Value] = {"saved": shard.ref(derivative.saved), "saved_components": None}
     if derivative.of_operands and derivative.saved is not None:
         saved = {"saved": None, "saved_components": components_of(shard, derivative.saved)}
     dx, dx_components = written(shard, op.dx, group.dx)
@@ -201,7 +205,7 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     }  # fmt: skip
     grid = tile.grid(k, n, shard.multiprocessors)
     if not group.is_update:
-        shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.at(op.dweight))
+        shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
         return
     updated = shard.updated(op)
     db_partials = _parted(shard, group, updated["bias"]) if group.leaves_bias else None

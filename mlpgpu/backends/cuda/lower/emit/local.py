@@ -19,7 +19,7 @@ def forward(shard: Shard, group: LocalForward) -> None:
     shard.add(
         group, kernels.local_forward(op.activation),
         shard.over_columns(n, ceil_div(shard.rows, kernels.LOCAL_ROWS)),
-        x=shard.at(op.x), w=shard.at(op.weight), b=shard.at(op.bias), z=shard.stored(op.z), y=shard.stored(op.y),
+        x=shard.ref(op.x), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z), y=shard.stored(op.y),
         m=shard.width(op.x), n=n, window=window, pitch=pitch,
         b_step=int(op.bias is not None and shard.shapes[op.bias][0] == pitch),
     )  # fmt: skip
@@ -31,10 +31,10 @@ def backward(shard: Shard, group: LocalBackward) -> None:
     (window, pitch), m, n = shard.shapes[op.weight], shard.width(op.x), shard.width(op.dz)
     shard.add(
         group, kernels.local_backward_weight(), shard.over_columns(pitch, window),
-        x=shard.at(op.x), dz=shard.at(op.dz), dw=shard.at(op.dweight), m=m, n=n, window=window, pitch=pitch,
+        x=shard.ref(op.x), dz=shard.ref(op.dz), dw=shard.ref(op.dweight), m=m, n=n, window=window, pitch=pitch,
     )  # fmt: skip
     if op.dbias is not None:
-        db = {"dz": shard.at(op.dz), "db": shard.at(op.dbias), "n": n}
+        db = {"dz": shard.ref(op.dz), "db": shard.ref(op.dbias), "n": n}
         if group.has_shared_bias:
             shard.add(group, kernels.local_backward_shared_bias(), (1, 1, 1), **db)
         else:
@@ -44,8 +44,8 @@ def backward(shard: Shard, group: LocalBackward) -> None:
     shard.add(
         group, kernels.local_backward_input(derivative.activation),
         shard.over_columns(m, ceil_div(shard.rows, kernels.LOCAL_ROWS)),
-        dz=shard.at(op.dz), w=shard.at(op.weight), saved=shard.at(derivative.saved), dx=shard.stored(op.dx), m=m, n=n,
-        window=window, pitch=pitch,
+        dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved), dx=shard.stored(op.dx), m=m,
+        n=n, window=window, pitch=pitch,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def stack_forward(shard: Shard, group: StackForward) -> None:
                 shard.segments[layer.y] = At(f"{stack.name}.kept", int(offset))
             if layer.z:
                 shard.segments[layer.z] = At(f"{stack.name}.kept_z", int(offset))
-    values = {"x": shard.at(group.layers[0].x), "parameters": At("parameters"), "y": shard.stored(last.y)}
+    values = {"x": shard.ref(group.layers[0].x), "parameters": At("parameters"), "y": shard.stored(last.y)}
     _launch(shard, group, stack, stack.forward, {**arrays, **values})
 
 
@@ -72,7 +72,7 @@ def stack_backward(shard: Shard, group: StackBackward) -> None:
     dx = next(op.dx for op in group.backwards if op.dz == f"d{first.y}")
     assert shard.plan.optimizer is not None
     values: dict[str, Value] = {
-        "x": shard.at(first.x), "y": shard.at(last.y), "dy": shard.at(f"d{last.y}"),
+        "x": shard.ref(first.x), "y": shard.ref(last.y), "dy": shard.ref(f"d{last.y}"),
         "is_derived": int(group.is_derived), "totals": At("totals"), "parameters": At("parameters"),
         "slots": At("slots") if shard.plan.optimizer.slots else None, "size": shard.plan.parameter_count,
         "dx": shard.stored(dx),

@@ -64,7 +64,7 @@ def rows_words(shard: Shard, name: str) -> Value:
 
 def floats(shard: Shard, name: str) -> Value:
     """The float32 array beside components: products read it where its scaled components do not hold it."""
-    return shard.at(name) if format_of(shard).scaled else None
+    return shard.ref(name) if format_of(shard).scaled else None
 
 
 def column_flags(shard: Shard, name: str, n: int) -> Value:

@@ -28,7 +28,7 @@ def standardize(shard: Shard, group: StandardizeRows) -> None:
     op, n = group.op, shard.width(group.op.x)
     shard.add(
         group, kernels.standardize(), shard.over_elements(n),
-        x=shard.at(op.x), mean=shard.at(op.mean), scale=shard.at(op.scale), y=shard.stored(op.y), n=n,
+        x=shard.ref(op.x), mean=shard.ref(op.mean), scale=shard.ref(op.scale), y=shard.stored(op.y), n=n,
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def dropout(shard: Shard, group: DropOut) -> None:
     op, n = group.op, shard.width(group.x)
     shard.add(
         group, kernels.dropout(), shard.over_elements(n, per_thread=4),
-        x=shard.at(group.x), y=shard.stored(group.y), n=n, seed=At("seed"), purpose=int(Purpose.DROPOUT),
+        x=shard.ref(group.x), y=shard.stored(group.y), n=n, seed=At("seed"), purpose=int(Purpose.DROPOUT),
         layer=op.layer, threshold=math.ceil(op.rate * 2**53), keep=1.0 / (1.0 - op.rate),
     )  # fmt: skip
 
@@ -44,14 +44,14 @@ def dropout(shard: Shard, group: DropOut) -> None:
 def differentiate(shard: Shard, group: Differentiate) -> None:
     op, n = group.op, shard.width(group.op.dy)
     entry = kernels.activation_backward(op.activation)
-    shard.add(group, entry, shard.over_elements(n), saved=shard.at(op.saved), dy=shard.at(op.dy), n=n)
+    shard.add(group, entry, shard.over_elements(n), saved=shard.ref(op.saved), dy=shard.ref(op.dy), n=n)
 
 
 def output(shard: Shard, group: OutputRows) -> None:
     op = group.op
     shard.add(
         group, kernels.output(op.function, team=group.team), shard.over_rows(group.team),
-        logits=shard.at(op.logits), mean=shard.at(op.mean), scale=shard.at(op.scale), y=shard.stored(op.y),
+        logits=shard.ref(op.logits), mean=shard.ref(op.mean), scale=shard.ref(op.scale), y=shard.stored(op.y),
         n=shard.width(op.logits),
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def loss(shard: Shard, group: LossRows) -> None:
         group, kernels.loss(op.loss, op.kind, textured=shard.setting.textured, team=group.team), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, components=components,
         component_stride=elements_of(shard, op.logits), component_count=component_count(shard),
-        logits=shard.at(op.logits), n=n,
+        logits=shard.ref(op.logits), n=n,
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def statistics(shard: Shard, targets: ops.Standardize | None) -> dict[str, Value
     """What standardized targets are given beside the rows of a loss."""
     if targets is None:
         return {"mean": None, "scale": None}
-    return {"mean": shard.at(targets.mean), "scale": shard.at(targets.scale)}
+    return {"mean": shard.ref(targets.mean), "scale": shard.ref(targets.scale)}
 
 
 def weighed(shard: Shard, grid: Grid) -> dict[str, Value]:

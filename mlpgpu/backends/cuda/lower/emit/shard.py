@@ -54,9 +54,9 @@ class Shard:
         """A product's input: a buffer, or rows of the data set by the order."""
         if by_order:
             return {"x": At("data"), "order": At("order")}
-        return {"x": self.at(name), "order": None}
+        return {"x": self.ref(name), "order": None}
 
-    def at(self, name: str | None) -> Value:
+    def ref(self, name: str | None) -> Value:
         """The address of a buffer, a parameter, a statistic or a partial."""
         return None if name is None else self.segments.get(name, At(name))
 
@@ -96,16 +96,16 @@ class Shard:
         """What a kernel changes that also makes the optimizer's step."""
         bias = next((partial.parameter for partial in self.plan.partials if partial.name == op.dbias), None)
         return {
-            "totals": At("totals"), "weight": self.at(op.weight), "bias": self.at(bias),
+            "totals": At("totals"), "weight": self.ref(op.weight), "bias": self.ref(bias),
             "weight_slots": self.slots_of(op.weight), "bias_slots": self.slots_of(bias),
             "size": self.plan.parameter_count,
         }  # fmt: skip
 
     def slots_of(self, name: str | None) -> Value:
         """Where a parameter's first slot lies; each further one a flat array on."""
-        address = self.at(name)
+        start = self.ref(name)
         has_slots = self.plan.optimizer is not None and self.plan.optimizer.slots
-        return At("slots", address.offset) if isinstance(address, At) and has_slots else None
+        return At("slots", start.offset) if isinstance(start, At) and has_slots else None
 
     @property
     def optimizer(self) -> str:

@@ -26,7 +26,7 @@ def forward(shard: Shard, group: DenseForward) -> None:
     k, n = shard.shapes[op.weight]
     shard.add(
         group, kernels.dense_forward(op.activation, tile), tile.grid(shard.rows, n),
-        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), b=shard.at(op.bias), z=shard.stored(op.z),
+        **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z),
         y=shard.stored(op.y), k=k, n=n,
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def partials(shard: Shard, group: DensePartials) -> None:
     entry, grid = _part_product(shard, n, path)
     shard.add(
         group, entry, grid,
-        **shard.rows_of(op.x, group.by_order), w=shard.at(op.weight), partials=added["partials"], k=k, n=n,
+        **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), partials=added["partials"], k=k, n=n,
         part=path.part,
         capacity=shard.plan.capacity,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def add_partials(shard: Shard, group: AddPartials) -> None:
     blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
     shard.add(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
-        **added_partials(shard, op, group.path), b=shard.at(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
+        **added_partials(shard, op, group.path), b=shard.ref(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
     )  # fmt: skip
 
 
@@ -80,8 +80,8 @@ def atomic(shard: Shard, group: DenseAtomic) -> None:
         shard.add(group, kernels.zero(), shard.over_elements(k), x=shard.stored(op.dx), n=k)
     shard.add(
         group, kernels.dense_backward_atomic(), (ceil_div(k, 32), ceil_div(n, 32), 1),
-        x=shard.at(op.x), dz=shard.at(op.dz), w=shard.at(op.weight), dw=shard.at(op.dweight), db=shard.at(op.dbias),
-        dx=shard.at(op.dx), k=k, n=n,
+        x=shard.ref(op.x), dz=shard.ref(op.dz), w=shard.ref(op.weight), dw=shard.ref(op.dweight),
+        db=shard.ref(op.dbias), dx=shard.ref(op.dx), k=k, n=n,
     )  # fmt: skip
 
 
@@ -90,7 +90,8 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
     k, n = shard.shapes[op.weight]
     shard.add(
         group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
-        dz=shard.at(op.dz), w=shard.at(op.weight), saved=shard.at(derivative.saved), dx=shard.stored(op.dx), k=k, n=n,
+        dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved), dx=shard.stored(op.dx), k=k,
+        n=n,
     )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def gradient(shard: Shard, group: DenseGradient) -> None:
     k, n = shard.shapes[op.weight]
     shard.add(
         group, kernels.dense_backward_weight(tile), tile.grid(k, n),
-        **shard.rows_of(op.x, group.by_order), dz=shard.at(op.dz), dw=shard.at(op.dweight), db=shard.at(op.dbias),
+        **shard.rows_of(op.x, group.by_order), dz=shard.ref(op.dz), dw=shard.ref(op.dweight), db=shard.ref(op.dbias),
         k=k, n=n,
     )  # fmt: skip
 
@@ -111,7 +112,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         entry, grid, few = _few_rows(shard, op.x, op.weight, path, by_order=group.by_order)
         parts = few["partials"] if group.leaves_partials else None
         few |= {name: value for name, value in shard.updated(op).items() if name not in few}
-        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.at(op.dz), "partials": parts}, group.title))
+        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": parts}, group.title))
         return
     tile: SimtTile | SplitSm80Tile | str
     if isinstance(path, SmallN):
@@ -121,7 +122,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
     else:
         tile, grid = path.tile, path.tile.grid(k, n)
     values = {
-        **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.at(op.dz), **shard.updated(op), "k": k,
+        **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), "k": k,
         "n": n,
     }  # fmt: skip
     entry = kernels.dense_backward_update(shard.optimizer, tile)
@@ -136,7 +137,7 @@ def _few_rows(
     """The update of few rows, its grid, and those of its values that a run's first step begins with."""
     k, n = shard.shapes[weight]
     values: dict[str, Value] = {
-        "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.at(weight),
+        "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.ref(weight),
         "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "partials": At("parts0"), "k": k,
         "n": n, "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
