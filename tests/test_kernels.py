@@ -111,8 +111,8 @@ def cases_of(entries: Iterable[Entry]) -> list[Case]:
 FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     "barrier removed in gemm_tile": (
         "gemm/simt.cuh",
-        "        __syncthreads();\n        if (Columns::wanted",
-        "        if (Columns::wanted",
+        "        __syncthreads();\n        if (Columns::IS_SUMMED",
+        "        if (Columns::IS_SUMMED",
         kernels.dense_forward("identity", SMALLEST),
     ),
     "border off by one in load_edge": (
@@ -243,8 +243,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "barrier removed in the head": (
         "fused/head.cuh",
-        "            __syncthreads();\n            if (own.computes(k - k0)) add_products",
-        "            if (own.computes(k - k0)) add_products",
+        "            __syncthreads();\n            if (thread.computes(k - k0)) add_products",
+        "            if (thread.computes(k - k0)) add_products",
         kernels.head("huber", "dense"),
     ),
     "the slots of a bias taken for the weight's": (
@@ -267,8 +267,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a product of parts left out": (
         "gemm/split_sm80.cuh",
-        "for (int both = T::PARTS - 1; both",
-        "for (int both = T::PARTS - 2; both",
+        "for (int both = T::COMPONENTS - 1; both",
+        "for (int both = T::COMPONENTS - 2; both",
         kernels.dense_forward_split_k(kernels.SPLIT_SM80),
     ),
     "what does not split is taken as it is": (
@@ -286,8 +286,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a warpgroup's products of parts left out": (
         "gemm/split_sm90.cuh",
-        "for (int both = T::PARTS - 1; both",
-        "for (int both = T::PARTS - 2; both",
+        "for (int both = T::COMPONENTS - 1; both",
+        "for (int both = T::COMPONENTS - 2; both",
         kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
     "a stage of the ring is given back before it was read": (
@@ -298,8 +298,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what is recomputed is put away as it is": (
         "gemm/split_sm90.cuh",
-        "is_right ? held[i] : again(row(i), column(i))",
-        "is_right ? held[i] : 0 * again(row(i), column(i)) + held[i]",
+        "is_right ? held[i] : recompute(row(i), column(i))",
+        "is_right ? held[i] : 0 * recompute(row(i), column(i)) + held[i]",
         kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
     "the last slot is moved, but stays behind": (
@@ -340,8 +340,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "patch read before it is whole": (
         "gemm/staging.cuh",
-        "            stage(c + each * (WIDTH / 2), patch);\n            __syncwarp();\n",
-        "            stage(c + each * (WIDTH / 2), patch);\n",
+        "            stage(c + piece * (WIDTH / 2), staging);\n            __syncwarp();\n",
+        "            stage(c + piece * (WIDTH / 2), staging);\n",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "component's lines read before they are there": (

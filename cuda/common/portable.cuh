@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned lanes_like(int bits) {
 }
 
 // Brings the 128 bytes around an address to the second-level cache, sometime.
-__device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+__device__ __forceinline__ void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
 // What is waited for comes within a microsecond, so the device does not sleep.
@@ -61,22 +61,22 @@ __device__ __forceinline__ void sync_some() {
 
 // A word that other blocks read while the kernel runs, whole: it is in the cache that they share, not in the
 // multiprocessor's own.  And two words, each of them whole, at a multiple of 16 bytes.
-__device__ __forceinline__ void store_word(uint64_t* place, uint64_t word) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(place), "l"(word) : "memory");
+__device__ __forceinline__ void store_word(uint64_t* address, uint64_t word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
 }
 
-__device__ __forceinline__ uint64_t load_word(const uint64_t* place) {
+__device__ __forceinline__ uint64_t load_word(const uint64_t* address) {
     uint64_t word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(place) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(address) : "memory");
     return word;
 }
 
-__device__ __forceinline__ void store_word_pair(uint64_t* place, uint64_t first, uint64_t second) {
-    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(place), "l"(first), "l"(second) : "memory");
+__device__ __forceinline__ void store_word_pair(uint64_t* address, uint64_t first, uint64_t second) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
 }
 
-__device__ __forceinline__ void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& second) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
+__device__ __forceinline__ void load_word_pair(const uint64_t* address, uint64_t& first, uint64_t& second) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
 }
 
 // Adds 1 to a word that blocks count by, and returns what it was: who finds the last number sees all that the others wrote

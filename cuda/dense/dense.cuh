@@ -22,10 +22,10 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
     gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
-        const int64_t at = static_cast<int64_t>(rows.first + row) * n + column;
+        const int64_t offset = static_cast<int64_t>(rows.first + row) * n + column;
         const float sum = value + (b ? b[column] : 0.0f);
-        if (z) z[at] = sum;
-        y[at] = Activation::forward(sum);
+        if (z) z[offset] = sum;
+        y[offset] = Activation::forward(sum);
     });
 }
 
@@ -40,8 +40,8 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> a = {dz + static_cast<int64_t>(rows.first) * n, rows.count, n, n};
     const Operand<true> weights = {w, k, n, n};
     gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
-        const int64_t at = static_cast<int64_t>(rows.first + row) * k + column;
-        dx[at] = saved ? value * Activation::derivative(saved[at]) : value;
+        const int64_t offset = static_cast<int64_t>(rows.first + row) * k + column;
+        dx[offset] = saved ? value * Activation::derivative(saved[offset]) : value;
     });
 }
 

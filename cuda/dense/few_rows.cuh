@@ -19,20 +19,20 @@ struct FewRowsForward {
 
 // A stretch of memory on its way to shared memory; `vectored` where it begins and ends at vectors.
 struct Piece {
-    float held[FewRowsForward::PER_THREAD];
+    float fetched[FewRowsForward::PER_THREAD];
 
     __device__ __forceinline__ void fetch(const float* from, int size, bool vectored) {
         if (vectored) {
 #pragma unroll
             for (int i = 0; i < FewRowsForward::PER_THREAD; i += 4) {
-                const int at = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4;
-                unpack(at < size ? *reinterpret_cast<const float4*>(from + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), held + i);
+                const int offset = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4;
+                unpack(offset < size ? *reinterpret_cast<const float4*>(from + offset) : make_float4(0.0f, 0.0f, 0.0f, 0.0f), fetched + i);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < FewRowsForward::PER_THREAD; ++i) {
-                const int at = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4 + i % 4;
-                held[i] = at < size ? from[at] : 0.0f;
+                const int offset = (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4 + i % 4;
+                fetched[i] = offset < size ? from[offset] : 0.0f;
             }
         }
     }
@@ -40,7 +40,7 @@ struct Piece {
     __device__ __forceinline__ void stage(float* shared) const {
 #pragma unroll
         for (int i = 0; i < FewRowsForward::PER_THREAD; i += 4)
-            store_four(shared + (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4, held + i);
+            store_four(shared + (i / 4 * FewRowsForward::THREADS + threadIdx.x) * 4, fetched + i);
     }
 };
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ void few_rows(const float* staged, const float* stage
 
 template <int ROWS>
 __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, const int* lines, const float* w,
-                                              float* parts, int k, int n, int k_begin, int k_end) {
+                                              float* partials, int k, int n, int k_begin, int k_end) {
     constexpr int COLUMNS = FewRowsForward::MOST_COLUMNS / FewRowsForward::THREADS;
     SHARED(float, staged);
     float* const staged_x = staged + FewRowsForward::PIECE;
@@ -97,16 +97,16 @@ __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, 
         const int column = threadIdx.x + c * FewRowsForward::THREADS;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
-            if (r < rows.count && column < n) parts[static_cast<int64_t>(rows.first + r) * n + column] = sums[c][r];
+            if (r < rows.count && column < n) partials[static_cast<int64_t>(rows.first + r) * n + column] = sums[c][r];
     }
 }
 
 __device__ __forceinline__ void dense_forward_few_rows(const Step* step, int shard, int shards, const float* x,
-                                                       const int* order, const float* w, float* parts, int k, int n,
+                                                       const int* order, const float* w, float* partials, int k, int n,
                                                        int part, int capacity) {
     const Rows rows = shard_rows(step, shard, shards);
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
-    float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
+    float* const out = partials + static_cast<int64_t>(blockIdx.z) * capacity * n;
     const float* const from = first_input_row(rows, x, order, k);
     const int* const lines = row_indices(rows, order);
     if (rows.count <= 1)

@@ -63,7 +63,7 @@ struct FewRows {
 
 template <class Rule, int ROWS, int WIDTH>
 __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& next, const float* dz, float* weight,
-                                           float* slots, int64_t size, float scale, const float* rates, float* parts,
+                                           float* slots, int64_t size, float scale, const float* rates, float* partials,
                                            int k, int n, int part, int capacity) {
     using T = FewRowsUpdate;
     constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / HELD;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     }
 
     // The teams' sums of z take the place of x.
-    if (!parts) return;
+    if (!partials) return;
     const int columns = width * WIDTH;
     __syncthreads();
 #pragma unroll
@@ -151,7 +151,7 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     for (int at = threadIdx.x; at < next.count * columns; at += T::THREADS) {
         float sum = shared[at];
         for (int t = 1; t < teams; ++t) sum += shared[t * ROWS * columns + at];
-        parts[(static_cast<int64_t>(blockIdx.x) * capacity + at / columns) * n + n0 + at % columns] = sum;
+        partials[(static_cast<int64_t>(blockIdx.x) * capacity + at / columns) * n + n0 + at % columns] = sum;
     }
 }
 
@@ -195,12 +195,12 @@ struct FewRowsStep {
 template <class Rule>
 __device__ __forceinline__ void dense_update_few_rows(const Step* step, const float* x, const int* order, const float* dz,
                                                  const double* totals, float* weight, float* bias, float* weight_slots,
-                                                 float* bias_slots, int64_t size, float* parts, int k, int n, int part,
+                                                 float* bias_slots, int64_t size, float* partials, int k, int n, int part,
                                                  int capacity) {
     const FewRowsStep<Rule> few(step, x, order, dz, totals);
     const auto run = [&](auto held, auto wide) {
         update_few<Rule, decltype(held)::value, decltype(wide)::value>(few.rows, few.next, dz, weight, weight_slots,
-                                                                       size, few.scale, few.rates, parts, k, n, part,
+                                                                       size, few.scale, few.rates, partials, k, n, part,
                                                                        capacity);
     };
     // Columns in pairs where the arrays allow it; slots lie a multiple of `size` elements apart.

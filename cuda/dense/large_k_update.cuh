@@ -41,56 +41,56 @@ struct UpdatedTile {
     using T = LargeKUpdate<Rule>;
     float* first[T::ARRAYS];
     bool vectored = true;
-    int mover;
-    float4 held[T::UNITS][T::ARRAYS];
+    int thread;
+    float4 fetched[T::UNITS][T::ARRAYS];
 
-    __device__ __forceinline__ UpdatedTile(float* weight, float* slots, int64_t size, int mover) : mover(mover) {
+    __device__ __forceinline__ UpdatedTile(float* weight, float* slots, int64_t size, int thread) : thread(thread) {
         first[0] = weight;
         for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s] = slots + s * size;
         for (int i = 0; i < T::ARRAYS; ++i) vectored = vectored && reinterpret_cast<uintptr_t>(first[i]) % 16 == 0;
     }
 
-    __device__ __forceinline__ int place(int unit) const { return 4 * (mover + unit * T::UPDATE_THREADS); }
-    __device__ __forceinline__ bool holds(int unit, int length) const { return vectored && place(unit) + 4 <= length; }
+    __device__ __forceinline__ int element(int unit) const { return 4 * (thread + unit * T::UPDATE_THREADS); }
+    __device__ __forceinline__ bool holds(int unit, int length) const { return vectored && element(unit) + 4 <= length; }
 
-    __device__ __forceinline__ void fetch(int64_t at, int length) {
+    __device__ __forceinline__ void fetch(int64_t offset, int length) {
 #pragma unroll
         for (int unit = 0; unit < T::UNITS; ++unit)
 #pragma unroll
             for (int i = 0; i < T::ARRAYS; ++i)
                 if (holds(unit, length))
-                    held[unit][i] = *reinterpret_cast<const float4*>(first[i] + at + place(unit));
+                    fetched[unit][i] = *reinterpret_cast<const float4*>(first[i] + offset + element(unit));
     }
 
     // All of the tile by a step along its sums, and back to memory.
-    __device__ __forceinline__ void move(int64_t at, int length, const float* sums, float scale,
+    __device__ __forceinline__ void update(int64_t offset, int length, const float* sums, float scale,
                                          const float* rates) const {
 #pragma unroll
         for (int unit = 0; unit < T::UNITS; ++unit) {
             if (!holds(unit, length)) continue;
             float sum[4], values[T::ARRAYS][4];
-            load_four(sums + place(unit), sum);
+            load_four(sums + element(unit), sum);
 #pragma unroll
             for (int i = 0; i < T::ARRAYS; ++i)
-                unpack(held[unit][i], values[i]);
+                unpack(fetched[unit][i], values[i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float own[T::ARRAYS];  // of which the last one is unused
+                float slot[T::ARRAYS];  // of which the last one is unused
 #pragma unroll
-                for (int s = 0; s < Rule::SLOTS; ++s) own[s] = values[1 + s][e];
-                step_parameter<Rule>(values[0][e], own, sum[e], scale, rates, penalty_slope(values[0][e]));
+                for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = values[1 + s][e];
+                step_parameter<Rule>(values[0][e], slot, sum[e], scale, rates, penalty_slope(values[0][e]));
 #pragma unroll
-                for (int s = 0; s < Rule::SLOTS; ++s) values[1 + s][e] = own[s];
+                for (int s = 0; s < Rule::SLOTS; ++s) values[1 + s][e] = slot[s];
             }
 #pragma unroll
-            for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + at + place(unit), values[i]);
+            for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + offset + element(unit), values[i]);
         }
-        for (int e = (vectored ? length / 4 * 4 : 0) + mover; e < length; e += T::UPDATE_THREADS) {  // what is not held
-            float w = first[0][at + e], own[T::ARRAYS];
-            for (int s = 0; s < Rule::SLOTS; ++s) own[s] = first[1 + s][at + e];
-            step_parameter<Rule>(w, own, sums[e], scale, rates, penalty_slope(w));
-            first[0][at + e] = w;
-            for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s][at + e] = own[s];
+        for (int e = (vectored ? length / 4 * 4 : 0) + thread; e < length; e += T::UPDATE_THREADS) {  // what is not held
+            float w = first[0][offset + e], slot[T::ARRAYS];
+            for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = first[1 + s][offset + e];
+            step_parameter<Rule>(w, slot, sums[e], scale, rates, penalty_slope(w));
+            first[0][offset + e] = w;
+            for (int s = 0; s < Rule::SLOTS; ++s) first[1 + s][offset + e] = slot[s];
         }
     }
 };
@@ -105,7 +105,7 @@ struct LargeKBlock {
     unsigned char *components, *staged;
     float* sums;                       // of a tile, group after group
     uint32_t summed, taken;            // barriers of each group: its sums are there, and were taken
-    const float** starts;              // of x's rows
+    const float** row_starts;              // of x's rows
     int* column_flags;
     Ring<RingX> ring;
 
@@ -113,8 +113,8 @@ struct LargeKBlock {
         : x(x), dz(dz), n(dz.outer), components(shared), staged(components + T::Components::BYTES + 4 * T::GROUPS * T::SUMS),
           sums(reinterpret_cast<float*>(components + T::Components::BYTES)), summed(shared_address(staged + RingX::BYTES)),
           taken(summed + 8 * T::GROUPS),
-          starts(reinterpret_cast<const float**>(staged + RingX::BYTES + 2 * T::GROUPS * 8)),
-          column_flags(reinterpret_cast<int*>(starts + T::ROWS)), ring(staged) {
+          row_starts(reinterpret_cast<const float**>(staged + RingX::BYTES + 2 * T::GROUPS * 8)),
+          column_flags(reinterpret_cast<int*>(row_starts + T::ROWS)), ring(staged) {
         const int stretch = ceil_div(x.outer, gridDim.x * T::LINES) * T::LINES;
         begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
         count = max(0, end - begin + T::LINES - 1) / T::LINES;
@@ -123,10 +123,10 @@ struct LargeKBlock {
     }
 
     // The last tile comes first: the forward product read it last.
-    __device__ __forceinline__ int first_line(int tile) const { return begin + (count - 1 - tile) * T::LINES; }
-    __device__ __forceinline__ int64_t place(int tile) const { return static_cast<int64_t>(first_line(tile)) * n; }
+    __device__ __forceinline__ int first_row(int tile) const { return begin + (count - 1 - tile) * T::LINES; }
+    __device__ __forceinline__ int64_t tile_offset(int tile) const { return static_cast<int64_t>(first_row(tile)) * n; }
     __device__ __forceinline__ int length(int tile) const {
-        return tile < count ? min(T::LINES, end - first_line(tile)) * n : 0;
+        return tile < count ? min(T::LINES, end - first_row(tile)) * n : 0;
     }
 
     // dz is read before any x is asked for, behind which it would have to wait.
@@ -140,54 +140,54 @@ struct LargeKBlock {
             barrier_publish();
         }
         for (int i = threadIdx.x; i < T::COLUMNS; i += T::THREADS) column_flags[i] = 0;
-        find_rows<T::ROWS, T::THREADS>(x, 0, x.inner, starts);
+        find_rows<T::ROWS, T::THREADS>(x, 0, x.inner, row_starts);
         constexpr int OCTETS = T::COLUMNS * T::ROWS / 8, EACH = ceil_div(OCTETS, T::THREADS);
         float deltas[EACH][8];
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                const int at = threadIdx.x + i * T::THREADS, column = at % T::COLUMNS, row = at / T::COLUMNS * 8 + e;
+                const int unit = threadIdx.x + i * T::THREADS, column = unit % T::COLUMNS, row = unit / T::COLUMNS * 8 + e;
                 deltas[i][e] = column < n && row < dz.inner ? dz.at(column, row) : 0.0f;
             }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int at = threadIdx.x + i * T::THREADS, column = at % T::COLUMNS;
-            if (at < OCTETS && T::Components::store(components, column, at / T::COLUMNS, deltas[i])) column_flags[column] = 1;
+            const int unit = threadIdx.x + i * T::THREADS, column = unit % T::COLUMNS;
+            if (unit < OCTETS && T::Components::store(components, column, unit / T::COLUMNS, deltas[i])) column_flags[column] = 1;
         }
         publish_shared();
         __syncthreads();
     }
 
-    __device__ __forceinline__ void copy(int copier) {
+    __device__ __forceinline__ void produce(int thread) {
         const bool vectored = is_vectored(x.data, x.pitch);
         for (int tile = 0; tile < count; ++tile)
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_empty();
                 copy_rows<RingX::DEPTH, T::LINES, RingX::PITCH, T::PRODUCER_THREADS>(
-                    starts + slice * RingX::DEPTH, x.data, vectored, first_line(tile), end, ring.address(), copier);
+                    row_starts + slice * RingX::DEPTH, x.data, vectored, first_row(tile), end, ring.address(), thread);
                 barrier_arrive_copied(ring.full + 8 * ring.stage);
                 ring.advance();
             }
     }
 
-    __device__ __forceinline__ void move(UpdatedTile<Rule> own, float scale, const float* rates) const {
-        own.fetch(place(0), length(0));
+    __device__ __forceinline__ void update(UpdatedTile<Rule> updated, float scale, const float* rates) const {
+        updated.fetch(tile_offset(0), length(0));
         for (int tile = 0; tile < count; ++tile) {
             const int group = tile % T::GROUPS;
             barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);
-            own.move(place(tile), length(tile), sums + group * T::SUMS, scale, rates);
+            updated.update(tile_offset(tile), length(tile), sums + group * T::SUMS, scale, rates);
             __syncwarp();
             if (threadIdx.x % WARP == 0) barrier_arrive<1>(taken + 8 * group, 0);
             // Not four by four between the steps: to wait for a load is to wait for those after it as well.
-            own.fetch(place(tile + 1), length(tile + 1));
+            updated.fetch(tile_offset(tile + 1), length(tile + 1));
         }
     }
 
     __device__ __forceinline__ void multiply(int group) {
         const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
-        float* const own_sums = sums + group * T::SUMS + warp * 16 * n;
+        float* const warp_sums = sums + group * T::SUMS + warp * 16 * n;
         bool any_column = false;
         for (int i = lane; i < T::COLUMNS; i += WARP) any_column = any_column || column_flags[i];
         const float* slice = nullptr;
@@ -214,8 +214,8 @@ struct LargeKBlock {
                     begin_slice();
                 }
                 parts.fill(row, [=](int line, int row) {
-                    const float* const at = slice + row % RingX::DEPTH * RingX::PITCH + line;
-                    return make_float2(at[0], at[RingX::PITCH]);
+                    const float* const source = slice + row % RingX::DEPTH * RingX::PITCH + line;
+                    return make_float2(source[0], source[RingX::PITCH]);
                 });
             };
             for (int row0 = 0; row0 < x.inner; row0 += SplitProduct::PROMOTED) {
@@ -229,7 +229,7 @@ struct LargeKBlock {
                 for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += part[i];
             }
             barrier_wait(taken + 8 * group, parity);
-            const int line = first_line(tile) + warp * 16;
+            const int line = first_row(tile) + warp * 16;
             finish_fragments(
                 c, parts.least, column_flags, any_column, end - line, n,
                 [=](int row, int column) {
@@ -237,8 +237,8 @@ struct LargeKBlock {
                     for (int r = 0; r < x.inner; ++r) sum = fmaf(x.at(line + row, r), dz.at(column, r), sum);
                     return sum;
                 },
-                [=](bool wanted, int row, int column, float sum) {
-                    if (wanted) own_sums[row * n + column] = sum;
+                [=](bool is_inside, int row, int column, float sum) {
+                    if (is_inside) warp_sums[row * n + column] = sum;
                 });
             __syncwarp();
             if (lane == 0) barrier_arrive<1>(summed + 8 * group, 0);
@@ -274,10 +274,10 @@ __device__ __forceinline__ void dense_backward_update_large_k(const Step* step, 
         tiles.multiply(threadIdx.x / WARPGROUP);
     } else if (threadIdx.x < T::COMPUTE_THREADS + T::UPDATE_THREADS) {
         registers_lower<T::UPDATE_REGISTERS>();
-        tiles.move(UpdatedTile<Rule>(weight, weight_slots, size, threadIdx.x - T::COMPUTE_THREADS), scale, rates);
+        tiles.update(UpdatedTile<Rule>(weight, weight_slots, size, threadIdx.x - T::COMPUTE_THREADS), scale, rates);
     } else {
         registers_lower<T::PRODUCER_REGISTERS>();
-        tiles.copy(threadIdx.x - T::COMPUTE_THREADS - T::UPDATE_THREADS);
+        tiles.produce(threadIdx.x - T::COMPUTE_THREADS - T::UPDATE_THREADS);
     }
 }
 

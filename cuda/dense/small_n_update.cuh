@@ -18,7 +18,7 @@ struct SmallN {
     static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
     static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and behind it
-    static_assert(4 * WARPS * LINES * COLUMNS <= SHARED_BYTES, "the sums of all warps take the place of dz");
+    static_assert(4 * WARPS * LINES * COLUMNS <= SHARED_BYTES, "the sums of all warps take the parameter of dz");
     static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
 };
 
@@ -33,14 +33,14 @@ __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int colu
         for (int i = 0; i < MOST; ++i) values[i] = load_row(dz, size, 4 * (threadIdx.x + i * T::THREADS), true);
 #pragma unroll
         for (int i = 0; i < MOST; ++i) {
-            const int at = 4 * (threadIdx.x + i * T::THREADS);
-            if (at < size) *reinterpret_cast<float4*>(shared + at) = values[i];
+            const int offset = 4 * (threadIdx.x + i * T::THREADS);
+            if (offset < size) *reinterpret_cast<float4*>(shared + offset) = values[i];
         }
         return;
     }
-    const int apart = T::THREADS / columns, column = threadIdx.x % columns, first = threadIdx.x / columns;
+    const int stride = T::THREADS / columns, column = threadIdx.x % columns, first = threadIdx.x / columns;
 #pragma unroll 8
-    for (int r = first < apart ? first : rows; r < rows; r += apart)
+    for (int r = first < stride ? first : rows; r < rows; r += stride)
         shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
 }
 
@@ -57,13 +57,13 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
 
     // What the first threads move in the end, on its way from the beginning.
     const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
-    const bool moves = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
+    const bool updates = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
-    InPlace<Rule> place = row < k ? of_weight : of_bias;
-    typename InPlace<Rule>::Loaded held = {};
-    if (moves) held = place.load(row < k ? row : 0, column);
+    InPlace<Rule> parameter = row < k ? of_weight : of_bias;
+    typename InPlace<Rule>::Loaded loaded = {};
+    if (updates) loaded = parameter.load(row < k ? row : 0, column);
 
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
@@ -106,28 +106,28 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
 #pragma unroll
                 for (int j = 0; j < T::PER_LANE; ++j) {  // also of columns that there are not: no one asks for their sums
                     const float delta = shared[r * pitch + group * T::PER_LANE + j];
-                    float* const its = sums[group] + j * T::PER_LANE;
+                    float* const column_sums = sums[group] + j * T::PER_LANE;
 #pragma unroll
-                    for (int q = 0; q < T::PER_LANE; ++q) its[q] = fmaf(values[i][q], delta, its[q]);
+                    for (int q = 0; q < T::PER_LANE; ++q) column_sums[q] = fmaf(values[i][q], delta, column_sums[q]);
                 }
             }
         }
     }
     __syncthreads();
-    const int mine = lane % T::LANES, my_line = lane / T::LANES * T::PER_LANE + mine % T::PER_LANE;
+    const int half_lane = lane % T::LANES, summed_line = lane / T::LANES * T::PER_LANE + half_lane % T::PER_LANE;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         if (group * T::PER_LANE >= columns) break;
         const float sum = sum_to_lanes(sums[group]);
-        shared[(warp * T::LINES + my_line) * T::COLUMNS + group * T::PER_LANE + mine / T::PER_LANE] = sum;
+        shared[(warp * T::LINES + summed_line) * T::COLUMNS + group * T::PER_LANE + half_lane / T::PER_LANE] = sum;
     }
     __syncthreads();
-    if (!moves) return;
+    if (!updates) return;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::LINES * T::COLUMNS + threadIdx.x];
-    place.scale = static_cast<float>(inverse_weight(read_totals));
-    place.put(row < k ? row : 0, column, sum, held);
+    parameter.scale = static_cast<float>(inverse_weight(read_totals));
+    parameter.put(row < k ? row : 0, column, sum, loaded);
 }
 
 }  // namespace mlpgpu

@@ -25,7 +25,7 @@ struct StoreRows {
 // Grid: (row tiles, column tiles, parts).
 template <class T>
 __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shard, int shards, const float* x,
-                                                   const int* order, const float* w, float* parts, int k, int n,
+                                                   const int* order, const float* w, float* partials, int k, int n,
                                                    int part, int capacity) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shar
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    float* const out = parts + static_cast<int64_t>(blockIdx.z) * capacity * n;
+    float* const out = partials + static_cast<int64_t>(blockIdx.z) * capacity * n;
     gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), StoreRows{out, rows.first, n});
 }
 
@@ -46,7 +46,7 @@ struct PartSum {
 };
 
 template <class Activation>
-__device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int shard, int shards, const float* parts,
+__device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int shard, int shards, const float* partials,
                                                   const float* b, float* z, float* y, int n, int count, int capacity) {
     SHARED(float, shared);  // (warps, elements)
     const Rows rows = shard_rows(step, shard, shards);
@@ -56,19 +56,19 @@ __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int
     const int run = ceil_div(count, PartSum::WARPS);
     for (int64_t start = blockIdx.x * static_cast<int64_t>(WARP); start < size;
          start += gridDim.x * static_cast<int64_t>(WARP)) {
-        const int64_t at = first + start + lane;
+        const int64_t offset = first + start + lane;
         const bool inside = start + lane < size;
         float sum = 0.0f;
 #pragma unroll 16
         for (int part = warp * run; part < min(count, (warp + 1) * run); ++part)
-            sum += inside ? parts[part * pitch + at] : 0.0f;
+            sum += inside ? partials[part * pitch + offset] : 0.0f;
         shared[threadIdx.x] = sum;
         __syncthreads();
         if (warp == 0 && inside) {
             for (int w = 1; w < PartSum::WARPS; ++w) sum += shared[w * WARP + lane];
-            sum += b ? b[at % n] : 0.0f;
-            if (z) z[at] = sum;
-            y[at] = Activation::forward(sum);
+            sum += b ? b[offset % n] : 0.0f;
+            if (z) z[offset] = sum;
+            y[offset] = Activation::forward(sum);
         }
         __syncthreads();
     }

@@ -38,11 +38,11 @@ struct ForwardEpilogue {
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
-        const int64_t at = static_cast<int64_t>(row) * n;
-        if (z && row < rows) store_row<ALIGNED>(z + at, n, column, sum);
+        const int64_t offset = static_cast<int64_t>(row) * n;
+        if (z && row < rows) store_row<ALIGNED>(z + offset, n, column, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
-        if (y && row < rows) store_row<ALIGNED>(y + at, n, column, sum);
+        if (y && row < rows) store_row<ALIGNED>(y + offset, n, column, sum);
         if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}

@@ -37,27 +37,27 @@ struct ReadTarget {
 // all their loads are on their way before they store the first.
 struct HeadColumns {
     static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
-    int place, apart, all;
+    int start, stride, all;
     float values[MOST];
 
     __device__ __forceinline__ HeadColumns(const float* w, int k, int n, int k0, int j0) {
         const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
-        apart = Head::THREADS / columns;
+        stride = Head::THREADS / columns;
         const int column = threadIdx.x % columns, first = threadIdx.x / columns;
-        const int end = first < apart ? round_up(lines, Head::OF_WARP) : 0;
+        const int end = first < stride ? round_up(lines, Head::OF_WARP) : 0;
         const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
-        const int64_t step = static_cast<int64_t>(apart) * n;
-        const int own = ceil_div(min(lines, end) - first, apart);
-        all = ceil_div(end - first, apart), place = column * Head::PITCH + first;
+        const int64_t step = static_cast<int64_t>(stride) * n;
+        const int rows_of_w = ceil_div(min(lines, end) - first, stride);
+        all = ceil_div(end - first, stride), start = column * Head::PITCH + first;
 #pragma unroll
-        for (int i = 0; i < MOST; ++i, from += step) values[i] = i < own ? __ldcg(from) : 0.0f;
+        for (int i = 0; i < MOST; ++i, from += step) values[i] = i < rows_of_w ? __ldcg(from) : 0.0f;
     }
 
     // To staged (GROUP, PITCH).
     __device__ __forceinline__ void put(float* staged) const {
         constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
 #pragma unroll
-        for (int i = 0, at = place; i < MOST; ++i, at += apart) staged[i < all ? at : NOWHERE] = values[i];
+        for (int i = 0, offset = start; i < MOST; ++i, offset += stride) staged[i < all ? offset : NOWHERE] = values[i];
     }
 };
 
@@ -109,7 +109,7 @@ struct HeadThread {
 };
 
 // Adds to partial (WARPS, ROWS, MOST_COLUMNS) the products of x's values with the staged columns from j0 on.
-__device__ __forceinline__ void add_products(const HeadThread& own, const float (&x)[HeadThread::COUNT],
+__device__ __forceinline__ void add_products(const HeadThread& thread, const float (&x)[HeadThread::COUNT],
                                              const float* staged, int j0, int n, bool is_first, float* partial) {
     constexpr int ROWS = Head::ROWS_PER_LANE, COLUMNS = Head::LANES / ROWS;
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ __forceinline__ void add_products(const HeadThread& own, const float 
         for (int c = 0; c < COLUMNS; ++c) {
             if (j0 + j + c >= n) break;
             float w[Head::PER_LANE];
-            own.weights(staged + (j + c) * Head::PITCH, w);
+            thread.weights(staged + (j + c) * Head::PITCH, w);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -128,9 +128,9 @@ __device__ __forceinline__ void add_products(const HeadThread& own, const float 
                     sums[c * ROWS + r] = fmaf(x[r * Head::PER_LANE + i], w[i], sums[c * ROWS + r]);
         }
         const float sum = sum_to_lanes(sums);
-        const int mine = own.lane % Head::LANES, row = own.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
+        const int mine = thread.lane % Head::LANES, row = thread.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
         if (column >= n) continue;
-        float& place = partial[(own.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
+        float& place = partial[(thread.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
         place = is_first ? sum : place + sum;
     }
 }
@@ -161,15 +161,15 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 }
 
 // The lines of a block's rows of dx, from the largest exponents of what each thread has of them.
-__device__ __forceinline__ void store_row_scales(const HeadThread& own, const int (&tops)[Head::ROWS_PER_LANE], int rows,
+__device__ __forceinline__ void store_row_scales(const HeadThread& thread, const int (&tops)[Head::ROWS_PER_LANE], int rows,
                                           int* of_warps, int* lines) {
 #pragma unroll
     for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
         int top = tops[r];
 #pragma unroll
         for (int apart = Head::LANES / 2; apart > 0; apart /= 2) top = max(top, __shfl_xor_sync(WARP_ALL, top, apart));
-        if (own.lane % Head::LANES == 0 && own.warp < Head::WARPS)
-            of_warps[own.warp * Head::ROWS + own.row0 + r] = top;
+        if (thread.lane % Head::LANES == 0 && thread.warp < Head::WARPS)
+            of_warps[thread.warp * Head::ROWS + thread.row0 + r] = top;
     }
     __syncthreads();
     const int row = threadIdx.x;
@@ -181,22 +181,22 @@ __device__ __forceinline__ void store_row_scales(const HeadThread& own, const in
 }
 
 // A thread's part of the block's rows of dx from column k0 on, to so many components of bfloat16; 0 where there is no row.
-__device__ __forceinline__ void put_components(const HeadThread& own, const float (&dx)[HeadThread::COUNT], int rows, int k,
+__device__ __forceinline__ void put_components(const HeadThread& thread, const float (&dx)[HeadThread::COUNT], int rows, int k,
                                            int k0, int row0, uint16_t* to, int64_t component_stride, int components) {
     constexpr int ROWS = 2;               // held at once
     const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
 #pragma unroll
     for (int v = 0; v < HeadThread::VECTORS; ++v) {
-        const int column = k0 + own.place(v);
+        const int column = k0 + thread.place(v);
         if (column >= k) break;
-        uint16_t* place = to + static_cast<int64_t>(row0 + own.row0) * pitch + column;
+        uint16_t* place = to + static_cast<int64_t>(row0 + thread.row0) * pitch + column;
 #pragma unroll
         for (int r0 = 0; r0 < Head::ROWS_PER_LANE; r0 += ROWS) {
             float2 pairs[2 * ROWS];
 #pragma unroll
             for (int i = 0; i < 2 * ROWS; ++i) {
                 const float* const pair = dx + (r0 + i / 2) * Head::PER_LANE + 4 * v + i % 2 * 2;
-                pairs[i] = own.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
+                pairs[i] = thread.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
             }
             unsigned words[MOST_COMPONENTS][2 * ROWS];
             hold_bfloats(pairs, components, words);
@@ -227,16 +227,16 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     float* const z = partial + T::PARTIAL;                // (ROWS, MOST_COLUMNS)
     float* const deltas = z + T::LOGITS;                  // (n, ROWS)
     float* const errors = deltas + T::LOGITS;             // (ROWS, 2)
-    const HeadThread own;
+    const HeadThread thread;
     const Rows shard_of = shard_rows(step, shard, shards);
     const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, shard_of.count - row0);
     const int64_t first = shard_of.first + row0;  // of the block's rows, in the batch
     const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // W that is staged serves both products
 
     // A warp's row and a lane's column, of the loss.
-    const bool is_there = own.has_row() && own.warp < rows, has_column = own.lane < n;
-    const int64_t from = is_there ? order[shard_of.order + first + own.warp] : 0;
-    const float bias = b && has_column ? __ldcg(b + own.lane) : 0.0f;
+    const bool is_there = thread.has_row() && thread.warp < rows, has_column = thread.lane < n;
+    const int64_t from = is_there ? order[shard_of.order + first + thread.warp] : 0;
+    const float bias = b && has_column ? __ldcg(b + thread.lane) : 0.0f;
     ReadTarget<Target> target = {0.0f};
     float row_weight = 1.0f;
     float values[HeadThread::COUNT];  // of x, and later of dx's slope
@@ -244,37 +244,37 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         for (int j0 = 0; j0 < n; j0 += T::GROUP) {
             const HeadColumns columns(w, k, n, k0, j0);
             if (k0 + j0 == 0) pdl_wait_and_trigger();
-            if (j0 == 0 && own.computes(k - k0)) own.load(x + first * k, rows, k, k0, values);
+            if (j0 == 0 && thread.computes(k - k0)) thread.load(x + first * k, rows, k, k0, values);
             columns.put(staged);
             if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
-                if (has_column) target.t = Target{targets, from, n, mean, scale}(own.lane);
+                if (has_column) target.t = Target{targets, from, n, mean, scale}(thread.lane);
                 if (weights) row_weight = weights[from];
             }
             __syncthreads();
-            if (own.computes(k - k0)) add_products(own, values, staged, j0, n, k0 == 0, partial);
+            if (thread.computes(k - k0)) add_products(thread, values, staged, j0, n, k0 == 0, partial);
             __syncthreads();
         }
     }
     if (is_there) {
-        float* const logits = z + own.warp * T::MOST_COLUMNS;
+        float* const logits = z + thread.warp * T::MOST_COLUMNS;
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < T::WARPS; ++i)
-            if (i * T::OF_WARP < k) sum += partial[(i * T::ROWS + own.warp) * T::MOST_COLUMNS + own.lane];
-        if (has_column) logits[own.lane] = sum + bias;
+            if (i * T::OF_WARP < k) sum += partial[(i * T::ROWS + thread.warp) * T::MOST_COLUMNS + thread.lane];
+        if (has_column) logits[thread.lane] = sum + bias;
         __syncwarp();
         const float value = weighted_row<Loss>(logits, n, target, row_weight, [=](int j, float d) {
-            deltas[j * T::ROWS + own.warp] = d;
-            delta[(first + own.warp) * n + j] = d;
+            deltas[j * T::ROWS + thread.warp] = d;
+            delta[(first + thread.warp) * n + j] = d;
         });
-        if (own.lane == 0) errors[2 * own.warp] = value, errors[2 * own.warp + 1] = row_weight;
-    } else if (own.has_row()) {
-        deltas[own.lane * T::ROWS + own.warp] = 0.0f;
-        if (own.lane == 0) errors[2 * own.warp] = errors[2 * own.warp + 1] = 0.0f;
+        if (thread.lane == 0) errors[2 * thread.warp] = value, errors[2 * thread.warp + 1] = row_weight;
+    } else if (thread.has_row()) {
+        deltas[thread.lane * T::ROWS + thread.warp] = 0.0f;
+        if (thread.lane == 0) errors[2 * thread.warp] = errors[2 * thread.warp + 1] = 0.0f;
     }
     __syncthreads();
     if (rows <= 0) pdl_wait_and_trigger();
-    if (own.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
+    if (thread.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
 
     const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;
@@ -283,22 +283,22 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     for (int& top : tops) top = NO_EXPONENT;
     for (int k0 = 0; k0 < k; k0 += T::DEPTH) {
         float sum[HeadThread::COUNT] = {};
-        if (!own.computes(k - k0)) continue;
+        if (!thread.computes(k - k0)) continue;
 #pragma unroll 2
         for (int j = 0; j < n && !is_padding; ++j) {
             float of_w[T::PER_LANE], of_delta[T::ROWS_PER_LANE];
             if (is_whole)
-                own.weights(staged + j * T::PITCH, of_w);
+                thread.weights(staged + j * T::PITCH, of_w);
             else
-                own.weights(w + static_cast<int64_t>(k0) * n + j, k - k0, n, of_w);
-            load_four(deltas + j * T::ROWS + own.row0, of_delta);
+                thread.weights(w + static_cast<int64_t>(k0) * n + j, k - k0, n, of_w);
+            load_four(deltas + j * T::ROWS + thread.row0, of_delta);
 #pragma unroll
             for (int r = 0; r < T::ROWS_PER_LANE; ++r)
 #pragma unroll
                 for (int i = 0; i < T::PER_LANE; ++i)
                     sum[r * T::PER_LANE + i] = fmaf(of_delta[r], of_w[i], sum[r * T::PER_LANE + i]);
         }
-        if (saved && !(is_whole && saved == x)) own.load(saved + first * k, rows, k, k0, values);
+        if (saved && !(is_whole && saved == x)) thread.load(saved + first * k, rows, k, k0, values);
         if (saved) {
             Activations::derivatives(activation, values);
 #pragma unroll
@@ -313,20 +313,20 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         }
 #pragma unroll
         for (int v = 0; v < HeadThread::VECTORS; ++v) {
-            const int column = k0 + own.place(v);
+            const int column = k0 + thread.place(v);
             if (column >= k) break;
 #pragma unroll
             for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {
                 const float* const four = sum + r * T::PER_LANE + 4 * v;
-                float* const row = dx + (first + own.row0 + r) * k;
-                if (own.row0 + r < rows)
+                float* const row = dx + (first + thread.row0 + r) * k;
+                if (thread.row0 + r < rows)
                     store_row(row, k, column, make_float4(four[0], four[1], four[2], four[3]),
                               reinterpret_cast<uintptr_t>(row) % 16 == 0);
             }
         }
-        if (dx_components) put_components(own, sum, rows, k, k0, row0, dx_components, dx_stride, dx_component_count);
+        if (dx_components) put_components(thread, sum, rows, k, k0, row0, dx_components, dx_stride, dx_component_count);
     }
-    if (dx_row_scales) store_row_scales(own, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);
+    if (dx_row_scales) store_row_scales(thread, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);
 }
 
 }  // namespace mlpgpu

@@ -35,14 +35,14 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
     const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP;  // warps that have a term together
     const int slices = Tail::THREADS / WARP / side, slice = warp / side;
     const int j = (warp - slice * side) * WARP + threadIdx.x % WARP;
-    const int mine = slice < slices && j < n ? count : 0;
+    const int terms_of_thread = slice < slices && j < n ? count : 0;
     float sum = 0.0f;
-    for (int first = slice; first < mine; first += BATCH * slices) {
+    for (int first = slice; first < terms_of_thread; first += BATCH * slices) {
         float2 terms[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const int i = first + b * slices;
-            terms[b] = i < mine ? term(i, j) : make_float2(0.0f, 0.0f);
+            terms[b] = i < terms_of_thread ? term(i, j) : make_float2(0.0f, 0.0f);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) sum = fmaf(terms[b].x, terms[b].y, sum);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
 // layers, one layer after another, each (capacity, n); and the batch's loss as `loss` does (elementwise/loss.cuh).
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
-__device__ __forceinline__ void tail(const Step* step, int shard, int shards, const int* order, const float* parts,
+__device__ __forceinline__ void tail(const Step* step, int shard, int shards, const int* order, const float* partials,
                                      const float* parameters, const TailLayer* described, int layer_count,
                                      Source targets,
                                      const float* weights, const float* mean, const float* scale, float* y, float* dz,
@@ -80,7 +80,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
     double value = 0.0, weight = 0.0;
     __syncthreads();
     if (row < rows.count) {
-        const int64_t at = rows.first + row, from = order[rows.order + at];
+        const int64_t batch_row = rows.first + row, from = order[rows.order + batch_row];
         const float row_weight = weights ? weights[from] : 1.0f;
         for (int l = 1, to = 0, inputs = n; l < layer_count; ++l) {
             const TailLayer layer = layers[l];
@@ -104,13 +104,13 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
                 float slope[1] = {layer.saves_z ? z : result[0]};
                 Activations::derivatives(layer.activation, slope);
                 outputs[unit + j] = result[0], slopes[unit + j] = slope[0];
-                y[static_cast<int64_t>(capacity) * unit + at * columns + j] = result[0];
+                y[static_cast<int64_t>(capacity) * unit + batch_row * columns + j] = result[0];
             };
             if (l == 0) {
-                const float* const own = parts + at * n;
+                const float* const row_partials = partials + batch_row * n;
                 const int pitch = capacity * n;
                 // Thirteen: those of 128 parts and 90 columns come at once, in the registers that there are.
-                sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(own[i * pitch + j], 1.0f); },
+                sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(row_partials[i * pitch + j], 1.0f); },
                               finish);
                 wait_copies();
                 __syncthreads();
@@ -137,7 +137,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
         for (int l = layer_count - 1; l >= 0; --l) {
             const int columns = layers[l].n, inputs = l > 0 ? layers[l - 1].n : 0;
             for (int j = threadIdx.x; j < columns; j += Tail::THREADS)
-                dz[static_cast<int64_t>(capacity) * unit + at * columns + j] = deltas[unit + j];
+                dz[static_cast<int64_t>(capacity) * unit + batch_row * columns + j] = deltas[unit + j];
             if (l == 0) break;
             const float* const d = deltas + unit;
             of_layer -= inputs * columns;

@@ -58,9 +58,9 @@ __device__ __forceinline__ void store_padded(uint16_t* components, int64_t compo
 
 // Components without scales.
 struct Unscaled {
-    struct Lines {};
-    __device__ __forceinline__ Lines lines(int, int) const { return {}; }
-    __device__ __forceinline__ void rescale(int, int, float4&, const Lines&) const {}
+    struct Scales {};
+    __device__ __forceinline__ Scales scales(int, int) const { return {}; }
+    __device__ __forceinline__ void rescale(int, int, float4&, const Scales&) const {}
 };
 
 // The float32 array that an operand's components were made of: element (outer, inner), by its steps.
@@ -85,26 +85,26 @@ struct Rescaled {
         : rows(rows), subtracted_rows(subtracted_rows), columns(columns), a(a), b(b), length(length),
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
-    struct Lines {
+    struct Scales {
         int row;  // less the weight's exponent
         int columns[4];
     };
-    __device__ __forceinline__ Lines lines(int row, int column) const {
+    __device__ __forceinline__ Scales scales(int row, int column) const {
         const int4 four = *reinterpret_cast<const int4*>(columns + column);
         return {rows[row] - (subtracted_rows ? subtracted_rows[row] & ~FLAG_BITS : 0), {four.x, four.y, four.z, four.w}};
     }
 
-    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Lines& lines) const {
+    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {
         int recomputed = 0;
         float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         int exponents[4];
-        const int any = lines.row | lines.columns[0] | lines.columns[1] | lines.columns[2] | lines.columns[3];
+        const int any = scales.row | scales.columns[0] | scales.columns[1] | scales.columns[2] | scales.columns[3];
         if (any & INEXACT) {  // rarely
 #pragma unroll
-            for (int i = 0; i < 4; ++i) recomputed |= is_doubtful(sums[i], lines.row, lines.columns[i]) << i;
+            for (int i = 0; i < 4; ++i) recomputed |= is_doubtful(sums[i], scales.row, scales.columns[i]) << i;
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(lines.row) + exponent_in(lines.columns[i]);
+        for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(scales.row) + exponent_in(scales.columns[i]);
         scale_by(sums, exponents);
         sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
         // Lanes take turns, and the whole warp works on each one's elements.
@@ -157,16 +157,16 @@ struct Epilogue {
     Sums sums;
     Values values;
 
-    using Lines = typename Sums::Lines;
+    using Scales = typename Sums::Scales;
     using Read = typename Values::Read;
     __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
     template <bool ALIGNED>
     __device__ __forceinline__ Read read(int row, int column) const {
         return values.template read<ALIGNED>(row, column);
     }
-    __device__ __forceinline__ Lines lines(int row, int column) const { return sums.lines(row, column); }
-    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Lines& lines) const {
-        sums.rescale(row, column, sum, lines);
+    __device__ __forceinline__ Scales scales(int row, int column) const { return sums.scales(row, column); }
+    __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {
+        sums.rescale(row, column, sum, scales);
     }
     template <bool ALIGNED>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {

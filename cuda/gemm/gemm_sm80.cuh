@@ -48,10 +48,10 @@ struct OperandSlice {
         const uint16_t* const data = from.data + component * from.component_stride;
 #pragma unroll
         for (int v = threadIdx.x; v < LINES * VECTORS; v += THREADS) {
-            const int line = v / VECTORS, at = v % VECTORS * 8;
+            const int line = v / VECTORS, offset = v % VECTORS * 8;
             // Beyond the padding lies nothing of C: any value will do.
-            const int column = min(start + at, from.pitch - 8);
-            copy_async<16>(slice + line * PITCH + at, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
+            const int column = min(start + offset, from.pitch - 8);
+            copy_async<16>(slice + line * PITCH + offset, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
         }
     }
 
@@ -74,11 +74,11 @@ __device__ __forceinline__ void for_each(Array& array, const Function& function)
 // Hands a warp's part of C, from (row0, column0) on, to the epilogue.  Pairs become quads: a lane swaps with
 // the one beside it, and takes every other block of eight columns.
 template <class T, bool ALIGNED, class Epilogue>
-__device__ __forceinline__ void hand_over(const float (&c)[T::FRAGMENTS_M][T::FRAGMENTS_N][4], int row0, int column0, int rows,
+__device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M][T::FRAGMENTS_N][4], int row0, int column0, int rows,
                                           int columns, const Epilogue& epilogue) {
     constexpr int QUADS = T::FRAGMENTS_N / 2;
     using Read = typename Epilogue::Read;
-    using Lines = typename Epilogue::Lines;
+    using Scales = typename Epilogue::Scales;
     const int lane = threadIdx.x % WARP;
     const bool odd = lane & 1;
     const auto column = [&](int q) { return column0 + (odd ? 8 : 0) + lane % 4 / 2 * 4 + 16 * q; };
@@ -89,11 +89,11 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::FRAGMENTS_M][T::FR
             const int row = row0 + lane / 4 + 16 * i + 8 * half;
             const auto inside = [&](int q) { return row < rows && column(q) < columns; };
             Read read[QUADS];
-            Lines lines[QUADS];
+            Scales scales[QUADS];
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)
                 read[q] = inside(q) ? epilogue.template read<ALIGNED>(row, column(q)) : Read(),
-                lines[q] = inside(q) ? epilogue.lines(row, column(q)) : Lines();
+                scales[q] = inside(q) ? epilogue.scales(row, column(q)) : Scales();
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 const float* const left = c[i][2 * q] + 2 * half;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void hand_over(const float (&c)[T::FRAGMENTS_M][T::FR
                 const float x = __shfl_xor_sync(WARP_ALL, odd ? left[0] : right[0], 1);
                 const float y = __shfl_xor_sync(WARP_ALL, odd ? left[1] : right[1], 1);
                 float4 quad = odd ? make_float4(x, y, right[0], right[1]) : make_float4(left[0], left[1], x, y);
-                epilogue.rescale(row, column(q), quad, lines[q]);
+                epilogue.rescale(row, column(q), quad, scales[q]);
                 if (inside(q)) epilogue.template write<ALIGNED>(row, column(q), quad, read[q]);
             }
         }
@@ -188,9 +188,9 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
     if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x, T::THREADS);
     const int row0 = m0 + warp_m, column0 = n0 + warp_n;
     if (epilogue.is_aligned())
-        hand_over<T, true>(c, row0, column0, rows, columns, epilogue);
+        finish_fragments<T, true>(c, row0, column0, rows, columns, epilogue);
     else
-        hand_over<T, false>(c, row0, column0, rows, columns, epilogue);
+        finish_fragments<T, false>(c, row0, column0, rows, columns, epilogue);
 }
 
 // As a product of dense/tensor_dense.cuh.  Grid: (row tiles, column tiles).

@@ -52,7 +52,7 @@ struct Scheduler {
     __device__ __forceinline__ void advance() { tile += gridDim.x / T::CLUSTER; }
 
     // First row and column of the tile of the cluster's block `rank`.
-    __device__ __forceinline__ void place(int rank, int& m0, int& n0) const {
+    __device__ __forceinline__ void origin(int rank, int& m0, int& n0) const {
         const int group = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
         const int height = min(GROUP, tiles_m - group * GROUP);
         m0 = ((group * GROUP + within % height) * T::CLUSTER + rank) * T::M;
@@ -63,16 +63,16 @@ struct Scheduler {
 // One component's slice of SIZE rows or columns of C: of SHARE parts, one for each block that shares it, this
 // block brings one, to all.  INNER: whether the operand's lines run along k; otherwise they come by 64.
 template <int SIZE, int SHARE, bool INNER>
-__device__ __forceinline__ void bring(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
+__device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
                                       int component, int part) {
-    constexpr int OWN = SIZE / SHARE, BOX = INNER ? OWN : 64;
-    for (int outer = part * OWN; outer < (part + 1) * OWN; outer += BOX) {
-        const uint32_t at = destination + outer * 128;
+    constexpr int PART = SIZE / SHARE, BOX = INNER ? PART : 64;
+    for (int outer = part * PART; outer < (part + 1) * PART; outer += BOX) {
+        const uint32_t address = destination + outer * 128;
         const int x = INNER ? k0 : outer0 + outer, y = INNER ? outer0 + outer : k0;
         if (SHARE > 1)
-            tensor_copy_to_all<SHARE>(at, map, barrier, x, y, component);
+            tensor_copy_to_all<SHARE>(address, map, barrier, x, y, component);
         else
-            tensor_copy(at, map, barrier, x, y, component);
+            tensor_copy(address, map, barrier, x, y, component);
     }
 }
 
@@ -86,30 +86,30 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
     int m0, n0;
     const auto load_a = [&](int slice) {
         for (int component = 0; component < T::COMPONENTS; ++component)
-            bring<T::M, 1, A_INNER>(ring.address() + component * T::A_BYTES, a, ring.full + 8 * ring.stage, m0,
+            load_slice<T::M, 1, A_INNER>(ring.address() + component * T::A_BYTES, a, ring.full + 8 * ring.stage, m0,
                                     k_begin + slice * T::K, component, 0);
     };
     const auto load_b = [&](int slice) {
         for (int component = 0; component < T::COMPONENTS; ++component)
-            bring<T::N, T::CLUSTER, B_INNER>(ring.address() + T::COMPONENTS * T::A_BYTES + component * T::B_BYTES, b,
+            load_slice<T::N, T::CLUSTER, B_INNER>(ring.address() + T::COMPONENTS * T::A_BYTES + component * T::B_BYTES, b,
                                              ring.full + 8 * ring.stage, n0, k_begin + slice * T::K, component, rank);
     };
     // One operand of the first slices may come while the launch before still makes the other one.
-    int ahead = 0;
+    int preloaded = 0;
     if (early != (PREFETCH_A | PREFETCH_B) && !scheduler.is_done()) {
-        scheduler.place(rank, m0, n0);
+        scheduler.origin(rank, m0, n0);
         const Ring<T> first = ring;
-        for (; early && ahead < min(slices, T::STAGES); ++ahead, ring.advance()) {
+        for (; early && preloaded < min(slices, T::STAGES); ++preloaded, ring.advance()) {
             barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
-            early == PREFETCH_A ? load_a(ahead) : load_b(ahead);
+            early == PREFETCH_A ? load_a(preloaded) : load_b(preloaded);
         }
         pdl_wait();
         ring = first;
-        for (int slice = 0; slice < ahead; ++slice, ring.advance()) early == PREFETCH_A ? load_b(slice) : load_a(slice);
+        for (int slice = 0; slice < preloaded; ++slice, ring.advance()) early == PREFETCH_A ? load_b(slice) : load_a(slice);
     }
-    for (; !scheduler.is_done(); scheduler.advance(), ahead = 0) {
-        scheduler.place(rank, m0, n0);
-        for (int slice = ahead; slice < slices; ++slice) {
+    for (; !scheduler.is_done(); scheduler.advance(), preloaded = 0) {
+        scheduler.origin(rank, m0, n0);
+        for (int slice = preloaded; slice < slices; ++slice) {
             ring.wait_empty();
             barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
             load_a(slice);
@@ -169,12 +169,12 @@ __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cr
 }
 
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
-__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* patches, bool is_prefetched,
+__device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* stagings, bool is_prefetched,
                                         const Epilogue& epilogue) {
     using Slice = Slices<T, A_INNER, B_INNER>;
     const int rank = cluster_rank<T::CLUSTER>();
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
-    float* const patch = patches + (threadIdx.x - WARPGROUP) / WARP * T::STAGING_SIZE;
+    float* const staging = stagings + (threadIdx.x - WARPGROUP) / WARP * T::STAGING_SIZE;
     int released = 0;
     const auto release = [&] {
         if (thread < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * released, thread);
@@ -182,26 +182,26 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
     };
     const bool components_alone = Epilogue::WRITES_COMPONENTS && epilogue.is_components_alone();
     // What reads more has waited for the launch before already.
-    constexpr bool LATER = sizeof(typename Epilogue::Read) <= sizeof(float4);
-    if (!LATER) is_prefetched = true;
+    constexpr bool MAY_PREFETCH_LATE = sizeof(typename Epilogue::Read) <= sizeof(float4);
+    if (!MAY_PREFETCH_LATE) is_prefetched = true;
     bool has_waited = false;
-    const auto follow = [&] {
+    const auto wait_launch = [&] {
         if (!has_waited) barrier_wait(launch_barrier(ring), 0);
         has_waited = true;
     };
     const bool prefetches_rows = !components_alone && epilogue.is_aligned();
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
-        scheduler.place(rank, m0, n0);
+        scheduler.origin(rank, m0, n0);
         m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
         StagedComponents<T, Epilogue> of_components(epilogue, m0, n0, m, n, components_alone && is_prefetched);
-        StagedEpilogue<T, Epilogue> hand_over(epilogue, m0, n0, m, n, prefetches_rows && is_prefetched);
+        StagedEpilogue<T, Epilogue> staged_rows(epilogue, m0, n0, m, n, prefetches_rows && is_prefetched);
         const auto prefetch_late = [&] {
-            if constexpr (LATER) {
+            if constexpr (MAY_PREFETCH_LATE) {
                 if (is_prefetched) return;
-                follow();
+                wait_launch();
                 if (components_alone) of_components.prefetch();
-                if (prefetches_rows) hand_over.prefetch();
+                if (prefetches_rows) staged_rows.prefetch();
                 is_prefetched = true;
             }
         };
@@ -267,15 +267,15 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
             wgmma_wait<0>();
             release();
         }
-        follow();
+        wait_launch();
         prefetch_late();
         if (T::COMPONENTS > 1) add_cross<T>(c, cross);
         if (components_alone)
-            of_components.run(c, patch);
+            of_components.run(c, staging);
         else
-            hand_over.run(c, patch);
+            staged_rows.run(c, staging);
     }
-    follow();
+    wait_launch();
 }
 
 // By the producer's other warps, which have nothing else to do.
@@ -283,7 +283,7 @@ template <class T, class Epilogue>
 __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epilogue) {
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
-        scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
+        scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
         if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x - WARP, WARPGROUP - WARP);
     }
 }
@@ -297,7 +297,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
     const int tiles = ceil_div(m, T::M), lane = threadIdx.x % WARP, pitch = padded_columns(n);
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
-        scheduler.place(cluster_rank<T::CLUSTER>(), m0, n0);
+        scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
         const int tile = m0 / T::M;
         const bool inside = tile < tiles;  // a cluster's last tile may lie beyond C
         const int first = inside ? T::K * tile / tiles : 0, end = inside ? T::K * (tile + 1) / tiles : 0;
@@ -308,11 +308,11 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
-                    const uint32_t at =
+                    const uint32_t address =
                         ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
                     BfloatQuad<T::COMPONENTS> quad;
 #pragma unroll
-                    for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(at + p * T::B_BYTES));
+                    for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(address + p * T::B_BYTES));
                     const float4 four = quad.value();
                     sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
                 }
@@ -347,8 +347,8 @@ struct GemmSm90 {
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
                                                     int early, const Epilogue& epilogue) {
-        SHARED(float, patches);
-        const Ring<T> ring(patches + 4 * T::CONSUMERS * T::STAGING_SIZE);
+        SHARED(float, stagings);
+        const Ring<T> ring(stagings + 4 * T::CONSUMERS * T::STAGING_SIZE);
         // Columns of scaled components are summed where the components are made.
         constexpr bool MAY_SUM = !Format::SCALED && !A_INNER && !B_INNER;
         float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
@@ -377,7 +377,7 @@ struct GemmSm90 {
             }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
-            consume<T, A_INNER, B_INNER>(m, n, slices, ring, patches, early & PREFETCH_EPILOGUE, epilogue);
+            consume<T, A_INNER, B_INNER>(m, n, slices, ring, stagings, early & PREFETCH_EPILOGUE, epilogue);
         }
         if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory
     }

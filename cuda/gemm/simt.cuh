@@ -35,10 +35,10 @@ struct Operand {
     const float* data;
     int outer, inner;            // sizes
     int pitch;                   // elements from one line of the stored matrix to the next
-    const int* lines = nullptr;  // which line of the stored matrix each line is, or null where it is that line
+    const int* indices = nullptr;  // which line of the stored matrix each line is, or null where it is that line
 
-    __device__ __forceinline__ const float* line(int64_t i) const { return data + (lines ? lines[i] : i) * pitch; }
-    __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? line(i)[k] : line(k)[i]; }
+    __device__ __forceinline__ const float* row(int64_t i) const { return data + (indices ? indices[i] : i) * pitch; }
+    __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? row(i)[k] : row(k)[i]; }
 };
 
 // Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` lines, each
@@ -47,16 +47,16 @@ template <class From>
 __device__ __forceinline__ float4 load_edge(const From& from, int line, int lines, int start, int length,
                                             bool vectored) {
     const bool inside = line < lines && start < length;
-    const float* at = inside ? from.line(line) + start : from.data;
+    const float* source = inside ? from.row(line) + start : from.data;
     if (vectored && start + 4 <= length) {
-        const float4 four = *reinterpret_cast<const float4*>(at);
+        const float4 four = *reinterpret_cast<const float4*>(source);
         return inside ? four : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     float4 four;
-    four.x = inside ? at[0] : 0.0f;
-    four.y = inside && start + 1 < length ? at[1] : 0.0f;
-    four.z = inside && start + 2 < length ? at[2] : 0.0f;
-    four.w = inside && start + 3 < length ? at[3] : 0.0f;
+    four.x = inside ? source[0] : 0.0f;
+    four.y = inside && start + 1 < length ? source[1] : 0.0f;
+    four.z = inside && start + 2 < length ? source[2] : 0.0f;
+    four.w = inside && start + 3 < length ? source[3] : 0.0f;
     return four;
 }
 
@@ -65,7 +65,7 @@ template <int OUTER, int PITCH, int DEPTH, int THREADS, bool INNER_FIRST>
 struct Slice {
     static constexpr int VECTORS = OUTER * DEPTH / 4;
     static constexpr int PER_THREAD = ceil_div(VECTORS, THREADS);
-    float4 held[PER_THREAD];
+    float4 fetched[PER_THREAD];
 
     // Vector v of the slice: where it starts along the outer and the inner axis.
     static __device__ __forceinline__ void place(int v, int& outer, int& inner) {
@@ -101,19 +101,19 @@ struct Slice {
         const int line = INNER_FIRST ? outer0 + outer : inner0 + inner;
         const int start = INNER_FIRST ? inner0 + inner : outer0 + outer;
         const float* const first = from.data + static_cast<int64_t>(line) * from.pitch + start;
-        const int64_t apart = static_cast<int64_t>(LINES) * from.pitch;
+        const int64_t stride = static_cast<int64_t>(LINES) * from.pitch;
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int v = threadIdx.x + i * THREADS;
             if (VECTORS % THREADS != 0 && v >= VECTORS) break;
-            const float* at = first + i * apart;
+            const float* source = first + i * stride;
             if (THREADS % PER_LINE != 0) {
                 place(v, outer, inner);
-                at = from.line(INNER_FIRST ? outer0 + outer : inner0 + inner) + (INNER_FIRST ? inner0 + inner : outer0 + outer);
-            } else if (from.lines) {
-                at = from.line(line + i * LINES) + start;
+                source = from.row(INNER_FIRST ? outer0 + outer : inner0 + inner) + (INNER_FIRST ? inner0 + inner : outer0 + outer);
+            } else if (from.indices) {
+                source = from.row(line + i * LINES) + start;
             }
-            held[i] = *reinterpret_cast<const float4*>(at);
+            fetched[i] = *reinterpret_cast<const float4*>(source);
         }
     }
 
@@ -129,9 +129,9 @@ struct Slice {
             outer += outer0;
             inner += inner0;
             if (INNER_FIRST)
-                held[i] = load_edge(from, outer, from.outer, inner, inner_end, vectored);
+                fetched[i] = load_edge(from, outer, from.outer, inner, inner_end, vectored);
             else
-                held[i] = load_edge(from, inner, inner_end, outer, from.outer, vectored);
+                fetched[i] = load_edge(from, inner, inner_end, outer, from.outer, vectored);
         }
     }
 
@@ -143,12 +143,12 @@ struct Slice {
             int outer, inner;
             place(v, outer, inner);
             if (INNER_FIRST) {
-                shared[(inner + 0) * PITCH + outer] = held[i].x;
-                shared[(inner + 1) * PITCH + outer] = held[i].y;
-                shared[(inner + 2) * PITCH + outer] = held[i].z;
-                shared[(inner + 3) * PITCH + outer] = held[i].w;
+                shared[(inner + 0) * PITCH + outer] = fetched[i].x;
+                shared[(inner + 1) * PITCH + outer] = fetched[i].y;
+                shared[(inner + 2) * PITCH + outer] = fetched[i].z;
+                shared[(inner + 3) * PITCH + outer] = fetched[i].w;
             } else {
-                *reinterpret_cast<float4*>(shared + inner * PITCH + outer) = held[i];
+                *reinterpret_cast<float4*>(shared + inner * PITCH + outer) = fetched[i];
             }
         }
     }
@@ -173,12 +173,12 @@ __device__ __forceinline__ void read_values(const float* line, int lane, float (
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        const float* at = line + thread_offset<COUNT, SIDE>(lane, i);
+        const float* source = line + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4) {
-            const float4 four = *reinterpret_cast<const float4*>(at);
+            const float4 four = *reinterpret_cast<const float4*>(source);
             values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
         } else {
-            const float2 two = *reinterpret_cast<const float2*>(at);
+            const float2 two = *reinterpret_cast<const float2*>(source);
             values[i] = two.x, values[i + 1] = two.y;
         }
     }
@@ -189,11 +189,11 @@ __device__ __forceinline__ void write_values(float* line, int lane, const float 
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        float* at = line + thread_offset<COUNT, SIDE>(lane, i);
+        float* source = line + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4)
-            *reinterpret_cast<float4*>(at) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
+            *reinterpret_cast<float4*>(source) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
         else
-            *reinterpret_cast<float2*>(at) = make_float2(values[i], values[i + 1]);
+            *reinterpret_cast<float2*>(source) = make_float2(values[i], values[i + 1]);
     }
 }
 
@@ -205,14 +205,14 @@ __device__ __forceinline__ int thread_column() { return threadIdx.x / WARP % 2 *
 // Columns of B summed over k by the thread that owns the column, from the slices that a block stages
 // anyway; wanted by the blocks of C's first row of tiles.
 struct NoColumnSum {
-    static constexpr bool wanted = false;
+    static constexpr bool IS_SUMMED = false;
     __device__ __forceinline__ bool wants(int) const { return false; }
     __device__ __forceinline__ void finish(int, float) const {}
 };
 
 template <class Epilogue>
 struct ColumnSum {
-    static constexpr bool wanted = true;
+    static constexpr bool IS_SUMMED = true;
     int n;  // columns that are wanted
     Epilogue epilogue;
     __device__ __forceinline__ bool wants(int column) const { return column < n; }
@@ -250,7 +250,7 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
         slice_b.stage(staged_b);
         // One barrier a slice: whoever still reads the other buffer passed the barrier before this one.
         __syncthreads();
-        if (Columns::wanted && m0 == 0 && threadIdx.x < T::N)
+        if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N)
             for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
         if (k0 + T::K < k_end) {
             const bool deep = k0 + T::K <= k_deep;
@@ -268,7 +268,7 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
                 for (int j = 0; j < T::THREAD_N; ++j) c[i][j] = fmaf(values_a[i], values_b[j], c[i][j]);
         }
     }
-    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
+    if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
 }
 
 // The epilogue of every element of the tile inside C, of each thread's patch by that thread.  The first argument's
@@ -301,8 +301,8 @@ __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INN
 template <int M, int N, int THREADS, class Epilogue>
 __device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_end, const Epilogue& epilogue) {
     constexpr int LINE = 32;
-    for (int at = threadIdx.x; at < M * (N / LINE); at += THREADS) {
-        const int m = m0 + at / (N / LINE), n = n0 + at % (N / LINE) * LINE;
+    for (int element = threadIdx.x; element < M * (N / LINE); element += THREADS) {
+        const int m = m0 + element / (N / LINE), n = n0 + element % (N / LINE) * LINE;
         if (m < m_end && n < n_end) epilogue.prefetch(m, n);
     }
 }
@@ -314,16 +314,16 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
     constexpr int BATCH = 8;
     static_assert(M * N % THREADS == 0, "as many elements for each thread");
     for (int start = threadIdx.x; start < M * N; start += BATCH * THREADS) {
-        typename Epilogue::Loaded held[BATCH];
+        typename Epilogue::Loaded fetched[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
-            if (at < M * N && m < m_end && n < n_end) held[i] = epilogue.load(m, n);
+            const int element = start + i * THREADS, m = m0 + element / N, n = n0 + element % N;
+            if (element < M * N && m < m_end && n < n_end) fetched[i] = epilogue.load(m, n);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            const int at = start + i * THREADS, m = m0 + at / N, n = n0 + at % N;
-            if (at < M * N && m < m_end && n < n_end) epilogue.put(m, n, shared[at], held[i]);
+            const int element = start + i * THREADS, m = m0 + element / N, n = n0 + element % N;
+            if (element < M * N && m < m_end && n < n_end) epilogue.put(m, n, shared[element], fetched[i]);
         }
     }
 }

@@ -165,8 +165,8 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
 // What goes through the columns of dz (B, n): a block takes WIDTH of them and a part of the rows, a thread four
 // neighbours of every LINES-th row.
 struct ColumnBlock {
-    static constexpr int WIDTH = 64, THREADS = 256, LANES = WIDTH / 4, LINES = THREADS / LANES, BATCH = 4;
-    static constexpr int SHARED_BYTES = 4 * LINES * WIDTH;
+    static constexpr int WIDTH = 64, THREADS = 256, LANES = WIDTH / 4, ROWS = THREADS / LANES, BATCH = 4;
+    static constexpr int SHARED_BYTES = 4 * ROWS * WIDTH;
 };
 
 // Four neighbours of a row of the shard in dz, or in its components of bfloat16.
@@ -192,7 +192,7 @@ __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result
     for (int i = 0; i < 4; ++i) shared[line * ColumnBlock::WIDTH + column + i] = values[i];
     __syncthreads();
     if (threadIdx.x < ColumnBlock::WIDTH)
-        for (int i = 0; i < ColumnBlock::LINES; ++i) result = join(result, shared[i * ColumnBlock::WIDTH + threadIdx.x]);
+        for (int i = 0; i < ColumnBlock::ROWS; ++i) result = join(result, shared[i * ColumnBlock::WIDTH + threadIdx.x]);
     return result;
 }
 
@@ -216,7 +216,7 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines
 template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
                                               int* lines, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
-                                              int64_t component_stride, int* columns, float* parts, int* partial_flags, unsigned* arrived,
+                                              int64_t component_stride, int* columns, float* partials, int* partial_flags, unsigned* arrived,
                                               float* db, int n) {
     pdl_wait_and_trigger();
     using T = ColumnBlock;
@@ -227,16 +227,16 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     const int top = Format::SCALED ? delta_exponent(rows, lines, x_row_scales, words) : 0;
 
     const int end = static_cast<int>(padded_rows(rows.count));
-    const int part = ceil_div(end, gridDim.y * T::LINES) * T::LINES;
+    const int part = ceil_div(end, gridDim.y * T::ROWS) * T::ROWS;
     const int part_end = min(end, static_cast<int>(blockIdx.y + 1) * part);
     float sum[4] = {};
     int seen[4] = {};
-    for (int first = blockIdx.y * part + threadIdx.x / T::LANES; first < part_end; first += T::BATCH * T::LINES) {
+    for (int first = blockIdx.y * part + threadIdx.x / T::LANES; first < part_end; first += T::BATCH * T::ROWS) {
         float4 four[T::BATCH];  // all on their way before the first is stored
         int shift[T::BATCH], row_shift[T::BATCH];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
-            const int r = first + i * T::LINES;
+            const int r = first + i * T::ROWS;
             const bool inside = r < min(rows.count, part_end) && column < n;
             shift[i] = Format::SCALED && inside ? exponent_in(x_row_scales[r]) - top : 0;
             row_shift[i] = Format::SCALED && inside && row_components ? -exponent_in(lines[r]) : 0;
@@ -244,19 +244,19 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
         }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
-            const int r = first + i * T::LINES;
+            const int r = first + i * T::ROWS;
             if (r >= part_end) break;
             const float x[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
-            const int64_t at = r * static_cast<int64_t>(pitch) + column;
+            const int64_t offset = r * static_cast<int64_t>(pitch) + column;
             const int shifts[4] = {shift[i], shift[i], shift[i], shift[i]};
             int found[4];
-            Format::put(components ? components + at : nullptr, component_stride, four[i], shifts, found);
+            Format::put(components ? components + offset : nullptr, component_stride, four[i], shifts, found);
 #pragma unroll
             for (int q = 0; q < 4; ++q) sum[q] += x[q], seen[q] |= found[q];
             if (!components) continue;
             if (Format::SCALED && row_components) {
                 const int row_shifts[4] = {row_shift[i], row_shift[i], row_shift[i], row_shift[i]};
-                Format::put(row_components + at, component_stride, four[i], row_shifts, found);
+                Format::put(row_components + offset, component_stride, four[i], row_shifts, found);
                 const int flags = (found[0] | found[1] | found[2] | found[3]) & ~NONZERO;
                 if (r >= rows.count)
                     lines[r] = scaling_exponent(NO_EXPONENT) * 8;
@@ -267,25 +267,25 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     }
 
     if (!Format::SCALED && !db) return;
-    const int mine = blockIdx.x * T::WIDTH + threadIdx.x;  // of the first WIDTH threads
-    const int at = blockIdx.y * pitch + mine;
+    const int result_column = blockIdx.x * T::WIDTH + threadIdx.x;  // of the first WIDTH threads
+    const int offset = blockIdx.y * pitch + result_column;
     const float part_sum = join_rows(shared, sum, 0.0f, [](float a, float b) { return a + b; });
     const int part_seen = Format::SCALED ? join_rows(words, seen, 0, [](int a, int b) { return a | b; }) : 0;
     if (threadIdx.x < T::WIDTH) {
-        parts[at] = part_sum;
-        if (Format::SCALED) partial_flags[at] = part_seen;
+        partials[offset] = part_sum;
+        if (Format::SCALED) partial_flags[offset] = part_seen;
     }
     __syncthreads();
-    if (!was_last(arrive(arrived + blockIdx.x), words, gridDim.y) || threadIdx.x >= T::WIDTH || mine >= n) return;
+    if (!was_last(arrive(arrived + blockIdx.x), words, gridDim.y) || threadIdx.x >= T::WIDTH || result_column >= n) return;
     float total = 0.0f;
     int flags = 0;
 #pragma unroll 8
     for (int i = 0; i < static_cast<int>(gridDim.y); ++i) {
-        total += __ldcg(parts + i * pitch + mine);
-        if (Format::SCALED) flags |= __ldcg(partial_flags + i * pitch + mine);
+        total += __ldcg(partials + i * pitch + result_column);
+        if (Format::SCALED) flags |= __ldcg(partial_flags + i * pitch + result_column);
     }
-    if (db) db[mine] = total;
-    if (Format::SCALED) columns[mine] = top * 8 + flags;
+    if (db) db[result_column] = total;
+    if (Format::SCALED) columns[result_column] = top * 8 + flags;
 }
 
 // Of each word only what a mask has stays.  Grid: any, of one dimension.

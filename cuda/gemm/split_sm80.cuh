@@ -21,7 +21,7 @@ namespace mlpgpu {
 // slice; the sum over PROMOTED k, or over a slice if that is less, is made at a time.
 template <int M_, int N_, int K_ = 32, int THREADS_ = 256>
 struct SplitSm80Tile {
-    static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, PARTS = 3;
+    static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, COMPONENTS = 3;
     static constexpr int DEPTH = K < PROMOTED ? K : PROMOTED;
     static constexpr int WARPS_M = M / 16, WARPS_N = THREADS / WARP / WARPS_M, WARP_N = N / WARPS_N;
     static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
@@ -29,8 +29,8 @@ struct SplitSm80Tile {
                   "whole fragments for each warp");
     // Slices of both operands in three parts, and a flag for each row and column; then C takes the slices' place.
     static constexpr int PITCH = 8;  // padding of a line, in elements
-    static constexpr int SLICES = PARTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
-                                  PARTS * 2 * K * (N + PITCH);
+    static constexpr int SLICES = COMPONENTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
+                                  COMPONENTS * 2 * K * (N + PITCH);
     static constexpr int SHARED_BYTES = (SLICES > 4 * M * N ? SLICES : 4 * M * N) + 4 * (M + N);
 };
 
@@ -65,15 +65,15 @@ struct SplitSlice {
             if (Fetched::VECTORS % T::THREADS != 0 && v >= Fetched::VECTORS) break;
             int outer, inner;
             Fetched::place(v, outer, inner);
-            float rest[4] = {fetched.held[i].x, fetched.held[i].y, fetched.held[i].z, fetched.held[i].w};
+            float rest[4] = {fetched.fetched[i].x, fetched.fetched[i].y, fetched.fetched[i].z, fetched.fetched[i].w};
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
-            uint16_t* const at = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
+            uint16_t* const target = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
 #pragma unroll
-            for (int part = 0; part < T::PARTS; ++part) {
+            for (int part = 0; part < T::COMPONENTS; ++part) {
                 const unsigned low = split_off(rest[0], rest[1]), high = split_off(rest[2], rest[3]);
-                *reinterpret_cast<uint2*>(at + part * PART) = make_uint2(low, high);
+                *reinterpret_cast<uint2*>(target + part * PART) = make_uint2(low, high);
             }
         }
     }
@@ -90,17 +90,17 @@ __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const ui
                                                int k0, float (&part)[T::FRAGMENTS][4]) {
 #pragma unroll
     for (int k = k0; k < k0 + T::DEPTH; k += 16) {
-        unsigned a[T::PARTS][4];
+        unsigned a[T::COMPONENTS][4];
 #pragma unroll
-        for (int p = 0; p < T::PARTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::PART, warp_m, k);
+        for (int p = 0; p < T::COMPONENTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::PART, warp_m, k);
 #pragma unroll
         for (int j = 0; j < T::FRAGMENTS; j += 2) {
-            unsigned b[T::PARTS][4];
+            unsigned b[T::COMPONENTS][4];
 #pragma unroll
-            for (int p = 0; p < T::PARTS; ++p)
+            for (int p = 0; p < T::COMPONENTS; ++p)
                 SliceB::template load<1>(b[p], slice_b + p * SliceB::PART, warp_n + 8 * j, k);
 #pragma unroll
-            for (int both = T::PARTS - 1; both >= 0; --both)
+            for (int both = T::COMPONENTS - 1; both >= 0; --both)
 #pragma unroll
                 for (int p = 0; p <= both; ++p)
 #pragma unroll
@@ -120,17 +120,17 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     using SliceB = SplitSlice<T::N, T, B_INNER>;
     SHARED(float, shared);
     uint16_t* const staged_a = reinterpret_cast<uint16_t*>(shared);
-    uint16_t* const staged_b = staged_a + T::PARTS * SliceA::PART;
+    uint16_t* const staged_b = staged_a + T::COMPONENTS * SliceA::PART;
     int* const row_flags = reinterpret_cast<int*>(shared) + T::SHARED_BYTES / 4 - T::M - T::N;
     int* const column_flags = row_flags + T::M;
     for (int i = threadIdx.x; i < T::M + T::N; i += T::THREADS) row_flags[i] = 0;
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
-    const int own_column = n0 + threadIdx.x;
-    if (Columns::wanted && m0 == 0 && threadIdx.x < T::N && columns.wants(own_column)) {
+    const int summed_column = n0 + threadIdx.x;
+    if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N && columns.wants(summed_column)) {
         float sum = 0.0f;
 #pragma unroll 16
-        for (int k = k_begin; k < k_end; ++k) sum += b.at(own_column, k);
-        columns.finish(own_column, sum);
+        for (int k = k_begin; k < k_end; ++k) sum += b.at(summed_column, k);
+        columns.finish(summed_column, sum);
     }
 
     typename SliceA::Fetched fetched_a;
@@ -168,14 +168,14 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
             *reinterpret_cast<float2*>(shared + (warp_m + 8 * half + lane / 4) * T::N + warp_n + 8 * j + lane % 4 * 2) =
                 make_float2(c[j][2 * half], c[j][2 * half + 1]);
     __syncthreads();
-    for (int at = threadIdx.x; at < T::M * T::N; at += T::THREADS) {
-        const int m = m0 + at / T::N, n = n0 + at % T::N;
+    for (int element = threadIdx.x; element < T::M * T::N; element += T::THREADS) {
+        const int m = m0 + element / T::N, n = n0 + element % T::N;
         // A product of parts that overflows leaves infinity or NaN, of whatever sign.
-        const bool is_doubtful = row_flags[at / T::N] || column_flags[at % T::N] || !(fabsf(shared[at]) < INFINITY);
+        const bool is_doubtful = row_flags[element / T::N] || column_flags[element % T::N] || !(fabsf(shared[element]) < INFINITY);
         if (m >= a.outer || n >= b.outer || !is_doubtful) continue;
         float sum = 0.0f;
         for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(m, k), b.at(n, k), sum);
-        shared[at] = sum;
+        shared[element] = sum;
     }
     // Each thread finishes what it computed again itself, so there is no barrier between.
     finish_rows<T::M, T::N, T::THREADS>(shared, m0, n0, a.outer, b.outer, epilogue);

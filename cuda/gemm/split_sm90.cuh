@@ -17,7 +17,7 @@ namespace mlpgpu {
 
 // A warpgroup's part of C, 64 x N; a warp has 16 lines of it.
 struct SplitProduct {
-    static constexpr int M = 64, N = 96, PARTS = 3, PROMOTED = 64, HELD = N / 2;  // elements of C in a thread
+    static constexpr int M = 64, N = 96, COMPONENTS = 3, PROMOTED = 64, HELD = N / 2;  // elements of C in a thread
 };
 
 // Orders by magnitude, and 0 after all others.  What comes before TOO_SMALL does not split well.  What is too large, or
@@ -30,40 +30,40 @@ constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 // Where lines begin, in shared memory; null for those from `lines` on.  A copy asks for nothing else, so that it need not
 // wait for an order's entry each time.
 template <int COUNT, int THREADS, bool INNER_FIRST>
-__device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int lines, const float** starts) {
-    for (int i = threadIdx.x; i < COUNT; i += THREADS) starts[i] = first + i < lines ? from.line(first + i) : nullptr;
+__device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int lines, const float** row_starts) {
+    for (int i = threadIdx.x; i < COUNT; i += THREADS) row_starts[i] = first + i < lines ? from.row(first + i) : nullptr;
 }
 
 // LINES lines to shared memory, PITCH floats apart; of each WIDTH floats from `start` on.  Zeros take the place of lines that
 // there are not and of elements from `end` on.  By THREADS threads, which go on meanwhile.
 template <int LINES, int WIDTH, int PITCH, int THREADS>
-__device__ __forceinline__ void copy_rows(const float* const* starts, const float* data, bool vectored, int start, int end,
+__device__ __forceinline__ void copy_rows(const float* const* row_starts, const float* data, bool vectored, int start, int end,
                                            uint32_t to, int thread) {
     constexpr int PER_LINE = WIDTH / 4, APART = THREADS / PER_LINE, EACH = LINES / APART, BATCH = EACH < 8 ? EACH : 8;
     static_assert(APART * PER_LINE == THREADS && EACH * APART == LINES && EACH % BATCH == 0,
                   "a thread has the same columns of every so manieth line");
-    const int line = thread / PER_LINE, column = thread % PER_LINE * 4, wanted = max(0, min(4, end - start - column));
-    const auto place = [=](int i) { return to + 4 * ((line + i * APART) * PITCH + column); };
+    const int line = thread / PER_LINE, column = thread % PER_LINE * 4, inside = max(0, min(4, end - start - column));
+    const auto target = [=](int i) { return to + 4 * ((line + i * APART) * PITCH + column); };
     if (vectored) {
 #pragma unroll 1
         for (int i0 = 0; i0 < EACH; i0 += BATCH) {
-            const float* at[BATCH];
+            const float* source[BATCH];
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) at[i] = starts[line + (i0 + i) * APART];
+            for (int i = 0; i < BATCH; ++i) source[i] = row_starts[line + (i0 + i) * APART];
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                const int count = at[i] ? wanted : 0;
-                copy_async_or_clear<16>(place(i0 + i), count > 0 ? at[i] + start + column : data, 4 * count);
+                const int count = source[i] ? inside : 0;
+                copy_async_or_clear<16>(target(i0 + i), count > 0 ? source[i] + start + column : data, 4 * count);
             }
         }
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < EACH; ++i) {
-        const float* const at = starts[line + i * APART];
-        const int count = at ? wanted : 0;
+        const float* const source = row_starts[line + i * APART];
+        const int count = source ? inside : 0;
         for (int e = 0; e < 4; ++e)
-            copy_async_or_clear<4>(place(i) + 4 * e, e < count ? at + start + column + e : data, e < count ? 4 : 0);
+            copy_async_or_clear<4>(target(i) + 4 * e, e < count ? source + start + column + e : data, e < count ? 4 : 0);
     }
 }
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_rows(const float* const* starts, const floa
 template <int K, int N>
 struct SplitComponents {
     static constexpr int COLUMN = 16, NEXT_COLUMNS = 8 * COLUMN, NEXT_INNER = N * COLUMN;  // bytes
-    static constexpr int COMPONENT = K / 8 * NEXT_INNER, BYTES = SplitProduct::PARTS * COMPONENT;
+    static constexpr int COMPONENT = K / 8 * NEXT_INNER, BYTES = SplitProduct::COMPONENTS * COMPONENT;
 
     // Puts elements 8 · octet and on of a column away; says whether one of them is too small.
     static __device__ __forceinline__ bool store(unsigned char* components, int column, int octet, const float (&values)[8]) {
@@ -82,7 +82,7 @@ struct SplitComponents {
 #pragma unroll
         for (int e = 0; e < 8; ++e) rest[e] = values[e], least = min(least, magnitude_key(values[e]));
 #pragma unroll
-        for (int part = 0; part < SplitProduct::PARTS; ++part) {
+        for (int part = 0; part < SplitProduct::COMPONENTS; ++part) {
             uint4 bits;
             bits.x = split_off(rest[0], rest[1]), bits.y = split_off(rest[2], rest[3]);
             bits.z = split_off(rest[4], rest[5]), bits.w = split_off(rest[6], rest[7]);
@@ -101,19 +101,19 @@ struct SplitComponents {
 
 // A's parts, in a lane's registers: of one product of sixteen k, and of the one that is under way.
 struct SplitFragments {
-    unsigned parts[2][SplitProduct::PARTS][4];
+    unsigned fragments[2][SplitProduct::COMPONENTS][4];
     unsigned least[2] = {~0u, ~0u};  // the smallest of rows 0 and 8
 
     // pair(row, k) gives two neighbours along k of A, from those on which are the lane's own of each 8 x 8.
     template <class Pair>
     __device__ __forceinline__ void fill(int k, const Pair& pair) {
-        unsigned (&own)[SplitProduct::PARTS][4] = parts[k / 16 % 2];
+        unsigned (&fragment)[SplitProduct::COMPONENTS][4] = fragments[k / 16 % 2];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             float2 two = pair(q % 2 * 8, k + q / 2 * 8);
             least[q % 2] = min(least[q % 2], min(magnitude_key(two.x), magnitude_key(two.y)));
 #pragma unroll
-            for (int part = 0; part < SplitProduct::PARTS; ++part) own[part][q] = split_off(two.x, two.y);
+            for (int part = 0; part < SplitProduct::COMPONENTS; ++part) fragment[part][q] = split_off(two.x, two.y);
         }
     }
 };
@@ -126,14 +126,14 @@ __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::
     using T = SplitProduct;
 #pragma unroll
     for (int k = 0; k < T::PROMOTED; k += 16) {
-        const unsigned (&own)[T::PARTS][4] = a.parts[k / 16 % 2];
+        const unsigned (&fragment)[T::COMPONENTS][4] = a.fragments[k / 16 % 2];
         wgmma_fence();
 #pragma unroll
-        for (int both = T::PARTS - 1; both >= 0; --both)
+        for (int both = T::COMPONENTS - 1; both >= 0; --both)
 #pragma unroll
             for (int part = 0; part <= both; ++part)
-                wgmma_of_registers(sums, own[part], Components::lines(components, both - part, k0 + k),
-                                   k > 0 || both < T::PARTS - 1 || part > 0);
+                wgmma_of_registers(sums, fragment[part], Components::lines(components, both - part, k0 + k),
+                                   k > 0 || both < T::COMPONENTS - 1 || part > 0);
         wgmma_commit();
         wgmma_wait<1>();  // who read what is filled now
         fill(k + 16);
@@ -144,10 +144,10 @@ __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::
 // finish(true, row, column, C's element) of those of the warp's 16 x N that lie within `rows` and `columns`, and
 // finish(false, …), which is to do nothing, so that it need not branch, of others.  Where a row, a column or an element
 // is recomputed, what is is summed by again(row, column).
-template <class Again, class Finish>
+template <class Recompute, class Finish>
 __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::HELD], const unsigned (&least)[2],
                                                  const int* column_flags, bool any_column, int rows, int columns,
-                                                 const Again& again, const Finish& finish) {
+                                                 const Recompute& recompute, const Finish& finish) {
     constexpr int HELD = SplitProduct::HELD;
     const int lane = threadIdx.x % WARP;
     const auto row = [=](int i) { return lane / 4 + i / 2 % 2 * 8; };
@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
     for (int i = 0; i < HELD; ++i) {
         if (row(i) >= rows || column(i) >= columns) continue;
         const bool is_right = !is_row_doubtful[i / 2 % 2] && !column_flags[column(i)] && fabsf(held[i]) < INFINITY;
-        finish(true, row(i), column(i), is_right ? held[i] : again(row(i), column(i)));
+        finish(true, row(i), column(i), is_right ? held[i] : recompute(row(i), column(i)));
     }
     __syncwarp();
 }
@@ -220,13 +220,13 @@ struct SplitColumns {
     __device__ __forceinline__ void fetch(const Operand<false>& b, int n0, int k0, int k_end, int thread, int unit) {
         const int first = k0 + 8 * octet(thread, unit);
         const int from = min(n0 + column(thread, unit), b.outer - 1);
-        const float* const at = b.data + static_cast<int64_t>(first) * b.pitch + from;
+        const float* const source = b.data + static_cast<int64_t>(first) * b.pitch + from;
         if (k0 + T::DEPTH <= k_end) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) held[unit][e] = at[e * b.pitch];
+            for (int e = 0; e < 8; ++e) held[unit][e] = source[e * b.pitch];
         } else {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) held[unit][e] = first + e < k_end ? at[e * b.pitch] : 0.0f;
+            for (int e = 0; e < 8; ++e) held[unit][e] = first + e < k_end ? source[e * b.pitch] : 0.0f;
         }
     }
 };
@@ -235,16 +235,16 @@ template <class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a, const Operand<false>& b, int m0, int n0,
                                           int k_begin, int k_end, const Columns&, const Epilogue& epilogue) {
     using T = SplitSm90Tile;
-    static_assert(!Columns::wanted, "who makes tiles of dW sums up dz's columns himself");
+    static_assert(!Columns::IS_SUMMED, "who makes tiles of dW sums up dz's columns himself");
     SHARED(unsigned char, slices);
     unsigned char* const components = slices + T::RingA::BYTES;
-    const float** const starts = reinterpret_cast<const float**>(components + T::RingB::BYTES);  // of A's rows
-    int* const column_flags = reinterpret_cast<int*>(starts + T::M);
+    const float** const row_starts = reinterpret_cast<const float**>(components + T::RingB::BYTES);  // of A's rows
+    int* const column_flags = reinterpret_cast<int*>(row_starts + T::M);
     Ring<T::RingA> ring_a(slices);
     Ring<T::RingB> ring_b(components);
     if (threadIdx.x == 0) ring_a.make(T::PRODUCER_THREADS), ring_b.make(T::SPLITTER_THREADS / WARP);
     for (int i = threadIdx.x; i < T::N; i += T::THREADS) column_flags[i] = 0;
-    find_rows<T::M, T::THREADS>(a, m0, a.outer, starts);
+    find_rows<T::M, T::THREADS>(a, m0, a.outer, row_starts);
     __syncthreads();
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -255,7 +255,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
             const bool vectored = is_vectored(a.data, a.pitch);
             for (int k0 = k_begin; k0 < k_end; k0 += T::RingA::DEPTH) {
                 ring_a.wait_empty();
-                copy_rows<T::M, T::RingA::DEPTH, T::RingA::PITCH, T::PRODUCER_THREADS>(starts, a.data, vectored, k0, k_end,
+                copy_rows<T::M, T::RingA::DEPTH, T::RingA::PITCH, T::PRODUCER_THREADS>(row_starts, a.data, vectored, k0, k_end,
                                                                            ring_a.address(), copier);
                 barrier_arrive_copied(ring_a.full + 8 * ring_a.stage);
                 ring_a.advance();
@@ -317,7 +317,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
         for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += sums[i];
     }
     const int row0 = m0 + warp * 16;
-    float* const patch = reinterpret_cast<float*>(components) + warp * T::STAGING_SIZE;
+    float* const staging = reinterpret_cast<float*>(components) + warp * T::STAGING_SIZE;
     sync_some<1, T::COMPUTE_THREADS>();
     bool any_column = false;
     for (int i = lane; i < T::N; i += WARP) any_column = any_column || column_flags[i];
@@ -328,13 +328,13 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
             for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(row0 + row, k), b.at(n0 + column, k), sum);
             return sum;
         },
-        [=](bool wanted, int row, int column, float value) {
-            if (wanted) patch[row * T::STAGING_PITCH + column] = value;
+        [=](bool is_inside, int row, int column, float value) {
+            if (is_inside) staging[row * T::STAGING_PITCH + column] = value;
         });
     __syncwarp();
     for (int row = 0; row < min(16, a.outer - row0); ++row)
         for (int column = lane; column < min(T::N, b.outer - n0); column += WARP)
-            epilogue(row0 + row, n0 + column, patch[row * T::STAGING_PITCH + column]);
+            epilogue(row0 + row, n0 + column, staging[row * T::STAGING_PITCH + column]);
 }
 
 }  // namespace mlpgpu

@@ -17,17 +17,17 @@ struct StagedEpilogue {
     static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
     static constexpr int PIECES = T::WIDTH / WIDTH;
     using Read = typename Epilogue::Read;
-    using Lines = typename Epilogue::Lines;
+    using Scales = typename Epilogue::Scales;
     // Where registers hold all that the epilogue reads, it is on its way while the product is made.
     static constexpr int SUMS = (T::COMPONENTS + T::Format::PROMOTED) * T::COUNT;
-    static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Lines) / 4;
+    static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Scales) / 4;
     static constexpr bool RESCALES = SCALE_WORDS > 0;  // which is much code
-    static constexpr bool EARLY = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
+    static constexpr bool PREFETCHES = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
     static constexpr bool READS_IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    Read early[EARLY ? PIECES : 1][EARLY ? QUADS : 1];
+    Read prefetched[PREFETCHES ? PIECES : 1][PREFETCHES ? QUADS : 1];
 
     __device__ __forceinline__ StagedEpilogue(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
         : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n) {
@@ -35,63 +35,63 @@ struct StagedEpilogue {
     }
 
     __device__ __forceinline__ void prefetch() {
-        if constexpr (EARLY) {
+        if constexpr (PREFETCHES) {
 #pragma unroll
-            for (int each = 0; each < PIECES; ++each)
+            for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
-                for (int i = 0; i < QUADS; ++i) early[each][i] = read<true>(each, i);
+                for (int i = 0; i < QUADS; ++i) prefetched[piece][i] = read<true>(piece, i);
         }
     }
 
     // Quad i of a lane in a patch.
-    __device__ __forceinline__ int line(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
-    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 4; }
-    __device__ __forceinline__ bool inside(int each, int i) const { return m0 + line(i) < m && column(each) < n; }
+    __device__ __forceinline__ int row_in_piece(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int piece) const { return n0 + piece * WIDTH + threadIdx.x % LANES * 4; }
+    __device__ __forceinline__ bool inside(int piece, int i) const { return m0 + row_in_piece(i) < m && column(piece) < n; }
 
     template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int each, int i) const {
-        return inside(each, i) ? epilogue.template read<ALIGNED>(m0 + line(i), column(each)) : Read();
+    __device__ __forceinline__ Read read(int piece, int i) const {
+        return inside(piece, i) ? epilogue.template read<ALIGNED>(m0 + row_in_piece(i), column(piece)) : Read();
     }
 
-    __device__ __forceinline__ Lines lines(int each, int i) const {
-        return inside(each, i) ? epilogue.lines(m0 + line(i), column(each)) : Lines();
+    __device__ __forceinline__ Scales scales(int piece, int i) const {
+        return inside(piece, i) ? epilogue.scales(m0 + row_in_piece(i), column(piece)) : Scales();
     }
 
-    __device__ __forceinline__ void stage(const float* c, float* patch) const {
+    __device__ __forceinline__ void stage(const float* c, float* staging) const {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < WIDTH / 4; ++i) {
-            float* const to = patch + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
+            float* const to = staging + (lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2;
             *reinterpret_cast<float2*>(to) = make_float2(c[i * 2], c[i * 2 + 1]);
         }
     }
 
     template <bool ALIGNED>
-    __device__ __forceinline__ void finish(const float* patch, int each, int i, const Read& read, const Lines& lines) const {
-        const int row = m0 + line(i);
-        float4 quad = *reinterpret_cast<const float4*>(patch + line(i) * PITCH + threadIdx.x % LANES * 4);
-        epilogue.rescale(row, column(each), quad, lines);
-        if (inside(each, i)) epilogue.template write<ALIGNED>(row, column(each), quad, read);
+    __device__ __forceinline__ void finish(const float* staging, int piece, int i, const Read& read, const Scales& scales) const {
+        const int row = m0 + row_in_piece(i);
+        float4 quad = *reinterpret_cast<const float4*>(staging + row_in_piece(i) * PITCH + threadIdx.x % LANES * 4);
+        epilogue.rescale(row, column(piece), quad, scales);
+        if (inside(piece, i)) epilogue.template write<ALIGNED>(row, column(piece), quad, read);
     }
 
-    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* patch) const {
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* staging) const {
         if constexpr (RESCALES)
-            epilogue.is_aligned() ? rescale_in_loop<true>(c, patch) : rescale_in_loop<false>(c, patch);
+            epilogue.is_aligned() ? rescale_in_loop<true>(c, staging) : rescale_in_loop<false>(c, staging);
         else if (!epilogue.is_aligned())
-            run_in_loop<false>(c, patch);
-        else if constexpr (EARLY)
-            run_unrolled(c, patch);
+            run_in_loop<false>(c, staging);
+        else if constexpr (PREFETCHES)
+            run_unrolled(c, staging);
         else
-            run_in_loop<true>(c, patch);
+            run_in_loop<true>(c, staging);
     }
 
-    __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* patch) const {
+    __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* staging) const {
 #pragma unroll
-        for (int each = 0; each < PIECES; ++each) {
-            stage(c + each * (WIDTH / 2), patch);
+        for (int piece = 0; piece < PIECES; ++piece) {
+            stage(c + piece * (WIDTH / 2), staging);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) finish<true>(patch, each, i, early[each][i], Lines());
+            for (int i = 0; i < QUADS; ++i) finish<true>(staging, piece, i, prefetched[piece][i], Scales());
             __syncwarp();
         }
     }
@@ -106,41 +106,41 @@ struct StagedEpilogue {
         return found;
     }
 
-    __device__ __forceinline__ void stage_piece(const float (&c)[T::COUNT], int each, float* patch) const {
+    __device__ __forceinline__ void stage_piece(const float (&c)[T::COUNT], int piece, float* staging) const {
 #pragma unroll
-        for (int held = 0; held < PIECES; ++held)
-            if (held == each) stage(c + held * (WIDTH / 2), patch);
+        for (int register_piece = 0; register_piece < PIECES; ++register_piece)
+            if (register_piece == piece) stage(c + register_piece * (WIDTH / 2), staging);
     }
 
     // Where sums are settled, a loop goes through the quads: to fetch that code anew for each takes longer than it does.
     // What the epilogue reads for DEEP patches is on its way together, or for a few quads of one.
     template <bool ALIGNED>
-    __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* patch) const {
+    __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
         constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PIECES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
         constexpr bool WHOLE = ALIGNED && READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
         constexpr int GROUP = WHOLE ? QUADS : ALIGNED ? 2 : 1;
 #pragma unroll 1
         for (int first = 0; first < PIECES * QUADS; first += DEEP * GROUP) {
-            Read known[DEEP][GROUP];
+            Read loaded[DEEP][GROUP];
 #pragma unroll
             for (int d = 0; d < DEEP; ++d)
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) known[d][i] = read<ALIGNED>(first / QUADS + d, first % QUADS + i);
+                for (int i = 0; i < GROUP; ++i) loaded[d][i] = read<ALIGNED>(first / QUADS + d, first % QUADS + i);
 #pragma unroll
             for (int d = 0; d < DEEP; ++d) {
-                const int each = first / QUADS + d, begin = first % QUADS;
-                Lines its_lines[GROUP];
+                const int piece = first / QUADS + d, begin = first % QUADS;
+                Scales scales_of_group[GROUP];
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) its_lines[i] = lines(each, begin + i);
+                for (int i = 0; i < GROUP; ++i) scales_of_group[i] = scales(piece, begin + i);
                 if (begin == 0) {
                     __syncwarp();  // nobody reads the patch before any more
-                    stage_piece(c, each, patch);
+                    stage_piece(c, piece, staging);
                     __syncwarp();
                 }
 #pragma unroll 1
                 for (int i = 0; i < GROUP; ++i)
-                    finish<ALIGNED>(patch, each, begin + i, pick(known[d], i), pick(its_lines, i));
+                    finish<ALIGNED>(staging, piece, begin + i, pick(loaded[d], i), pick(scales_of_group, i));
             }
         }
         __syncwarp();
@@ -149,25 +149,25 @@ struct StagedEpilogue {
     // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
     // is no vector, loads of GROUP quads are on their way together.  The epilogue's code stands here once.
     template <bool ALIGNED>
-    __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* patch) const {
-        constexpr bool AHEAD = ALIGNED && !READS_IN_GROUPS;
-        constexpr int GROUP = AHEAD ? QUADS : ALIGNED ? 2 : 1;
-        Read known[GROUP];
+    __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* staging) const {
+        constexpr bool LOADS_NEXT = ALIGNED && !READS_IN_GROUPS;
+        constexpr int GROUP = LOADS_NEXT ? QUADS : ALIGNED ? 2 : 1;
+        Read loaded[GROUP];
 #pragma unroll
-        for (int i = 0; AHEAD && i < GROUP; ++i) known[i] = read<ALIGNED>(0, i);
+        for (int i = 0; LOADS_NEXT && i < GROUP; ++i) loaded[i] = read<ALIGNED>(0, i);
 #pragma unroll 1
-        for (int each = 0; each < PIECES; ++each) {
-            stage_piece(c, each, patch);
+        for (int piece = 0; piece < PIECES; ++piece) {
+            stage_piece(c, piece, staging);
             __syncwarp();
 #pragma unroll 1
             for (int first = 0; first < QUADS; first += GROUP) {
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i)
-                    if (!AHEAD) known[i] = read<ALIGNED>(each, first + i);
+                    if (!LOADS_NEXT) loaded[i] = read<ALIGNED>(piece, first + i);
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
-                    finish<ALIGNED>(patch, each, first + i, known[i], Lines());
-                    if (AHEAD && each + 1 < PIECES) known[i] = read<ALIGNED>(each + 1, i);
+                    finish<ALIGNED>(staging, piece, first + i, loaded[i], Scales());
+                    if (LOADS_NEXT && piece + 1 < PIECES) loaded[i] = read<ALIGNED>(piece + 1, i);
                 }
             }
             __syncwarp();
@@ -217,107 +217,107 @@ struct StagedComponents<T, Epilogue, true> {
     }
 
     // Whether eight columns of a patch lie inside C, of an epilogue that only takes so many at once.
-    __device__ __forceinline__ bool begins(int each, int i) const { return n0 + each * WIDTH + i * 8 < n; }
+    __device__ __forceinline__ bool begins(int piece, int i) const { return n0 + piece * WIDTH + i * 8 < n; }
 
-    __device__ __forceinline__ int pair_column(int each, int i) const {
-        return n0 + each * WIDTH + i * 8 + threadIdx.x % 4 * 2;
+    __device__ __forceinline__ int pair_column(int piece, int i) const {
+        return n0 + piece * WIDTH + i * 8 + threadIdx.x % 4 * 2;
     }
 
-    __device__ __forceinline__ void load_row_operand(int each, int i) {
+    __device__ __forceinline__ void load_row_operand(int piece, int i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            if (begins(each, i)) row_operand[i][h] = epilogue.load_row_operand(rows[h], pair_column(each, i));
+            if (begins(piece, i)) row_operand[i][h] = epilogue.load_row_operand(rows[h], pair_column(piece, i));
     }
 
-    __device__ __forceinline__ int line(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
-    __device__ __forceinline__ int column(int each) const { return n0 + each * WIDTH + threadIdx.x % LANES * 8; }
-    __device__ __forceinline__ bool inside(int each, int v) const { return m0 + line(v) < m && column(each) < n; }
-    __device__ __forceinline__ int64_t place(int each, int v, int component) const {
-        return component * epilogue.component_stride() + static_cast<int64_t>(m0 + line(v)) * padded_columns(n) + column(each);
+    __device__ __forceinline__ int row_in_piece(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
+    __device__ __forceinline__ int column(int piece) const { return n0 + piece * WIDTH + threadIdx.x % LANES * 8; }
+    __device__ __forceinline__ bool inside(int piece, int v) const { return m0 + row_in_piece(v) < m && column(piece) < n; }
+    __device__ __forceinline__ int64_t offset(int piece, int v, int component) const {
+        return component * epilogue.component_stride() + static_cast<int64_t>(m0 + row_in_piece(v)) * padded_columns(n) + column(piece);
     }
 
-    __device__ __forceinline__ void read(int each) {
+    __device__ __forceinline__ void read(int piece) {
         const uint16_t* const from = epilogue.saved();
 #pragma unroll
         for (int p = 0; p < COMPONENTS; ++p)
 #pragma unroll
             for (int v = 0; from && v < VECTORS; ++v)
-                if (inside(each, v)) saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(from + place(each, v, p)));
+                if (inside(piece, v)) saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(from + offset(piece, v, p)));
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
-            const int j = pair_column(each, i);
+            const int j = pair_column(piece, i);
             if (j < n) of[i] = epilogue.column_operand(j);
         }
     }
 
     // A thread's vectors of a patch, and its words there.
-    __device__ __forceinline__ uint4* vector(uint16_t* patch, int v) const {
-        return reinterpret_cast<uint4*>(patch + line(v) * PITCH + threadIdx.x % LANES * 8);
+    __device__ __forceinline__ uint4* vector(uint16_t* staging, int v) const {
+        return reinterpret_cast<uint4*>(staging + row_in_piece(v) * PITCH + threadIdx.x % LANES * 8);
     }
-    __device__ __forceinline__ unsigned* word(uint16_t* patch, int pair) const {
+    __device__ __forceinline__ unsigned* word(uint16_t* staging, int pair) const {
         const int lane = threadIdx.x % WARP;
-        return reinterpret_cast<unsigned*>(patch + (lane / 4 + pair % 2 * 8) * PITCH + pair / 2 * 8 + lane % 4 * 2);
+        return reinterpret_cast<unsigned*>(staging + (lane / 4 + pair % 2 * 8) * PITCH + pair / 2 * 8 + lane % 4 * 2);
     }
 
-    __device__ __forceinline__ void stage(int component, uint16_t* patch) const {
+    __device__ __forceinline__ void stage(int component, uint16_t* staging) const {
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) *vector(patch, v) = saved[component][v];
+        for (int v = 0; v < VECTORS; ++v) *vector(staging, v) = saved[component][v];
         __syncwarp();
     }
 
-    __device__ __forceinline__ void store(uint16_t* patch, int each, int component) const {
+    __device__ __forceinline__ void store(uint16_t* staging, int piece, int component) const {
         __syncwarp();
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            uint4 found = *vector(patch, v);
-            if (m0 + line(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
-            if (inside(each, v)) *reinterpret_cast<uint4*>(epilogue.components() + place(each, v, component)) = found;
+            uint4 found = *vector(staging, v);
+            if (m0 + row_in_piece(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
+            if (inside(piece, v)) *reinterpret_cast<uint4*>(epilogue.components() + offset(piece, v, component)) = found;
         }
         __syncwarp();
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* room) {
-        uint16_t* const patch = reinterpret_cast<uint16_t*>(room);
+        uint16_t* const staging = reinterpret_cast<uint16_t*>(room);
         constexpr bool MANY = COMPONENTS > 1;
 #pragma unroll
-        for (int each = 0; each < PIECES; ++each) {
+        for (int piece = 0; piece < PIECES; ++piece) {
             float2 rest[PAIRS];  // of what is read behind the first component, then of what is made
             if (epilogue.saved()) {
 #pragma unroll
                 for (int p = COMPONENTS - 1; p > 0; --p) {
-                    stage(p, patch);
+                    stage(p, staging);
 #pragma unroll
                     for (int i = 0; i < PAIRS; ++i) {
-                        const float2 found = bfloats(*word(patch, i));
+                        const float2 found = bfloats(*word(staging, i));
                         rest[i] = p == COMPONENTS - 1 ? found : joined(found, rest[i]);
                     }
                     __syncwarp();
                 }
-                stage(0, patch);
+                stage(0, staging);
             }
             float2 now[WIDTH / 8];
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
-            if (!MANY && each + 1 < PIECES) read(each + 1);
+            if (!MANY && piece + 1 < PIECES) read(piece + 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
-                const float* const sum = c + each * (WIDTH / 2) + i * 2;
-                unsigned* const place = word(patch, i);
-                float2 made = make_float2(sum[0], sum[1]), known = {};
-                if (epilogue.saved()) known = MANY ? joined(bfloats(*place), rest[i]) : bfloats(*place);
+                const float* const sum = c + piece * (WIDTH / 2) + i * 2;
+                unsigned* const place = word(staging, i);
+                float2 made = make_float2(sum[0], sum[1]), loaded = {};
+                if (epilogue.saved()) loaded = MANY ? joined(bfloats(*place), rest[i]) : bfloats(*place);
                 if constexpr (Epilogue::HAS_ROW_OPERAND)
-                    made = begins(each, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
+                    made = begins(piece, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else
-                    made = epilogue.pair(made, now[i / 2], known);
+                    made = epilogue.pair(made, now[i / 2], loaded);
                 if (MANY)
                     rest[i] = made;
                 else
                     *place = bfloat_pair(made.x, made.y);
                 if constexpr (Epilogue::HAS_ROW_OPERAND)
-                    if (i % 2 == 1 && each + 1 < PIECES) load_row_operand(each + 1, i / 2);
+                    if (i % 2 == 1 && piece + 1 < PIECES) load_row_operand(piece + 1, i / 2);
             }
             if (!MANY) {
-                store(patch, each, 0);
+                store(staging, piece, 0);
                 continue;
             }
             unsigned words[COMPONENTS][PAIRS];
@@ -325,9 +325,9 @@ struct StagedComponents<T, Epilogue, true> {
 #pragma unroll
             for (int p = 0; p < COMPONENTS; ++p) {
 #pragma unroll
-                for (int i = 0; i < PAIRS; ++i) *word(patch, i) = words[p][i];
-                store(patch, each, p);
-                if (p == 0 && each + 1 < PIECES) read(each + 1);  // only now are there registers for it
+                for (int i = 0; i < PAIRS; ++i) *word(staging, i) = words[p][i];
+                store(staging, piece, p);
+                if (p == 0 && piece + 1 < PIECES) read(piece + 1);  // only now are there registers for it
             }
         }
         if constexpr (Epilogue::HAS_ROW_OPERAND) {
