@@ -21,15 +21,15 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
 
-// Barriers just made become visible to the copy engine and to the other blocks of the cluster.
+// Makes new barriers visible to the copy engine and to the other blocks of the cluster.
 __device__ __forceinline__ void barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Arrive, and announce bytes that the copy engine will bring.
+// Arrives, and announces bytes that the copy engine will deliver.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrive at the same barrier of another block of the cluster, or of this one.
+// Arrives at the barrier at this address of block `rank` of the cluster.
 template <int CLUSTER>
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
     asm volatile(
@@ -42,12 +42,12 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
         : "memory");
 }
 
-// Arrive once all that this thread had copied by copy_async_or_clear has come.
+// Arrives once all of this thread's asynchronous copies have come.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Wait until the phase of this parity has ended: 0 for the first one, then 1, 0, ….
+// Waits until the phase of this parity has ended: 0 for the first phase, then 1, 0, ….
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
     asm volatile(
         "{\n"
@@ -70,7 +70,7 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// All threads of all blocks of the cluster.
+// A barrier of all threads of all blocks of the cluster.
 template <int CLUSTER>
 __device__ __forceinline__ void cluster_synchronize() {
     if (CLUSTER == 1)

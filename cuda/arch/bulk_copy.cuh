@@ -1,4 +1,4 @@
-// The copy engine of sm_90a (TMA): boxes of a tensor, and stretches of bytes.
+// The copy engine of sm_90a (TMA): boxes of a tensor, and contiguous bytes.
 #pragma once
 
 #include "common/portable.cuh"
@@ -6,7 +6,7 @@
 
 namespace mlpgpu {
 
-// A tensor as the copy engine sees it, made by cuTensorMapEncodeTiled; lies in global memory.
+// The copy engine's description of a tensor, made by cuTensorMapEncodeTiled, in global memory.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
@@ -16,12 +16,12 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t address) { return address 
 
 #if !defined(MLPGPU_HOST)
 
-// The map was written by a copy from the host: make the engine see it.
+// Makes the engine see a map that a copy from the host has written.
 __device__ __forceinline__ void tensor_map_acquire(const TensorMap* map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
-// One box of the tensor, from element (x, y, z) on, to shared memory; its bytes count at `barrier`.
+// Copies one box of the tensor, from element (x, y, z) on, to shared memory; `barrier` counts its bytes.
 __device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y,
                                             int z) {
     asm volatile(
@@ -31,7 +31,7 @@ __device__ __forceinline__ void tensor_copy(uint32_t destination, const TensorMa
         : "memory");
 }
 
-// The same to all blocks of the cluster, at the same place in each.
+// The same to all blocks of the cluster, to the same address in each.
 template <int CLUSTER>
 __device__ __forceinline__ void tensor_copy_to_all(uint32_t destination, const TensorMap* map, uint32_t barrier, int x,
                                                    int y, int z) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void tensor_copy_to_all(uint32_t destination, const T
         : "memory");
 }
 
-// Bytes of global memory to shared memory, which count at `barrier`; all three are multiples of 16.
+// Copies bytes of global memory to shared memory; `barrier` counts them. Addresses and lengths are multiples of 16.
 __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* source, uint32_t barrier, int bytes) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
                      destination),
@@ -51,25 +51,25 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
                  : "memory");
 }
 
-// Bytes of shared memory to global memory; all three are multiples of 16.
+// Copies bytes of shared memory to global memory. Addresses and lengths are multiples of 16.
 __device__ __forceinline__ void bulk_store(void* destination, uint32_t source, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
                  : "memory");
 }
 
-// What this thread stored since the last one forms a group.
+// Makes a group of what this thread has stored since the last group.
 __device__ __forceinline__ void commit_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Wait until all of this thread's groups but the last PENDING have been read from shared memory.
+// Waits until all of this thread's groups but the last PENDING have been read from shared memory.
 template <int PENDING>
 __device__ __forceinline__ void await_bulk_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// What this thread wrote to shared memory comes before what the copy engine and products read of it, once they are told.
+// Orders what this thread wrote to shared memory before later reads by the copy engine and by wgmma.
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of what it wrote to global memory.
+// The same for global memory.
 __device__ __forceinline__ void publish_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ uint2 load_shared(uint32_t address) {

@@ -11,16 +11,16 @@ constexpr int WARPGROUP = 128;  // threads: four warps, the first of a number di
 template <bool HALF>
 struct ElementIs {};  // else bfloat16
 
-// Where an operand's tile lies, in lines of 128 bytes swizzled as the copy engine leaves them: eight lines
-// to the next eight, and, where the lines run along the outer axis, from 64 outer elements to the next 64.
+// The descriptor of an operand in rows of 128 bytes, swizzled as the copy engine leaves them. `next_64_outer` bytes lie
+// between 64 outer elements and the next 64 if the rows run along the outer axis.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
     constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
     return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_ROWS << 32 |
            SWIZZLE_128 << 62;
 }
 
-// The same of a matrix that lies in 8 x 8 matrices of 128 bytes, lines along k: from one to the next along k, and along
-// the outer axis, in bytes.
+// The descriptor of an operand in 8 x 8 matrices of 128 bytes without a swizzle, rows along k: the bytes to the next matrix
+// along k, and along the outer axis.
 __device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address, int next_inner, int next_outer) {
     return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_inner >> 4) << 16 |
            static_cast<uint64_t>(next_outer >> 4) << 32;
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address, int
 
 #if !defined(MLPGPU_HOST)
 
-// Registers: a warpgroup gives some back, and others take them.
+// A warpgroup gives registers up, or takes those that others gave up.
 
 template <int COUNT>
 __device__ __forceinline__ void registers_lower() {
@@ -42,13 +42,13 @@ __device__ __forceinline__ void registers_raise() {
 
 // Products: C (64, N) += A (64, 16) · B (16, N), A and B in shared memory.
 
-// Registers of C were written, or will be, by other instructions.
+// Orders other accesses to the registers of C before the products that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// The products issued since the last one form a group.
+// Makes a group of the products issued since the last group.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Wait until at most PENDING groups are unfinished.
+// Waits until at most PENDING groups are unfinished.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -68,8 +68,7 @@ __device__ __forceinline__ void wgmma_wait() {
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// A_INNER, B_INNER: whether an operand's lines run along k instead of along C's rows or columns.  Without
-// `add`, C is overwritten.
+// A_INNER, B_INNER: whether an operand's rows run along k, not along C's rows or columns. Without `add`, C is overwritten.
 template <bool A_INNER, bool B_INNER>
 struct Wgmma {
 #define WGMMA(ELEMENT, TYPE, COUNT, N, LIST, A, B, ADD, AT, BT, ...)                                                   \

@@ -1,12 +1,12 @@
-// Launches of a step that overlap (programmatic dependent launch, from compute capability 9.0 on).
+// Programmatic dependent launch (PDL, since compute capability 9.0): launches of a step that overlap.
 //
-// A kernel that includes this may begin while the launch before it in the stream still runs, as soon as all blocks of
-// that one have allowed it.  Three rules make that safe; docs/decisions.md derives it from them:
-//   1. Each block waits for the launch before, at the latest before it writes to global memory.
-//   2. It allows the one after only then.  So when a launch begins, all but the one before it are complete.
-//   3. Before it has waited, it reads nothing that the launch before writes; and what it reads of earlier launches'
-//      arrays, past the first-level cache.
-// Where a launch is not given leave to overlap, it begins when all before it are complete, and waits for nothing.
+// A kernel that calls these functions may begin while the launch before it in the stream still runs, as soon as all blocks
+// of that launch have triggered. Three rules make that safe; docs/decisions.md derives it from them:
+//   1. Each block waits for the launch before it, at the latest before it writes to global memory.
+//   2. Only then it triggers the next launch. So when a launch begins, all launches but the one before it are complete.
+//   3. Before it has waited, a block reads nothing that the launch before it writes; and it reads arrays of earlier
+//      launches past the first-level cache.
+// A launch without the attribute begins when all launches before it are complete, and its waits return at once.
 #pragma once
 
 #include "common/portable.cuh"
@@ -15,14 +15,14 @@ namespace mlpgpu {
 
 #if !defined(MLPGPU_HOST)
 
-// Until the launch before is complete, and what it wrote can be seen.  At once where it was complete at the start.
+// Waits until the launch before is complete and what it wrote is visible.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// As far as this block is concerned, the one after may begin.
+// Lets the next launch begin, as far as this block is concerned.
 __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -31,13 +31,13 @@ __device__ __forceinline__ void pdl_trigger() {
 
 #endif
 
-// The two together, where nothing is to be done ahead.
+// Both, for kernels that prefetch nothing.
 __device__ __forceinline__ void pdl_wait_and_trigger() {
     pdl_wait();
     pdl_trigger();
 }
 
-// What a product of split operands may read before it has waited, as a mask.
-constexpr int PREFETCH_A = 1, PREFETCH_B = 2, PREFETCH_EPILOGUE = 4;  // its operands; and what its epilogue reads
+// What a product of split operands may read before it has waited, as a mask: its operands, and what its epilogue reads.
+constexpr int PREFETCH_A = 1, PREFETCH_B = 2, PREFETCH_EPILOGUE = 4;
 
 }  // namespace mlpgpu

@@ -1,4 +1,4 @@
-// Numbers of 16 bits: float16 and bfloat16, to and from their bits.
+// Conversions between float and the bits of float16 and bfloat16.
 #pragma once
 
 #include "common/portable.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ uint16_t bfloat_bits(float x) {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Two of them in a word, the first in the lower half.  Which NaN one is may vary from card to card.
+// Two bfloat16 in a word, the first in the lower half. Which NaN a NaN becomes may vary from card to card.
 __device__ __forceinline__ unsigned bfloat_pair(float first, float second) {
 #if !defined(MLPGPU_HOST) && __CUDA_ARCH__ >= 800
     unsigned pair;

@@ -1,7 +1,7 @@
 // What differs between a GPU and the host on which tests run the same kernels.
 //
-// Tests compile kernels with g++ and `-include tests/shim/cuda.h`, which defines MLPGPU_HOST and stands
-// in for CUDA's built-ins.  Everything else that a kernel needs to know of the difference is here.
+// Tests compile kernels with g++ and `-include tests/shim/cuda.h`, which defines MLPGPU_HOST and stands in for CUDA's
+// built-ins. The instructions of arch/ and common/async_copy.cuh have host versions there too.
 #pragma once
 
 #include <stdint.h>
@@ -28,8 +28,8 @@ __device__ __forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& 
     low = a * b;
 }
 
-// The lanes where `bits` are 0 as they are here, or are not as here.  Of a ballot and a choice nvcc makes twice the
-// instructions.
+// The lanes whose `bits` are 0 if those of this lane are, else the lanes whose `bits` are not 0. nvcc compiles a ballot
+// and a conditional complement to twice the instructions.
 __device__ __forceinline__ unsigned lanes_like(int bits) {
     unsigned lanes;
     asm("{\n\t"
@@ -43,24 +43,24 @@ __device__ __forceinline__ unsigned lanes_like(int bits) {
     return lanes;
 }
 
-// Brings the 128 bytes around an address to the second-level cache, sometime.
+// Starts to load the 128 bytes around an address into the second-level cache.
 __device__ __forceinline__ void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// Every loop that waits for another thread's word in memory calls this: on the host, others run meanwhile.
-// What is waited for comes within a microsecond, so the device does not sleep.
+// Every loop that polls memory calls this: on the host, other threads run meanwhile. The device does not sleep, since
+// what it polls for comes within a microsecond.
 __device__ __forceinline__ void pause_spinning() {}
 
 // Ends the kernel with an error.
 __device__ __forceinline__ void give_up() { __trap(); }
 
-// A barrier of so many of the block's threads, whole warps; NUMBER 0 is that of __syncthreads().
+// A barrier of THREADS of the block's threads, whole warps; NUMBER 0 is the barrier of __syncthreads().
 template <int NUMBER, int THREADS>
 __device__ __forceinline__ void sync_some() {
     asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
 }
 
-// A word that other blocks read while the kernel runs, whole: it is in the cache that they share, not in the
-// multiprocessor's own.  And two words, each of them whole, at a multiple of 16 bytes.
+// Words that other blocks read while the kernel runs: stored and loaded whole, in the cache that all blocks share. A pair
+// of words lies at a multiple of 16 bytes, and each of the two is whole.
 __device__ __forceinline__ void store_word(uint64_t* address, uint64_t word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
 }
@@ -79,8 +79,8 @@ __device__ __forceinline__ void load_word_pair(const uint64_t* address, uint64_t
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
 }
 
-// Adds 1 to a word that blocks count by, and returns what it was: who finds the last number sees all that the others wrote
-// before they counted, past the first-level cache.
+// Adds 1 to a word that blocks count by, and returns the count before. The block that finds the last count sees all that
+// the others wrote before they counted, if it reads past the first-level cache.
 __device__ __forceinline__ unsigned count_up(unsigned* word) {
     unsigned before;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");
@@ -89,7 +89,7 @@ __device__ __forceinline__ unsigned count_up(unsigned* word) {
 
 #endif
 
-// The same by plain loads, for more of them than a texture reaches.
+// The same by a plain load, for arrays longer than a texture can be.
 __device__ __forceinline__ float texel(const float* data, int64_t i) { return data[i]; }
 
 namespace mlpgpu {

@@ -28,15 +28,15 @@ __device__ __forceinline__ int warp_or(int value) {
     return value;
 }
 
-// values[i] summed over the 16 lanes of half a warp, in the lane i of them.  Lanes halve what they still have to add:
-// each half sends away what the other one keeps.
+// Sums values[i] over the 16 lanes of half a warp, and leaves the sum in lane i. In each of four steps a lane passes half of
+// its values to another lane and adds what that lane passes back.
 __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
 #pragma unroll
     for (int halving = 0; halving < 4; ++halving) {
         const int width = 8 >> halving;
         const bool is_upper = threadIdx.x & width;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // not up to `width`, which the compiler would keep the values in memory for
+        for (int i = 0; i < 8; ++i) {  // up to a constant, since the compiler keeps the values in local memory where the bound varies
             if (i >= width) break;
             const float low = values[i], high = values[i + width];
             values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);
@@ -57,12 +57,12 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return warp_sum(lane < warps ? scratch[lane] : T(0));
 }
 
-// Finds the last of so many blocks, else of a grid of one dimension, to be done with something: each one arrives, and
-// at any later time asks.  The last one then sees what thread 0 of every block wrote before it arrived.  `arrived` is 0 before
-// the launch, and again after it.
+// Finds the last block to finish among `blocks`, or of a one-dimensional grid. Each block arrives, and asks at any later
+// time whether it was the last. The last block sees what thread 0 of every block wrote before it arrived. `arrived` is 0
+// before the launch and again after it.
 struct Arrival {
     unsigned* arrived;
-    unsigned before;  // how many blocks were there already; thread 0 alone knows
+    unsigned before;  // blocks that had arrived before; only thread 0 knows it
 };
 
 __device__ __forceinline__ Arrival arrive(unsigned* arrived) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ Arrival arrive(unsigned* arrived) {
     return {arrived, before};
 }
 
-// `scratch` is a word of shared memory that nobody uses any longer.
+// `scratch` is a word of shared memory that no thread needs any longer.
 __device__ __forceinline__ bool was_last(const Arrival& arrival, void* scratch, unsigned blocks = gridDim.x) {
     unsigned* const is_last = static_cast<unsigned*>(scratch);
     __syncthreads();

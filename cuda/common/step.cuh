@@ -9,7 +9,7 @@ namespace mlpgpu {
 
 struct Step {
     int64_t number;        // since training began, from 0: the address of random words
-    int32_t run;           // since the program's run began: the place of this step's loss and rates
+    int32_t run;           // since the program's run began: the row of this step's loss and rates
     int32_t batch;         // in the epoch
     int32_t batch_rows;    // of a full batch
     int32_t epoch_rows;    // that the epoch visits
@@ -31,7 +31,7 @@ __device__ __forceinline__ int batch_rows(const Step& step) {
 __device__ __forceinline__ Rows shard_rows(const Step* step, int shard, int shards) {
     const int64_t rows = batch_rows(*step);
     int first = 0, end = static_cast<int>(rows);
-    if (shards > 1) {  // two divisions of 64 bits, a hundred instructions each, before a kernel knows what to read
+    if (shards > 1) {  // since two 64-bit divisions take a hundred instructions each
         first = static_cast<int>(rows * shard / shards);
         end = static_cast<int>(rows * (shard + 1) / shards);
     }

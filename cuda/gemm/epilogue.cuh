@@ -1,28 +1,28 @@
-// What becomes of a product's elements, for both kinds of tensor-core products (gemm/gemm_sm80.cuh, gemm/gemm_sm90.cuh).
+// What an epilogue is: what becomes of a product's sums, for gemm/gemm_sm80.cuh and gemm/gemm_sm90.cuh.
 //
-// A product hands its epilogue quads: four neighbouring columns of one row, the first a multiple of 4.
-//     is_aligned()                             whether quads lie in memory as vectors, wholly inside a row
-//     read<ALIGNED>(row, column)               loads what write needs: before the sums are there, where registers allow
-//     lines(row, column)                       loads what rescale needs, so that several quads' loads overlap
-//     rescale(row, column, sum, lines)          makes C of the sums; whole warps call it at once; outside C, with
-//                                              lines of 0
-//     write<ALIGNED>(row, column, value, read) the quad begins inside C; its end may lie beyond the last column
-//     columns(first, count, thread, threads)   what is done once a column, by so many threads of the blocks of C's
-//                                              first rows, sometime
-//     column_partials()                           where gemm/gemm_sm90.cuh leaves sums of B's columns over parts of its rows, or null
-// One that may read and write nothing but components of bfloat16, and an array over columns, WRITES_COMPONENTS, and perhaps
-// READS_COMPONENTS; if is_components_alone(),
-// it can be handed pairs of neighbouring columns instead, whose words of the components are no concern of its own:
-//     saved(), components(), component(), filled()     the components it reads, or null; those it writes; elements from one to the
-//                                              next, of either; which of their rows are not 0
-//     column_operand(column)                       loads what a pair of columns needs
-//     pair(sum, column_operand, saved)             what becomes of a pair, and of what it is in the components it reads
-// One that HAS_ROW_OPERAND reads no component, but knows of a Row of C, and meets numbers there:
-//     row(row, column)                         what it knows, given a lane's first column of a tile
-//     load_row_operand(row, column)                        loads what a pair meets
-//     pair(sum, column_operand, row, row_operand)          what becomes of the pair
-//     finish_row(row)                               when the lane's columns of the tile have passed
-// Rows are those of the shard.
+// A product passes its epilogue quads: four neighbouring columns of one row of C, the first a multiple of 4. Rows are those
+// of the shard.
+//     is_aligned()                             whether quads of its arrays are vectors that lie wholly inside a row
+//     read<ALIGNED>(row, column)               loads what write() needs, before the sums are complete if registers allow
+//     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
+//     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
+//                                              scales of 0
+//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column
+//     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
+//                                              compute C's first rows
+//     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
+// If WRITES_COMPONENTS, an epilogue may read and write nothing but bfloat16 components (it READS_COMPONENTS if it reads
+// some) and an array over columns. If is_components_alone(), it is passed pairs of neighbouring columns instead, and the
+// caller loads and stores the components:
+//     saved(), components()                    the components it reads, or null, and those it writes
+//     component_stride(), filled()             elements from one component to the next; rows from which on components are 0
+//     column_operand(column)                   loads what a pair of columns needs
+//     pair(sum, column_operand, saved)         finishes a pair, given the numbers that the saved components stand for
+// If HAS_ROW_OPERAND, it reads no components, but state of a row and one number per element:
+//     row(row, column)                         the state of a row, given a lane's first column of a tile
+//     load_row_operand(row, column)            loads the numbers of a pair
+//     pair(sum, column_operand, row, numbers)  finishes a pair
+//     finish_row(row)                          is called when the lane's columns of the tile have passed
 #pragma once
 
 #include "common/reduce.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 3) quad.w = value;
 }
 
-// The same of a row of components of bfloat16, where a quad is a vector always, and holds 0 beyond n.
+// The same for a row of bfloat16 components, where a quad is always a vector; elements beyond n are 0.
 template <class Format, bool ALIGNED>
 __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value) {
     const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stri
                                                                inside(2, value.z), inside(3, value.w)));
 }
 
-// A row of components, of which those from `rows` on hold 0.
+// A row of components; rows from `rows` on are 0.
 template <class Format, bool ALIGNED>
 __device__ __forceinline__ void store_padded(uint16_t* components, int64_t component_stride, int row, int rows, int column, int n,
                                              const float4& value) {
@@ -56,28 +56,28 @@ __device__ __forceinline__ void store_padded(uint16_t* components, int64_t compo
 
 // --- from sums to C ---
 
-// Components without scales.
+// Components without scales: sums are elements of C.
 struct Unscaled {
     struct Scales {};
     __device__ __forceinline__ Scales scales(int, int) const { return {}; }
     __device__ __forceinline__ void rescale(int, int, float4&, const Scales&) const {}
 };
 
-// The float32 array that an operand's components were made of: element (outer, inner), by its steps.
+// The float32 array that an operand's components were made of: element (outer, inner), by its strides.
 struct Float32Operand {
     const float* data;
     int64_t outer, inner;
 };
 
-// Scales sums back.  Those that what is not held in their lines may have moved too far are made again from
-// the float32 arrays.  A term is off by at most 2^-20, or 2^-9 with one component: nothing beside 16 √length
-// where sums are that large, as docs/mathematics.md derives.
+// Rescales sums by 2^(e of the row + e of the column). Sums that depend on an inexact row or column, and that its errors
+// may have changed too much, are recomputed from the float32 arrays. A term is off by at most 2^-20, or 2^-9 with one
+// component: that does not matter where sums are at least 16 √length, as docs/mathematics.md derives.
 struct Rescaled {
-    const int* rows;         // lines of C's rows
-    const int* subtracted_rows;  // lines whose exponents the rows' are less by, or null
-    const int* columns;      // lines of C's columns
+    const int* rows;         // row scales of C's rows
+    const int* subtracted_rows;  // scales whose exponents are subtracted from the rows', or null
+    const int* columns;      // column scales of C's columns
     Float32Operand a, b;
-    int length;  // of the sums
+    int length;  // terms of a sum
     float least;
 
     __device__ __forceinline__ Rescaled(const int* rows, const int* subtracted_rows, const int* columns, const Float32Operand& a,
@@ -86,7 +86,7 @@ struct Rescaled {
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
     struct Scales {
-        int row;  // less the weight's exponent
+        int row;  // after the subtraction
         int columns[4];
     };
     __device__ __forceinline__ Scales scales(int row, int column) const {
@@ -107,7 +107,7 @@ struct Rescaled {
         for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(scales.row) + exponent_in(scales.columns[i]);
         scale_by(sums, exponents);
         sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
-        // Lanes take turns, and the whole warp works on each one's elements.
+        // One lane after another, the whole warp recomputes the lane's elements.
         for (unsigned lanes = __ballot_sync(WARP_ALL, recomputed); lanes != 0; lanes &= lanes - 1) {
             const int turn = __ffs(static_cast<int>(lanes)) - 1;
             const int elements = __shfl_sync(WARP_ALL, recomputed, turn);
@@ -128,7 +128,7 @@ struct Rescaled {
         return (either & INEXACT) && !(either & HAS_NAN) && (both & NONZERO) && !good;
     }
 
-    // By a whole warp: in float64, so the order matters to no bit that float32 shows but the last.
+    // By a whole warp, in float64, so that the order of the sum changes at most the last bit of the float32 result.
     __device__ __forceinline__ float recompute(int m, int n) const {
         const float* const from_a = a.data + m * a.outer;
         const float* const from_b = b.data + n * b.outer;
@@ -142,16 +142,16 @@ struct Rescaled {
 
 // --- from C to memory ---
 
-struct NoRowOperand {};  // is known of rows, where none are row_operand
+struct NoRowOperand {};  // of epilogues without a row operand
 
-// What no components are handed to.
+// An epilogue that neither reads nor writes components.
 struct NoComponents {
     static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return false; }
 };
 
-// The two together.
+// An epilogue: what rescales sums, and what finishes values.
 template <class Sums, class Values>
 struct Epilogue {
     Sums sums;

@@ -1,12 +1,11 @@
-// C = A · B on tensor cores, of operands held as components (gemm/operand_formats.cuh), for cards since sm_80.
+// C = A · B on tensor cores since sm_80, of split operands (gemm/operand_formats.cuh).
 //
-// A block computes a tile of C in slices of 32 along the inner index.  Slices are copied to shared memory
-// some stages ahead, and read from there as fragments, so an operand may be stored either way round.
+// A block computes a tile of C in slices of 32 along k. Slices are copied to shared memory some stages ahead, and read from
+// there as fragments, so an operand may be stored either way round.
 //
-// Tensor cores truncate when they accumulate, so long sums drift.  With two components each slice's sum is
-// made apart, lo · hi + hi · lo first, then hi · hi on top of that, and added to C rounded to nearest.
-//
-// The order of every sum follows from the inner length alone, whatever the tile.
+// Tensor cores truncate when they accumulate, so long sums drift. With two components the sum of each slice is made apart,
+// first lo · hi + hi · lo, then hi · hi on top, and added to C rounded to nearest. The order of every sum follows from k
+// alone, whatever the tile.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -24,8 +23,7 @@ struct Sm80Tile {
     static constexpr int FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;  // fragments of a warp
 };
 
-// Components seen as (outer, inner): outer is C's row or column, inner what is summed over.  INNER_FIRST tells
-// which is contiguous.
+// Components seen as (outer, inner): outer is the row or column of C, inner is k. INNER_FIRST tells which is contiguous.
 template <bool INNER_FIRST>
 struct SplitOperand {
     const uint16_t* data;
@@ -33,8 +31,8 @@ struct SplitOperand {
     int pitch;      // from one row of the stored matrix to the next
 };
 
-// A slice of one component in shared memory: lines of the contiguous index, padded by 16 bytes so that eight
-// of them begin in different banks.
+// A slice of one component in shared memory: rows of the contiguous index, padded by 16 bytes so that eight rows begin in
+// different banks.
 template <int OUTER, int K, bool INNER_FIRST>
 struct OperandSlice {
     static constexpr int LINES = INNER_FIRST ? OUTER : K, LENGTH = INNER_FIRST ? K : OUTER;
@@ -49,7 +47,7 @@ struct OperandSlice {
 #pragma unroll
         for (int v = threadIdx.x; v < LINES * VECTORS; v += THREADS) {
             const int line = v / VECTORS, offset = v % VECTORS * 8;
-            // Beyond the padding lies nothing of C: any value will do.
+            // Elements beyond the padding do not reach C, so any value will do.
             const int column = min(start + offset, from.pitch - 8);
             copy_async<16>(slice + line * PITCH + offset, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
         }
@@ -71,8 +69,8 @@ __device__ __forceinline__ void for_each(Array& array, const Function& function)
             for (float& x : fragment) function(x);
 }
 
-// Hands a warp's part of C, from (row0, column0) on, to the epilogue.  Pairs become quads: a lane swaps with
-// the one beside it, and takes every other block of eight columns.
+// Passes a warp's part of C, from (row0, column0) on, to the epilogue. Pairs become quads: each lane swaps a pair with its
+// neighbour, and takes every other block of eight columns.
 template <class T, bool ALIGNED, class Epilogue>
 __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M][T::FRAGMENTS_N][4], int row0, int column0, int rows,
                                           int columns, const Epilogue& epilogue) {
@@ -107,8 +105,8 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M
         }
 }
 
-// The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); beyond,
-// the padding makes whole slices.
+// The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); the padding fills the last
+// slice up.
 template <class Format, class T, bool A_INNER, bool B_INNER, class Epilogue>
 __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>& a, const SplitOperand<B_INNER>& b, int m0,
                                             int n0, int rows, int columns, int depth, const Epilogue& epilogue) {
@@ -127,7 +125,7 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
             SliceA::template fetch<T::THREADS>(stage + p * SliceA::SIZE, a, p, m0, slice * T::K);
             SliceB::template fetch<T::THREADS>(stage + P * SliceA::SIZE + p * SliceB::SIZE, b, p, n0, slice * T::K);
         }
-        commit_copies();  // also of nothing: the number of groups tells the stage
+        commit_copies();  // an empty group too, since the number of groups tells the stage
     };
 
     float c[T::FRAGMENTS_M][T::FRAGMENTS_N][4] = {};
@@ -158,7 +156,7 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
     for (int slice = 0; slice < T::STAGES - 1; ++slice) fetch(slice);
     for (int slice = 0; slice < slices; ++slice) {
         wait_copies<T::STAGES - 2>();
-        // One barrier a slice: it also frees the stage that was read last, which is filled next.
+        // One barrier per slice: it also frees the stage that was read last, which is filled next.
         __syncthreads();
         fetch(slice + T::STAGES - 1);
         const uint16_t* const stage = shared + slice % T::STAGES * STAGE;
@@ -171,7 +169,7 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
             }
             multiply(stage, 1, 0, part);
             multiply(stage, 0, 1, part);
-            // Without scales lo of what is infinite is 0, and that of what it meets has either sign: hi · hi is right.
+            // Without scales, lo of an infinite number is 0 and its product has either sign or is NaN: hi · hi alone is right.
             for_each(part, [](float& x) { x = Format::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
             multiply(stage, 0, 0, part);
 #pragma unroll

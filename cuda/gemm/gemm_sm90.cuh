@@ -1,15 +1,14 @@
-// C = A · B on the tensor cores of sm_90a, from operands of 16 bits in global memory: bfloat16, or scaled
-// float16 in one component or two (docs/mathematics.md).
+// C = A · B by wgmma on sm_90a, of split operands (gemm/operand_formats.cuh) in global memory.
 //
-// A block is one producer and some consumers.  The producer, a thread, has the copy engine bring slices of A
-// and B, 64 elements deep along k, to a ring of stages in shared memory.  Each consumer, a warpgroup,
-// multiplies 64 rows of the tile, keeps C in registers, and gives stages back.  The blocks of a cluster
-// compute neighbouring tiles: each brings its part of a slice that they share, to all of them at once.
-// The grid is as large as the card, and a cluster takes one tile after another.
+// A block is one producer warpgroup and some consumer warpgroups. One producer thread lets the copy engine load slices of A
+// and B, 64 elements along k, into a ring of stages in shared memory. Each consumer multiplies 64 rows of the tile, keeps
+// its part of C in registers, and releases stages. The blocks of a cluster compute neighbouring tiles and share slices of B:
+// each loads a part of such a slice into all of them at once. The grid is as large as the card, and a cluster computes one
+// tile after another.
 //
-// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi); of halves, and for few k, + 2^-22 lo · lo.  Tensor cores
-// truncate when they accumulate, so where forms are PROMOTED the first sum restarts with each slice, and is added to C by
-// ordinary float32 additions.
+// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi), and for halves and small k also + 2^-22 lo · lo. Tensor
+// cores truncate when they accumulate. So if the format is PROMOTED, the sum of hi · hi restarts with each slice, and is
+// added to C by float32 additions.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -19,27 +18,27 @@
 
 namespace mlpgpu {
 
-// Shape of a block's work.  A cluster is CLUSTER tiles, one below the other, that share their columns of B.  ACROSS
-// consumers stand side by side: in a small tile, where a product's end counts, more warps see to it.
+// The shape of a block's work. A cluster is CLUSTER tiles, one below the other, that share their columns of B. ACROSS
+// consumers share 64 rows: in a small tile, where the epilogue takes a large part of the time, more warps finish it.
 template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
 struct Sm90Tile {
     using Format = Format_;  // of gemm/operand_formats.cuh
     static constexpr int COMPONENTS = Format::COMPONENTS, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
-    static constexpr int K = 64, LINE = 128;  // elements of a slice, and the bytes that they take
+    static constexpr int K = 64, LINE = 128;  // elements of a slice along k, and their bytes
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
     static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one component
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
-    // A warp's patch of C on its way to the epilogue, 16 rows; two rows of pairs lie in different banks.
+    // A warp's staging tile, 16 rows, padded so that two rows of pairs lie in different banks.
     static constexpr int STAGING_WIDTH = 32, STAGING_PITCH = STAGING_WIDTH + 8, STAGING_SIZE = 16 * STAGING_PITCH;
 };
 
-// A block's tiles, one after another.  Clusters go down columns of up to 16 tiles, so that what runs at the
-// same time shares slices of A and of B that the L2 cache holds.
+// A block's tiles, one after another. Clusters go down columns of up to 16 tiles, so that tiles computed at the same time
+// share slices of A and B in the second-level cache.
 template <class T>
 struct Scheduler {
     static constexpr int GROUP = 16 / T::CLUSTER;
-    int tiles_m, tiles_n;  // tiles_m of clusters
+    int tiles_m, tiles_n;  // tiles_m counts clusters
     int tile;
 
     __device__ __forceinline__ Scheduler(int m, int n)
@@ -60,8 +59,8 @@ struct Scheduler {
     }
 };
 
-// One component's slice of SIZE rows or columns of C: of SHARE parts, one for each block that shares it, this
-// block brings one, to all.  INNER: whether the operand's lines run along k; otherwise they come by 64.
+// One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE parts into
+// all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
                                       int component, int part) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
             load_slice<T::N, T::CLUSTER, B_INNER>(ring.address() + T::COMPONENTS * T::A_BYTES + component * T::B_BYTES, b,
                                              ring.full + 8 * ring.stage, n0, k_begin + slice * T::K, component, rank);
     };
-    // One operand of the first slices may come while the launch before still makes the other one.
+    // One operand of the first slices may be loaded while the launch before still computes the other one.
     int preloaded = 0;
     if (early != (PREFETCH_A | PREFETCH_B) && !scheduler.is_done()) {
         scheduler.origin(rank, m0, n0);
@@ -148,18 +147,18 @@ struct Slices {
     }
 };
 
-// A barrier behind the ring's, which is passed once the producer's last warp has waited for the launch before.  Consumers
-// wait here, no sooner than they have to: for the launch itself that takes half a microsecond, even if it is complete.
+// A barrier after the ring's, passed once the producer's last warp has waited for the launch before. Consumers wait here, as
+// late as they can: to wait for the launch itself takes half a microsecond, even if it is complete.
 template <class T>
 __device__ __forceinline__ uint32_t launch_barrier(const Ring<T>& ring) {
     return ring.empty + 8 * T::STAGES;
 }
 
-// What could not be read ahead is read beside the products of so many slices.
+// What could not be prefetched at the start of a tile is prefetched this many slices before its end.
 constexpr int LAST_SLICES = 4;
 
-// c += 2^-SHIFT cross; without scales only where that is finite: of an infinite operand lo is 0, and that of the one which
-// it meets has either sign.
+// c += 2^-SHIFT cross. Without scales only finite terms are added: lo of an infinite operand is 0, and the product with it has
+// either sign or is NaN.
 template <class T>
 __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cross)[T::COUNT]) {
     constexpr float STEP = 1.0f / (1 << T::Format::SHIFT);
@@ -181,7 +180,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         if (++released == T::STAGES) released = 0;
     };
     const bool components_alone = Epilogue::WRITES_COMPONENTS && epilogue.is_components_alone();
-    // What reads more has waited for the launch before already.
+    // Epilogues that read more have waited for the launch before already.
     constexpr bool MAY_PREFETCH_LATE = sizeof(typename Epilogue::Read) <= sizeof(float4);
     if (!MAY_PREFETCH_LATE) is_prefetched = true;
     bool has_waited = false;
@@ -288,9 +287,9 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
     }
 }
 
-// Sums of B's columns, by a warp that reads its slices beside the consumers; B's lines run along the columns.  The
-// tiles that share columns divide the lines of each slice among themselves, and each leaves its sums as a row of `parts`
-// (rows of tiles, n padded).
+// Sums B's columns, by a warp that reads the slices beside the consumers; B's rows run along the columns. The tiles that
+// share columns divide the rows of each slice among themselves, and each stores its sums as a row of `parts` (row tiles, n
+// padded).
 template <class T>
 __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* parts) {
     constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
@@ -349,7 +348,7 @@ struct GemmSm90 {
                                                     int early, const Epilogue& epilogue) {
         SHARED(float, stagings);
         const Ring<T> ring(stagings + 4 * T::CONSUMERS * T::STAGING_SIZE);
-        // Columns of scaled components are summed where the components are made.
+        // Columns of scaled operands are summed by the kernel that splits them.
         constexpr bool MAY_SUM = !Format::SCALED && !A_INNER && !B_INNER;
         float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
         if (threadIdx.x == 0) {
@@ -357,7 +356,7 @@ struct GemmSm90 {
             ring.make(1, T::CONSUMERS + (column_partials != nullptr));
         }
         cluster_synchronize<T::CLUSTER>();
-        // Of nothing, one slice beyond the border, where the copy engine reads zeros.
+        // If k is 0, one out-of-bounds slice is read, which the copy engine fills with zeros.
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, ceil_div(k, T::K));
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();

@@ -1,22 +1,21 @@
-// The 16-bit components that tensor cores multiply, made of float32 arrays.
+// Operand formats: the 16-bit components (hi, or hi and lo) that tensor cores multiply in place of float32 numbers.
 //
-// A form says how a number x is held:
-//   Bfloat16      the bfloat16 nearest to x
+//   Bfloat16      hi is the bfloat16 nearest to x
 //   Bfloat16Pair  x = hi + lo · 2^-7: hi as Bfloat16, lo the bfloat16 nearest to (x - hi) · 2^7
-//   Half          x' = x · 2^-e; the half nearest to x'
+//   Half          x' = x · 2^-e; hi is the half nearest to x'
 //   HalfPair      x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
-// Exponents e belong to lines.  A line is what a product does not sum over: a row of C for its first
-// operand, a column of C for its second; so C's element is its sum times 2^(e of the row + e of the
-// column).  A line's largest |x'| lies in [2^14, 2^15).  What is many binades smaller is held with an
-// absolute error instead of a relative one: the line is flagged, and products see to it.  Why that
-// suffices is derived in docs/mathematics.md, as are the four scales:
+// A scale 2^e belongs to a row of the first operand or to a column of the second one, so it is constant along what a product
+// sums over: an element of C is its sum times 2^(e of the row + e of the column). The largest |x'| of a row or column lies in
+// [2^14, 2^15). Elements many binades smaller have an absolute error instead of a relative one. A row or column with such
+// an element is flagged inexact, and sums that depend on it are recomputed where they may be wrong. docs/mathematics.md
+// derives why that suffices, and the four scales:
 //   W (k, n)    W' = W · 2^-e_W[row]
 //   X (B, k)    X' = X · 2^(e_W[column] - e_X[row]), for x W, and for xᵀ dz
 //   dZ (B, n)   dZ' = dZ · 2^-e_Z[row], for dz Wᵀ
-//   dZ (B, n)   dZ'' = dZ · 2^(e_X[row] - e_T), for xᵀ dz; e_T is one for all
+//   dZ (B, n)   dZ'' = dZ · 2^(e_X[row] - e_T), for xᵀ dz; e_T is the same for all rows
 //
-// Components of an array (lines, n) are (COMPONENTS, lines padded to 128, n padded to 64), row-major, and belong
-// to one shard: its first row is row 0.  The padding is written as 0 each time, so products read it.
+// The components of an array (rows, n) are (COMPONENTS, rows padded to 128, n padded to 64), row-major. They belong to one
+// shard, whose first row is row 0. The padding is written as 0 each time, so that products may read it.
 #pragma once
 
 #include "common/integers.cuh"
@@ -29,20 +28,20 @@ constexpr int ROW_PADDING = 128, COLUMN_PADDING = 64;
 __device__ __forceinline__ int64_t padded_rows(int64_t rows) { return round_up(rows, ROW_PADDING); }
 __device__ __forceinline__ int padded_columns(int n) { return round_up(n, COLUMN_PADDING); }
 
-// What is known of a line, in one word: its exponent · 8, and these.
-constexpr int INEXACT = 1;  // it has an element that is not held to the form's precision, or is infinite
-constexpr int HAS_NAN = 2;  // it has a NaN
-constexpr int NONZERO = 4;    // it has an element other than 0
+// A row's or column's scale is one word: its exponent times 8, plus these flags.
+constexpr int INEXACT = 1;  // an element is not represented to the format's precision, or is infinite
+constexpr int HAS_NAN = 2;  // an element is NaN
+constexpr int NONZERO = 4;    // an element is not 0
 constexpr int FLAG_BITS = 7;
 
 __device__ __forceinline__ int exponent_in(int line) { return line >> 3; }
 
-// Of |x'|: its place in the range, and below what it is not held to the last bit.
+// The exponent of the largest |x'|, and the least |x'| that is represented to the last bit.
 constexpr int TOP_EXPONENT = 14;
 constexpr float LEAST_EXACT = 1.0f / (1 << 13);
 
-// floor(log2 |x|), or NO_EXPONENT for what a line's scale does not follow: zeros, denormal numbers, which
-// count as 0, and what is not finite.
+// floor(log2 |x|), or NO_EXPONENT for what scales do not follow: zeros, denormal numbers, which count as 0, and what is
+// not finite.
 constexpr int NO_EXPONENT = -(1 << 20);
 
 __device__ __forceinline__ int exponent_of(float x) {
@@ -50,7 +49,7 @@ __device__ __forceinline__ int exponent_of(float x) {
     return biased == 0 || biased == 0xff ? NO_EXPONENT : biased - 127;
 }
 
-// The exponent of a line whose largest element has exponent `top`; a line of zeros counts as one of ones.
+// The exponent for a row or column whose largest element has exponent `top`; one of zeros counts as one of ones.
 __device__ __forceinline__ int scaling_exponent(int top) {
     return (top < NO_EXPONENT / 2 ? 0 : top) - TOP_EXPONENT;
 }
@@ -59,14 +58,14 @@ __device__ __forceinline__ float power_of_two(int exponent) {  // of [-126, 127]
     return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
 }
 
-// x · 2^exponent in two steps, which both move x the same way: nothing is lost that the result can hold.
+// x · 2^exponent in two steps that both move x the same way, so that nothing is lost that the result can represent.
 __device__ __forceinline__ float scale_by(float x, int exponent) {
     exponent = min(max(exponent, -252), 252);
     const int half = exponent / 2;
     return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
-// Four neighbours, each by its own exponent; nearly always one multiplication does.
+// Four neighbours, each by its exponent; nearly always one multiplication each is enough.
 __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4]) {
     constexpr int LEAST = -64, END = 64;
     const unsigned beyond = (exponents[0] - LEAST) | (exponents[1] - LEAST) | (exponents[2] - LEAST) | (exponents[3] - LEAST);
@@ -83,18 +82,18 @@ constexpr float LARGEST = 3.4028235e38f;
 
 constexpr int MOST_COMPONENTS = 2;
 
-// What a component's word leaves of x for the next component, 2^7 times as large.  A word that rounding has made infinite becomes
-// the largest one; of what is not finite there is no rest, for infinity less infinity would be NaN.
+// What a component leaves of x for the next one, times 2^7. A component that rounding made infinite becomes the largest
+// finite one. If x is not finite the remainder is 0, since infinity less infinity would be NaN.
 __device__ __forceinline__ float remainder_of(float x, unsigned& word) {
     if (!(fabsf(x) <= LARGEST)) return 0.0f;
     if ((word & 0x7fff) == 0x7f80) word = __float_as_uint(x) >> 16;
     return (x - __uint_as_float(word << 16)) * 128.0f;
 }
 
-// Pairs of neighbours as words of components of bfloat16.
+// Pairs of neighbours as words of bfloat16 components.
 template <int COMPONENTS, int PAIRS>
 __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[COMPONENTS][PAIRS]) {
-    float2 spoilt = {};  // NaN where something is not finite, for zeros are added
+    float2 spoilt = {};  // becomes NaN if an element is not finite, since zero times it is added
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
         float2 rest = x[i];
@@ -123,7 +122,7 @@ __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned 
     }
 }
 
-// The same where a kernel is told how many components there are: further words have no meaning.
+// The same for a number of components known at run time; words of further components have no meaning.
 template <int PAIRS>
 __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int components,
                                              unsigned (&words)[MOST_COMPONENTS][PAIRS]) {
@@ -135,7 +134,7 @@ __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int compo
     }
 }
 
-// Four neighbours to their places in components of bfloat16.
+// Stores four neighbours to bfloat16 components.
 template <int COMPONENTS>
 __device__ __forceinline__ void store_bfloats(uint16_t* to, int64_t component_stride, const float4& x) {
     const float2 pairs[2] = {make_float2(x.x, x.y), make_float2(x.z, x.w)};
@@ -145,12 +144,12 @@ __device__ __forceinline__ void store_bfloats(uint16_t* to, int64_t component_st
     for (int p = 0; p < COMPONENTS; ++p) *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(words[p][0], words[p][1]);
 }
 
-// What numbers of one component and those of the components behind it are together.
+// The number that a component and the remainder of the next ones stand for.
 __device__ __forceinline__ float2 joined(const float2& high, const float2& low) {
     return make_float2(fmaf(low.x, 1.0f / 128, high.x), fmaf(low.y, 1.0f / 128, high.y));
 }
 
-// Four neighbours' words, as they lie in components of bfloat16.
+// Four neighbours' words in each bfloat16 component.
 template <int COMPONENTS>
 struct BfloatQuad {
     uint2 words[COMPONENTS];
@@ -169,15 +168,15 @@ struct BfloatQuad {
     }
 };
 
-// Forms have
-//     COMPONENTS       of numbers that stand for 2^SHIFT times less in each further component
-//     HALF         whether they are halves, else bfloat16
-//     SCALED       whether they have lines
-//     PROMOTED     whether sums of hi · hi restart every so often, because tensor cores cut off
-//     SHORT_K  products of pairs leave lo · lo out, up to 2^-22 of a term; where this few terms are summed it may
-//                  show, so there it is added
-//     put          four neighbours' words to their places in each component, unless they are null, and what each element
-//                  says of its lines; where x is scaled it is multiplied with 2^shift
+// An operand format has
+//     COMPONENTS  numbers per element; each one stands for 2^SHIFT times less than the one before it
+//     HALF        whether components are float16, else bfloat16
+//     SCALED      whether rows or columns have scales
+//     PROMOTED    whether sums of hi · hi restart every so often, because tensor cores truncate
+//     SHORT_K     up to this many terms lo · lo is added too: products of pairs leave it out, up to 2^-22 of a term, which
+//                 may show in short sums
+//     put         stores four neighbours, unless `to` is null, and returns each element's flags; x is multiplied by
+//                 2^shift if the format is scaled
 
 template <int COMPONENTS_>
 struct Bfloat16s {
@@ -215,7 +214,7 @@ struct Halves {
         flags = (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) |
                 ((exponent_of(x) > NO_EXPONENT && size < LEAST_EXACT) || fabsf(x) > LARGEST ? INEXACT : 0);
         hi = half_bits(scaled);
-        // Of what is not finite there is no rest: infinity less infinity would be NaN.
+        // If x is not finite lo is 0, since infinity less infinity would be NaN.
         lo = half_bits(size <= 65504.0f ? (scaled - half_value(hi)) * (1 << SHIFT) : 0.0f);
     }
 };

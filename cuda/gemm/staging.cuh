@@ -1,7 +1,7 @@
-// A finished part of a product of gemm/gemm_sm90.cuh, in the registers of a consumer, on its way to the epilogue (gemm/epilogue.cuh).
+// Epilogue staging: the sums of gemm/gemm_sm90.cuh on their way from a consumer's registers to the epilogue.
 //
-// Registers hold pairs of columns, of rows that lie far apart in memory.  So each warp lays 16 rows and some columns at a
-// time out in its patch of shared memory, and takes them back in whole lines.  T is a Sm90Tile.
+// A thread's registers hold pairs of columns of rows that lie far apart in memory. So each warp stages 16 rows and some
+// columns at a time in its staging tile in shared memory, and takes them back in whole rows. T is an Sm90Tile.
 #pragma once
 
 #include "arch/wgmma.cuh"
@@ -9,21 +9,20 @@
 
 namespace mlpgpu {
 
-// Hands a consumer's part of C, from row m0 and column n0 on, to the epilogue (gemm/epilogue.cuh).  Each warp lays 16 rows
-// and 32 columns at a time out in its patch of shared memory and takes them back as quads, 8 lanes to a row, so that
-// memory is read and written in whole lines.
+// Passes a consumer's part of C, from row m0 and column n0 on, to the epilogue in quads. Each warp stages pieces of 16 rows
+// and 32 columns and takes them back with 8 lanes to a row, so that global memory is accessed in whole rows.
 template <class T, class Epilogue>
 struct StagedEpilogue {
     static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
     static constexpr int PIECES = T::WIDTH / WIDTH;
     using Read = typename Epilogue::Read;
     using Scales = typename Epilogue::Scales;
-    // Where registers hold all that the epilogue reads, it is on its way while the product is made.
+    // Where registers can hold all that the epilogue reads, it is loaded while the product is made.
     static constexpr int SUMS = (T::COMPONENTS + T::Format::PROMOTED) * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Scales) / 4;
-    static constexpr bool RESCALES = SCALE_WORDS > 0;  // which is much code
+    static constexpr bool RESCALES = SCALE_WORDS > 0;  // this makes the code of an epilogue long
     static constexpr bool PREFETCHES = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
-    static constexpr bool READS_IN_GROUPS = READ_WORDS > 8;  // of quads, else a patch at once
+    static constexpr bool READS_IN_GROUPS = READ_WORDS > 8;  // of quads, not in whole pieces
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
@@ -43,7 +42,7 @@ struct StagedEpilogue {
         }
     }
 
-    // Quad i of a lane in a patch.
+    // Quad i of a lane in a piece.
     __device__ __forceinline__ int row_in_piece(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
     __device__ __forceinline__ int column(int piece) const { return n0 + piece * WIDTH + threadIdx.x % LANES * 4; }
     __device__ __forceinline__ bool inside(int piece, int i) const { return m0 + row_in_piece(i) < m && column(piece) < n; }
@@ -96,7 +95,7 @@ struct StagedEpilogue {
         }
     }
 
-    // Registers have no index at run time: one of an array in them, and one of the patches.
+    // Registers cannot be indexed at run time: these select an element of an array in registers, and a piece.
     template <class Value, int COUNT>
     static __device__ __forceinline__ Value pick(const Value (&of)[COUNT], int i) {
         Value found = of[0];
@@ -112,8 +111,8 @@ struct StagedEpilogue {
             if (register_piece == piece) stage(c + register_piece * (WIDTH / 2), staging);
     }
 
-    // Where sums are settled, a loop goes through the quads: to fetch that code anew for each takes longer than it does.
-    // What the epilogue reads for DEEP patches is on its way together, or for a few quads of one.
+    // Where sums are rescaled, a loop goes over the quads, since unrolled code would take longer to fetch than to execute. What
+    // the epilogue reads for DEEP pieces, or for a few quads of one, is loaded together.
     template <bool ALIGNED>
     __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
@@ -134,7 +133,7 @@ struct StagedEpilogue {
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) scales_of_group[i] = scales(piece, begin + i);
                 if (begin == 0) {
-                    __syncwarp();  // nobody reads the patch before any more
+                    __syncwarp();  // all lanes have read the piece before
                     stage_piece(c, piece, staging);
                     __syncwarp();
                 }
@@ -146,8 +145,8 @@ struct StagedEpilogue {
         __syncwarp();
     }
 
-    // A quad's registers take up the next patch's as soon as they are free; where they are too many, or what they hold
-    // is no vector, loads of GROUP quads are on their way together.  The epilogue's code stands here once.
+    // A quad of the next piece is loaded as soon as the registers of the same quad are free. Where quads need too many registers
+    // or are not vectors, GROUP quads are loaded together. The code of the epilogue occurs once.
     template <bool ALIGNED>
     __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr bool LOADS_NEXT = ALIGNED && !READS_IN_GROUPS;
@@ -175,9 +174,9 @@ struct StagedEpilogue {
     }
 };
 
-// The same for an epilogue of components alone.  Pairs pass through it as registers hold them, so that a warp lays out only
-// what it has made, 16 rows and 64 columns of a component at a time; what they load_row_operand of the components that it reads comes the
-// same way.  Where an epilogue has no components there is nothing to it.
+// The same for an epilogue of components alone. Pairs pass through it as registers hold them, and a warp stages only the
+// results, 16 rows and 64 columns of a component at a time. The components that it reads come the same way. Epilogues
+// without components use the empty version.
 template <class T, class Epilogue, bool WRITES_COMPONENTS = Epilogue::WRITES_COMPONENTS>
 struct StagedComponents {
     __device__ __forceinline__ StagedComponents(const Epilogue&, int, int, int, int, bool) {}
@@ -187,18 +186,18 @@ struct StagedComponents {
 
 template <class T, class Epilogue>
 struct StagedComponents<T, Epilogue, true> {
-    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;  // in numbers of 16 bits
+    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;  // in 16-bit numbers
     static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
-    static constexpr int COMPONENTS = T::COMPONENTS, PAIRS = WIDTH / 4;                      // of a thread in a patch
+    static constexpr int COMPONENTS = T::COMPONENTS, PAIRS = WIDTH / 4;                      // of a thread in a piece
     static_assert(16 * PITCH * sizeof(uint16_t) <= T::STAGING_SIZE * sizeof(float));
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    // Of the next patch.
+    // Of the next piece.
     uint4 saved[COMPONENTS][VECTORS];
     float2 of[WIDTH / 8];
     float2 row_operand[Epilogue::HAS_ROW_OPERAND ? WIDTH / 8 : 1][2];
-    // Those of a lane, eight lines apart.
+    // The states of a lane's two rows, which lie eight rows apart.
     typename Epilogue::Row rows[2];
 
     __device__ __forceinline__ StagedComponents(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
@@ -216,7 +215,7 @@ struct StagedComponents<T, Epilogue, true> {
         }
     }
 
-    // Whether eight columns of a patch lie inside C, of an epilogue that only takes so many at once.
+    // Whether eight columns of a piece lie inside C, for an epilogue whose n is a multiple of 8.
     __device__ __forceinline__ bool begins(int piece, int i) const { return n0 + piece * WIDTH + i * 8 < n; }
 
     __device__ __forceinline__ int pair_column(int piece, int i) const {
@@ -250,7 +249,7 @@ struct StagedComponents<T, Epilogue, true> {
         }
     }
 
-    // A thread's vectors of a patch, and its words there.
+    // A thread's vectors of a piece, and its words there.
     __device__ __forceinline__ uint4* vector(uint16_t* staging, int v) const {
         return reinterpret_cast<uint4*>(staging + row_in_piece(v) * PITCH + threadIdx.x % LANES * 8);
     }
@@ -281,7 +280,7 @@ struct StagedComponents<T, Epilogue, true> {
         constexpr bool MANY = COMPONENTS > 1;
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
-            float2 rest[PAIRS];  // of what is read behind the first component, then of what is made
+            float2 rest[PAIRS];  // first what is read of later components, then the remainders of the results
             if (epilogue.saved()) {
 #pragma unroll
                 for (int p = COMPONENTS - 1; p > 0; --p) {
@@ -327,7 +326,7 @@ struct StagedComponents<T, Epilogue, true> {
 #pragma unroll
                 for (int i = 0; i < PAIRS; ++i) *word(staging, i) = words[p][i];
                 store(staging, piece, p);
-                if (p == 0 && piece + 1 < PIECES) read(piece + 1);  // only now are there registers for it
+                if (p == 0 && piece + 1 < PIECES) read(piece + 1);  // only now are there enough registers
             }
         }
         if constexpr (Epilogue::HAS_ROW_OPERAND) {
