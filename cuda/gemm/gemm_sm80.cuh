@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
     SHARED(uint16_t, shared);
     const int warp = threadIdx.x / WARP;
     const int warp_m = warp / T::WARPS_N * T::WARP_M, warp_n = warp % T::WARPS_N * T::WARP_N;
-    const int slices = ceil_div(depth, T::K);
+    const int slices = (depth + T::K - 1) / T::K;  // not by ceil_div, of which nvcc makes other code of the whole loop
 
     const auto fetch = [&](int slice) {
         uint16_t* const stage = shared + slice % T::STAGES * STAGE;

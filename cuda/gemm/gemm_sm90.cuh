@@ -42,8 +42,8 @@ struct Scheduler {
     int tile;
 
     __device__ __forceinline__ Scheduler(int m, int n)
-        : tiles_m(ceil_div(m, T::CLUSTER * T::M)),
-          tiles_n(ceil_div(n, T::N)),
+        : tiles_m((m + T::CLUSTER * T::M - 1) / (T::CLUSTER * T::M)),  // not by ceil_div: nvcc would make other code
+          tiles_n((n + T::N - 1) / T::N),
           tile(blockIdx.x / T::CLUSTER) {}
 
     __device__ __forceinline__ bool is_done() const { return tile >= tiles_m * tiles_n; }
