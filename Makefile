@@ -7,10 +7,10 @@ PYTHON ?= python3
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests that a commit needs"
-	@echo "make test-all   run all of them"
+	@echo "make test-all  run all of them"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
-	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; README.md's tables"
+	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; make the tables of it"
 
 train: .venv/plot/.installed
 	@.venv/plot/bin/python examples/train_digits.py

@@ -152,7 +152,7 @@ def readme_part(records: Sequence[Record]) -> str:
     leads = [times for best in by_workload(steps).values() if (times := lead(best)) is not None]
     about = f"Microseconds of a training step on an {surroundings(records)}; each peer in its fastest form, by name."
     if leads:
-        extent = f"× {min(leads):.2f} to × {max(leads):.2f}"
+        extent = f"{min(leads):.2f} to {max(leads):.2f} times"
         about += f" In all {len(leads)} cases measured the better peer takes {extent} as long."
     return "\n\n".join([fill(about), steps_table(chosen, floors=False)])
 

@@ -250,7 +250,7 @@ def test_the_readme_shows_some_of_the_workloads(report: dict[str, Any]) -> None:
     chosen = [line(name, us, precision, workload=key) for name, us in (("mlpgpu", 4.0), ("JAX", 8.0), ("PyTorch", 9.0))]
     others = [line("mlpgpu", 8.0, precision), line("PyTorch", 12.0, precision), line("mlpgpu", 1.0, "tf32")]
     part = report["readme_part"]([*chosen, *others, KERNEL])
-    assert "In all 2 cases measured the better peer takes × 1.50 to × 2.00" in " ".join(part.split())
+    assert "In all 2 cases measured the better peer takes 1.50 to 2.00 times" in " ".join(part.split())
     rows = part.splitlines()
     assert [row.split(" | ")[2] for row in rows if row.startswith("| 5-4-3")] == ["**4**"]
 
