@@ -11,7 +11,8 @@ __device__ __forceinline__ void unpack(const float4& four, float* to) {
 }
 
 __device__ __forceinline__ void load_four(const float* from, float* to) {
-    unpack(*reinterpret_cast<const float4*>(from), to);
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    unpack(four, to);
 }
 
 __device__ __forceinline__ void load_four(const unsigned char* from, unsigned char* to) {

@@ -54,10 +54,11 @@ __device__ __forceinline__ void each_weight(const K& k, Visit visit) {
     const WeightTile t = tile_of<L>(k);
     for (int i = compute_thread(); i < t.weight_rows * T::COLUMNS; i += COMPUTE_THREADS) {
         const int weight_row = i / T::COLUMNS, column = i % T::COLUMNS;
-        const int64_t offset = static_cast<int64_t>(t.first_weight_row + weight_row) * T::N_OUT + t.first_column;
+        const int64_t offset =
+            static_cast<int64_t>(t.first_weight_row + weight_row) * T::N_OUT + t.first_column + column;
         if (column < t.columns)
             visit(weight_row / 4 * T::QUAD_PITCH + weight_row % 4 * T::PITCH + column,
-                  parameters_below<K, L>() + offset + column);
+                  parameters_below<K, L>() + offset);
     }
 }
 
