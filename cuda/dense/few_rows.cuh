@@ -6,10 +6,10 @@
 
 namespace mlpgpu {
 
-// The same for at most FewRowsForward::ROWS rows, whose time is that of reading W.  A block takes a part for all columns:
-// its lines of W, which are one stretch of memory, come piece by piece through registers to shared memory, the next
-// piece while this one is multiplied.  A thread takes every 256th column.  The bits are the same.
-// Grid: (1, 1, parts).
+// dense_forward_split_k for at most FewRowsForward::ROWS rows, which takes as long as reading W. A block takes a part of k
+// for all columns: its rows of W are contiguous in memory and come piece by piece through registers to shared memory, the
+// next piece while this one is multiplied. A thread takes every 256th column. The bits are the same.
+// Grid: (1, 1, parts of k).
 struct FewRowsForward {
     static constexpr int ROWS = 8, THREADS = 256, MOST_COLUMNS = 512;
     static constexpr int PER_THREAD = 32, PIECE = THREADS * PER_THREAD;  // floats of W
@@ -17,7 +17,7 @@ struct FewRowsForward {
     static constexpr int SHARED_BYTES = 4 * (PIECE + X);
 };
 
-// A stretch of memory on its way to shared memory; `vectored` where it begins and ends at vectors.
+// A contiguous piece of memory on its way to shared memory; `vectored` if it begins and ends at vectors.
 struct Piece {
     float fetched[FewRowsForward::PER_THREAD];
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, 
     constexpr int COLUMNS = FewRowsForward::MOST_COLUMNS / FewRowsForward::THREADS;
     SHARED(float, staged);
     float* const staged_x = staged + FewRowsForward::PIECE;
-    // Whole vectors of lines, so that every piece begins at one if W does.
+    // A multiple of four rows, so that every piece begins at a vector if W does.
     const int deep = min(FewRowsForward::PIECE / n, FewRowsForward::X / ROWS) / 4 * 4;
     const bool vectored = is_vectored(w, 0) && (k_end - k_begin) * n % 4 == 0;
     float sums[COLUMNS][FewRowsForward::ROWS] = {};

@@ -6,7 +6,7 @@
 
 namespace mlpgpu {
 
-// WIDTH neighbours in memory, aligned to as many; what is read or written once is asked to leave the cache soon.
+// WIDTH neighbours at an address aligned to them. `once`: they leave the cache soon, since they are used once.
 template <int WIDTH>
 __device__ __forceinline__ void load_run(const float* at, float (&values)[WIDTH], bool once) {
     if constexpr (WIDTH == 2) {
@@ -29,12 +29,10 @@ __device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH
     }
 }
 
-// --- few rows ---
-//
-// When at most FewRowsUpdate::ROWS rows load_row_operand a large W (k, n), the time is that of reading and writing W and its slots.  So
-// that W is touched once a step, whoever has moved an element multiplies it with the next step's x as well, which
-// leaves parts of z as dense_forward_few_rows does.  A block takes PART lines of W; a thread the same WIDTH columns of
-// every so manieth of them, so that its columns of dz, and its sums of z, stay in registers.
+// When at most FewRowsUpdate::ROWS rows are multiplied with a large W (k, n), a step takes as long as reading and writing W
+// and its slots. So that W is touched once a step, the thread that updates an element also multiplies it with the next
+// step's x, and stores partial sums of z as dense_forward_few_rows does. A block takes PART rows of W; a thread takes the
+// same WIDTH columns of some of them, so that its columns of dz and its sums of z stay in registers.
 struct FewRowsUpdate {
     static constexpr int THREADS = 256, ROWS = 8, PART = 512, COLUMNS = 256;
     static constexpr int SHARED_BYTES = 4 * 2 * ROWS * PART;  // x of this step and of the next, or the threads' sums
@@ -50,7 +48,7 @@ struct FewRows {
         : x(x), lines(order ? order + shard_rows(&step, 0, 1).order : nullptr),
           count(max(0, shard_rows(&step, 0, 1).count)) {}
 
-    // staged (depth, ROWS) = x from column k0 on, 0 for rows that there are not.
+    // staged (depth, ROWS) = x from column k0 on, 0 for rows that do not exist.
     template <int ROWS>
     __device__ __forceinline__ void stage(int k, int k0, int depth, float* staged) const {
 #pragma unroll
@@ -71,13 +69,13 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     float* const staged = shared;                   // (part, ROWS) of x
     float* const staged_next = shared + ROWS * part;
     const int k0 = blockIdx.x * part, depth = min(part, k - k0), n0 = blockIdx.y * T::COLUMNS;
-    const int width = min(T::COLUMNS, n - n0) / WIDTH, teams = T::THREADS / width;  // a team of threads has a line
+    const int width = min(T::COLUMNS, n - n0) / WIDTH, teams = T::THREADS / width;  // a team of threads takes a row
     const int team = threadIdx.x / width, column = n0 + threadIdx.x % width * WIDTH;
     const int mine = team < teams ? depth : 0;
     weight += static_cast<int64_t>(k0) * n + column;
     slots += static_cast<int64_t>(k0) * n + column;
 
-    // Two batches of lines: one is on its way while the other one is moved.
+    // Two batches of rows: one is loaded while the other one is updated.
     float w[2][BATCH][WIDTH], slot[2][BATCH][HELD][WIDTH];
     const int apart = BATCH * teams;
     const auto fetch = [&](int held, int first) {
@@ -155,8 +153,7 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     }
 }
 
-// What all blocks of such an update know: the rows of this step and of the next, or without dz those of this step as the
-// next ones.
+// The rows of this step and of the next one. Without dz there is no update, and the rows of this step count as the next ones.
 template <class Rule>
 struct FewRowsStep {
     const float* dz;
@@ -188,9 +185,9 @@ struct FewRowsStep {
     }
 };
 
-// The step along dz of weight, bias and slots, as above, and the parts (grid x, capacity, n) of the next step's z; both
-// for x (B, k), or for the data set by the order.  Without dz there is no step, and z is this step's, before the first
-// one of a run; without `parts` there is no z.
+// Updates weight, bias and slots along dz, and stores partials (grid x, capacity, n) of the next step's z; both for x (B, k),
+// or for the data set by the order. Without dz, before the first step of a run, it only makes this step's z; if `parts` is
+// null, it makes no z.
 // Grid: (parts of k, n over 256).
 template <class Rule>
 __device__ __forceinline__ void dense_update_few_rows(const Step* step, const float* x, const int* order, const float* dz,
@@ -203,7 +200,7 @@ __device__ __forceinline__ void dense_update_few_rows(const Step* step, const fl
                                                                        size, few.scale, few.rates, partials, k, n, part,
                                                                        capacity);
     };
-    // Columns in pairs where the arrays allow it; slots lie a multiple of `size` elements apart.
+    // Columns come in pairs where all arrays are aligned to them; a slot is `size` elements after the one before.
     const bool paired = n % 2 == 0 && reinterpret_cast<uintptr_t>(weight) % 8 == 0 &&
                         reinterpret_cast<uintptr_t>(weight_slots) % 8 == 0 && (Rule::SLOTS < 2 || size % 2 == 0);
     if (few.is_single())

@@ -1,9 +1,9 @@
-// The update of a tall weight by some rows: dW = xᵀ dz has many lines and few columns, and little is summed over.
+// The update of a weight with large k by few enough rows: dW = xᵀ dz has many rows and few columns, and its sums are short.
 //
-// The time is that of reading x, W and its slots, and of writing them, so all is done to keep them on their way.  A
-// block keeps the parts of dz, and goes through tiles of W's lines.  Copiers have x brought to a ring of slices.
-// Multipliers, each warpgroup on a tile of its own, leave sums in shared memory.  Movers hold a tile of W and of the
-// slots in registers by then, move it along the sums, write it back and fetch their next one.
+// It takes as long as reading x, W and its slots and writing W and its slots, so all roles keep loads under way. A block
+// splits dz once and goes over tiles of W's rows. Producer warps copy x to a ring of slices. Compute warpgroups, each on its
+// own tile, store sums to shared memory. Update warps hold a tile of W and of its slots in registers by then, update it along
+// the sums, write it back and fetch their next tile.
 #pragma once
 
 #include "gemm/split_sm90.cuh"
@@ -15,7 +15,7 @@ namespace mlpgpu {
 template <class Rule>
 struct LargeKUpdate {
     static constexpr int ARRAYS = 1 + Rule::SLOTS;
-    static constexpr int GROUPS = ARRAYS < 3 ? 2 : 1;  // of multipliers: as many as leave the movers their registers
+    static constexpr int GROUPS = ARRAYS < 3 ? 2 : 1;  // of compute threads: as many as leave the update threads enough registers
     static constexpr int LINES = SplitProduct::M, COLUMNS = SplitProduct::N, ROWS = 128;
     static constexpr int COMPUTE_THREADS = GROUPS * WARPGROUP, UPDATE_THREADS = 2 * WARPGROUP, PRODUCER_THREADS = WARPGROUP;
     static constexpr int THREADS = COMPUTE_THREADS + UPDATE_THREADS + PRODUCER_THREADS, REGISTERS = 65536 / THREADS / 8 * 8;
@@ -29,13 +29,12 @@ struct LargeKUpdate {
         static constexpr int STAGES = 12, STAGE_BYTES = 4 * DEPTH * PITCH, ALIGNMENT = 16;
         static constexpr int CONSUMERS = WARPGROUP / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of a mover, of four elements
+    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of an update thread, of four elements
     static constexpr int SHARED_BYTES =
         Components::BYTES + 4 * GROUPS * SUMS + RingX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
 };
 
-// What a mover has of W and of the slots: every so manieth four of a tile's `length` elements, which lie one after the
-// other from `at` on.
+// An update thread's share of W and of its slots: some vectors of four of a tile's `length` elements, which are contiguous.
 template <class Rule>
 struct UpdatedTile {
     using T = LargeKUpdate<Rule>;
@@ -62,7 +61,7 @@ struct UpdatedTile {
                     fetched[unit][i] = *reinterpret_cast<const float4*>(first[i] + offset + element(unit));
     }
 
-    // All of the tile by a step along its sums, and back to memory.
+    // Updates all of the tile along its sums, and writes it back.
     __device__ __forceinline__ void update(int64_t offset, int length, const float* sums, float scale,
                                          const float* rates) const {
 #pragma unroll
@@ -85,7 +84,7 @@ struct UpdatedTile {
 #pragma unroll
             for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + offset + element(unit), values[i]);
         }
-        for (int e = (vectored ? length / 4 * 4 : 0) + thread; e < length; e += T::UPDATE_THREADS) {  // what is not held
+        for (int e = (vectored ? length / 4 * 4 : 0) + thread; e < length; e += T::UPDATE_THREADS) {  // what is not fetched in advance
             float w = first[0][offset + e], slot[T::ARRAYS];
             for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = first[1 + s][offset + e];
             step_parameter<Rule>(w, slot, sums[e], scale, rates, penalty_slope(w));
@@ -95,16 +94,16 @@ struct UpdatedTile {
     }
 };
 
-// A block's tiles, and how its warps hand them on.
+// A block's tiles, and what its warps do with them.
 template <class Rule>
 struct LargeKBlock {
     using T = LargeKUpdate<Rule>;
     using RingX = typename T::RingX;
     Operand<false> x, dz;
-    int n, begin, end, count, slices;  // lines of W; tiles; slices of x for each
+    int n, begin, end, count, slices;  // rows of W; tiles; slices of x per tile
     unsigned char *components, *staged;
-    float* sums;                       // of a tile, group after group
-    uint32_t summed, taken;            // barriers of each group: its sums are there, and were taken
+    float* sums;                       // of one tile per group
+    uint32_t summed, taken;            // barriers of each group: its sums are complete, and were used
     const float** row_starts;              // of x's rows
     int* column_flags;
     Ring<RingX> ring;
@@ -129,7 +128,7 @@ struct LargeKBlock {
         return tile < count ? min(T::LINES, end - first_row(tile)) * n : 0;
     }
 
-    // dz is read before any x is asked for, behind which it would have to wait.
+    // dz is loaded before any copy of x starts, since it would have to wait for those copies.
     __device__ __forceinline__ void prepare() {
         if (threadIdx.x == 0) {
             ring.make(T::PRODUCER_THREADS);
@@ -180,7 +179,7 @@ struct LargeKBlock {
             updated.update(tile_offset(tile), length(tile), sums + group * T::SUMS, scale, rates);
             __syncwarp();
             if (threadIdx.x % WARP == 0) barrier_arrive<1>(taken + 8 * group, 0);
-            // Not four by four between the steps: to wait for a load is to wait for those after it as well.
+            // Not one vector at a time between the updates: waiting for a load means waiting for all loads issued after it too.
             updated.fetch(tile_offset(tile + 1), length(tile + 1));
         }
     }
@@ -259,7 +258,7 @@ __device__ __forceinline__ void dense_backward_update_large_k(const Step* step, 
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
-    if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {  // it has the fewest lines
+    if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {  // it has the fewest rows
         const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
         float sum = 0.0f;
 #pragma unroll 16

@@ -1,4 +1,4 @@
-// The update of a weight of small n, without tiles.
+// The update of a weight with small n, without tiles.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -9,20 +9,20 @@
 
 namespace mlpgpu {
 
-// The same where tiles would be too few, or would compute little but padding: a block takes LINES rows of W, the
-// bias counting as one more whose x is 1, and COLUMNS of its columns.  Half a warp has PER_LANE of the lines, and each
-// of its lanes every so manieth row of the shard; lanes add their sums up, and then warps, in order.
+// dense_backward_update where tiles would be few or mostly padding: a block takes LINES rows of W, where the bias counts as
+// one more row whose x is 1, and COLUMNS columns. Half a warp takes PER_LANE of the rows, and each of its lanes some rows of
+// the shard; lanes add their sums up, and then warps do, in order.
 // Grid: (blocks of k + 1, blocks of n).
 struct SmallN {
     static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
     static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
-    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and behind it
+    static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and padding after it
     static_assert(4 * WARPS * LINES * COLUMNS <= SHARED_BYTES, "the sums of all warps take the parameter of dz");
     static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
 };
 
-// shared (rows, pitch) = so many columns of dz (rows, n), by vectors where that is one stretch of memory in both.
+// shared (rows, pitch) = some columns of dz (rows, n), copied by vectors where both are contiguous.
 __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int columns, int n, float* shared, int pitch) {
     using T = SmallN;
     if (pitch == n && reinterpret_cast<uintptr_t>(dz) % 16 == 0) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
     const int first_line = blockIdx.x * T::LINES + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
 
-    // What the first threads move in the end, on its way from the beginning.
+    // The parameters that the first threads update at the end are loaded at the beginning.
     const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool updates = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
@@ -81,12 +81,12 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
         float values[T::BATCH][T::PER_LANE];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
-            const int r = min(slice + i * T::SLICES, staged - 1);  // no one waits for what is not there
+            const int r = min(slice + i * T::SLICES, staged - 1);  // rows beyond the last repeat it
             const int64_t stored = lines ? lines[row0 + r] : row0 + r;
             unpack(load_row(from + stored * k, k, first_line, vectored), values[i]);
         }
         pdl_wait_and_trigger();
-        read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, with nothing to wait for
+        read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, when they have arrived
         stage_deltas(of_shard + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
         if (first_line <= k && k < first_line + T::PER_LANE) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
             for (int group = 0; group < GROUPS; ++group) {
                 if (group * T::PER_LANE >= columns) break;
 #pragma unroll
-                for (int j = 0; j < T::PER_LANE; ++j) {  // also of columns that there are not: no one asks for their sums
+                for (int j = 0; j < T::PER_LANE; ++j) {  // also of columns beyond n, whose sums are not used
                     const float delta = shared[r * pitch + group * T::PER_LANE + j];
                     float* const column_sums = sums[group] + j * T::PER_LANE;
 #pragma unroll

@@ -7,7 +7,7 @@
 
 namespace mlpgpu {
 
-// An epilogue: elements of C are put away, from row `first` of an array of n columns on.
+// An epilogue that stores elements of C to an array of n columns, from row `first` on.
 struct StoreRows {
     float* to;
     int first, n;
@@ -20,9 +20,9 @@ struct StoreRows {
     }
 };
 
-// The same where k is so long, and n so short, that few tiles would be left with much work each: every
-// layer of the grid takes `part` values of k and leaves its sums in parts (grid z, B, n).
-// Grid: (row tiles, column tiles, parts).
+// dense_forward split along k, for so large k and small n that there would be few tiles with much work each: every layer of
+// the grid takes `part` values of k and stores its sums in parts (grid z, B, n).
+// Grid: (row tiles, column tiles, parts of k).
 template <class T>
 __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shard, int shards, const float* x,
                                                    const int* order, const float* w, float* partials, int k, int n,
@@ -37,8 +37,8 @@ __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shar
     gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), StoreRows{out, rows.first, n});
 }
 
-// Adds the parts up in order, and finishes as dense_forward does.  A block takes 32 neighbouring elements, and
-// each of its warps a run of the parts; the runs' sums are added up in order too.
+// Adds partial sums in order, and finishes as dense_forward does. A block takes 32 neighbouring elements, and each of its
+// warps a run of the partials; the sums of the runs are added in order too.
 // Grid: any, of one dimension.
 struct PartSum {
     static constexpr int THREADS = 256, WARPS = THREADS / WARP;

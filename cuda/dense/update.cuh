@@ -1,7 +1,7 @@
-// A dense layer's gradient and the optimizer's step in one kernel: neither dW nor db is ever stored.
+// The gradient of a dense layer and the optimizer's step in one kernel: neither dW nor db is stored.
 //
-// It needs the batch's summed weight, so the total error is made before the backward pass; and dx before
-// this, because it reads W.  Arrays as in dense/dense.cuh.
+// It needs the batch's total weight, so the total is made before the backward pass; and it follows dx, which reads W. Arrays
+// are those of dense/dense.cuh.
 #pragma once
 
 #include "math/optimizers.cuh"
@@ -9,7 +9,7 @@
 
 namespace mlpgpu {
 
-// weight (k, n), bias (n,), or null, and their slots, all in place; of slot s they lie s · size on.
+// weight (k, n), bias (n,), or null, and their slots are updated in place; slot s begins s · size elements after the first.
 // Grid: (tiles of k, tiles of n).
 template <class Rule, class T>
 __device__ __forceinline__ void dense_backward_update(const Step* step, int shard, int shards, const float* x,

@@ -293,7 +293,7 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
 template <class T>
 __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* parts) {
     constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
-    const int tiles = ceil_div(m, T::M), lane = threadIdx.x % WARP, pitch = padded_columns(n);
+    const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
@@ -357,7 +357,7 @@ struct GemmSm90 {
         }
         cluster_synchronize<T::CLUSTER>();
         // If k is 0, one out-of-bounds slice is read, which the copy engine fills with zeros.
-        const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, ceil_div(k, T::K));
+        const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
         if (threadIdx.x < WARPGROUP) {
             if (T::CONSUMERS > 1) registers_lower<40>();
             const int warp = threadIdx.x / WARP;

@@ -1,14 +1,13 @@
-// C = A · B on plain float32 cores: the one matrix product under every dense layer.
+// C = A · B on plain float32 cores: the matrix product under every dense layer without tensor cores.
 //
-// A block computes a tile of C, M x N, in steps of K along the inner dimension.  It stages a slice of A
-// and of B in shared memory, both with the inner index first, so that a thread reads the values of its
-// patch of C as vectors.  While it multiplies one slice, the next one is on its way to registers.
+// A block computes a tile of C, M x N, in steps of K along the inner dimension. It stages a slice of A and of B in shared
+// memory, both with the inner index first, so that a thread reads the values for its part of C as vectors. While the block
+// multiplies one slice, the next one is loaded into registers.
 //
-// Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may
-// follow the shape, and the bits do not.  Outside the borders operands are read as 0 by a select.
+// Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may follow the shape, and
+// the bits stay the same. Outside the borders operands are read as 0 by a select.
 //
-// What happens to an element of C is an epilogue's business: anything that is called as
-// `epilogue(row, column, value)`.
+// An epilogue is anything that can be called as `epilogue(row, column, value)` for each element of C.
 #pragma once
 
 #include "common/integers.cuh"
@@ -16,7 +15,7 @@
 
 namespace mlpgpu {
 
-// Shape of a block's work.  256 threads in a square of 16 x 16, each with a patch of C.
+// The shape of a block's work: 256 threads in a square of 16 x 16, each with THREAD_M x THREAD_N elements of C.
 template <int M_, int N_, int K_>
 struct SimtTile {
     static constexpr int M = M_, N = N_, K = K_;
@@ -34,15 +33,15 @@ template <bool INNER_FIRST>
 struct Operand {
     const float* data;
     int outer, inner;            // sizes
-    int pitch;                   // elements from one line of the stored matrix to the next
-    const int* indices = nullptr;  // which line of the stored matrix each line is, or null where it is that line
+    int pitch;                   // elements from one row of the stored matrix to the next
+    const int* indices = nullptr;  // the stored row of each row, or null where it is the same
 
     __device__ __forceinline__ const float* row(int64_t i) const { return data + (indices ? indices[i] : i) * pitch; }
     __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? row(i)[k] : row(k)[i]; }
 };
 
-// Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` lines, each
-// `length` long; 0 beyond either border.
+// Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` stored rows, each `length`
+// long; 0 beyond either border.
 template <class From>
 __device__ __forceinline__ float4 load_edge(const From& from, int line, int lines, int start, int length,
                                             bool vectored) {
@@ -78,12 +77,12 @@ struct Slice {
         }
     }
 
-    // Whether the tile lies inside the matrix along the outer axis, and can be read by vectors.
+    // Whether the tile lies inside the matrix along the outer axis and can be read by vectors.
     static __device__ __forceinline__ bool is_whole(const Operand<INNER_FIRST>& from, int outer0) {
         return outer0 + OUTER <= from.outer && is_vectored(from.data, from.pitch);
     }
 
-    // `whole`: nothing of this slice lies beyond a border.
+    // `whole`: no element of this slice lies beyond a border.
     __device__ __forceinline__ void fetch(const Operand<INNER_FIRST>& from, int outer0, int inner0, int inner_end,
                                           bool whole) {
         if (whole)
@@ -92,8 +91,8 @@ struct Slice {
             fetch_edge(from, outer0, inner0, inner_end);
     }
 
-    // A thread's vectors lie a fixed number of lines apart, unless the lines have a list or no whole number of
-    // them makes up a round of all threads.
+    // The vectors of a thread lie a fixed number of stored rows apart, unless rows are indexed or no whole number of them
+    // makes up one vector per thread.
     __device__ __forceinline__ void fetch_whole(const Operand<INNER_FIRST>& from, int outer0, int inner0) {
         constexpr int PER_LINE = (INNER_FIRST ? DEPTH : OUTER) / 4, LINES = THREADS / PER_LINE;
         int outer, inner;
@@ -154,8 +153,8 @@ struct Slice {
     }
 };
 
-// A thread's values of one line of a staged slice: COUNT of them, in runs of four or two that lie 16 runs
-// apart, so that a warp's vector reads touch neighbouring words.
+// A thread's values of one row of a staged slice: COUNT of them, in runs of four or two that lie 16 runs apart, so that the
+// vector reads of a warp touch neighbouring words.
 template <int COUNT>
 struct Run {
     static constexpr int WIDTH = COUNT % 4 == 0 ? 4 : 2;
@@ -197,13 +196,13 @@ __device__ __forceinline__ void write_values(float* line, int lane, const float 
     }
 }
 
-// Where a thread's patch lies in the tile.  A warp covers 4 x 8 patches, so that its vector reads of a
-// slice load_row_operand in few words.
+// Which part of the tile a thread computes. A warp covers 4 x 8 threads' parts, so that its vector reads of a slice touch
+// few distinct words.
 __device__ __forceinline__ int thread_row() { return threadIdx.x / WARP / 2 * 4 + threadIdx.x % WARP / 8; }
 __device__ __forceinline__ int thread_column() { return threadIdx.x / WARP % 2 * 8 + threadIdx.x % 8; }
 
-// Columns of B summed over k by the thread that owns the column, from the slices that a block stages
-// anyway; wanted by the blocks of C's first row of tiles.
+// Sums of B's columns over k, each by one thread from the slices that the block stages anyway. The blocks of C's first row
+// of tiles make them.
 struct NoColumnSum {
     static constexpr bool IS_SUMMED = false;
     __device__ __forceinline__ bool wants(int) const { return false; }
@@ -213,7 +212,7 @@ struct NoColumnSum {
 template <class Epilogue>
 struct ColumnSum {
     static constexpr bool IS_SUMMED = true;
-    int n;  // columns that are wanted
+    int n;  // columns that are summed
     Epilogue epilogue;
     __device__ __forceinline__ bool wants(int column) const { return column < n; }
     __device__ __forceinline__ void finish(int column, float sum) const {
@@ -226,8 +225,7 @@ __device__ __forceinline__ ColumnSum<Epilogue> column_sum(int n, const Epilogue&
     return {n, epilogue};
 }
 
-// A thread's patch c of the tile of C whose first row is m0 and first column n0: the sums over k in
-// [k_begin, k_end).
+// A thread's part c of the tile of C whose first row is m0 and first column n0: the sums over k in [k_begin, k_end).
 template <class T, bool A_INNER, bool B_INNER, class Columns>
 __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0, int n0,
                                               int k_begin, int k_end, const Columns& columns,
@@ -248,7 +246,7 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
         float* staged_b = staged_a + T::K * T::PITCH_A;
         slice_a.stage(staged_a);
         slice_b.stage(staged_b);
-        // One barrier a slice: whoever still reads the other buffer passed the barrier before this one.
+        // One barrier per slice: a thread that still reads the other buffer has passed the barrier before this one.
         __syncthreads();
         if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N)
             for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
@@ -271,8 +269,8 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
     if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
 }
 
-// The epilogue of every element of the tile inside C, of each thread's patch by that thread.  The first argument's
-// type alone counts: it is how the tile is computed, of which gemm/split_sm80.cuh has another way.
+// Calls the epilogue for every element of the tile inside C, by the thread that computed it. The type of the first argument
+// selects how the tile is computed; gemm/split_sm80.cuh and gemm/split_sm90.cuh have other ways.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
                                           int n0, int k_begin, int k_end, const Columns& columns,
@@ -291,11 +289,11 @@ __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INN
     }
 }
 
-// --- epilogues that change arrays in place ---
+// Epilogues that change arrays in place.
 //
-// Such a one is told early, by prefetch(row, column), of every LINE-th column; and it gets elements in rows, so that
-// neighbouring threads have neighbouring columns: load(row, column) reads, put(row, column, value, held) writes, and a
-// thread reads for several elements before it writes the first.
+// prefetch(row, column) is called early for every LINE-th column. Then elements come in rows, so that neighbouring threads
+// have neighbouring columns: load(row, column) reads, put(row, column, value, loaded) writes, and a thread reads for several
+// elements before it writes the first.
 
 // Lets the arrays come to the cache while the product is made.
 template <int M, int N, int THREADS, class Epilogue>
@@ -307,7 +305,7 @@ __device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_e
     }
 }
 
-// Rows of C in shared memory, (M, N) from element (m0, n0) on; each thread has every THREADS-th element.
+// Finishes rows of C in shared memory, (M, N) from element (m0, n0) on; a thread takes every THREADS-th element.
 template <int M, int N, int THREADS, class Epilogue>
 __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0, int m_end, int n_end,
                                             const Epilogue& epilogue) {
@@ -328,7 +326,7 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
     }
 }
 
-// As gemm_tile; some rows of patches at a time change hands through shared memory.
+// As gemm_tile, for epilogues in place: some rows of the tile at a time pass through shared memory.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Operand<A_INNER>& a,
                                                    const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,

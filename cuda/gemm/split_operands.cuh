@@ -1,4 +1,4 @@
-// Kernels that split operands.
+// Kernels that split float32 arrays into operands for tensor cores (gemm/operand_formats.cuh).
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -9,13 +9,13 @@
 
 namespace mlpgpu {
 
-// Words j to j + 3 of an array that reaches as far as the padding; 0 where there is none.  They may be
-// changing, so they are read where others write them, past the first-level cache.
+// Words j to j + 3 of an array that reaches as far as the padding; 0 if it is null. Other blocks may be changing them, so they
+// are read past the first-level cache.
 __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
 
-// What a row's vectors are made of: components, flags of the row, and of its columns where they are wanted.
+// What a row is split into: components, flags of the row, and flags of its columns unless they are null.
 template <class Format>
 struct SplitRow {
     float* copy;
@@ -25,7 +25,7 @@ struct SplitRow {
     int n;
     int shift, flags;
 
-    // Four elements from column j on; the weights that they load_row_operand; and what is known of their columns.
+    // Splits four elements from column j on, given the scales of the weights' rows that multiply them and the columns' flags.
     __device__ __forceinline__ void put(int j, const float4& x, const int4& weight, const int4& there) {
         const int shifts[4] = {shift + exponent_in(weight.x), shift + exponent_in(weight.y),
                                shift + exponent_in(weight.z), shift + exponent_in(weight.w)};
@@ -42,17 +42,17 @@ struct SplitRow {
     }
 };
 
-// The largest exponent of four elements that load_row_operand these weights.
+// The largest exponent of four elements, with those of the weights' rows that multiply them.
 __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight) {
     return max(max(exponent_of(x.x) + exponent_in(weight.x), exponent_of(x.y) + exponent_in(weight.y)),
                max(exponent_of(x.z) + exponent_in(weight.z), exponent_of(x.w) + exponent_in(weight.w)));
 }
 
-// The threads of a block that take a row: whole warps, as many as hold it in registers if there are so many.
+// The threads of a block that share a row: whole warps, as many as can keep the row in registers if the block has so many.
 struct RowTeam {
     static constexpr int THREADS = 256, SHARED_BYTES = 4 * 2 * THREADS / WARP;
     static constexpr int KEPT = 4;  // vectors of a row that a thread holds
-    int size, row, thread;          // threads of a row, which of the block's rows this thread has, its place there
+    int size, row, thread;          // threads per row; which of the block's rows is this thread's; the thread's number in its team
 
     __device__ __forceinline__ explicit RowTeam(int n) : size(WARP) {
         while (size < static_cast<int>(blockDim.x) && 4 * KEPT * size < n) size *= 2;
@@ -62,18 +62,17 @@ struct RowTeam {
     __device__ __forceinline__ int warps() const { return size / WARP; }
 };
 
-// The components of one row by each team of a block, and its line.  `row` is null for a row of padding.
-// Where an argument may be null:
-//   weight_row_scales  of the weights that the row's columns will load_row_operand
-//   copy          (n,), what is split, for who reads it as it is
-//   components        what is asked for is the line alone
-//   columns       flags are added to those of the columns, where they are not yet there
+// Splits one row by each team of a block, and stores its scale. `row` is null for a row of padding. Null arguments:
+//   weight_row_scales  the columns are not multiplied by scaled rows of weights
+//   copy               the float32 row is not copied
+//   components         only the scale is made
+//   columns            flags of columns are not collected; else those that are missing are added
 // Arrays over columns reach as far as the padding.
 template <class Format>
 __device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_row_scales,
                                           float* copy, uint16_t* components, int64_t component_stride, int* line, int* columns,
                                           int n) {
-    SHARED(int, scratch);  // a word for each warp, twice
+    SHARED(int, scratch);  // two words per warp
     constexpr int KEPT = RowTeam::KEPT;
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, first_warp = team.row * team.warps();
     const int first = 4 * team.thread, stride = 4 * team.size, pitch = padded_columns(n);
@@ -84,7 +83,7 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     const auto weight_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
     const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? columns : nullptr, j); };
 
-    // Of a row that is not too long each thread keeps its part in registers; the rest is read twice.
+    // Each thread keeps its part of a row in registers; what does not fit is read twice.
     float4 kept[KEPT];
     int4 weight[KEPT], known[KEPT];
 #pragma unroll
@@ -122,9 +121,9 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     }
 }
 
-// Components of a shard's rows of x (B, n), each scaled by itself, and their lines (rows,); columns (n,).  With an
-// order the rows are those of a data set, and `copy` (B, n) takes them.  Components without scales may be those of several
-// steps, one behind another.  Grid: (rows padded to 128, over the block's teams; steps).
+// Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and flags of columns (n,). With an
+// order the rows are those of a data set, and `copy` (B, n) receives them. Unscaled rows may be those of several steps, which
+// are stored one after another. Grid: (rows padded to 128, over rows per block; steps).
 template <class Format>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
                                            const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
@@ -133,7 +132,7 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
     const RowTeam team(n);
     const int r = blockIdx.x * team.rows() + team.row;
-    if (r >= padded_rows(rows.count)) return;  // so do all of the block
+    if (r >= padded_rows(rows.count)) return;  // as do all threads of the block
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
     split_row<Format>(team, r < rows.count ? x + from * n : nullptr, weight_row_scales,
@@ -143,8 +142,8 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
                     component_stride, lines + r, columns, n);
 }
 
-// The same of weights w (k, n), and of others in the same launch, unless they are null.
-// Grid: k padded to 128, over the block's teams; those of the others follow.
+// The same for weights w (k, n), and for other weights in the same launch unless they are null.
+// Grid: k padded to 128, over rows per block; then the same for the other weights.
 template <class Format>
 __device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* lines, int* columns, int k, int n,
                                               const float* other_w, uint16_t* other_components, int* other_row_scales,
@@ -162,14 +161,14 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
                     columns, n);
 }
 
-// What goes through the columns of dz (B, n): a block takes WIDTH of them and a part of the rows, a thread four
-// neighbours of every LINES-th row.
+// Work over the columns of dz (B, n): a block takes WIDTH columns and a part of the rows, a thread four neighbours of every
+// ROWS-th row.
 struct ColumnBlock {
     static constexpr int WIDTH = 64, THREADS = 256, LANES = WIDTH / 4, ROWS = THREADS / LANES, BATCH = 4;
     static constexpr int SHARED_BYTES = 4 * ROWS * WIDTH;
 };
 
-// Four neighbours of a row of the shard in dz, or in its components of bfloat16.
+// Four neighbours of a shard's row of dz, or of its bfloat16 components.
 template <class Format>
 __device__ __forceinline__ float4 delta_vector(const float* dz, int64_t, const Rows& rows, int row, int n, int column) {
     const float* const line = dz + (rows.first + static_cast<int64_t>(row)) * n;
@@ -183,7 +182,7 @@ __device__ __forceinline__ float4 delta_vector(const uint16_t* components, int64
     return quad.value();
 }
 
-// shared (LINES, WIDTH) holds four values of each thread; thread j gets those of column j, one after another.
+// shared (ROWS, WIDTH) holds four values of each thread; thread j joins those of column j, one after another.
 template <class T, class Join>
 __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result, const Join& join) {
     __syncthreads();
@@ -196,7 +195,7 @@ __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result
     return result;
 }
 
-// The exponent that all of dz'' has: the largest of dz · 2^(e_X[row]), less what components begin at.
+// The common exponent of dz'': the largest of dz · 2^(e_X[row]), less the exponent at which components begin.
 __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines, const int* x_row_scales, int* scratch) {
     int top = NO_EXPONENT;
     for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
@@ -208,11 +207,11 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines
     return top < NO_EXPONENT / 2 ? 0 : top;
 }
 
-// Components of dz (B, n) for xᵀ dz, unless they are given already and null here; db (n,) = Σ dz; and columns (n,).
-// `lines` are those of dz's rows, `x_row_scales` those of x's, whose scale moves into dz.  Blocks leave the sums over their
-// rows in parts (grid y, n padded), and their flags in `partial_flags`; the last one of a column adds them up, in order.
-// db is null without a bias.  `row_components` take those for dz Wᵀ, unless they are null: then `lines` have exponents
-// already, and flags are added.  Grid: (n padded to 64, over 64; any number of parts of the rows).
+// Splits dz (B, n) for xᵀ dz, unless `components` is null because it is split already; and db (n,) = Σ dz, unless db is null.
+// `lines` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as partials (grid
+// y, n padded) and their flags in `partial_flags`; the last block of a column adds them up, in order, and stores the column's
+// scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `lines` have exponents already, and flags are
+// added. Grid: (n padded to 64, over 64; any number of parts of the rows).
 template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
                                               int* lines, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
@@ -232,7 +231,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     float sum[4] = {};
     int seen[4] = {};
     for (int first = blockIdx.y * part + threadIdx.x / T::LANES; first < part_end; first += T::BATCH * T::ROWS) {
-        float4 four[T::BATCH];  // all on their way before the first is stored
+        float4 four[T::BATCH];  // all loads are issued before the first store
         int shift[T::BATCH], row_shift[T::BATCH];
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
@@ -288,7 +287,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     if (Format::SCALED) columns[result_column] = top * 8 + flags;
 }
 
-// Of each word only what a mask has stays.  Grid: any, of one dimension.
+// Keeps of each word only the bits of a mask. Grid: any, of one dimension.
 __device__ __forceinline__ void mask_words(int* words, int mask, int64_t size) {
     pdl_wait_and_trigger();
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;

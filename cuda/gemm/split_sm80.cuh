@@ -1,14 +1,13 @@
-// C = A · B on tensor cores of operands in float32, each element of which is split into three bfloat16 on its way
-// to shared memory, for cards since sm_80.
+// C = A · B on tensor cores since sm_80, of float32 operands that are split into three bfloat16 on their way to shared memory.
 //
-// Eight bits of a number go into each part, so that the parts together hold all 24: x = x1 + x2 + x3.  Of the nine
-// products of parts the three smallest, at most 2⁻²³ of the whole, are left out.  Tensor cores truncate when they
-// accumulate; so the sum over each 64 k is made apart, and added to C rounded to nearest.  bfloat16 has float32's
-// range, and no scales are needed.  What does not split well, because it is not finite or its last part would be
-// too small for a bfloat16, is found on the way: C's rows and columns that depend on it are computed again, as chains
-// of multiply-adds, and so is what is not finite.  (Error bound: docs/mathematics.md.)
+// Each component takes eight bits of a number, so that three hold all 24: x = x1 + x2 + x3. Of the nine products of
+// components the three smallest, together at most 2⁻²³ of the whole, are left out. Tensor cores truncate when they
+// accumulate, so the sum over each 64 k is made apart and added to C rounded to nearest. bfloat16 has the range of float32,
+// so no scales are needed. An element that is not finite, or whose last component would be too small for a bfloat16, is
+// flagged on the way: rows and columns of C that depend on it are recomputed as chains of multiply-adds, and so are elements
+// of C that are not finite. (Error bound: docs/mathematics.md.)
 //
-// For products whose operands are read once or twice, this saves the pass that makes components (gemm/operand_formats.cuh).
+// For products whose operands are read once or twice, this saves the pass that splits them (gemm/split_operands.cuh).
 #pragma once
 
 #include "common/numbers.cuh"
@@ -17,8 +16,8 @@
 
 namespace mlpgpu {
 
-// Shape of a block's work: WARPS_M x WARPS_N warps, each with its part of the tile in fragments.  K is the depth of a
-// slice; the sum over PROMOTED k, or over a slice if that is less, is made at a time.
+// The shape of a block's work: WARPS_M x WARPS_N warps, each with its part of the tile in fragments. K is the depth of a
+// slice; one sum is made over PROMOTED k, or over a slice if that is less.
 template <int M_, int N_, int K_ = 32, int THREADS_ = 256>
 struct SplitSm80Tile {
     static constexpr int M = M_, N = N_, K = K_, THREADS = THREADS_, PROMOTED = 64, COMPONENTS = 3;
@@ -27,8 +26,8 @@ struct SplitSm80Tile {
     static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
     static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == THREADS / WARP && FRAGMENTS % 2 == 0,
                   "whole fragments for each warp");
-    // Slices of both operands in three parts, and a flag for each row and column; then C takes the slices' place.
-    static constexpr int PITCH = 8;  // padding of a line, in elements
+    // Slices of both operands in three components, and a flag for each row and column; then C takes the slices' place.
+    static constexpr int PITCH = 8;  // padding of a row, in elements
     static constexpr int SLICES = COMPONENTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
                                   COMPONENTS * 2 * K * (N + PITCH);
     static constexpr int SHARED_BYTES = (SLICES > 4 * M * N ? SLICES : 4 * M * N) + 4 * (M + N);
@@ -42,14 +41,14 @@ __device__ __forceinline__ bool splits(float x) {
     return twice - LEAST < MOST - LEAST || twice == 0;
 }
 
-// The next part of two numbers, as a pair; the rest of them stays.
+// The next component of two numbers, as a pair; the numbers become the remainders.
 __device__ __forceinline__ unsigned split_off(float& first, float& second) {
     const unsigned bits = bfloat_pair(first, second);
     first -= __uint_as_float(bits << 16), second -= __uint_as_float(bits & 0xffff0000);
     return bits;
 }
 
-// A slice of an operand in shared memory, part after part: lines of the contiguous index, padded so that eight of
+// A slice of an operand in shared memory, component after component: rows of the contiguous index, padded so that eight of
 // them begin in different banks.
 template <int OUTER, class T, bool INNER_FIRST>
 struct SplitSlice {
@@ -84,7 +83,7 @@ struct SplitSlice {
     }
 };
 
-// part += A · B over DEPTH of a staged slice from k0 on, of the six largest products of parts, the smaller ones first.
+// part += A · B over DEPTH of a staged slice from k0 on: the six largest products of components, the smaller ones first.
 template <class T, class SliceA, class SliceB>
 __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const uint16_t* slice_b, int warp_m, int warp_n,
                                                int k0, float (&part)[T::FRAGMENTS][4]) {
@@ -110,7 +109,7 @@ __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const ui
     }
 }
 
-// As gemm/simt.cuh's for its tiles.  The columns of B are summed as they are, before they are split.
+// As gemm/simt.cuh's for its tiles. B's columns are summed from the float32 array.
 template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Operand<A_INNER>& a,
                                                    const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
@@ -170,14 +169,14 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     __syncthreads();
     for (int element = threadIdx.x; element < T::M * T::N; element += T::THREADS) {
         const int m = m0 + element / T::N, n = n0 + element % T::N;
-        // A product of parts that overflows leaves infinity or NaN, of whatever sign.
+        // A product of components that overflows leaves infinity or NaN, of either sign.
         const bool is_doubtful = row_flags[element / T::N] || column_flags[element % T::N] || !(fabsf(shared[element]) < INFINITY);
         if (m >= a.outer || n >= b.outer || !is_doubtful) continue;
         float sum = 0.0f;
         for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(m, k), b.at(n, k), sum);
         shared[element] = sum;
     }
-    // Each thread finishes what it computed again itself, so there is no barrier between.
+    // Each thread finishes the elements that it recomputed, so no barrier is needed in between.
     finish_rows<T::M, T::N, T::THREADS>(shared, m0, n0, a.outer, b.outer, epilogue);
 }
 

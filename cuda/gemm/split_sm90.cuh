@@ -1,10 +1,10 @@
-// C = A · B by warpgroups, of operands in float32 that are split into three bfloat16 each, for sm_90a.  What is split how,
-// and why the sum of six products is as good as float32's, is said in gemm/split_sm80.cuh.
+// C = A · B by wgmma on sm_90a, of float32 operands that are split into three bfloat16 each. gemm/split_sm80.cuh says how
+// they are split, and why the sum of six products is as good as that of float32.
 //
-// Memory is the limit of such a product if enough of it is on its way.  So some warps do nothing but load: they have the
-// next slices of x copied to a ring in shared memory as they are, and nobody waits for registers.  The warpgroups that
-// multiply split a line of A when they read it, each its own lines, so that its parts are never stored.  All of them
-// read B; its parts are stored once, in components.
+// Such a product runs at the rate of memory if enough loads are under way. So producer warps only load: they copy slices of A
+// to a ring in shared memory as they are, and hold no data in registers. Compute warpgroups split rows of A as they read
+// them, each its own rows, so that components of A are never stored. All of them read B, so splitter warps store its
+// components once.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -15,27 +15,27 @@
 
 namespace mlpgpu {
 
-// A warpgroup's part of C, 64 x N; a warp has 16 lines of it.
+// A warpgroup's part of C, 64 x N; a warp has 16 rows of it.
 struct SplitProduct {
     static constexpr int M = 64, N = 96, COMPONENTS = 3, PROMOTED = 64, HELD = N / 2;  // elements of C in a thread
 };
 
-// Orders by magnitude, and 0 after all others.  What comes before TOO_SMALL does not split well.  What is too large, or
-// not finite, needs no test: its parts leave a sum that is not finite.
+// Orders by magnitude, with 0 after all others. What comes before TOO_SMALL does not split well. Numbers that are too large or
+// not finite need no test: their components leave a sum that is not finite.
 __device__ __forceinline__ unsigned magnitude_key(float x) { return (__float_as_uint(x) << 1) - 1; }
 constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 
-// --- A: lines of x as they are stored ---
+// --- A: rows of x as they are stored ---
 
-// Where lines begin, in shared memory; null for those from `lines` on.  A copy asks for nothing else, so that it need not
-// wait for an order's entry each time.
+// Stores where rows begin to shared memory; null for rows from `lines` on. Copies read nothing else, so they need not wait for
+// an order's entry each time.
 template <int COUNT, int THREADS, bool INNER_FIRST>
 __device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int lines, const float** row_starts) {
     for (int i = threadIdx.x; i < COUNT; i += THREADS) row_starts[i] = first + i < lines ? from.row(first + i) : nullptr;
 }
 
-// LINES lines to shared memory, PITCH floats apart; of each WIDTH floats from `start` on.  Zeros take the place of lines that
-// there are not and of elements from `end` on.  By THREADS threads, which go on meanwhile.
+// Starts copies of LINES rows to shared memory, PITCH floats apart: WIDTH floats of each from `start` on. Rows that do not exist
+// and elements from `end` on become 0. By THREADS threads, which do not wait.
 template <int LINES, int WIDTH, int PITCH, int THREADS>
 __device__ __forceinline__ void copy_rows(const float* const* row_starts, const float* data, bool vectored, int start, int end,
                                            uint32_t to, int thread) {
@@ -67,15 +67,15 @@ __device__ __forceinline__ void copy_rows(const float* const* row_starts, const 
     }
 }
 
-// --- B: components of its parts ---
+// --- B: its components ---
 
-// Of K x N elements.  A component is made of matrices of 8 columns, in which a column's eight elements are neighbours.
+// The components of K x N elements. Each is made of matrices of 8 columns, in which a column's eight elements are neighbours.
 template <int K, int N>
 struct SplitComponents {
     static constexpr int COLUMN = 16, NEXT_COLUMNS = 8 * COLUMN, NEXT_INNER = N * COLUMN;  // bytes
     static constexpr int COMPONENT = K / 8 * NEXT_INNER, BYTES = SplitProduct::COMPONENTS * COMPONENT;
 
-    // Puts elements 8 · octet and on of a column away; says whether one of them is too small.
+    // Stores elements 8 · octet to 8 · octet + 7 of a column; returns whether one of them is too small.
     static __device__ __forceinline__ bool store(unsigned char* components, int column, int octet, const float (&values)[8]) {
         unsigned least = ~0u;
         float rest[8];
@@ -91,7 +91,7 @@ struct SplitComponents {
         return least < TOO_SMALL;
     }
 
-    // Sixteen lines of a part from line k on, for products.
+    // The descriptor of sixteen k of a component, from k on.
     static __device__ __forceinline__ uint64_t lines(uint32_t components, int part, int k) {
         return wgmma_descriptor_plain(components + part * COMPONENT + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
     }
@@ -99,12 +99,12 @@ struct SplitComponents {
 
 // --- products ---
 
-// A's parts, in a lane's registers: of one product of sixteen k, and of the one that is under way.
+// A's fragments in a lane's registers: those of sixteen k, and those of the product that is under way.
 struct SplitFragments {
     unsigned fragments[2][SplitProduct::COMPONENTS][4];
     unsigned least[2] = {~0u, ~0u};  // the smallest of rows 0 and 8
 
-    // pair(row, k) gives two neighbours along k of A, from those on which are the lane's own of each 8 x 8.
+    // pair(row, k) gives two neighbours along k of A, given offsets from the lane's first element in each 8 x 8.
     template <class Pair>
     __device__ __forceinline__ void fill(int k, const Pair& pair) {
         unsigned (&fragment)[SplitProduct::COMPONENTS][4] = fragments[k / 16 % 2];
@@ -118,8 +118,8 @@ struct SplitFragments {
     }
 };
 
-// sums = A · B over PROMOTED of the inner index, the smaller products of parts first.  The first sixteen k of A are in
-// `a`; fill(k) brings the sixteen from k on while products are under way, and the next sum's first sixteen at the end.
+// sums = A · B over PROMOTED of k, the smaller products of components first. The fragments of the first sixteen k are in `a`;
+// fill(k) makes those from k on while products are under way, and at the end the first sixteen of the next sum.
 template <class Components, class Fill>
 __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::HELD], const SplitFragments& a,
                                                uint32_t components, int k0, const Fill& fill) {
@@ -135,15 +135,15 @@ __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::
                 wgmma_of_registers(sums, fragment[part], Components::lines(components, both - part, k0 + k),
                                    k > 0 || both < T::COMPONENTS - 1 || part > 0);
         wgmma_commit();
-        wgmma_wait<1>();  // who read what is filled now
+        wgmma_wait<1>();  // the product that read what is filled now is done
         fill(k + 16);
     }
     wgmma_wait<0>();
 }
 
-// finish(true, row, column, C's element) of those of the warp's 16 x N that lie within `rows` and `columns`, and
-// finish(false, …), which is to do nothing, so that it need not branch, of others.  Where a row, a column or an element
-// is recomputed, what is is summed by again(row, column).
+// Calls finish(true, row, column, element of C) for the elements of the warp's 16 x N within `rows` and `columns`, and
+// finish(false, …) for others, which must do nothing: so nothing branches. Elements whose row or column is flagged, or that
+// are not finite, come from recompute(row, column).
 template <class Recompute, class Finish>
 __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::HELD], const unsigned (&least)[2],
                                                  const int* column_flags, bool any_column, int rows, int columns,
@@ -159,7 +159,7 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
         of_row = min(of_row, __shfl_xor_sync(WARP_ALL, of_row, 2));
         is_row_doubtful[half] = of_row < TOO_SMALL;
     }
-    float zeros[4] = {};  // NaN if an element is not finite; of chains side by side
+    float zeros[4] = {};  // becomes NaN if an element is not finite; four independent chains
 #pragma unroll
     for (int i = 0; i < HELD; ++i) zeros[i % 4] = fmaf(c[i], 0.0f, zeros[i % 4]);
     const bool is_finite = zeros[0] + zeros[1] + (zeros[2] + zeros[3]) == 0.0f;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
         for (int i = 0; i < HELD; ++i) finish(row(i) < rows && column(i) < columns, row(i), column(i), c[i]);
         return;
     }
-    float held[HELD];  // in memory, as the loop that follows is kept short
+    float held[HELD];  // in local memory, since the loop below is not unrolled
 #pragma unroll
     for (int i = 0; i < HELD; ++i) held[i] = c[i];
 #pragma unroll 1
@@ -182,7 +182,7 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::
 
 // --- a tile of C for gemm/simt.cuh's kernels: A lies along k, B along C's columns ---
 
-// Besides the warps that multiply there are some that have A copied, and some that split B.
+// Compute warps multiply, producer warps copy slices of A, and splitter warps split B.
 struct SplitSm90Tile {
     static constexpr int GROUPS = 2, M = GROUPS * SplitProduct::M, N = SplitProduct::N, DEPTH = SplitProduct::PROMOTED;
     static constexpr int COMPUTE_THREADS = GROUPS * WARPGROUP, PRODUCER_THREADS = 2 * WARP, SPLITTER_THREADS = 6 * WARP;
@@ -201,12 +201,12 @@ struct SplitSm90Tile {
         static constexpr int CONSUMERS = COMPUTE_THREADS / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
     static constexpr int SHARED_BYTES = RingA::BYTES + RingB::BYTES + 8 * M + 4 * N;
-    // A warp's part of C on its way out, whose rows begin eight banks apart from each other.
+    // A warp's staging tile, whose rows begin eight banks apart.
     static constexpr int STAGING_PITCH = N + 8, STAGING_SIZE = 16 * STAGING_PITCH;
     static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the place of B's components");
 };
 
-// B's slices on their way through a splitter's registers, which hold one while the one before is multiplied.
+// B's slices on their way through a splitter's registers, which hold one slice while the one before is multiplied.
 struct SplitColumns {
     using T = SplitSm90Tile;
     static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTER_THREADS;  // of eight elements of a column
@@ -216,7 +216,7 @@ struct SplitColumns {
     static __device__ __forceinline__ int column(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) % T::N; }
     static __device__ __forceinline__ int octet(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) / T::N; }
 
-    // Columns beyond B's are as its last one: nobody asks for their sums.
+    // Columns beyond B's repeat its last column: their sums are not used.
     __device__ __forceinline__ void fetch(const Operand<false>& b, int n0, int k0, int k_end, int thread, int unit) {
         const int first = k0 + 8 * octet(thread, unit);
         const int from = min(n0 + column(thread, unit), b.outer - 1);
@@ -277,7 +277,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
             __syncwarp();
             if (lane == 0) barrier_arrive<1>(ring_b.full + 8 * ring_b.stage, 0);
             ring_b.advance();
-            // Not before, as what publishes would wait for it.
+            // Loads start only now, since the fence of publish_shared() would wait for them.
             if (k0 + T::DEPTH < k_end)
 #pragma unroll
                 for (int unit = 0; unit < SplitColumns::UNITS; ++unit)
