@@ -1,4 +1,4 @@
-// Which rows of an input a launch multiplies: those of its shard, of a batch or by the order.
+// Which rows of an input a launch multiplies: those of its shard, by the order if there is one.
 #pragma once
 
 #include "common/step.cuh"

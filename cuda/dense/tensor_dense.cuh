@@ -1,13 +1,13 @@
-// The products of a dense layer on tensor cores: x (B, k), W (k, n), y (B, n), in components beside the float32
-// arrays, as dense/dense.cuh has them on plain cores.
+// The products of a dense layer on tensor cores: x (B, k), W (k, n), y (B, n), as split operands beside the float32 arrays
+// of dense/dense.cuh.
 //
-// A Product is how C = A · B is made of components: gemm/gemm_sm80.cuh's, or gemm/gemm_sm90.cuh's.
-//     Format    of gemm/operand_formats.cuh
-//     Source  what it is given of an operand: the components, or the copy engine's map of them
-//     multiply<A_INNER, B_INNER>(a, a_stride, a_pitch, b, b_stride, b_pitch, m, n, k, early, epilogue)
-//             INNER tells whether the operand's rows run along k, what is summed over; `component` and `pitch` are
-//             elements from one component and one row to the next
-// Where an array is null it is not wanted.  Lines and columns are those of gemm/operand_formats.cuh.
+// A Product is how C = A · B is computed: GemmSm80 of gemm/gemm_sm80.cuh, or GemmSm90 of gemm/gemm_sm90.cuh.
+//     Format  the operand format (gemm/operand_formats.cuh)
+//     Source  the type of an operand: its components, or the copy engine's map of them
+//     multiply<A_INNER, B_INNER>(a, a_stride, a_pitch, b, b_stride, b_pitch, m, n, k, prefetch, epilogue)
+//             INNER tells whether the operand's rows run along k; `stride` and `pitch` are elements from one component
+//             and from one row to the next
+// Null outputs are skipped. Row and column scales are those of gemm/operand_formats.cuh.
 #pragma once
 
 #include "common/step.cuh"
@@ -16,7 +16,7 @@
 
 namespace mlpgpu {
 
-// z = C + b, y = f(z).  `y_components` take y as bfloat16, with rows of 0 from `rows` on.  What is null is not wanted.
+// z = C + b, y = f(z). `y_components` receive y as bfloat16, with rows of 0 from `rows` on. Null outputs are skipped.
 template <class Format, class Activation>
 struct ForwardEpilogue {
     const float* b;  // (n,)
@@ -65,7 +65,7 @@ struct ForwardEpilogue {
     }
 };
 
-// z = x W + b, y = f(z).  Components of y are written where they need no scale.
+// z = x W + b, y = f(z). Components of y are stored if the format has no scales.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int shards,
                                                typename Product::Source x_components, int64_t x_stride,
@@ -89,14 +89,14 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved), `saved` being an array or components of bfloat16, or neither; `dx_components` as above.
+// dx = C ∘ f'(saved), where `saved` is an array or bfloat16 components, or neither; `dx_components` as above.
 template <class Format, class Activation>
 struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
     const uint16_t* saved_components;  // (components, rows, k)
     float* dx;                     // (rows, k)
     uint16_t* dx_components;
-    int64_t dx_stride;  // and of what is saved
+    int64_t dx_stride;  // also of the saved components
     int rows, k;
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS, HAS_ROW_OPERAND = false;
@@ -158,7 +158,7 @@ struct BackwardInputEpilogue {
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; components of dx, and of what is saved, as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; components of dx and of what is saved as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
                                                       typename Product::Source dz_components, int64_t dz_stride,
@@ -183,7 +183,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
         multiply(dx_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// C as it is, to (m, n).
+// Stores C to (m, n).
 struct StoreEpilogue : NoComponents {
     float* to;
     int n;
@@ -203,7 +203,7 @@ struct StoreEpilogue : NoComponents {
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 };
 
-// dW = xᵀ dz (k, n), for `end` to make of it what it wants.
+// dW = xᵀ dz (k, n), finished by the epilogue `end`.
 template <class Product, class Write>
 __device__ __forceinline__ void multiply_backward_weight(const Step* step, int shard, int shards,
                                                          typename Product::Source x_components, int64_t x_stride,

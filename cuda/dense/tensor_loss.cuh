@@ -31,7 +31,7 @@ struct LossEpilogue {
         bool is_inside;
     };
 
-    // Rows beyond the shard are replaced by its last row, and count for nothing.
+    // Rows beyond the shard are replaced by its last row, and add nothing.
     __device__ __forceinline__ Row row(int row, int column) const {
         const int from = rows > 0 ? order[min(row, rows - 1)] : 0;
         const Row found = {targets + static_cast<int64_t>(from) * n, weights ? weights[from] : 1.0f, 0.0f, row < rows};
@@ -108,7 +108,7 @@ __device__ __forceinline__ void tensor_forward_loss(const Step* step, int shard,
     Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n,
                                             pitch_n, padded_rows(rows.count), n, k, PREFETCH_A | PREFETCH_B | PREFETCH_EPILOGUE,
                                             epilogue_of(Unscaled(), end));
-    __syncthreads();  // the sums' shared memory was the product's
+    __syncthreads();  // since the sums take the product's shared memory
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }
 

@@ -1,5 +1,4 @@
-// A dense layer's gradient on tensor cores and the optimizer's step along it in one kernel, as
-// dense/update.cuh has it on plain cores.
+// The gradient of a dense layer on tensor cores and the optimizer's step in one kernel, like dense/update.cuh.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -8,7 +7,7 @@
 
 namespace mlpgpu {
 
-// An epilogue: quads of dW move their parameters, and columns the biases along db.
+// An epilogue: updates parameters along quads of dW, and biases along db.
 template <class Format, class Rule>
 struct UpdateEpilogue : NoComponents {
     static constexpr int SLOTS = Rule::SLOTS;
@@ -18,9 +17,9 @@ struct UpdateEpilogue : NoComponents {
     int64_t component_stride;
     float* weight_slots;
     float* bias_slots;
-    int64_t pitch;  // from a slot to the next
+    int64_t pitch;  // elements from one slot to the next
     const float* db;
-    float* parts;  // of db, (parts, n padded), if it is not there yet: then another launch moves the bias
+    float* parts;  // where partials of db (parts, n padded) are stored if db is not known yet: another launch updates the bias then
     int n;
     float scale;
     float rates[RATES_PER_STEP];  // this step's
@@ -83,9 +82,9 @@ struct UpdateEpilogue : NoComponents {
     }
 };
 
-// dW = xᵀ dz moves the weights (k, n) and their slots, db (n,) the bias and its; of slot s they lie s · size
-// on.  Where db is not there yet, its parts are left in its place, and the bias stays: it is null then.  Components of W that
-// need no scale are written with it; they are null otherwise.  Arrays as of tensor_backward_weight.
+// Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements after
+// the first. If db is not known yet, its partials are stored, and `bias` is null. Components of W are stored if the format
+// has no scales; else they are null. Other arrays are those of tensor_backward_weight.
 template <class Product, class Rule>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
                                                        typename Product::Source x_components, int64_t x_stride,

@@ -1,8 +1,8 @@
-// The end of a network in one kernel: its last dense layer, of few columns, the loss, and dx.
+// The head: a network's last dense layer, if it has few columns, with the loss and dx in one kernel.
 //
-// A block takes Head::ROWS rows from the layer's input x (B, k) to its delta.  A thread has four of them and PER_LANE
-// of the k, whose x it keeps in registers for dx, which needs the slope there; W's columns lie in shared memory one
-// after another, for both products.  One warp more adds the loss up meanwhile.
+// A block takes Head::ROWS rows from the layer's input x (B, k) to delta and dx. A thread takes four of them and PER_LANE of
+// k, and keeps their x in registers, since dx may need its slope there. W's columns lie in shared memory one after another,
+// for both products. One more warp adds the loss up meanwhile.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -16,15 +16,15 @@ namespace mlpgpu {
 
 struct Head {
     static constexpr int ROWS = 8, MOST_COLUMNS = 32;
-    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // those that multiply, and one that adds errors up
+    static constexpr int WARPS = 8, THREADS = (WARPS + 1) * WARP;  // compute warps, and one that adds errors up
     static constexpr int ROWS_PER_LANE = 4, LANES = WARP * ROWS_PER_LANE / ROWS;
     static constexpr int DEPTH = 1024, OF_WARP = DEPTH / WARPS, PER_LANE = OF_WARP / LANES;  // of k at once
-    static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and what lies between two of them
+    static constexpr int GROUP = 12, PITCH = DEPTH + 4;     // columns of W at once, and floats from one to the next
     static constexpr int PARTIAL = WARPS * ROWS * MOST_COLUMNS, LOGITS = ROWS * MOST_COLUMNS;
     static constexpr int SHARED_BYTES = 4 * (GROUP * PITCH + PARTIAL + 2 * LOGITS + 4 * ROWS);
 };
 
-// A target that was read before it is wanted: the lane's own, as a row has no more columns than a warp has lanes.
+// A target that is read before it is needed: one per lane, since a row has no more columns than a warp has lanes.
 template <class Target>
 struct ReadTarget {
     float t;
@@ -32,9 +32,9 @@ struct ReadTarget {
     static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
 };
 
-// Columns [j0, j0 + GROUP) and lines [k0, k0 + DEPTH) of W (k, n) on their way to shared memory, those that there are,
-// and 0 behind the last line for the warp that has it.  Threads go through W as it lies in memory, each in one column;
-// all their loads are on their way before they store the first.
+// Columns [j0, j0 + GROUP) and rows [k0, k0 + DEPTH) of W (k, n) on their way to shared memory, with zeros after the last row
+// for the warp that takes it. Threads read W as it lies in memory, each in one column, and issue all loads before the first
+// store.
 struct HeadColumns {
     static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
     int start, stride, all;
@@ -55,22 +55,22 @@ struct HeadColumns {
 
     // To staged (GROUP, PITCH).
     __device__ __forceinline__ void put(float* staged) const {
-        constexpr int NOWHERE = Head::DEPTH;  // between two columns; a store without a condition is three instructions less
+        constexpr int NOWHERE = Head::DEPTH;  // between two columns; an unconditional store takes three instructions less
 #pragma unroll
         for (int i = 0, offset = start; i < MOST; ++i, offset += stride) staged[i < all ? offset : NOWHERE] = values[i];
     }
 };
 
-// What a thread computes with: its rows and its k's, in two vectors, since neighbours in memory go to neighbouring lanes.
+// A thread's share: its rows, and its k in two vectors, since neighbours in memory go to neighbouring lanes.
 struct HeadThread {
     static constexpr int VECTORS = Head::PER_LANE / 4, COUNT = Head::ROWS_PER_LANE * Head::PER_LANE;
-    int warp, lane, row0;  // the first of its rows in the block
+    int warp, lane, row0;  // row0: the first of its rows in the block
 
     __device__ __forceinline__ HeadThread()
         : warp(threadIdx.x / WARP), lane(threadIdx.x % WARP), row0(lane / Head::LANES * Head::ROWS_PER_LANE) {}
 
     __device__ __forceinline__ bool has_row() const { return warp < Head::ROWS; }
-    // Whether there is something for it in so much of k.
+    // Whether the thread has part of so much of k.
     __device__ __forceinline__ bool computes(int depth) const { return warp < Head::WARPS && warp * Head::OF_WARP < depth; }
     // The first element of a vector, of DEPTH.
     __device__ __forceinline__ int place(int vector) const {
@@ -92,13 +92,13 @@ struct HeadThread {
         }
     }
 
-    // This thread's k's of a staged column of W.
+    // Its k of a staged column of W.
     __device__ __forceinline__ void weights(const float* column, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) load_four(column + place(v), w + 4 * v);
     }
 
-    // The same where it lies in memory, of so many lines, `n` apart; 0 behind them.
+    // The same from memory, for so many rows `n` apart; 0 after them.
     __device__ __forceinline__ void weights(const float* column, int lines, int n, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
         for (int i = 0; i < Head::PER_LANE; ++i) {
@@ -135,8 +135,8 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
     }
 }
 
-// By one warp: the block's errors (ROWS, 2) to sums (blocks, 2), and unless `totals` is null, the sums of all blocks, by
-// the last one that comes here, to totals (2,) and the run's losses (steps, 2).
+// By one warp: stores the block's errors (ROWS, 2) to sums (blocks, 2). Unless `totals` is null, the last block adds the sums of
+// all blocks up, to totals (2,) and the run's losses (steps, 2).
 __device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
                                               double* totals, double* losses) {
     const int lane = threadIdx.x % WARP;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
     totals[1] = losses[2 * step->run + 1] = weight;
 }
 
-// The lines of a block's rows of dx, from the largest exponents of what each thread has of them.
+// Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found.
 __device__ __forceinline__ void store_row_scales(const HeadThread& thread, const int (&tops)[Head::ROWS_PER_LANE], int rows,
                                           int* of_warps, int* lines) {
 #pragma unroll
@@ -180,11 +180,11 @@ __device__ __forceinline__ void store_row_scales(const HeadThread& thread, const
     lines[row] = scaling_exponent(top) * 8 | (top > NO_EXPONENT ? NONZERO : 0);
 }
 
-// A thread's part of the block's rows of dx from column k0 on, to so many components of bfloat16; 0 where there is no row.
+// Stores a thread's part of the block's rows of dx from column k0 on as bfloat16 components; 0 for rows that do not exist.
 __device__ __forceinline__ void put_components(const HeadThread& thread, const float (&dx)[HeadThread::COUNT], int rows, int k,
                                            int k0, int row0, uint16_t* to, int64_t component_stride, int components) {
     constexpr int ROWS = 2;               // held at once
-    const int pitch = padded_columns(k);  // where a vector is whole, and 0 beyond k, as W is
+    const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are
 #pragma unroll
     for (int v = 0; v < HeadThread::VECTORS; ++v) {
         const int column = k0 + thread.place(v);
@@ -210,10 +210,10 @@ __device__ __forceinline__ void put_components(const HeadThread& thread, const f
     }
 }
 
-// z = x W + b, the loss of the rows (see math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), f being the
-// activation that made x, by its number; `saved` is null where there was none.  dx is left as floats, as so many components
-// of bfloat16 (gemm/operand_formats.cuh), or not at all: what is null is not wanted.  `dx_row_scales` (rows,) take the exponents of its rows.
-// Grid: one block for every ROWS rows of the capacity, or of what components pad it to.
+// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), where `activation`
+// is the number of f, which made x, and `saved` is null if there was none. dx is stored as floats, as bfloat16 components
+// (gemm/operand_formats.cuh), or not at all: null outputs are skipped. `dx_row_scales` (rows,) receive its exponents.
+// Grid: one block for every ROWS rows of the capacity, or of the capacity padded if there are components.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int shard, int shards, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
@@ -233,7 +233,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     const int64_t first = shard_of.first + row0;  // of the block's rows, in the batch
     const bool is_whole = k <= T::DEPTH && n <= T::GROUP;  // W that is staged serves both products
 
-    // A warp's row and a lane's column, of the loss.
+    // For the loss a warp takes a row and a lane takes a column.
     const bool is_there = thread.has_row() && thread.warp < rows, has_column = thread.lane < n;
     const int64_t from = is_there ? order[shard_of.order + first + thread.warp] : 0;
     const float bias = b && has_column ? __ldcg(b + thread.lane) : 0.0f;
@@ -246,7 +246,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
             if (k0 + j0 == 0) pdl_wait_and_trigger();
             if (j0 == 0 && thread.computes(k - k0)) thread.load(x + first * k, rows, k, k0, values);
             columns.put(staged);
-            if (k0 + j0 == 0 && is_there) {  // `from` has come meanwhile
+            if (k0 + j0 == 0 && is_there) {  // `from` has arrived meanwhile
                 if (has_column) target.t = Target{targets, from, n, mean, scale}(thread.lane);
                 if (weights) row_weight = weights[from];
             }

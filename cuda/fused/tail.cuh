@@ -1,8 +1,8 @@
-// The layers behind a long first one, in one kernel: from its parts of z to the deltas of all layers, for a row of the
-// batch a block.
+// The tail: the layers after a tall first one in one kernel, from partial sums of its z to the deltas of all layers. A block
+// takes one row of the batch.
 //
-// What lies there is short for one row (some ten thousand multiply-adds), but as launches, one for each product, they
-// would wait for each other longer than they compute.  Only the gradients need all rows, and are left to others.
+// For one row these layers are short (some ten thousand multiply-adds); as one launch per product they would wait for each
+// other longer than they compute. Only the gradients need all rows, and other launches make them.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -28,11 +28,11 @@ struct Tail {
     static constexpr int SHARED_BYTES = 4 * (THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS);
 };
 
-// finish(j, Σ over i < count of a·b) by thread j for each j < n, `term(i, j)` being (a, b).  The block's warps share
-// columns and terms out, a thread loads BATCH of its terms at once, and sums are added up in order.
+// Calls finish(j, Σ over i < count of a·b) in thread j for each j < n, where `term(i, j)` is (a, b). The block's warps divide
+// columns and terms among themselves, a thread loads BATCH of its terms at once, and sums are added in order.
 template <int BATCH, class Term, class Finish>
 __device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
-    const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP;  // warps that have a term together
+    const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP;  // warps that share a term
     const int slices = Tail::THREADS / WARP / side, slice = warp / side;
     const int j = (warp - slice * side) * WARP + threadIdx.x % WARP;
     const int terms_of_thread = slice < slices && j < n ? count : 0;
@@ -57,8 +57,8 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
     __syncthreads();
 }
 
-// parts (count, capacity, n) of the first layer's z; `layer_count` layers, all of the network's.  Leaves y and dz of all
-// layers, one layer after another, each (capacity, n); and the batch's loss as `loss` does (elementwise/loss.cuh).
+// parts (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz of all
+// layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does.
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void tail(const Step* step, int shard, int shards, const int* order, const float* partials,
@@ -89,7 +89,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             to += size, inputs = layer.n;
         }
 
-        // ForwardEpilogue.  `unit` is a layer's first one among those of all layers.
+        // Forward. `unit` is the number of a layer's first output among those of all layers.
         const float* of_layer = staged;
         for (int l = 0, unit = 0; l < layer_count; unit += layers[l++].n) {
             const TailLayer layer = layers[l];
@@ -109,7 +109,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
             if (l == 0) {
                 const float* const row_partials = partials + batch_row * n;
                 const int pitch = capacity * n;
-                // Thirteen: those of 128 parts and 90 columns come at once, in the registers that there are.
+                // Thirteen terms at once are as many as registers hold for 128 partials and 90 columns.
                 sum_terms<13>(n, count, partial, [=](int i, int j) { return make_float2(row_partials[i * pitch + j], 1.0f); },
                               finish);
                 wait_copies();
@@ -133,7 +133,7 @@ __device__ __forceinline__ void tail(const Step* step, int shard, int shards, co
         }
         __syncthreads();
 
-        // Backward: dz of a layer, and of the one before it, of which a warp has every so manieth unit.
+        // Backward: dz of a layer and of the one before it, of which a warp takes every 32nd unit.
         for (int l = layer_count - 1; l >= 0; --l) {
             const int columns = layers[l].n, inputs = l > 0 ? layers[l - 1].n : 0;
             for (int j = threadIdx.x; j < columns; j += Tail::THREADS)
