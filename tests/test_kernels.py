@@ -376,7 +376,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "shared memory of a product taken before its end": (
         "dense/tensor_loss.cuh",
-        "    __syncthreads();  // the sums' shared memory was the product's\n",
+        "    __syncthreads();  // since the sums take the product's shared memory\n",
         "",
         kernels.tensor_forward_loss("huber", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
