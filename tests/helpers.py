@@ -42,8 +42,8 @@ def dataset(
 
 def first_and_thorough(values: Iterable[Any]) -> list[Any]:
     """Parameters of a test: the first runs always, the others with the thorough tests."""
-    first, *others = values
-    return [first, *(pytest.param(value, marks=pytest.mark.thorough) for value in others)]
+    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*first), *(pytest.param(*value, marks=pytest.mark.thorough) for value in others)]
 
 
 class Oracle:

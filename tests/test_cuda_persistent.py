@@ -114,9 +114,13 @@ CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     ("case", "source", "arch", "blocks"),
     [
         *((case, "float32", "sm_90a", 5) for case in CASES),
-        *((case, "float32", "sm_90a", 12) for case in CASES),
-        *((case, "uint8", "sm_75", 5) for case in ("copied", "dropped, in fours, tiled", "one layer")),
-        *((case, "uint8", "sm_80", 12) for case in ("copied", "dropped, standardized")),
+        *first_and_thorough(
+            [
+                *((case, "uint8", "sm_75", 5) for case in ("copied", "dropped, in fours, tiled", "one layer")),
+                *((case, "uint8", "sm_80", 12) for case in ("copied", "dropped, standardized")),
+                *((case, "float32", "sm_90a", 12) for case in CASES),
+            ]
+        ),
     ],
 )
 def test_an_epoch_as_on_the_cpu(
@@ -147,7 +151,7 @@ def check_epoch(case: str, source: str, arch: str, blocks: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("precision", "error"), [("tf32", 2.0**-10), ("bfloat16", 2.0**-9)])
-@pytest.mark.parametrize("blocks", [5, 12])
+@pytest.mark.parametrize("blocks", first_and_thorough([5, 12]))
 def test_an_epoch_of_short_operands(precision: str, error: float, blocks: int) -> None:
     """The errors of all products' operands add up to the change's, at random."""
     layers, options, _ = CASES["copied"]
@@ -255,7 +259,7 @@ COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", first_and_thorough(["sm_90a", "sm_75", "sm_80"]))
 @pytest.mark.parametrize("case", COMPILED)
 def test_kernels_compile_to_what_their_entries_say(case: str, arch: str) -> None:
     """Warnings are errors; a block's registers fit, and what a thread spills is no more than a few words."""

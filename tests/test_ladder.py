@@ -16,7 +16,7 @@ import gemm_ladder as gemm
 import local_ladder as local
 import numpy as np
 import pytest
-from helpers import EPS32
+from helpers import EPS32, first_and_thorough
 from ladder import kept
 from shim_runner import Unwritten, run
 
@@ -99,7 +99,7 @@ def test_a_wrong_product_is_told() -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("n", (1, 255, 300))
+@pytest.mark.parametrize("n", first_and_thorough((300, 1, 255)))
 def test_layers(window: int, n: int) -> None:
     stack = local.Stack.random(n + window - 1, 2, window)
     found = {}
@@ -301,7 +301,7 @@ def test_outputs_that_are_not_finite_are_told(tmp_path: Path, monkeypatch: pytes
 # --- for cards ---
 
 
-@pytest.mark.parametrize("arch", ("sm_75", "sm_80", "sm_90a"))
+@pytest.mark.parametrize("arch", first_and_thorough(("sm_90a", "sm_75", "sm_80")))
 @pytest.mark.parametrize("name", ("gemm_ladder", "local_ladder"))
 def test_compiles_without_spills(name: str, arch: str) -> None:
     rungs = gemm.RUNGS if name == "gemm_ladder" else local.rungs(29)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import EPS, dataset
+from helpers import EPS, dataset, first_and_thorough
 from kernel_cases.metrics import metric_bound
 from shim_runner import run
 from sklearn import metrics as reference
@@ -94,7 +94,7 @@ def device_sums(
     return {name: arrays[sums_of(name)] for name in metrics}
 
 
-@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("weighted", first_and_thorough([True, False]))
 @pytest.mark.parametrize(("loss", "kind", "n_out", "metrics"), PLANS)
 def test_batches_as_on_the_host(loss: str, kind: TargetKind, n_out: int, metrics: list[str], weighted: bool) -> None:
     data = dataset(loss, kind, rows=ROWS, n_in=2, n_out=n_out, weighted=weighted)
@@ -123,7 +123,7 @@ def plan_of(loss: str, kind: Any, n_out: int) -> Plan:
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize(("n_out", "rows"), [(1, 9000), (2, 5000), (3, 4100)])
+@pytest.mark.parametrize(("n_out", "rows"), first_and_thorough([(1, 9000), (2, 5000), (3, 4100)]))
 def test_ranks_as_scikit_learn_has_them(n_out: int, rows: int, weighted: bool) -> None:
     """Several tiles of the sort and of the prefix sums, many equal scores."""
     random = np.random.default_rng(5)
