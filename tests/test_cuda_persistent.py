@@ -269,9 +269,9 @@ def test_kernels_compile_to_what_their_entries_say(case: str, arch: str) -> None
     for source in ("float32", "uint8") if case == "tiny" else ("uint8",):
         entry = kernel.train(source, textured=True).entry
         (cubin,) = compile_units(units([entry]), arch).values()
-        kernel = cubin.resources[entry.name]
-        assert max(kernel.spill_bytes, kernel.stack_bytes) <= entry.spill_bytes
-        assert kernel.registers * entry.threads <= 65536 and kernel.shared_bytes == 0
+        resources = cubin.resources[entry.name]
+        assert max(resources.spill_bytes, resources.stack_bytes) <= entry.spill_bytes
+        assert resources.registers * entry.threads <= 65536 and resources.shared_bytes == 0
 
 
 # --- planted faults ---

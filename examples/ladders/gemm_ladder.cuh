@@ -5,6 +5,7 @@
 // the reduction alone sums in another order.
 #pragma once
 
+#include "common/reduce.cuh"
 #include "gemm/simt.cuh"
 
 namespace mlpgpu {
