@@ -187,8 +187,8 @@ __device__ __forceinline__ void gemm_double_buffered(const float* a, const float
 #pragma unroll
         for (int p = 0; p < T::DEPTH; ++p) {
             float of_a[T::PATCH], of_b[T::PATCH];
-            read_patch<T::PATCH, T::SIDE>(slice_a + p * T::PITCH, y, of_a);
-            read_patch<T::PATCH, T::SIDE>(slice_b + p * T::PITCH, x, of_b);
+            read_values<T::PATCH, T::SIDE>(slice_a + p * T::PITCH, y, of_a);
+            read_values<T::PATCH, T::SIDE>(slice_b + p * T::PITCH, x, of_b);
 #pragma unroll
             for (int i = 0; i < T::PATCH; ++i)
 #pragma unroll
@@ -199,8 +199,8 @@ __device__ __forceinline__ void gemm_double_buffered(const float* a, const float
     for (int i = 0; i < T::PATCH; ++i)
 #pragma unroll
         for (int j = 0; j < T::PATCH; ++j) {
-            const int row = row0 + patch_offset<T::PATCH, T::SIDE>(y, i);
-            const int column = column0 + patch_offset<T::PATCH, T::SIDE>(x, j);
+            const int row = row0 + thread_offset<T::PATCH, T::SIDE>(y, i);
+            const int column = column0 + thread_offset<T::PATCH, T::SIDE>(x, j);
             if (row < m && column < n) line_of(c, row, n)[column] = sums[i][j];
         }
 }
