@@ -15,7 +15,6 @@ FOLDERS = ("benchmarks", "cuda", "datasets", "docs", "examples", "mlpgpu", "test
 EVERYWHERE = ("",)
 KERNELS = ("cuda/", "mlpgpu/backends/cuda/", "tests/kernel_cases/", "tests/shim/")
 CUDA = ("cuda/",)
-OUTSIDE = ("benchmarks/", "docs/", "examples/", "mlpgpu/", "tests/")
 # Where also words that are common elsewhere are retired.
 STRICT = (
     *("cuda/arch/messages.cuh", "cuda/bench/", "cuda/common/", "cuda/elementwise/", "cuda/local/", "cuda/math/"),
@@ -52,9 +51,9 @@ class Retired:
 WORDS = (
     Retired(r"[Mm]ails?|MAIL\w*|Mail\w+|\w+_mail|mail_\w+", "messages", "it comes as mail"),
     Retired(r"[Cc]ouriers?|COURIERS?", "producer warps", "is_there = courier() < 32"),
-    Retired(r"[Cc]opiers?|COPIER\w*", "producer threads", "threads that are copiers", OUTSIDE),
-    Retired(r"[Ww]orkers?|[Mm]ultipliers?|MULTIPLIERS?\w*", "compute warps", "for (int i = worker();", STRICT),
-    Retired(r"[Mm]overs?|MOVERS?\w*", "update warps", "MOVERS = 128", OUTSIDE),
+    Retired(r"[Cc]opiers?|COPIER\w*", "producer threads", "threads that are copiers"),
+    Retired(r"[Ww]orkers?|[Mm]ultipliers?|MULTIPLIERS?\w*", "compute warps", "for (int i = worker();", CUDA),
+    Retired(r"[Mm]overs?|MOVERS?\w*", "update warps", "MOVERS = 128"),
     Retired(
         r"[Rr]esident (?:kernels?|networks?)|Resident[A-Z]\w*|RESIDENT_\w+|resident_\d\w*",
         "persistent kernel",
@@ -62,7 +61,7 @@ WORDS = (
     ),
     Retired(r"[Pp]lanes?|PLANES?|\w+_planes?|planes?_\w+|\w*Planes?", "components of split operands", "planes of x"),
     Retired(r"[Hh]and_?over\w*|\w*HandOver", "epilogue staging", "sums in hand_over"),
-    Retired(r"patch(?:es)?|patch_\w+|\w+_patch|PATCH\w*", "staging tile", "write_patch(a)", STRICT),
+    Retired(r"patch(?:es)?|patch_\w+|\w+_patch|PATCH\w*", "staging tile", "write_patch(a)", CUDA),
     Retired(r"lay_out\w*|settle\w*|SETTLES", "stage, rescale", "settle(sums)", KERNELS),
     Retired(r"made again", "recomputed", "sums that are made again", KERNELS),
     Retired(r"\w+_lines|w_columns|x_columns|dz_columns", "row scales, column scales", "const int* x_lines", KERNELS),
@@ -77,7 +76,7 @@ WORDS = (
     Retired(r"[Dd]eals?|dealt|deal_\w+", "initialise, stage, divide", "blocks deal rows", KERNELS),
     Retired(r"pattern_\w+|parallel patterns", "primitives", "pattern_entries()"),
     Retired(r"in_hand|at_hand|its_\w+|own_\w+", "what it holds", "float* at_hand", CUDA),
-    Retired(r"wanted|is_wanted", "needed, target, skipped", "what is null is not wanted", STRICT),
+    Retired(r"wanted|is_wanted", "needed, target, skipped", "what is null is not wanted", CUDA),
     Retired(r"way back", "backward pass", "on the way back", KERNELS),
     Retired(r"on (?:its|their) way", "in flight", "copies on their way", STRICT),
 )

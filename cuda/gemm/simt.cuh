@@ -158,7 +158,7 @@ struct Slice {
 template <int COUNT>
 struct Run {
     static constexpr int WIDTH = COUNT % 4 == 0 ? 4 : 2;
-    static_assert(COUNT % 2 == 0, "a patch is an even number of elements wide");
+    static_assert(COUNT % 2 == 0, "a vector is an even number of elements wide");
 };
 
 template <int COUNT, int SIDE>

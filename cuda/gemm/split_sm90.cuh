@@ -250,13 +250,13 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x >= T::COMPUTE_THREADS) {
         registers_lower<T::OTHER_REGISTERS>();
-        const int copier = threadIdx.x - T::COMPUTE_THREADS, splitter = copier - T::PRODUCER_THREADS;
+        const int producer = threadIdx.x - T::COMPUTE_THREADS, splitter = producer - T::PRODUCER_THREADS;
         if (splitter < 0) {
             const bool vectored = is_vectored(a.data, a.pitch);
             for (int k0 = k_begin; k0 < k_end; k0 += T::RingA::DEPTH) {
                 ring_a.wait_empty();
                 copy_rows<T::M, T::RingA::DEPTH, T::RingA::PITCH, T::PRODUCER_THREADS>(row_starts, a.data, vectored, k0, k_end,
-                                                                           ring_a.address(), copier);
+                                                                           ring_a.address(), producer);
                 barrier_arrive_copied(ring_a.full + 8 * ring_a.stage);
                 ring_a.advance();
             }
