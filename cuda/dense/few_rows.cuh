@@ -44,7 +44,7 @@ struct Piece {
     }
 };
 
-// sums[c][r] += x[r, ·] · W[·, column c], over a piece of `depth` lines: staged_x (depth, ROWS), staged (depth, n).
+// sums[c][r] += x[r, ·] · W[·, column c], over a piece of `depth` rows: staged_x (depth, ROWS), staged (depth, n).
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void few_rows(const float* staged, const float* staged_x, int depth, int n,
                                          float (&sums)[COLUMNS][FewRowsForward::ROWS]) {

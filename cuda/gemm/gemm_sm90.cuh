@@ -24,10 +24,10 @@ template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
 struct Sm90Tile {
     using Format = Format_;  // of gemm/operand_formats.cuh
     static constexpr int COMPONENTS = Format::COMPONENTS, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
-    static constexpr int K = 64, LINE = 128;  // elements of a slice along k, and their bytes
+    static constexpr int K = 64, ROW_BYTES = 128;  // elements of a slice along k, and their bytes
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
-    static constexpr int A_BYTES = M * LINE, B_BYTES = N * LINE;  // of one component
+    static constexpr int A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;  // of one component
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // A warp's staging tile, 16 rows, padded so that two rows of pairs lie in different banks.
     static constexpr int STAGING_WIDTH = 32, STAGING_PITCH = STAGING_WIDTH + 8, STAGING_SIZE = 16 * STAGING_PITCH;
@@ -122,13 +122,13 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
 template <class T, bool A_INNER, bool B_INNER>
 struct Slices {
     // From 16 elements along k to the next 16, and from 64 outer elements to the next, in bytes.
-    static constexpr int A_STEP = A_INNER ? 32 : 16 * T::LINE, B_STEP = B_INNER ? 32 : 16 * T::LINE;
-    static constexpr int ATOM = 64 * T::LINE;
+    static constexpr int A_STEP = A_INNER ? 32 : 16 * T::ROW_BYTES, B_STEP = B_INNER ? 32 : 16 * T::ROW_BYTES;
+    static constexpr int ATOM = 64 * T::ROW_BYTES;
     uint64_t a, b;  // of the first components
 
     __device__ __forceinline__ Slices(uint32_t stage, int consumer)
         : a(wgmma_descriptor(stage + consumer / T::ACROSS * ATOM, ATOM)),
-          b(wgmma_descriptor(stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::LINE, ATOM)) {}
+          b(wgmma_descriptor(stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::ROW_BYTES, ATOM)) {}
 
     // c += A's component · B's component; `add` false: c is overwritten.
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_stride, int b_stride, bool add) const {
@@ -308,7 +308,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
                 for (int q = 0; q < QUADS; ++q) {
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t address =
-                        ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + line) * T::LINE + column % 64 * 2;
+                        ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + line) * T::ROW_BYTES + column % 64 * 2;
                     BfloatQuad<T::COMPONENTS> quad;
 #pragma unroll
                     for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(address + p * T::B_BYTES));

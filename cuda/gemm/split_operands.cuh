@@ -127,7 +127,7 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
 template <class Format>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
                                            const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
-                                           int64_t component_stride, int* lines, int* columns, int n) {
+                                           int64_t component_stride, int* row_scales, int* columns, int n) {
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
     const RowTeam team(n);
@@ -139,13 +139,13 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
                     copy && r < rows.count ? copy + row * n : nullptr,
                     components ? components + blockIdx.y * Format::COMPONENTS * component_stride + r * static_cast<int64_t>(padded_columns(n))
                            : nullptr,
-                    component_stride, lines + r, columns, n);
+                    component_stride, row_scales + r, columns, n);
 }
 
 // The same for weights w (k, n), and for other weights in the same launch unless they are null.
 // Grid: k padded to 128, over rows per block; then the same for the other weights.
 template <class Format>
-__device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* lines, int* columns, int k, int n,
+__device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* row_scales, int* columns, int k, int n,
                                               const float* other_w, uint16_t* other_components, int* other_row_scales,
                                               int* other_column_scales, int other_k, int other_n) {
     pdl_wait_and_trigger();
@@ -153,11 +153,11 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
     const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
     if (block >= blocks) {
         block -= blocks;
-        w = other_w, components = other_components, lines = other_row_scales, columns = other_column_scales, k = other_k, n = other_n;
+        w = other_w, components = other_components, row_scales = other_row_scales, columns = other_column_scales, k = other_k, n = other_n;
     }
     const RowTeam team(n);
     const int64_t r = block * team.rows() + team.row, pitch = padded_columns(n);
-    split_row<Format>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, lines + r,
+    split_row<Format>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, row_scales + r,
                     columns, n);
 }
 
@@ -196,10 +196,10 @@ __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result
 }
 
 // The common exponent of dz'': the largest of dz · 2^(e_X[row]), less the exponent at which components begin.
-__device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines, const int* x_row_scales, int* scratch) {
+__device__ __forceinline__ int delta_exponent(const Rows& rows, const int* row_scales, const int* x_row_scales, int* scratch) {
     int top = NO_EXPONENT;
     for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
-        if (lines[r] & NONZERO) top = max(top, exponent_in(lines[r]) + exponent_in(x_row_scales[r]));
+        if (row_scales[r] & NONZERO) top = max(top, exponent_in(row_scales[r]) + exponent_in(x_row_scales[r]));
     top = warp_max(top);
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = top;
     __syncthreads();
@@ -208,13 +208,13 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* lines
 }
 
 // Splits dz (B, n) for xᵀ dz, unless `components` is null because it is split already; and db (n,) = Σ dz, unless db is null.
-// `lines` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as partials (grid
+// `row_scales` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as partials (grid
 // y, n padded) and their flags in `partial_flags`; the last block of a column adds them up, in order, and stores the column's
-// scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `lines` have exponents already, and flags are
+// scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `row_scales` have exponents already, and flags are
 // added. Grid: (n padded to 64, over 64; any number of parts of the rows).
 template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
-                                              int* lines, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
+                                              int* row_scales, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
                                               int64_t component_stride, int* columns, float* partials, int* partial_flags, unsigned* arrived,
                                               float* db, int n) {
     pdl_wait_and_trigger();
@@ -223,7 +223,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
     int* const words = reinterpret_cast<int*>(shared);
     const Rows rows = shard_rows(step, shard, shards);
     const int pitch = padded_columns(n), column = blockIdx.x * T::WIDTH + threadIdx.x % T::LANES * 4;
-    const int top = Format::SCALED ? delta_exponent(rows, lines, x_row_scales, words) : 0;
+    const int top = Format::SCALED ? delta_exponent(rows, row_scales, x_row_scales, words) : 0;
 
     const int end = static_cast<int>(padded_rows(rows.count));
     const int part = ceil_div(end, gridDim.y * T::ROWS) * T::ROWS;
@@ -238,7 +238,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
             const int r = first + i * T::ROWS;
             const bool inside = r < min(rows.count, part_end) && column < n;
             shift[i] = Format::SCALED && inside ? exponent_in(x_row_scales[r]) - top : 0;
-            row_shift[i] = Format::SCALED && inside && row_components ? -exponent_in(lines[r]) : 0;
+            row_shift[i] = Format::SCALED && inside && row_components ? -exponent_in(row_scales[r]) : 0;
             four[i] = inside ? delta_vector<Format>(dz, component_stride, rows, r, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
@@ -258,9 +258,9 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
                 Format::put(row_components + offset, component_stride, four[i], row_shifts, found);
                 const int flags = (found[0] | found[1] | found[2] | found[3]) & ~NONZERO;
                 if (r >= rows.count)
-                    lines[r] = scaling_exponent(NO_EXPONENT) * 8;
+                    row_scales[r] = scaling_exponent(NO_EXPONENT) * 8;
                 else if (flags)
-                    atomicOr(lines + r, flags);
+                    atomicOr(row_scales + r, flags);
             }
         }
     }
