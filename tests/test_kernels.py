@@ -431,7 +431,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     "rates of the batch's place in the epoch": (
         "math/optimizers.cuh",
         "return schedule + step->run * RATES_PER_STEP",
-        "return schedule + step->batch * COLUMNS",
+        "return schedule + step->batch * RATES_PER_STEP",
         kernels.update("SGD"),
     ),
     "totals read while the launch before makes them": (
