@@ -207,7 +207,7 @@ def test_a_run_is_resumed_at_another_rate(tmp_path: Path) -> None:
     resumed.save(tmp_path / "run.h5")
     assert mg.Trainer.resume(tmp_path / "run.h5").rate == 0.5
     with pytest.raises(DtypeError, match="learning rate"):
-        mg.Trainer.resume(tmp_path / "none.h5", rate="fast")  # type: ignore[arg-type]
+        mg.Trainer.resume(tmp_path / "none.h5", rate="fast")
 
 
 def test_a_resumed_fit_says_when_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +306,7 @@ def test_labels_that_do_not_fit_get_a_hint(y: np.ndarray, hint: str) -> None:
 def test_floats_that_are_whole_are_classes_when_asked() -> None:
     y = LABELS.astype(np.float64)
     data = mg.Dataset(X, y, classes=["a", "b", "c"])
-    assert (data.y.dtype, data.classes) == (np.dtype(np.int64), ("a", "b", "c"))  # type: ignore[union-attr]
+    assert (data.y.dtype, data.classes) == (np.dtype(np.int64), ("a", "b", "c"))
     held_out = mg.Dataset(X, np.sort(y)).split(0.2, stratify=True)[1]
     assert np.bincount(held_out.labels(3)).tolist() == [3, 3, 2]
     with pytest.raises(ConfigurationError, match="integer or string labels"):
@@ -385,7 +385,7 @@ def test_a_run_with_a_share_held_out_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2, True, 0.001, np.float32(7)])
 def test_a_share_that_is_none_is_refused(share: Any) -> None:
-    with pytest.raises(MlpgpuError, match="fraction"):
+    with pytest.raises(MlpgpuError, match=r"^validation: expected|^fraction: expected at least one row in each part"):
         fit(classifier(), (X, LABELS), validation=share)
 
 
@@ -512,3 +512,9 @@ def test_statistics_stand_where_keras_looks_for_them(tmp_path: Path) -> None:
             assert stored["2"].shape == () and stored["2"].dtype == np.int64
     loaded = mg.load(tmp_path / "net.weights.h5")
     np.testing.assert_array_equal(loaded.flat_statistics(), statistics)
+
+
+@pytest.mark.parametrize("validation", [(X,), "test"], ids=["without targets", "text"])
+def test_what_is_no_data_set_is_called_validation(validation: Any) -> None:
+    with pytest.raises(MlpgpuError, match=r"^validation: expected"):
+        fit(classifier(), (X, LABELS), validation=validation)

@@ -211,7 +211,7 @@ def test_a_function_adds_columns() -> None:
 
     history = fit(trainer_of(), callbacks=[double])
     assert history["double"] == [2 * loss for loss in history["loss"]]
-    double.columns = ("double",)  # type: ignore[attr-defined]
+    double.columns = ("double",)
     stopping = mg.EarlyStopping("double")
     fit(trainer_of(), callbacks=[stopping, double])
     assert stopping.best is not None
@@ -291,9 +291,9 @@ def test_synonyms_are_understood(tmp_path: Path) -> None:
             "did you mean 'validation_loss'",
         ),
         (lambda: fit(trainer_of(), validation=(X, VALUES))["val_loss"], "did you mean 'validation_loss'"),
-        (lambda: mg.Dense(4, 3, "softmax"), "the loss applies softmax"),  # type: ignore[arg-type]
-        (lambda: mg.Dense(4, 3, "ReLU"), "did you mean 'relu'"),  # type: ignore[arg-type]
-        (lambda: mg.Dense(4, 3, init="kaiming_normal"), "did you mean 'he_normal'"),  # type: ignore[arg-type]
+        (lambda: mg.Dense(4, 3, "softmax"), "the loss applies softmax"),
+        (lambda: mg.Dense(4, 3, "ReLU"), "did you mean 'relu'"),
+        (lambda: mg.Dense(4, 3, init="kaiming_normal"), "did you mean 'he_normal'"),
         (lambda: trainer_of(loss="crossentropy"), "did you mean 'softmax_cross_entropy'|binary_cross_entropy"),
         (lambda: trainer_of(["auc"]), "did you mean 'roc_auc'"),
     ],

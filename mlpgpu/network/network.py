@@ -272,8 +272,10 @@ class Network:
             hint = "the training diverged: train a new network at a lower rate, or load what was saved before"
             raise DivergenceError("parameters of the network", expected="finite numbers", got="NaN", hint=hint)
 
-    def as_dataset(self, data: Data, remembered: Remembered | None = None) -> Dataset:
+    def as_dataset(self, data: Data, remembered: Remembered | None = None, *, argument: str = "data") -> Dataset:
         """``data`` as a Dataset: one, or arrays ``(x, y)`` or ``(x, y, weight)``, which mean what they did in training.
+
+        ``argument`` is what errors call it.
 
         Raises:
             DtypeError: it is neither.
@@ -284,7 +286,7 @@ class Network:
         if not isinstance(data, tuple) or not 2 <= len(data) <= 3:
             expected = "a mlpgpu.Dataset, or a tuple of arrays, (x, y) or (x, y, weight)"
             got = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
-            raise DtypeError("data", expected=expected, got=got)
+            raise DtypeError(argument, expected=expected, got=got)
         return (remembered or self.remembered).dataset(*data)
 
     def labels(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:

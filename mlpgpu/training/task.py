@@ -116,7 +116,8 @@ class Task:
             MlpgpuError: it does not suit the network, the loss, ``metrics`` or ``class_weight``.
         """
         remembered = network.remembered if after is None else network.remembered.after(after)
-        data = network.check(network.as_dataset(data, remembered), remembered)
+        argument = "data" if after is None else "validation"
+        data = network.check(network.as_dataset(data, remembered, argument=argument), remembered)
         names = remembered.classes
         if None not in (data.classes, names) and data.classes != names:
             hint = f"Dataset(x, y, classes={'train' if after is not None else 'network'}.classes)"

@@ -290,7 +290,8 @@ class Trainer:
         data = self.network.as_dataset(data)
         held_out: Data | None
         if isinstance(validation, (int, float, np.number)):
-            data, held_out = data.split(validation, seed=self.network.seed)
+            share = check_number("validation", validation, above=0, below=1)
+            data, held_out = data.split(share, seed=self.network.seed)
         else:
             held_out = validation
         trained = self._task.prepare(data, self.network, class_weight=self.class_weight)
