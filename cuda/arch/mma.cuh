@@ -1,5 +1,5 @@
 // The instructions of tensor cores since sm_80, each under a name.  On the host the functions of the
-// same names in tests/shim/matrix.h stand in for them.
+// same names in tests/kernels/shim/matrix.h stand in for them.
 //
 // A fragment is a warp's share of a small matrix in registers, two 16-bit elements to a register.  Lane
 // 4 g + t of a warp holds

@@ -1,6 +1,6 @@
 // What differs between a GPU and the host on which tests run the same kernels.
 //
-// Tests compile kernels with g++ and `-include tests/shim/cuda.h`, which defines MLPGPU_HOST and stands in for CUDA's
+// Tests compile kernels with g++ and `-include tests/kernels/shim/cuda.h`, which defines MLPGPU_HOST and stands in for CUDA's
 // built-ins. The instructions of arch/ and common/async_copy.cuh have host versions there too.
 #pragma once
 

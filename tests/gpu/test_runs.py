@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import EPS, EPS32
-from test_resume import SaveEveryStep, assert_same, run_of
+from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda.run import feed

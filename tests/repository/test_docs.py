@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path for pattern in ("*.md", "cuda/*.md", "datasets/*.md", "docs/**/*.md") for path in ROOT.glob(pattern)
 )

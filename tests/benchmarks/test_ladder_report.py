@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ladder_report.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ladder_report.py"
 ABOUT = {"card": "Card", "driver": "1.2", "commit": "0123456789abcdef", "versions": {"mlpgpu": "0.1"}}
 TIMED = {"seconds": 0.5, "gflops": 1234.5, "speedup": 10.0, "error": 1e-7, "of_cublas": None, "of_limit": 0.25}
 LEFT_OUT = dict.fromkeys(TIMED)

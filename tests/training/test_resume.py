@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu import storage
@@ -91,38 +92,6 @@ CASES = {
         lambda: {"validation": mg.Dataset(X, VALUES)},
     ),
 }
-
-
-class SaveEveryStep(mg.Callback):
-    """Leaves one run file for each step in ``folder``, and one for each epoch."""
-
-    runs_last = True
-    every_steps = 1
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def step_end(self, trainer: Any) -> None:
-        trainer.save(self.folder / f"step{trainer.steps}.h5")
-
-    def epoch_end(self, trainer: Any, record: dict[str, float]) -> None:
-        trainer.save(self.folder / f"epoch{trainer.epochs}.h5")
-
-
-def run_of(trainer: mg.Trainer, path: Path) -> dict[str, Any]:
-    """All that a run file holds of a trainer, but for the history's seconds and callbacks without a memory."""
-    trainer.save(path)
-    contents = storage.read(path)
-    run = dict(contents.description["run"])
-    run["callbacks"] = {name: state for name, state in run["callbacks"].items() if state}
-    arrays = {name: (value.dtype, value.shape, value.tobytes()) for name, value in contents.arrays.items()}
-    del arrays["/mlpgpu/run/history/seconds"]
-    return run | contents.description["network"] | arrays
-
-
-def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert got.keys() == expected.keys()
-    assert [name for name in got if got[name] != expected[name]] == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -229,7 +198,8 @@ def child(name: str, path: str, unit: str, every: str, moment: str, number: str)
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(mg.__file__).parents[1])}
+    paths = [Path(mg.__file__).parents[1], Path(__file__).parents[1]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-W", "error", __file__, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = {"mlpgpu": "mlpgpu", "cuda": "mlpgpu/_cuda", "datasets": "mlpgpu/_datasets"}  # in the checkout, in the wheel
 
 SCRIPT = """

@@ -24,7 +24,7 @@ SMALLEST = TILES[-1]
 
 
 def followed_by_components(value: Mapped) -> np.ndarray:
-    """A map as tests/shim/hopper.h reads it: components, rows, columns, pitch, rows of boxes; then the components."""
+    """A map as shim/hopper.h reads it: components, rows, columns, pitch, rows of boxes; then the components."""
     components, rows, columns = value.array.shape
     words = np.zeros(16, np.uint64)
     words[:5] = components, rows, columns, columns, value.box_rows

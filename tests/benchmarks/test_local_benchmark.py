@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "local.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "local.py"
 
 
 @pytest.mark.parametrize("distinct", [True, False])

@@ -15,7 +15,7 @@ from mlpgpu.backends import Sampling
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # the peers' own, about themselves
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 WORKLOADS = [  # the first one's last batch is smaller
     bench.Workload((20, 16, 5), batch_size=8, rows=44, rate=0.1),
     bench.Workload((20, 16, 16, 6), batch_size=8, rows=40, rate=0.01, loss="squared_error"),

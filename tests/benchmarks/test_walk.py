@@ -11,7 +11,7 @@ import numpy as np
 
 import mlpgpu as mg
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "walk.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "walk.py"
 # From top to bottom.  Data sets are asked for their rows from every folder, and plans for their shapes.
 LEVELS = ("training", "network", "backends/cpu")
 

@@ -16,7 +16,7 @@ from mlpgpu.backends.cuda.runtime import compiler
 from mlpgpu.backends.cuda.runtime.compiler import Resources, compile_units, find_nvcc, nvcc_version
 from mlpgpu.errors import BackendError, ConfigurationError, StorageError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 needs_nvcc = pytest.mark.skipif(compiler._search_nvcc() is None, reason="no nvcc")
 

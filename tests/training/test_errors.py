@@ -126,7 +126,7 @@ RAISED_BY: dict[type[MlpgpuError], Any] = {
     FileFormatError: load_text,
     StorageError: lambda folder: mg.load(folder / "missing.h5"),
 }
-# A backend or a package that is missing, and the network: tests/test_history.py and tests/test_datasets.py.
+# A missing backend or package and the network: test_history.py and tests/data/test_datasets.py.
 RAISED_ELSEWHERE = {BackendError, DownloadError}
 
 

@@ -20,7 +20,7 @@ from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.profile.costs import flops
 from mlpgpu.errors import ConfigurationError
 
-REPORT = Path(__file__).parents[1] / "benchmarks" / "report.py"
+REPORT = Path(__file__).parents[2] / "benchmarks" / "report.py"
 SMALL = bench.Workload((5, 4, 3), batch_size=4, rows=10, rate=0.1)
 
 

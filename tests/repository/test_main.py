@@ -16,7 +16,7 @@ from mlpgpu.__main__ import main
 from mlpgpu.backends.cuda.runtime import compiler, machine
 from mlpgpu.errors import BackendError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Runs the kernels of ``cuda/`` on the host: compiles them with g++ and tests/shim, and launches them.
+"""Runs the kernels of ``cuda/`` on the host: compiles them with g++ and tests/kernels/shim, and launches them.
 
     prepare(entries)                                   # compiles what is not yet compiled, in parallel
     out = run(entry, grid=4, block=128, args={"y": Unwritten((n,), np.float32), "x": x, "n": n})
@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from mlpgpu.backends.cuda.kernels import Argument, Entry, all_entries, included, unit_source, units
 
 SHIM = Path(__file__).parent / "shim"
-KERNELS = Path(__file__).parent.parent / "cuda"
+KERNELS = Path(__file__).parents[2] / "cuda"
 FLAGS = (
     *("-std=c++17", "-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     # Only where a kernel says fma is there one, as in the NumPy specification.

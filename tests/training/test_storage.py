@@ -218,7 +218,7 @@ except StorageError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, path], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, path], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
     assert os.strerror(errno.EFBIG) in done.stdout
     assert os.listdir(path.parent) == [path.name]

@@ -12,7 +12,7 @@ import pytest
 
 import mlpgpu as mg
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 # name -> arguments and what the output must hold

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".cuh", ".h", ".cpp", ".c", ".md", ".sh", ".toml", ".cfg"}
 FOLDERS = ("benchmarks", "cuda", "datasets", "docs", "examples", "mlpgpu", "tests")
 EVERYWHERE = ("",)
-KERNELS = ("cuda/", "mlpgpu/backends/cuda/", "tests/kernel_cases/", "tests/shim/")
+KERNELS = ("cuda/", "mlpgpu/backends/cuda/", "tests/kernels/kernel_cases/", "tests/kernels/shim/")
 CUDA = ("cuda/",)
 # Where also words that are common elsewhere are retired.
 STRICT = (

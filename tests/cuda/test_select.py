@@ -197,7 +197,7 @@ def test_what_a_card_would_run_is_told_without_it(card: Card) -> None:
 
 # --- nobody else chooses ---
 
-CUDA = Path(__file__).parents[1] / "mlpgpu" / "backends" / "cuda"
+CUDA = Path(__file__).parents[2] / "mlpgpu" / "backends" / "cuda"
 SOURCES = sorted(path for path in CUDA.rglob("*.py") if path.relative_to(CUDA).parts[0] != "select")
 
 SHAPES = {

@@ -8,13 +8,14 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import mlpgpu
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mlpgpu"
 
 # Bottom to top: a module imports from lines above its own only.  A package counts as one module.
@@ -89,7 +90,8 @@ CUDA = ROOT / "cuda"
 CUDA_FOLDERS = (
     *("common", "arch", "math", "gemm", "dense", "fused", "persistent", "local", "elementwise", "primitives", "bench"),
 )
-MOST_FILES = 13
+MOST_KERNEL_FILES = 13
+MOST_PYTHON_FILES = 18
 
 # The plan is all that a backend reads.
 FORBIDDEN = {"backends": {"layers"}}
@@ -213,7 +215,13 @@ def test_kernels_include_downward(header: str) -> None:
 
 @pytest.mark.parametrize("folder", CUDA_FOLDERS)
 def test_a_folder_of_kernels_is_seen_at_a_glance(folder: str) -> None:
-    assert 0 < len(list((CUDA / folder).iterdir())) <= MOST_FILES
+    assert 0 < len(list((CUDA / folder).iterdir())) <= MOST_KERNEL_FILES
+
+
+@pytest.mark.parametrize("folder", ["mlpgpu", "tests"])
+def test_a_folder_of_python_is_seen_at_a_glance(folder: str) -> None:
+    files = [path.parent for path in (ROOT / folder).rglob("*.py")]
+    assert [(str(path), count) for path, count in Counter(files).items() if count > MOST_PYTHON_FILES] == []
 
 
 def test_import_is_light() -> None:

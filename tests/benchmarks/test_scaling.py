@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "scaling.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scaling.py"
 
 
 def load() -> ModuleType:

@@ -1,9 +1,9 @@
 // CUDA's built-ins for the host, so that tests run the kernels of cuda/ without a GPU.
 //
-//     g++ -std=c++17 -fsanitize=address,undefined -include tests/shim/cuda.h -c unit.cpp
+//     g++ -std=c++17 -fsanitize=address,undefined -include tests/kernels/shim/cuda.h -c unit.cpp
 //
-// compiles the text that nvcc compiles for the device.  Linked with tests/shim/host.cpp, which runs the
-// threads, it is a program that tests/shim_runner.py starts.
+// compiles the text that nvcc compiles for the device.  Linked with tests/kernels/shim/host.cpp, which runs the
+// threads, it is a program that tests/kernels/shim_runner.py starts.
 #pragma once
 
 #define MLPGPU_HOST
