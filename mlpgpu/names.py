@@ -18,6 +18,11 @@ LossName: TypeAlias = Literal[
     "mse", "mae", "bce", "cross_entropy",
     "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy",
 ]  # fmt: skip
+OptimizerName: TypeAlias = Literal[
+    "sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw",
+    "SGD", "Momentum", "Nesterov", "RMSprop", "Adam", "AdamW",
+    "nag", "adam_w", "rms_prop", "sgd_momentum",
+]  # fmt: skip
 PrecisionName: TypeAlias = Literal[
     "float32", "float32-ieee", "float64", "tf32", "bfloat16", "fp32", "fp64", "bf16"
 ]  # fmt: skip
@@ -36,6 +41,10 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "categorical_crossentropy": ("softmax_cross_entropy",),
     "sparse_categorical_crossentropy": ("softmax_cross_entropy",),
     "acc": ("accuracy",),
+    "nag": ("nesterov",),
+    "adam_w": ("adamw",),
+    "rms_prop": ("rmsprop",),
+    "sgd_momentum": ("momentum",),
     "fp32": ("float32",),
     "fp64": ("float64",),
     "bf16": ("bfloat16",),
@@ -60,4 +69,12 @@ NEAR: Mapping[str, str] = {
     "log_loss": "softmax_cross_entropy",
     "nll": "softmax_cross_entropy",
     "softmax": "identity",
+    "lbfgs": "adam",
+    "adamax": "adam",
+    "amsgrad": "adam",
+    "nadam": "adam",
+    "adagrad": "rmsprop",
+    "adadelta": "rmsprop",
+    "heavy_ball": "momentum",
+    "lion": "adamw",
 }

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from .errors import check_number
+from .errors import DtypeError, check_number, lookup
+from .names import OptimizerName
 from .schedules import Schedule, as_schedule
 
 
@@ -23,7 +24,7 @@ class Optimizer(ABC):
     """What all optimizers share.
 
     Attributes:
-        rate: η, a number or a :class:`~mlpgpu.schedules.Schedule`.
+        rate: η, a number or a :class:`~mlpgpu.schedules.Schedule`; each optimizer has a default of its own.
         l1, l2: penalties on all parameters; they do not show in the reported loss.
         clip_norm: the largest Euclidean norm of the whole gradient, or None.
 
@@ -34,7 +35,7 @@ class Optimizer(ABC):
     slots: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter from step to step, 0 at first
     columns: ClassVar[tuple[str, ...]] = ("rate",)  # numbers that change from step to step
 
-    rate: float | Schedule
+    rate: float | Schedule = 0.01
     _: KW_ONLY
     l1: float = 0.0
     l2: float = 0.0
@@ -141,6 +142,7 @@ class RMSprop(Optimizer):
 
     slots: ClassVar[tuple[str, ...]] = ("mean_square",)
 
+    rate: float | Schedule = 0.001
     rho: float = 0.99
     epsilon: float = 1e-8
 
@@ -171,6 +173,7 @@ class _Adaptive(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("mean", "mean_square")
     columns: ClassVar[tuple[str, ...]] = ("rate", "step_size", "root_scale")
 
+    rate: float | Schedule = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -236,3 +239,23 @@ class AdamW(_Adaptive):
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     kind.__name__: kind for kind in (SGD, Momentum, Nesterov, RMSprop, Adam, AdamW)
 }
+_BY_NAME = {name.lower(): kind for name, kind in OPTIMIZERS.items()}
+
+
+def as_optimizer(optimizer: Optimizer | OptimizerName) -> Optimizer:
+    """``optimizer`` itself if it is one; if it is a name, that optimizer with its default rate.
+
+    Raises:
+        DtypeError: it is neither.
+        UnknownNameError: no optimizer has that name.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if isinstance(optimizer, str):
+        kind = OPTIMIZERS.get(optimizer)  # as the class is called
+        return (kind or _BY_NAME[lookup("optimizer", optimizer, _BY_NAME)])()
+    hint = ""
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        hint = f"{optimizer.__name__}() makes one with the default rate"
+    expected = "an optimizer, such as mlpgpu.Adam(0.001), or a name: one of " + ", ".join(_BY_NAME)
+    raise DtypeError("optimizer", expected=expected, got=f"{type(optimizer).__name__} {optimizer!r}", hint=hint)

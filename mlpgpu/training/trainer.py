@@ -31,9 +31,9 @@ from ..errors import (
 from ..history import History
 from ..losses import LOSSES
 from ..metrics import METRICS, VALIDATION
-from ..names import LossName, PrecisionName, ReductionName
+from ..names import LossName, OptimizerName, PrecisionName, ReductionName
 from ..network import Data, Network
-from ..optimizers import Optimizer
+from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
@@ -77,7 +77,7 @@ class Trainer:
     Arguments:
         network: taken over; its parameters are the trainer's from the first fit, step or evaluation on.
         loss: a name in :data:`~mlpgpu.losses.LOSSES`; it takes logits.
-        optimizer: such as ``mlpgpu.Momentum(0.1)``.
+        optimizer: such as ``mlpgpu.Momentum(0.1)``, or its name, such as ``"momentum"``, for its default rate.
         batch_size: rows of a step; a data set's last batch may be smaller.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
         precision: a bound on the error of matrix products A B.  ``"float32"``: no more than float32 arithmetic has.
@@ -109,7 +109,7 @@ class Trainer:
         self,
         network: Network,
         loss: LossName,
-        optimizer: Optimizer,
+        optimizer: Optimizer | OptimizerName = "adam",
         *,
         batch_size: int = 32,
         backend: str = "auto",
@@ -123,12 +123,9 @@ class Trainer:
     ) -> None:
         if not isinstance(network, Network):
             raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
-        if not isinstance(optimizer, Optimizer):
-            expected = "an optimizer, such as mlpgpu.Momentum(0.1)"
-            raise DtypeError("optimizer", expected=expected, got=f"{type(optimizer).__name__} {optimizer!r}")
         self.network = network
         self.loss = lookup("loss", loss, LOSSES)
-        self.optimizer = optimizer
+        self.optimizer = as_optimizer(optimizer)
         self.batch_size = check_integer("batch_size", batch_size, least=1)
         self.streams = check_integer("streams", streams, least=1)
         self.precision = lookup("precision", precision, PRECISIONS)

@@ -18,6 +18,7 @@ from mlpgpu.errors import ConfigurationError, DtypeError, MlpgpuError, UnknownNa
 from mlpgpu.initializers import INITIALIZERS
 from mlpgpu.losses import LOSSES
 from mlpgpu.metrics import METRICS
+from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import PRECISIONS, REDUCTIONS
 from mlpgpu.schedules import SCHEDULES
 from mlpgpu.storage.descriptions import describe, rebuild
@@ -26,6 +27,7 @@ DRAW = np.random.default_rng(2)
 X = DRAW.standard_normal((40, 4))
 VALUES = X[:, 0] * 2.0 + 1.0
 LABELS = np.arange(40) % 3
+OPTIMIZER_NAMES = (*OPTIMIZERS, *map(str.lower, OPTIMIZERS))
 WEIGHT = np.linspace(0.5, 2.0, 40)
 
 
@@ -258,6 +260,7 @@ def test_two_callbacks_with_one_column_are_refused() -> None:
         (names.ActivationName, ACTIVATIONS),
         (names.InitializerName, INITIALIZERS),
         (names.LossName, LOSSES),
+        (names.OptimizerName, OPTIMIZER_NAMES),
         (names.PrecisionName, PRECISIONS),
         (names.ReductionName, REDUCTIONS),
     ],
@@ -278,7 +281,7 @@ def test_synonyms_are_understood(tmp_path: Path) -> None:
     crossed = trainer_of(["acc"], n_out=3, loss="cross_entropy")
     assert (crossed.loss, crossed.metrics) == ("softmax_cross_entropy", ("accuracy",))
     for meant in names.SYNONYMS.values():
-        assert all(name in {*ACTIVATIONS, *LOSSES, *METRICS, *PRECISIONS} for name in meant)
+        assert all(name in {*ACTIVATIONS, *LOSSES, *METRICS, *OPTIMIZER_NAMES, *PRECISIONS} for name in meant)
 
 
 @pytest.mark.parametrize(

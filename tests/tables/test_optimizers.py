@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import EPS, EPS32
 
-from mlpgpu.errors import ConfigurationError, DtypeError
-from mlpgpu.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Momentum, Nesterov, Optimizer, RMSprop
+import mlpgpu as mg
+from mlpgpu import names
+from mlpgpu.errors import ConfigurationError, DtypeError, UnknownNameError
+from mlpgpu.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Momentum, Nesterov, Optimizer, RMSprop, as_optimizer
 from mlpgpu.schedules import CosineDecay
 
 EACH = pytest.mark.parametrize("kind", list(OPTIMIZERS.values()), ids=list(OPTIMIZERS))
@@ -210,3 +215,48 @@ def test_numbers_out_of_range(kind: type[Optimizer], name: str, value: float) ->
 def test_takes_a_schedule(kind: type[Optimizer]) -> None:
     schedule = CosineDecay(0.1, steps=10)
     assert kind(schedule).rate is schedule
+
+
+# --- names and default rates ---
+
+
+@EACH
+def test_a_name_makes_the_optimizer_with_its_default_rate(kind: type[Optimizer]) -> None:
+    for name in (kind.__name__, kind.__name__.lower()):
+        assert as_optimizer(name) == kind()
+    assert isinstance(kind().rate, float) and 0.0 < kind().rate <= 0.1
+    assert kind(0.5).rate == kind(rate=0.5).rate == 0.5
+    optimizer = kind(0.5)
+    assert as_optimizer(optimizer) is optimizer
+
+
+def test_every_name_that_a_type_checker_takes_makes_an_optimizer() -> None:
+    made = {name: type(as_optimizer(name)) for name in typing.get_args(names.OptimizerName)}
+    assert set(made.values()) == set(OPTIMIZERS.values())
+    assert (made["nag"], made["adam_w"], made["rms_prop"], made["sgd_momentum"]) == (Nesterov, AdamW, RMSprop, Momentum)
+    argument = typing.get_type_hints(mg.Trainer.__init__)["optimizer"]
+    assert set(typing.get_args(argument)) == {Optimizer, names.OptimizerName}
+
+
+@pytest.mark.parametrize(("name", "hint"), [("adma", "adam"), ("nadam", "adam"), ("RMSProp", "rmsprop")])
+def test_near_names_are_hinted_at(name: str, hint: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"did you mean '{hint}'"):
+        as_optimizer(name)  # type: ignore[arg-type]
+
+
+def test_a_trainer_takes_a_name_or_none_at_all(tmp_path: Path) -> None:
+    def trainer(*optimizer: Any) -> mg.Trainer:
+        network = mg.Network([mg.Dense(4, 5, "tanh"), mg.Dense(5, 1)], seed=3)
+        return mg.Trainer(network, "mean_squared_error", *optimizer, backend="cpu")
+
+    x = np.random.default_rng(4).standard_normal((40, 4)).astype(np.float32)
+    runs = {"none": trainer(), "name": trainer("adam"), "object": trainer(Adam())}
+    assert all(run.optimizer == Adam() for run in runs.values())
+    for run, epochs in zip(runs.values(), (4, 2, 2), strict=True):
+        run.fit((x, x[:, 0]), epochs, progress=False)
+    runs["name"].save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    bits = {name: run.network.flat_parameters().tobytes() for name, run in runs.items()}
+    assert resumed.optimizer == Adam() and bits["name"] == bits["object"] != bits["none"]
+    resumed.fit((x, x[:, 0]), 4, progress=False)
+    assert resumed.network.flat_parameters().tobytes() == bits["none"]

@@ -99,12 +99,18 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
         ("expected one of squared_error", "got 'softmax_crossentropy'", "did you mean 'softmax_cross_entropy'?"),
     ),
     "loss of another type": (make(loss=None), DtypeError, ("loss: expected a name", "got NoneType None")),
-    "optimizer by name": (
-        make(optimizer="adam"),
-        DtypeError,
-        ("optimizer: expected an optimizer, such as mlpgpu.Momentum(0.1)", "got str 'adam'"),
+    "unknown optimizer": (
+        make(optimizer="adma"),
+        UnknownNameError,
+        ("optimizer: expected one of sgd, momentum, nesterov, rmsprop, adam, adamw", "did you mean 'adam'?"),
     ),
-    "optimizer class": (make(optimizer=mg.Adam), DtypeError, ("expected an optimizer", "got")),
+    "optimizer of another library": (make(optimizer="lbfgs"), UnknownNameError, ("did you mean 'adam'?",)),
+    "optimizer class": (
+        make(optimizer=mg.Adam),
+        DtypeError,
+        ("expected an optimizer, such as mlpgpu.Adam(0.001), or a name", "Adam() makes one with the default rate"),
+    ),
+    "rate for an optimizer": (make(optimizer=0.1), DtypeError, ("expected an optimizer", "got float 0.1")),
     "batch_size 0": (make(batch_size=0), ConfigurationError, (f"batch_size: expected {WHOLE}", "got 0")),
     "batch_size -3": (make(batch_size=-3), ConfigurationError, ("got -3",)),
     "fractional batch_size": (make(batch_size=1.5), DtypeError, (WHOLE, "got float 1.5")),
