@@ -16,9 +16,11 @@ the rest           the numbers, last axis fastest
 
 from __future__ import annotations
 
+import errno
 import gzip
 import math
 import os
+import stat
 import struct
 import zlib
 from os import PathLike
@@ -27,39 +29,48 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from ..errors import DtypeError, FileFormatError, ShapeError, StorageError
-from ..storage.files import replace_file
+from ..errors import DtypeError, FileFormatError, ShapeError, StorageError, check_integer
+from ..storage.files import check_path, reason, replace_file
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_AXES = 64  # of a NumPy array
 CHUNK_BYTES = 1 << 20
+MOST_UNPACKED_BYTES = 1 << 29  # of a compressed file, unless told otherwise
 
 
-def read_idx(path: str | PathLike[str]) -> np.ndarray:
+def read_idx(path: str | PathLike[str], *, most_bytes: int = MOST_UNPACKED_BYTES) -> np.ndarray:
     """The array in an IDX file, in native byte order; gzip is told by its first bytes, not by the name.
 
-    Memory grows with what the file yields, never with what its header claims, and a compressed file
-    is unpacked no further than one byte past that claim.
+    Memory grows with what the file yields, never with what its header claims.  A compressed file may yield
+    ``most_bytes`` of numbers, and is unpacked no further than one byte past its header's claim.
 
     Raises:
-        FileFormatError: the file is not IDX, is truncated, has bytes left over, or is corrupt gzip.
-        StorageError: it cannot be opened or read.
+        FileFormatError: the file is not IDX, is truncated, has bytes left over, is corrupt gzip, or is gzip that
+            claims more than ``most_bytes``.
+        StorageError: it cannot be opened or read, or is no file.
+        DtypeError, ConfigurationError: ``path`` is no path, or ``most_bytes`` no number of bytes.
     """
-    what = f"IDX file {os.fspath(path)}"
+    most_bytes = check_integer("most_bytes", most_bytes, least=0)
+    what = f"IDX file {check_path('IDX file', path)}"
     try:
+        # Asked first because opening a pipe would wait for its other end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "a folder or a device")
         with open(path, "rb") as file:
             if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC):
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    return _read_array(what, cast(BinaryIO, unpacked))
-            return _read_array(what, file)
+                    return _read_array(what, cast(BinaryIO, unpacked), most_bytes)
+            return _read_array(what, file, None)
+    except FileFormatError:
+        raise
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileFormatError(what, expected="a whole gzip file", got=error) from error
-    except OSError as error:
-        raise StorageError(what, expected="a readable file", got=error.strerror or error) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise StorageError(what, expected="a readable file", got=reason(error)) from error
 
 
-def _read_array(what: str, stream: BinaryIO) -> np.ndarray:
+def _read_array(what: str, stream: BinaryIO, most_bytes: int | None) -> np.ndarray:
     magic = _read_at_most(stream, 4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES:
         codes = ", ".join(f"0x{code:02X}" for code in TYPES)
@@ -76,6 +87,9 @@ def _read_array(what: str, stream: BinaryIO) -> np.ndarray:
     # NumPy refuses shapes whose other axes overflow even where an axis of length 0 leaves no element.
     if math.prod(filter(None, shape)) * dtype.itemsize > np.iinfo(np.intp).max:
         raise FileFormatError(what, expected="a size that memory can address", got=f"shape {shape}")
+    if most_bytes is not None and claimed > most_bytes:
+        hint = f"read_idx(path, most_bytes={claimed}) where the file is to be trusted"
+        raise FileFormatError(what, expected=f"at most {most_bytes} bytes once unpacked", got=claimed, hint=hint)
     numbers = _read_at_most(stream, claimed + 1)
     if len(numbers) != claimed:
         got = "more" if len(numbers) > claimed else f"{len(numbers)} bytes"

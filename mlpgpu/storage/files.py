@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import stat
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import ConfigurationError, DtypeError, StorageError
 
@@ -37,21 +40,30 @@ def replace_file(what: str, path: str | PathLike[str], contents: bytes | memoryv
     """Write a file beside ``path`` and move it into place: a reader finds the old file or the new, whole.
 
     The bytes are on the disk before the name changes.  A link at ``path`` stays one, and what it points
-    to is replaced.  Two processes must not write to one path at the same time.
+    to is replaced; a new file has the permissions of the one before, and where that is allowed its owner.
+    Of two that write to one path at the same time, the last one's file stays.
 
     Raises:
         StorageError: the file system refuses; what was at ``path`` is as before.
     """
     try:
         target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
+        before = os.stat(target) if target.exists() else None
+        if before is not None and not stat.S_ISREG(before.st_mode):
             raise OSError(errno.EEXIST, "a folder or a device")
-        partial = target.with_name(f".{target.name}.partial")
+        # Nobody can have put a link or a pipe under a name that is not known before.
+        partial = target.with_name(f".{secrets.token_hex(8)}.partial")
         try:
-            with open(partial, "wb") as file:
+            with _create(partial, 0o666 if before is None else 0o600) as file:
                 file.write(contents)
                 file.flush()
+                if before is not None:
+                    _take_over(file.fileno(), before)
                 os.fsync(file.fileno())
+                if not os.path.lexists(
+                    partial
+                ):  # linkat follows /proc's link only if it is given a folder's descriptor
+                    os.link(f"/proc/self/fd/{file.fileno()}", partial, src_dir_fd=file.fileno())
             os.replace(partial, target)
         finally:
             with contextlib.suppress(OSError):
@@ -65,3 +77,21 @@ def replace_file(what: str, path: str | PathLike[str], contents: bytes | memoryv
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _create(partial: Path, mode: int) -> BinaryIO:
+    """A new file to be written at ``partial``; where the system can, without a name yet, so that a kill leaves none."""
+    try:
+        descriptor = os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY, mode)
+    except (AttributeError, OSError):  # another system, or a file system without such files
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(partial, flags, mode)
+    return open(descriptor, "wb")
+
+
+def _take_over(descriptor: int, before: os.stat_result) -> None:
+    """Give an open file the owner, where that is allowed, and the permissions of the file that it replaces."""
+    if hasattr(os, "fchown"):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlpgpu.datasets import read_idx, write_idx
-from mlpgpu.errors import DtypeError, FileFormatError, ShapeError, StorageError
+from mlpgpu.errors import ConfigurationError, DtypeError, FileFormatError, ShapeError, StorageError
 
 DTYPES = {0x08: np.uint8, 0x09: np.int8, 0x0B: np.int16, 0x0C: np.int32, 0x0D: np.float32, 0x0E: np.float64}
 
@@ -109,7 +110,7 @@ def test_corrupt_gzip(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_lying_header_costs_no_memory(tmp_path: Path, packed: bool) -> None:
-    path = written(tmp_path, header(0x08, 2**31) + bytes(100), packed=packed)
+    path = written(tmp_path, header(0x08, 2**28) + bytes(100), packed=packed)
     tracemalloc.start()
     try:
         with pytest.raises(FileFormatError, match="got 100 bytes"):
@@ -130,6 +131,40 @@ def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_claims(tmp_path: Pat
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def test_a_gzip_bomb_that_keeps_its_claim_takes_no_memory_unless_it_may(tmp_path: Path) -> None:
+    path = written(tmp_path, header(0x08, 64 << 20) + bytes(64 << 20), packed=True)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match=r"at most 1000 bytes once unpacked.*most_bytes=67108864"):
+            read_idx(path, most_bytes=1000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+    assert read_idx(path).shape == (64 << 20,)
+    plain = written(tmp_path, header(0x08, 10) + bytes(10), packed=False)
+    assert read_idx(plain, most_bytes=0).shape == (10,)  # a plain file takes no more than it has
+
+
+@pytest.mark.parametrize("most_bytes", [-1, 1.5, "1 GB", None])
+def test_a_limit_is_a_number_of_bytes(tmp_path: Path, most_bytes: object) -> None:
+    with pytest.raises((DtypeError, ConfigurationError), match="most_bytes"):
+        read_idx(tmp_path / "missing", most_bytes=most_bytes)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="a folder or a device"):
+        read_idx(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(("path", "error"), [(7, DtypeError), (None, DtypeError), ("a\0b", StorageError)])
+def test_what_is_no_path(path: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="IDX file"):
+        read_idx(path)  # type: ignore[arg-type]
 
 
 def test_unreadable(tmp_path: Path) -> None:

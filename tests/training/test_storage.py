@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -225,11 +226,72 @@ except StorageError as error:
     assert_same(read(path), contents())
 
 
-def test_what_a_killed_run_left_behind_is_no_obstacle(path: Path) -> None:
-    path.with_name(f".{path.name}.partial").write_bytes(b"half a file" * 10_000)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no pipes")
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "pipe", "file"])
+def test_whatever_lies_under_an_expected_name_is_left_alone(path: Path, kind: str) -> None:
+    other, trap = path.with_name("other"), path.with_name(f".{path.name}.partial")
+    other.write_bytes(b"precious")
+    if kind == "symlink":
+        trap.symlink_to(other)
+    elif kind == "hard link":
+        os.link(other, trap)
+    elif kind == "pipe":
+        os.mkfifo(trap)
+    else:
+        trap.write_bytes(b"half a file")
+    before = os.lstat(trap)
     write(path, Contents({"new": True}))
     assert_same(read(path), Contents({"new": True}))
+    assert other.read_bytes() == b"precious"
+    assert (os.lstat(trap).st_ino, os.lstat(trap).st_size) == (before.st_ino, before.st_size)
+    assert sorted(os.listdir(path.parent)) == sorted([path.name, other.name, trap.name])
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_two_processes_that_save_to_one_path_leave_a_whole_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
+) -> None:
+    if not unnamed:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    contents = [Contents({"writer": k}, {"/a": np.full(50_000, k, np.int64)}) for k in range(4)]
+
+    def save(own: Contents) -> None:
+        for _ in range(20):
+            write(path, own)
+
+    threads = [threading.Thread(target=save, args=(own,)) for own in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = read(path)
+        if "writer" in found.description:
+            assert_same(found, contents[found.description["writer"]])
+    for thread in threads:
+        thread.join()
     assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the platform has no such permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_a_new_file_has_the_permissions_of_the_one_before(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 4321)
+    before = path.stat()
+    write(path, Contents({"new": True}))
+    after = path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the platform has no such permissions")
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_first_file_has_the_usual_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool) -> None:
+    if not unnamed:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    write(tmp_path / "new.h5", Contents({}))
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "new.h5").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def test_a_symbolic_link_stays_one(path: Path) -> None:
