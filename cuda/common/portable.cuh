@@ -43,8 +43,8 @@ __device__ __forceinline__ unsigned lanes_like(int bits) {
     return lanes;
 }
 
-// Starts to load the 128 bytes around an address into the second-level cache.
-__device__ __forceinline__ void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+// Starts to load the cache line of 128 bytes around an address into the second-level cache (L2).
+__device__ __forceinline__ void prefetch_to_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // Every loop that polls memory calls this: on the host, other threads run meanwhile. The device does not sleep, since
 // what it polls for comes within a microsecond.

@@ -9,7 +9,7 @@ namespace mlpgpu {
 // dense_forward_split_k for at most FewRowsForward::ROWS rows, which takes as long as reading W. A block takes a part of k
 // for all columns: its rows of W are contiguous in memory and come piece by piece through registers to shared memory, the
 // next piece while this one is multiplied. A thread takes every 256th column. The bits are the same.
-// Grid: (1, 1, parts of k).
+// Grid: (1, 1, split-K partials).
 struct FewRowsForward {
     static constexpr int ROWS = 8, THREADS = 256, MOST_COLUMNS = 512;
     static constexpr int PER_THREAD = 32, PIECE = THREADS * PER_THREAD;  // floats of W
@@ -61,30 +61,30 @@ __device__ __forceinline__ void few_rows(const float* staged, const float* stage
 }
 
 template <int ROWS>
-__device__ __forceinline__ void few_rows_part(const Rows& rows, const float* x, const int* lines, const float* w,
+__device__ __forceinline__ void few_rows_of_part(const Rows& rows, const float* x, const int* indices, const float* w,
                                               float* partials, int k, int n, int k_begin, int k_end) {
     constexpr int COLUMNS = FewRowsForward::MOST_COLUMNS / FewRowsForward::THREADS;
     SHARED(float, staged);
     float* const staged_x = staged + FewRowsForward::PIECE;
     // A multiple of four rows, so that every piece begins at a vector if W does.
-    const int deep = min(FewRowsForward::PIECE / n, FewRowsForward::X / ROWS) / 4 * 4;
+    const int piece_depth = min(FewRowsForward::PIECE / n, FewRowsForward::X / ROWS) / 4 * 4;
     const bool vectored = is_vectored(w, 0) && (k_end - k_begin) * n % 4 == 0;
     float sums[COLUMNS][FewRowsForward::ROWS] = {};
     Piece piece;
-    piece.fetch(w + static_cast<int64_t>(k_begin) * n, min(deep, k_end - k_begin) * n, vectored);
-    for (int k0 = k_begin; k0 < k_end; k0 += deep) {
-        const int depth = min(deep, k_end - k0);
+    piece.fetch(w + static_cast<int64_t>(k_begin) * n, min(piece_depth, k_end - k_begin) * n, vectored);
+    for (int k0 = k_begin; k0 < k_end; k0 += piece_depth) {
+        const int depth = min(piece_depth, k_end - k0);
         __syncthreads();
         piece.stage(staged);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const bool is_row = r < rows.count;
-            const float* const line = x + static_cast<int64_t>(is_row && lines ? lines[r] : r) * k + k0;
-            for (int i = threadIdx.x; i < depth; i += FewRowsForward::THREADS) staged_x[i * ROWS + r] = is_row ? line[i] : 0.0f;
+            const float* const row = x + static_cast<int64_t>(is_row && indices ? indices[r] : r) * k + k0;
+            for (int i = threadIdx.x; i < depth; i += FewRowsForward::THREADS) staged_x[i * ROWS + r] = is_row ? row[i] : 0.0f;
         }
         __syncthreads();
-        if (k0 + deep < k_end)
-            piece.fetch(w + static_cast<int64_t>(k0 + deep) * n, min(deep, k_end - k0 - deep) * n, vectored);
+        if (k0 + piece_depth < k_end)
+            piece.fetch(w + static_cast<int64_t>(k0 + piece_depth) * n, min(piece_depth, k_end - k0 - piece_depth) * n, vectored);
         if (n <= FewRowsForward::THREADS) {  // one column for each thread
             float (&first)[1][FewRowsForward::ROWS] = reinterpret_cast<float (&)[1][FewRowsForward::ROWS]>(sums);
             few_rows<ROWS>(staged, staged_x, depth, n, first);
@@ -108,13 +108,13 @@ __device__ __forceinline__ void dense_forward_few_rows(const Step* step, int sha
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     float* const out = partials + static_cast<int64_t>(blockIdx.z) * capacity * n;
     const float* const from = first_input_row(rows, x, order, k);
-    const int* const lines = row_indices(rows, order);
+    const int* const indices = row_indices(rows, order);
     if (rows.count <= 1)
-        few_rows_part<1>(rows, from, lines, w, out, k, n, k_begin, k_end);
+        few_rows_of_part<1>(rows, from, indices, w, out, k, n, k_begin, k_end);
     else if (rows.count <= 4)
-        few_rows_part<4>(rows, from, lines, w, out, k, n, k_begin, k_end);
+        few_rows_of_part<4>(rows, from, indices, w, out, k, n, k_begin, k_end);
     else
-        few_rows_part<FewRowsForward::ROWS>(rows, from, lines, w, out, k, n, k_begin, k_end);
+        few_rows_of_part<FewRowsForward::ROWS>(rows, from, indices, w, out, k, n, k_begin, k_end);
 }
 
 }  // namespace mlpgpu

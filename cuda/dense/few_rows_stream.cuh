@@ -20,7 +20,7 @@ struct StreamUpdate {
         static constexpr int FLOATS = STAGES * STAGE_BYTES / 4, BYTES = STAGES * (STAGE_BYTES + 16);
     };
     static constexpr int SHARED_BYTES = Chunks::BYTES + 4 * 2 * ROWS * PART;  // x of this step and of the next
-    static_assert(WARPS * ROWS * COLUMNS <= Chunks::FLOATS, "in the end the warps' sums take the chunks' place");
+    static_assert(WARPS * ROWS * COLUMNS <= Chunks::FLOATS, "in the end the warps' sums take the chunks' room");
 };
 
 template <class Rule, int ROWS>
@@ -133,15 +133,15 @@ __device__ __forceinline__ void update_stream(const FewRows& rows, const FewRows
     }
 }
 
-// As dense_update_few_rows; `part` is at most PART, and n at most COLUMNS. Grid: (parts of k).
+// As dense_update_few_rows; `part` is at most PART, and n at most COLUMNS. Grid: (split-K partials).
 template <class Rule>
 __device__ __forceinline__ void dense_update_stream(const Step* step, const float* x, const int* order, const float* dz,
                                                     const double* totals, float* weight, float* bias,
                                                     float* weight_slots, float* bias_slots, int64_t size,
                                                     float* partials, int k, int n, int part, int capacity) {
     const FewRowsStep<Rule> few(step, x, order, dz, totals);
-    const auto run = [&](auto held) {
-        update_stream<Rule, decltype(held)::value>(few.rows, few.next, dz, weight, weight_slots, size, few.scale,
+    const auto run = [&](auto most_rows) {
+        update_stream<Rule, decltype(most_rows)::value>(few.rows, few.next, dz, weight, weight_slots, size, few.scale,
                                                    few.rates, partials, k, n, part, capacity);
     };
     few.is_single() ? run(Is<1>()) : run(Is<FewRowsUpdate::ROWS>());

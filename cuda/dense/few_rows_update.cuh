@@ -8,24 +8,24 @@ namespace mlpgpu {
 
 // WIDTH neighbours at an address aligned to them. `once`: they leave the cache soon, since they are used once.
 template <int WIDTH>
-__device__ __forceinline__ void load_run(const float* at, float (&values)[WIDTH], bool once) {
+__device__ __forceinline__ void load_run(const float* address, float (&values)[WIDTH], bool once) {
     if constexpr (WIDTH == 2) {
-        const float2* const place = reinterpret_cast<const float2*>(at);
-        const float2 two = once ? __ldcs(place) : *place;
+        const float2* const pair = reinterpret_cast<const float2*>(address);
+        const float2 two = once ? __ldcs(pair) : *pair;
         values[0] = two.x, values[1] = two.y;
     } else {
-        values[0] = once ? __ldcs(at) : *at;
+        values[0] = once ? __ldcs(address) : *address;
     }
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void store_run(float* at, const float (&values)[WIDTH], bool once) {
+__device__ __forceinline__ void store_run(float* address, const float (&values)[WIDTH], bool once) {
     if constexpr (WIDTH == 2) {
-        float2* const place = reinterpret_cast<float2*>(at);
+        float2* const pair = reinterpret_cast<float2*>(address);
         const float2 two = make_float2(values[0], values[1]);
-        once ? __stcs(place, two) : static_cast<void>(*place = two);
+        once ? __stcs(pair, two) : static_cast<void>(*pair = two);
     } else {
-        once ? __stcs(at, values[0]) : static_cast<void>(*at = values[0]);
+        once ? __stcs(address, values[0]) : static_cast<void>(*address = values[0]);
     }
 }
 
@@ -41,11 +41,11 @@ struct FewRowsUpdate {
 // A step's rows of an input (B, k), or of the data set by the order; the shard is the whole batch.
 struct FewRows {
     const float* x;
-    const int* lines;
+    const int* indices;
     int count;
 
     __device__ __forceinline__ FewRows(const Step& step, const float* x, const int* order)
-        : x(x), lines(order ? order + shard_rows(&step, 0, 1).order : nullptr),
+        : x(x), indices(order ? order + shard_rows(&step, 0, 1).order : nullptr),
           count(max(0, shard_rows(&step, 0, 1).count)) {}
 
     // staged (depth, ROWS) = x from column k0 on, 0 for rows that do not exist.
@@ -53,7 +53,7 @@ struct FewRows {
     __device__ __forceinline__ void stage(int k, int k0, int depth, float* staged) const {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            const float* const row = x + static_cast<int64_t>(r < count && lines ? lines[r] : r) * k + k0;
+            const float* const row = x + static_cast<int64_t>(r < count && indices ? indices[r] : r) * k + k0;
             for (int i = threadIdx.x; i < depth; i += blockDim.x) staged[i * ROWS + r] = r < count ? row[i] : 0.0f;
         }
     }
@@ -64,75 +64,75 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
                                            float* slots, int64_t size, float scale, const float* rates, float* partials,
                                            int k, int n, int part, int capacity) {
     using T = FewRowsUpdate;
-    constexpr int SLOTS = Rule::SLOTS, HELD = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / HELD;
+    constexpr int SLOTS = Rule::SLOTS, SLOT_ROOM = SLOTS > 0 ? SLOTS : 1, BATCH = 4 / SLOT_ROOM;
     SHARED(float, shared);
     float* const staged = shared;                   // (part, ROWS) of x
     float* const staged_next = shared + ROWS * part;
     const int k0 = blockIdx.x * part, depth = min(part, k - k0), n0 = blockIdx.y * T::COLUMNS;
     const int width = min(T::COLUMNS, n - n0) / WIDTH, teams = T::THREADS / width;  // a team of threads takes a row
     const int team = threadIdx.x / width, column = n0 + threadIdx.x % width * WIDTH;
-    const int mine = team < teams ? depth : 0;
+    const int team_rows = team < teams ? depth : 0;
     weight += static_cast<int64_t>(k0) * n + column;
     slots += static_cast<int64_t>(k0) * n + column;
 
     // Two batches of rows: one is loaded while the other one is updated.
-    float w[2][BATCH][WIDTH], slot[2][BATCH][HELD][WIDTH];
-    const int apart = BATCH * teams;
-    const auto fetch = [&](int held, int first) {
+    float w[2][BATCH][WIDTH], slot[2][BATCH][SLOT_ROOM][WIDTH];
+    const int row_step = BATCH * teams;
+    const auto fetch = [&](int buffer, int first) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int line = first + b * teams;
-            if (line >= mine) break;
-            load_run<WIDTH>(weight + line * n, w[held][b], false);
+            const int row = first + b * teams;
+            if (row >= team_rows) break;
+            load_run<WIDTH>(weight + row * n, w[buffer][b], false);
 #pragma unroll
             for (int s = 0; dz && s < SLOTS; ++s)
-                load_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
+                load_run<WIDTH>(slots + s * size + row * n, slot[buffer][b][s], true);
         }
     };
     float delta[ROWS][WIDTH] = {}, z[ROWS][WIDTH] = {};
-    const auto move = [&](int held, int first) {
+    const auto move = [&](int buffer, int first) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int line = first + b * teams;
-            if (line >= mine) break;
+            const int row = first + b * teams;
+            if (row >= team_rows) break;
 #pragma unroll
             for (int q = 0; q < WIDTH; ++q) {
-                float& element = w[held][b][q];
+                float& element = w[buffer][b][q];
                 if (dz) {
-                    float sum = 0.0f, of_element[HELD];
+                    float sum = 0.0f, of_element[SLOT_ROOM];
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[line * ROWS + r], delta[r][q], sum);
+                    for (int r = 0; r < ROWS; ++r) sum = fmaf(staged[row * ROWS + r], delta[r][q], sum);
 #pragma unroll
-                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[held][b][s][q];
+                    for (int s = 0; s < SLOTS; ++s) of_element[s] = slot[buffer][b][s][q];
                     step_parameter<Rule>(element, of_element, sum, scale, rates);
 #pragma unroll
-                    for (int s = 0; s < SLOTS; ++s) slot[held][b][s][q] = of_element[s];
+                    for (int s = 0; s < SLOTS; ++s) slot[buffer][b][s][q] = of_element[s];
                 }
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[line * ROWS + r], element, z[r][q]);
+                for (int r = 0; r < ROWS; ++r) z[r][q] = fmaf(staged_next[row * ROWS + r], element, z[r][q]);
             }
             if (!dz) continue;
-            store_run<WIDTH>(weight + line * n, w[held][b], false);
+            store_run<WIDTH>(weight + row * n, w[buffer][b], false);
 #pragma unroll
-            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + line * n, slot[held][b][s], true);
+            for (int s = 0; s < SLOTS; ++s) store_run<WIDTH>(slots + s * size + row * n, slot[buffer][b][s], true);
         }
     };
 
     fetch(0, team);
-    fetch(1, team + apart);
+    fetch(1, team + row_step);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int q = 0; q < WIDTH; ++q)
-            if (dz && mine && r < rows.count) delta[r][q] = dz[r * n + column + q];
+            if (dz && team_rows && r < rows.count) delta[r][q] = dz[r * n + column + q];
     rows.stage<ROWS>(k, k0, depth, staged);
     next.stage<ROWS>(k, k0, depth, staged_next);
     __syncthreads();
-    for (int first = team; first < mine; first += 2 * apart) {
+    for (int first = team; first < team_rows; first += 2 * row_step) {
 #pragma unroll
-        for (int held = 0; held < 2; ++held) {
-            move(held, first + held * apart);
-            fetch(held, first + (held + 2) * apart);
+        for (int buffer = 0; buffer < 2; ++buffer) {
+            move(buffer, first + buffer * row_step);
+            fetch(buffer, first + (buffer + 2) * row_step);
         }
     }
 
@@ -144,12 +144,12 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int q = 0; q < WIDTH; ++q)
-            if (mine) shared[(team * ROWS + r) * columns + column - n0 + q] = z[r][q];
+            if (team_rows) shared[(team * ROWS + r) * columns + column - n0 + q] = z[r][q];
     __syncthreads();
-    for (int at = threadIdx.x; at < next.count * columns; at += T::THREADS) {
-        float sum = shared[at];
-        for (int t = 1; t < teams; ++t) sum += shared[t * ROWS * columns + at];
-        partials[(static_cast<int64_t>(blockIdx.x) * capacity + at / columns) * n + n0 + at % columns] = sum;
+    for (int i = threadIdx.x; i < next.count * columns; i += T::THREADS) {
+        float sum = shared[i];
+        for (int t = 1; t < teams; ++t) sum += shared[t * ROWS * columns + i];
+        partials[(static_cast<int64_t>(blockIdx.x) * capacity + i / columns) * n + n0 + i % columns] = sum;
     }
 }
 
@@ -186,17 +186,17 @@ struct FewRowsStep {
 };
 
 // Updates weight, bias and slots along dz, and stores partials (grid x, capacity, n) of the next step's z; both for x (B, k),
-// or for the data set by the order. Without dz, before the first step of a run, it only makes this step's z; if `parts` is
+// or for the data set by the order. Without dz, before the first step of a run, it only makes this step's z; if `partials` is
 // null, it makes no z.
-// Grid: (parts of k, n over 256).
+// Grid: (split-K partials, n over 256).
 template <class Rule>
 __device__ __forceinline__ void dense_update_few_rows(const Step* step, const float* x, const int* order, const float* dz,
                                                  const double* totals, float* weight, float* bias, float* weight_slots,
                                                  float* bias_slots, int64_t size, float* partials, int k, int n, int part,
                                                  int capacity) {
     const FewRowsStep<Rule> few(step, x, order, dz, totals);
-    const auto run = [&](auto held, auto wide) {
-        update_few<Rule, decltype(held)::value, decltype(wide)::value>(few.rows, few.next, dz, weight, weight_slots,
+    const auto run = [&](auto most_rows, auto width) {
+        update_few<Rule, decltype(most_rows)::value, decltype(width)::value>(few.rows, few.next, dz, weight, weight_slots,
                                                                        size, few.scale, few.rates, partials, k, n, part,
                                                                        capacity);
     };

@@ -16,7 +16,7 @@ template <class Rule>
 struct LargeKUpdate {
     static constexpr int ARRAYS = 1 + Rule::SLOTS;
     static constexpr int GROUPS = ARRAYS < 3 ? 2 : 1;  // of compute threads: as many as leave the update threads enough registers
-    static constexpr int LINES = SplitProduct::M, COLUMNS = SplitProduct::N, ROWS = 128;
+    static constexpr int WEIGHT_ROWS = SplitProduct::M, COLUMNS = SplitProduct::N, ROWS = 128;
     static constexpr int COMPUTE_THREADS = GROUPS * WARPGROUP, UPDATE_THREADS = 2 * WARPGROUP, PRODUCER_THREADS = WARPGROUP;
     static constexpr int THREADS = COMPUTE_THREADS + UPDATE_THREADS + PRODUCER_THREADS, REGISTERS = 65536 / THREADS / 8 * 8;
     static constexpr int COMPUTE_REGISTERS = 144, UPDATE_REGISTERS = GROUPS > 1 ? 80 : 128, PRODUCER_REGISTERS = 32;
@@ -25,11 +25,11 @@ struct LargeKUpdate {
                   "registers change hands by warpgroups");
     using Components = SplitComponents<ROWS, COLUMNS>;
     struct RingX {  // slices, whose rows begin four banks apart from each other
-        static constexpr int DEPTH = 32, PITCH = LINES + 4;
+        static constexpr int DEPTH = 32, PITCH = WEIGHT_ROWS + 4;
         static constexpr int STAGES = 12, STAGE_BYTES = 4 * DEPTH * PITCH, ALIGNMENT = 16;
         static constexpr int CONSUMERS = WARPGROUP / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    static constexpr int SUMS = LINES * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of an update thread, of four elements
+    static constexpr int SUMS = WEIGHT_ROWS * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of an update thread, of four elements
     static constexpr int SHARED_BYTES =
         Components::BYTES + 4 * GROUPS * SUMS + RingX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
 };
@@ -103,7 +103,7 @@ struct LargeKBlock {
     int n, begin, end, count, slices;  // rows of W; tiles; slices of x per tile
     unsigned char *components, *staged;
     float* sums;                       // of one tile per group
-    uint32_t summed, taken;            // barriers of each group: its sums are complete, and were used
+    uint32_t summed, consumed;            // barriers of each group: its sums are complete, and were used
     const float** row_starts;              // of x's rows
     int* column_flags;
     Ring<RingX> ring;
@@ -111,21 +111,21 @@ struct LargeKBlock {
     __device__ __forceinline__ LargeKBlock(const Operand<false>& x, const Operand<false>& dz, unsigned char* shared)
         : x(x), dz(dz), n(dz.outer), components(shared), staged(components + T::Components::BYTES + 4 * T::GROUPS * T::SUMS),
           sums(reinterpret_cast<float*>(components + T::Components::BYTES)), summed(shared_address(staged + RingX::BYTES)),
-          taken(summed + 8 * T::GROUPS),
+          consumed(summed + 8 * T::GROUPS),
           row_starts(reinterpret_cast<const float**>(staged + RingX::BYTES + 2 * T::GROUPS * 8)),
           column_flags(reinterpret_cast<int*>(row_starts + T::ROWS)), ring(staged) {
-        const int stretch = ceil_div(x.outer, gridDim.x * T::LINES) * T::LINES;
+        const int stretch = ceil_div(x.outer, gridDim.x * T::WEIGHT_ROWS) * T::WEIGHT_ROWS;
         begin = blockIdx.x * stretch, end = min(x.outer, begin + stretch);
-        count = max(0, end - begin + T::LINES - 1) / T::LINES;
+        count = max(0, end - begin + T::WEIGHT_ROWS - 1) / T::WEIGHT_ROWS;
         constexpr int PROMOTED = SplitProduct::PROMOTED;
         slices = ceil_div(x.inner, PROMOTED) * (PROMOTED / RingX::DEPTH);
     }
 
     // The last tile comes first: the forward product read it last.
-    __device__ __forceinline__ int first_row(int tile) const { return begin + (count - 1 - tile) * T::LINES; }
+    __device__ __forceinline__ int first_row(int tile) const { return begin + (count - 1 - tile) * T::WEIGHT_ROWS; }
     __device__ __forceinline__ int64_t tile_offset(int tile) const { return static_cast<int64_t>(first_row(tile)) * n; }
     __device__ __forceinline__ int length(int tile) const {
-        return tile < count ? min(T::LINES, end - first_row(tile)) * n : 0;
+        return tile < count ? min(T::WEIGHT_ROWS, end - first_row(tile)) * n : 0;
     }
 
     // dz is loaded before any copy of x starts, since it would have to wait for those copies.
@@ -134,7 +134,7 @@ struct LargeKBlock {
             ring.make(T::PRODUCER_THREADS);
             for (int i = 0; i < T::GROUPS; ++i) {
                 barrier_init(summed + 8 * i, WARPGROUP / WARP);
-                barrier_init(taken + 8 * i, T::UPDATE_THREADS / WARP);
+                barrier_init(consumed + 8 * i, T::UPDATE_THREADS / WARP);
             }
             barrier_publish();
         }
@@ -164,7 +164,7 @@ struct LargeKBlock {
         for (int tile = 0; tile < count; ++tile)
             for (int slice = 0; slice < slices; ++slice) {
                 ring.wait_empty();
-                copy_rows<RingX::DEPTH, T::LINES, RingX::PITCH, T::PRODUCER_THREADS>(
+                copy_rows<RingX::DEPTH, T::WEIGHT_ROWS, RingX::PITCH, T::PRODUCER_THREADS>(
                     row_starts + slice * RingX::DEPTH, x.data, vectored, first_row(tile), end, ring.address(), thread);
                 barrier_arrive_copied(ring.full + 8 * ring.stage);
                 ring.advance();
@@ -178,7 +178,7 @@ struct LargeKBlock {
             barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);
             updated.update(tile_offset(tile), length(tile), sums + group * T::SUMS, scale, rates);
             __syncwarp();
-            if (threadIdx.x % WARP == 0) barrier_arrive<1>(taken + 8 * group, 0);
+            if (threadIdx.x % WARP == 0) barrier_arrive<1>(consumed + 8 * group, 0);
             // Not one vector at a time between the updates: waiting for a load means waiting for all loads issued after it too.
             updated.fetch(tile_offset(tile + 1), length(tile + 1));
         }
@@ -205,35 +205,35 @@ struct LargeKBlock {
         };
         skip(group);
         for (int tile = group, parity = 1; tile < count; tile += T::GROUPS, parity ^= 1, skip(T::GROUPS - 1)) {
-            float c[SplitProduct::HELD] = {}, part[SplitProduct::HELD];
-            SplitFragments parts;
+            float c[SplitProduct::PER_THREAD] = {}, sums_of_rows[SplitProduct::PER_THREAD];
+            SplitFragments fragments;
             const auto fill = [&](int row) {
                 if (row % RingX::DEPTH == 0) {
                     if (row > 0) end_slice();
                     begin_slice();
                 }
-                parts.fill(row, [=](int line, int row) {
-                    const float* const source = slice + row % RingX::DEPTH * RingX::PITCH + line;
+                fragments.fill(row, [=](int weight_row, int row) {
+                    const float* const source = slice + row % RingX::DEPTH * RingX::PITCH + weight_row;
                     return make_float2(source[0], source[RingX::PITCH]);
                 });
             };
-            for (int row0 = 0; row0 < x.inner; row0 += SplitProduct::PROMOTED) {
-                if (row0 == 0) fill(0);
-                multiply_components<typename T::Components>(part, parts, shared_address(components), row0, [&](int row) {
+            for (int batch_row0 = 0; batch_row0 < x.inner; batch_row0 += SplitProduct::PROMOTED) {
+                if (batch_row0 == 0) fill(0);
+                multiply_components<typename T::Components>(sums_of_rows, fragments, shared_address(components), batch_row0, [&](int row) {
                     if (row < SplitProduct::PROMOTED) return fill(row);
                     end_slice();
-                    if (row0 + row < x.inner) fill(0);
+                    if (batch_row0 + row < x.inner) fill(0);
                 });
 #pragma unroll
-                for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += part[i];
+                for (int i = 0; i < SplitProduct::PER_THREAD; ++i) c[i] += sums_of_rows[i];
             }
-            barrier_wait(taken + 8 * group, parity);
-            const int line = first_row(tile) + warp * 16;
+            barrier_wait(consumed + 8 * group, parity);
+            const int row0 = first_row(tile) + warp * 16;
             finish_fragments(
-                c, parts.least, column_flags, any_column, end - line, n,
+                c, fragments.least, column_flags, any_column, end - row0, n,
                 [=](int row, int column) {
                     float sum = 0.0f;
-                    for (int r = 0; r < x.inner; ++r) sum = fmaf(x.at(line + row, r), dz.at(column, r), sum);
+                    for (int r = 0; r < x.inner; ++r) sum = fmaf(x.at(row0 + row, r), dz.at(column, r), sum);
                     return sum;
                 },
                 [=](bool is_inside, int row, int column, float sum) {

@@ -9,17 +9,17 @@
 
 namespace mlpgpu {
 
-// dense_backward_update where tiles would be few or mostly padding: a block takes LINES rows of W, where the bias counts as
+// dense_backward_update where tiles would be few or mostly padding: a block takes WEIGHT_ROWS rows of W, where the bias counts as
 // one more row whose x is 1, and COLUMNS columns. Half a warp takes PER_LANE of the rows, and each of its lanes some rows of
 // the shard; lanes add their sums up, and then warps do, in order.
 // Grid: (blocks of k + 1, blocks of n).
 struct SmallN {
-    static constexpr int LINES = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
-    static constexpr int LANES = WARP * PER_LANE / LINES, SLICES = WARPS * LANES;  // rows at once
+    static constexpr int WEIGHT_ROWS = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
+    static constexpr int LANES = WARP * PER_LANE / WEIGHT_ROWS, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
     static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and padding after it
-    static_assert(4 * WARPS * LINES * COLUMNS <= SHARED_BYTES, "the sums of all warps take the parameter of dz");
-    static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with one sum of so many lines and columns");
+    static_assert(4 * WARPS * WEIGHT_ROWS * COLUMNS <= SHARED_BYTES, "the sums of all warps take the room of dz");
+    static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with the sum of one row and column");
 };
 
 // shared (rows, pitch) = some columns of dz (rows, n), copied by vectors where both are contiguous.
@@ -53,11 +53,11 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
-    const int first_line = blockIdx.x * T::LINES + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
+    const int first_row = blockIdx.x * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
 
     // The parameters that the first threads update at the end are loaded at the beginning.
-    const int row = blockIdx.x * T::LINES + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
-    const bool updates = threadIdx.x < T::LINES * T::COLUMNS && column < n && (row < k || (row == k && bias));
+    const int row = blockIdx.x * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
+    const bool updates = threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
     const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
@@ -67,7 +67,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
 
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
-    const int* const lines = row_indices(rows, order);
+    const int* const indices = row_indices(rows, order);
     const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
     if (!vectored) pdl_wait_and_trigger();  // single floats are read through the first-level cache
     const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
@@ -82,19 +82,19 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
             const int r = min(slice + i * T::SLICES, staged - 1);  // rows beyond the last repeat it
-            const int64_t stored = lines ? lines[row0 + r] : row0 + r;
-            unpack(load_row(from + stored * k, k, first_line, vectored), values[i]);
+            const int64_t stored = indices ? indices[row0 + r] : row0 + r;
+            unpack(load_row(from + stored * k, k, first_row, vectored), values[i]);
         }
         pdl_wait_and_trigger();
         read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, when they have arrived
         stage_deltas(of_shard + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
-        if (first_line <= k && k < first_line + T::PER_LANE) {
+        if (first_row <= k && k < first_row + T::PER_LANE) {
 #pragma unroll
             for (int i = 0; i < T::BATCH; ++i)
 #pragma unroll
                 for (int q = 0; q < T::PER_LANE; ++q)
-                    if (first_line + q == k) values[i][q] = 1.0f;
+                    if (first_row + q == k) values[i][q] = 1.0f;
         }
 #pragma unroll
         for (int i = 0; i < T::BATCH; ++i) {
@@ -114,18 +114,18 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
         }
     }
     __syncthreads();
-    const int half_lane = lane % T::LANES, summed_line = lane / T::LANES * T::PER_LANE + half_lane % T::PER_LANE;
+    const int half_lane = lane % T::LANES, summed_row = lane / T::LANES * T::PER_LANE + half_lane % T::PER_LANE;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         if (group * T::PER_LANE >= columns) break;
         const float sum = sum_to_lanes(sums[group]);
-        shared[(warp * T::LINES + summed_line) * T::COLUMNS + group * T::PER_LANE + half_lane / T::PER_LANE] = sum;
+        shared[(warp * T::WEIGHT_ROWS + summed_row) * T::COLUMNS + group * T::PER_LANE + half_lane / T::PER_LANE] = sum;
     }
     __syncthreads();
     if (!updates) return;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::LINES * T::COLUMNS + threadIdx.x];
+    for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::WEIGHT_ROWS * T::COLUMNS + threadIdx.x];
     parameter.scale = static_cast<float>(inverse_weight(read_totals));
     parameter.put(row < k ? row : 0, column, sum, loaded);
 }

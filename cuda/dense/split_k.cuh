@@ -20,9 +20,9 @@ struct StoreRows {
     }
 };
 
-// dense_forward split along k, for so large k and small n that there would be few tiles with much work each: every layer of
-// the grid takes `part` values of k and stores its sums in parts (grid z, B, n).
-// Grid: (row tiles, column tiles, parts of k).
+// dense_forward split along k, for so large k and small n that there would be few tiles with much work each: each z of the
+// grid takes `part` values of k and stores its sums in partials (grid z, B, n).
+// Grid: (row tiles, column tiles, split-K partials).
 template <class T>
 __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shard, int shards, const float* x,
                                                    const int* order, const float* w, float* partials, int k, int n,

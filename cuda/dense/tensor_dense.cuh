@@ -71,7 +71,7 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
                                                typename Product::Source x_components, int64_t x_stride,
                                                typename Product::Source w_components, const int* x_row_scales,
                                                const int* w_column_scales, const float* x, const float* w, const float* b,
-                                               float* z, float* y, uint16_t* y_components, int64_t y_stride, int early,
+                                               float* z, float* y, uint16_t* y_components, int64_t y_stride, int prefetch,
                                                int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         b, z ? z + first * n : z, y ? y + first * n : y, y_components, y_stride, rows.count, n};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, false>(x_components, x_stride, pitch_k, w_components, padded_rows(k) * pitch_n, pitch_n,
-                                                written, n, k, early, epilogue);
+                                                written, n, k, prefetch, epilogue);
     };
     if constexpr (Product::Format::SCALED)
         multiply(rows.count,
@@ -165,7 +165,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
                                                       typename Product::Source w_components, const int* dz_row_scales,
                                                       const int* w_row_scales, const float* dz, const float* w,
                                                       const float* saved, const uint16_t* saved_components, float* dx,
-                                                      uint16_t* dx_components, int64_t dx_stride, int early, int k,
+                                                      uint16_t* dx_components, int64_t dx_stride, int prefetch, int k,
                                                       int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void tensor_backward_input(const Step* step, int shar
         saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride, rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
-                                               written, k, n, early, epilogue);
+                                               written, k, n, prefetch, epilogue);
     };
     if constexpr (Product::Format::SCALED)
         multiply(rows.count,
@@ -210,12 +210,12 @@ __device__ __forceinline__ void multiply_backward_weight(const Step* step, int s
                                                          typename Product::Source dz_components, int64_t dz_stride,
                                                          const int* x_column_scales, const int* w_row_scales,
                                                          const int* dz_column_scales, const float* x, const float* dz,
-                                                         int early, int k, int n, const Write& end) {
+                                                         int prefetch, int k, int n, const Write& end) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const auto multiply = [&](const auto& epilogue) {
         Product::template multiply<false, false>(x_components, x_stride, padded_columns(k), dz_components, dz_stride,
-                                                 padded_columns(n), k, n, rows.count, early, epilogue);
+                                                 padded_columns(n), k, n, rows.count, prefetch, epilogue);
     };
     if constexpr (Product::Format::SCALED)
         multiply(epilogue_of(
@@ -229,10 +229,10 @@ __device__ __forceinline__ void tensor_backward_weight(const Step* step, int sha
                                                        typename Product::Source x_components, int64_t x_stride,
                                                        typename Product::Source dz_components, int64_t dz_stride,
                                                        const int* x_column_scales, const int* w_row_scales, const int* dz_column_scales,
-                                                       const float* x, const float* dz, float* dw, int early,
+                                                       const float* x, const float* dz, float* dw, int prefetch,
                                                        int k, int n) {
     multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
-                                      dz_column_scales, x, dz, early, k, n, StoreEpilogue{{}, dw, n});
+                                      dz_column_scales, x, dz, prefetch, k, n, StoreEpilogue{{}, dw, n});
 }
 
 }  // namespace mlpgpu

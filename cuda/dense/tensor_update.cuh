@@ -19,7 +19,7 @@ struct UpdateEpilogue : NoComponents {
     float* bias_slots;
     int64_t pitch;  // elements from one slot to the next
     const float* db;
-    float* parts;  // where partials of db (parts, n padded) are stored if db is not known yet: another launch updates the bias then
+    float* db_partials;  // (row tiles, n padded), if db is not known yet: another launch adds them up and updates the bias
     int n;
     float scale;
     float rates[RATES_PER_STEP];  // this step's
@@ -62,7 +62,7 @@ struct UpdateEpilogue : NoComponents {
         for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 
-    __device__ __forceinline__ float* column_partials() const { return parts; }
+    __device__ __forceinline__ float* column_partials() const { return db_partials; }
 
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {
         step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
@@ -93,15 +93,15 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        const float* x, const float* dz, const float* db,
                                                        float* db_partials, const double* totals, float* weight,
                                                        float* bias, uint16_t* w_components, float* weight_slots,
-                                                       float* bias_slots, int64_t size, int early, int k, int n) {
-    if (!(early & PREFETCH_EPILOGUE)) pdl_wait();
+                                                       float* bias_slots, int64_t size, int prefetch, int k, int n) {
+    if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const UpdateEpilogue<typename Product::Format, Rule> end = {
         {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, n,
         scale, {rates[0], rates[1], rates[2]}};
     multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
-                                      dz_column_scales, x, dz, early, k, n, end);
+                                      dz_column_scales, x, dz, prefetch, k, n, end);
 }
 
 }  // namespace mlpgpu

@@ -45,7 +45,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
             if (out) out[j] = d;
             const float2 pair[1] = {make_float2(d, 0.0f)};
             unsigned words[MOST_COMPONENTS][1];
-            if (split) hold_bfloats(pair, component_count, words);
+            if (split) split_to_bfloats(pair, component_count, words);
 #pragma unroll
             for (int p = 0; split && p < MOST_COMPONENTS; ++p)
                 if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);

@@ -65,11 +65,11 @@ __device__ __forceinline__ int64_t lower_bound(const uint32_t* keys, int64_t end
 }
 
 // A curve's column of the sums (3, curves): its area, NaN if a key is NaN, and the weights of both sides. keys (n,) are
-// sorted, positives and negatives (n,) are prefix sums in their order; parts has a word for each block, and `arrived`
+// sorted, positives and negatives (n,) are prefix sums in their order; partials has a number for each block, and `arrived`
 // is as in Arrival. Grid: at most one block for each thread of a block.
 template <class Metric>
 __device__ __forceinline__ void rank_area(const uint32_t* keys, const double* positives, const double* negatives,
-                                          int64_t n, double* parts, unsigned* arrived, double* sums, int curve,
+                                          int64_t n, double* partials, unsigned* arrived, double* sums, int curve,
                                           int curves) {
     SHARED(double, scratch);  // one for each warp
     double area = 0.0;
@@ -82,9 +82,9 @@ __device__ __forceinline__ void rank_area(const uint32_t* keys, const double* po
         area += Metric::area(before, {positives[i], negatives[i]});
     }
     area = block_sum(area, scratch);
-    if (threadIdx.x == 0) parts[blockIdx.x] = area;
+    if (threadIdx.x == 0) partials[blockIdx.x] = area;
     if (!was_last(arrive(arrived), scratch)) return;
-    area = block_sum(threadIdx.x < gridDim.x ? parts[threadIdx.x] : 0.0, scratch);
+    area = block_sum(threadIdx.x < gridDim.x ? partials[threadIdx.x] : 0.0, scratch);
     if (threadIdx.x != 0) return;
     sums[curve] = keys[n - 1] == NAN_KEY ? double(NAN) : area;
     sums[curves + curve] = positives[n - 1];

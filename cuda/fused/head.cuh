@@ -41,13 +41,13 @@ struct HeadColumns {
     float values[MOST];
 
     __device__ __forceinline__ HeadColumns(const float* w, int k, int n, int k0, int j0) {
-        const int lines = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
+        const int depth = min(Head::DEPTH, k - k0), columns = min(Head::GROUP, n - j0);
         stride = Head::THREADS / columns;
         const int column = threadIdx.x % columns, first = threadIdx.x / columns;
-        const int end = first < stride ? round_up(lines, Head::OF_WARP) : 0;
+        const int end = first < stride ? round_up(depth, Head::OF_WARP) : 0;
         const float* from = w + static_cast<int64_t>(k0 + first) * n + j0 + column;
         const int64_t step = static_cast<int64_t>(stride) * n;
-        const int rows_of_w = ceil_div(min(lines, end) - first, stride);
+        const int rows_of_w = ceil_div(min(depth, end) - first, stride);
         all = ceil_div(end - first, stride), start = column * Head::PITCH + first;
 #pragma unroll
         for (int i = 0; i < MOST; ++i, from += step) values[i] = i < rows_of_w ? __ldcg(from) : 0.0f;
@@ -73,7 +73,7 @@ struct HeadThread {
     // Whether the thread has part of so much of k.
     __device__ __forceinline__ bool computes(int depth) const { return warp < Head::WARPS && warp * Head::OF_WARP < depth; }
     // The first element of a vector, of DEPTH.
-    __device__ __forceinline__ int place(int vector) const {
+    __device__ __forceinline__ int offset(int vector) const {
         return ((warp * VECTORS + vector) * Head::LANES + lane % Head::LANES) * 4;
     }
 
@@ -82,11 +82,11 @@ struct HeadThread {
         const bool vectored = is_vectored(x, k);
 #pragma unroll
         for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
-            const float* const line = x + static_cast<int64_t>(row0 + r) * k;
+            const float* const row = x + static_cast<int64_t>(row0 + r) * k;
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (row0 + r < rows) four = load_row(line, k, k0 + place(v), vectored);
+                if (row0 + r < rows) four = load_row(row, k, k0 + offset(v), vectored);
                 unpack(four, values + r * Head::PER_LANE + 4 * v);
             }
         }
@@ -95,15 +95,15 @@ struct HeadThread {
     // Its k of a staged column of W.
     __device__ __forceinline__ void weights(const float* column, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) load_four(column + place(v), w + 4 * v);
+        for (int v = 0; v < VECTORS; ++v) load_four(column + offset(v), w + 4 * v);
     }
 
     // The same from memory, for so many rows `n` apart; 0 after them.
-    __device__ __forceinline__ void weights(const float* column, int lines, int n, float (&w)[Head::PER_LANE]) const {
+    __device__ __forceinline__ void weights(const float* column, int rows, int n, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
         for (int i = 0; i < Head::PER_LANE; ++i) {
-            const int line = place(i / 4) + i % 4;
-            w[i] = line < lines ? column[static_cast<int64_t>(line) * n] : 0.0f;
+            const int row = offset(i / 4) + i % 4;
+            w[i] = row < rows ? column[static_cast<int64_t>(row) * n] : 0.0f;
         }
     }
 };
@@ -130,8 +130,8 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
         const float sum = sum_to_lanes(sums);
         const int mine = thread.lane % Head::LANES, row = thread.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
         if (column >= n) continue;
-        float& place = partial[(thread.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
-        place = is_first ? sum : place + sum;
+        float& partial_sum = partial[(thread.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
+        partial_sum = is_first ? sum : partial_sum + sum;
     }
 }
 
@@ -162,7 +162,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 
 // Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found.
 __device__ __forceinline__ void store_row_scales(const HeadThread& thread, const int (&tops)[Head::ROWS_PER_LANE], int rows,
-                                          int* of_warps, int* lines) {
+                                          int* of_warps, int* row_scales) {
 #pragma unroll
     for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
         int top = tops[r];
@@ -177,19 +177,19 @@ __device__ __forceinline__ void store_row_scales(const HeadThread& thread, const
     int top = NO_EXPONENT;
 #pragma unroll
     for (int i = 0; i < Head::WARPS; ++i) top = max(top, of_warps[i * Head::ROWS + row]);
-    lines[row] = scaling_exponent(top) * 8 | (top > NO_EXPONENT ? NONZERO : 0);
+    row_scales[row] = scaling_exponent(top) * 8 | (top > NO_EXPONENT ? NONZERO : 0);
 }
 
 // Stores a thread's part of the block's rows of dx from column k0 on as bfloat16 components; 0 for rows that do not exist.
 __device__ __forceinline__ void put_components(const HeadThread& thread, const float (&dx)[HeadThread::COUNT], int rows, int k,
                                            int k0, int row0, uint16_t* to, int64_t component_stride, int components) {
-    constexpr int ROWS = 2;               // held at once
+    constexpr int ROWS = 2;               // split at once
     const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are
 #pragma unroll
     for (int v = 0; v < HeadThread::VECTORS; ++v) {
-        const int column = k0 + thread.place(v);
+        const int column = k0 + thread.offset(v);
         if (column >= k) break;
-        uint16_t* place = to + static_cast<int64_t>(row0 + thread.row0) * pitch + column;
+        uint16_t* target = to + static_cast<int64_t>(row0 + thread.row0) * pitch + column;
 #pragma unroll
         for (int r0 = 0; r0 < Head::ROWS_PER_LANE; r0 += ROWS) {
             float2 pairs[2 * ROWS];
@@ -199,13 +199,13 @@ __device__ __forceinline__ void put_components(const HeadThread& thread, const f
                 pairs[i] = thread.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
             }
             unsigned words[MOST_COMPONENTS][2 * ROWS];
-            hold_bfloats(pairs, components, words);
+            split_to_bfloats(pairs, components, words);
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r, place += pitch)
+            for (int r = 0; r < ROWS; ++r, target += pitch)
 #pragma unroll
                 for (int p = 0; p < MOST_COMPONENTS; ++p)
                     if (p < components)
-                        *reinterpret_cast<uint2*>(place + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
+                        *reinterpret_cast<uint2*>(target + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
         }
     }
 }
@@ -313,7 +313,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         }
 #pragma unroll
         for (int v = 0; v < HeadThread::VECTORS; ++v) {
-            const int column = k0 + thread.place(v);
+            const int column = k0 + thread.offset(v);
             if (column >= k) break;
 #pragma unroll
             for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {

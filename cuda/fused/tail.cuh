@@ -57,7 +57,7 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
     __syncthreads();
 }
 
-// parts (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz of all
+// partials (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz of all
 // layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does.
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>

@@ -50,8 +50,9 @@ __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stri
 template <class Format, bool ALIGNED>
 __device__ __forceinline__ void store_padded(uint16_t* components, int64_t component_stride, int row, int rows, int column, int n,
                                              const float4& value) {
-    uint16_t* const line = components + static_cast<int64_t>(row) * padded_columns(n);
-    store_quad<Format, ALIGNED>(line, component_stride, column, n, row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    uint16_t* const row_components = components + static_cast<int64_t>(row) * padded_columns(n);
+    store_quad<Format, ALIGNED>(row_components, component_stride, column, n,
+                                row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
 // --- from sums to C ---
@@ -73,16 +74,17 @@ struct Float32Operand {
 // may have changed too much, are recomputed from the float32 arrays. A term is off by at most 2^-20, or 2^-9 with one
 // component: that does not matter where sums are at least 16 √length, as docs/mathematics.md derives.
 struct Rescaled {
-    const int* rows;         // row scales of C's rows
-    const int* subtracted_rows;  // scales whose exponents are subtracted from the rows', or null
-    const int* columns;      // column scales of C's columns
+    const int* row_scales;             // of C's rows
+    const int* subtracted_row_scales;  // whose exponents are subtracted from those of the rows, or null
+    const int* column_scales;          // of C's columns
     Float32Operand a, b;
     int length;  // terms of a sum
     float least;
 
-    __device__ __forceinline__ Rescaled(const int* rows, const int* subtracted_rows, const int* columns, const Float32Operand& a,
-                                      const Float32Operand& b, int length)
-        : rows(rows), subtracted_rows(subtracted_rows), columns(columns), a(a), b(b), length(length),
+    __device__ __forceinline__ Rescaled(const int* row_scales, const int* subtracted_row_scales, const int* column_scales,
+                                        const Float32Operand& a, const Float32Operand& b, int length)
+        : row_scales(row_scales), subtracted_row_scales(subtracted_row_scales), column_scales(column_scales), a(a), b(b),
+          length(length),
           least(16.0f * sqrtf(static_cast<float>(length))) {}
 
     struct Scales {
@@ -90,8 +92,9 @@ struct Rescaled {
         int columns[4];
     };
     __device__ __forceinline__ Scales scales(int row, int column) const {
-        const int4 four = *reinterpret_cast<const int4*>(columns + column);
-        return {rows[row] - (subtracted_rows ? subtracted_rows[row] & ~FLAG_BITS : 0), {four.x, four.y, four.z, four.w}};
+        const int4 four = *reinterpret_cast<const int4*>(column_scales + column);
+        const int subtracted = subtracted_row_scales ? subtracted_row_scales[row] & ~FLAG_BITS : 0;
+        return {row_scales[row] - subtracted, {four.x, four.y, four.z, four.w}};
     }
 
     __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {
@@ -101,7 +104,7 @@ struct Rescaled {
         const int any = scales.row | scales.columns[0] | scales.columns[1] | scales.columns[2] | scales.columns[3];
         if (any & INEXACT) {  // rarely
 #pragma unroll
-            for (int i = 0; i < 4; ++i) recomputed |= is_doubtful(sums[i], scales.row, scales.columns[i]) << i;
+            for (int i = 0; i < 4; ++i) recomputed |= must_recompute(sums[i], scales.row, scales.columns[i]) << i;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) exponents[i] = exponent_in(scales.row) + exponent_in(scales.columns[i]);
@@ -109,23 +112,23 @@ struct Rescaled {
         sum = make_float4(sums[0], sums[1], sums[2], sums[3]);
         // One lane after another, the whole warp recomputes the lane's elements.
         for (unsigned lanes = __ballot_sync(WARP_ALL, recomputed); lanes != 0; lanes &= lanes - 1) {
-            const int turn = __ffs(static_cast<int>(lanes)) - 1;
-            const int elements = __shfl_sync(WARP_ALL, recomputed, turn);
-            const int m = __shfl_sync(WARP_ALL, row, turn), n = __shfl_sync(WARP_ALL, column, turn);
+            const int chosen = __ffs(static_cast<int>(lanes)) - 1;
+            const int elements = __shfl_sync(WARP_ALL, recomputed, chosen);
+            const int m = __shfl_sync(WARP_ALL, row, chosen), n = __shfl_sync(WARP_ALL, column, chosen);
 #pragma unroll 1
             for (int i = 0; i < 4; ++i) {
                 if (!(elements >> i & 1)) continue;
                 const float value = recompute(m, n + i);
-                if (static_cast<int>(threadIdx.x % WARP) == turn) set_element(sum, i, value);
+                if (static_cast<int>(threadIdx.x % WARP) == chosen) set_element(sum, i, value);
             }
         }
     }
 
-    __device__ __forceinline__ bool is_doubtful(float sum, int line, int column) const {
+    __device__ __forceinline__ bool must_recompute(float sum, int row_scale, int column_scale) const {
         const float size = fabsf(sum);
-        const bool good = size >= least && size <= LARGEST;
-        const int either = line | column, both = line & column;
-        return (either & INEXACT) && !(either & HAS_NAN) && (both & NONZERO) && !good;
+        const bool is_accurate = size >= least && size <= LARGEST;
+        const int either = row_scale | column_scale, both = row_scale & column_scale;
+        return (either & INEXACT) && !(either & HAS_NAN) && (both & NONZERO) && !is_accurate;
     }
 
     // By a whole warp, in float64, so that the order of the sum changes at most the last bit of the float32 result.

@@ -31,25 +31,25 @@ struct SplitOperand {
     int pitch;      // from one row of the stored matrix to the next
 };
 
-// A slice of one component in shared memory: rows of the contiguous index, padded by 16 bytes so that eight rows begin in
-// different banks.
+// A slice of one component in shared memory: ROWS rows of LENGTH elements along the contiguous index, padded by 16 bytes so
+// that eight rows begin in different banks.
 template <int OUTER, int K, bool INNER_FIRST>
 struct OperandSlice {
-    static constexpr int LINES = INNER_FIRST ? OUTER : K, LENGTH = INNER_FIRST ? K : OUTER;
-    static constexpr int PITCH = LENGTH + 8, SIZE = LINES * PITCH;
+    static constexpr int ROWS = INNER_FIRST ? OUTER : K, LENGTH = INNER_FIRST ? K : OUTER;
+    static constexpr int PITCH = LENGTH + 8, SIZE = ROWS * PITCH;
 
     template <int THREADS>
     static __device__ __forceinline__ void fetch(uint16_t* slice, const SplitOperand<INNER_FIRST>& from, int component,
                                                  int outer0, int inner0) {
         constexpr int VECTORS = LENGTH / 8;
-        const int line0 = INNER_FIRST ? outer0 : inner0, start = INNER_FIRST ? inner0 : outer0;
+        const int first_row = INNER_FIRST ? outer0 : inner0, start = INNER_FIRST ? inner0 : outer0;
         const uint16_t* const data = from.data + component * from.component_stride;
 #pragma unroll
-        for (int v = threadIdx.x; v < LINES * VECTORS; v += THREADS) {
-            const int line = v / VECTORS, offset = v % VECTORS * 8;
+        for (int v = threadIdx.x; v < ROWS * VECTORS; v += THREADS) {
+            const int row = v / VECTORS, offset = v % VECTORS * 8;
             // Elements beyond the padding do not reach C, so any value will do.
             const int column = min(start + offset, from.pitch - 8);
-            copy_async<16>(slice + line * PITCH + offset, data + static_cast<int64_t>(line0 + line) * from.pitch + column);
+            copy_async<16>(slice + row * PITCH + offset, data + static_cast<int64_t>(first_row + row) * from.pitch + column);
         }
     }
 
@@ -62,9 +62,9 @@ struct OperandSlice {
 template <class Array, class Function>
 __device__ __forceinline__ void for_each(Array& array, const Function& function) {
 #pragma unroll
-    for (auto& line : array)
+    for (auto& fragments : array)
 #pragma unroll
-        for (auto& fragment : line)
+        for (auto& fragment : fragments)
 #pragma unroll
             for (float& x : fragment) function(x);
 }
@@ -129,7 +129,7 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
     };
 
     float c[T::FRAGMENTS_M][T::FRAGMENTS_N][4] = {};
-    float part[PROMOTED ? T::FRAGMENTS_M : 1][PROMOTED ? T::FRAGMENTS_N : 1][4];
+    float slice_sums[PROMOTED ? T::FRAGMENTS_M : 1][PROMOTED ? T::FRAGMENTS_N : 1][4];
 
     // to += component p of A · component q of B, over one slice.
     const auto multiply = [&](const uint16_t* stage, int p, int q, auto& to) {
@@ -162,22 +162,22 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
         const uint16_t* const stage = shared + slice % T::STAGES * STAGE;
         if constexpr (PROMOTED) {
             constexpr float STEP = 1.0f / (1 << Format::SHIFT);
-            for_each(part, [](float& x) { x = 0.0f; });
+            for_each(slice_sums, [](float& x) { x = 0.0f; });
             if (depth <= Format::SHORT_K) {
-                multiply(stage, 1, 1, part);
-                for_each(part, [](float& x) { x *= STEP; });
+                multiply(stage, 1, 1, slice_sums);
+                for_each(slice_sums, [](float& x) { x *= STEP; });
             }
-            multiply(stage, 1, 0, part);
-            multiply(stage, 0, 1, part);
+            multiply(stage, 1, 0, slice_sums);
+            multiply(stage, 0, 1, slice_sums);
             // Without scales, lo of an infinite number is 0 and its product has either sign or is NaN: hi · hi alone is right.
-            for_each(part, [](float& x) { x = Format::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
-            multiply(stage, 0, 0, part);
+            for_each(slice_sums, [](float& x) { x = Format::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
+            multiply(stage, 0, 0, slice_sums);
 #pragma unroll
             for (int i = 0; i < T::FRAGMENTS_M; ++i)
 #pragma unroll
                 for (int j = 0; j < T::FRAGMENTS_N; ++j)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) c[i][j][e] += part[i][j][e];
+                    for (int e = 0; e < 4; ++e) c[i][j][e] += slice_sums[i][j][e];
         } else {
             multiply(stage, 0, 0, c);
         }

@@ -59,13 +59,13 @@ struct Scheduler {
     }
 };
 
-// One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE parts into
-// all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
+// One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE portions
+// into all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
-                                      int component, int part) {
-    constexpr int PART = SIZE / SHARE, BOX = INNER ? PART : 64;
-    for (int outer = part * PART; outer < (part + 1) * PART; outer += BOX) {
+                                      int component, int portion) {
+    constexpr int PORTION = SIZE / SHARE, BOX = INNER ? PORTION : 64;
+    for (int outer = portion * PORTION; outer < (portion + 1) * PORTION; outer += BOX) {
         const uint32_t address = destination + outer * 128;
         const int x = INNER ? k0 : outer0 + outer, y = INNER ? outer0 + outer : k0;
         if (SHARE > 1)
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap
 
 template <class T, bool A_INNER, bool B_INNER>
 __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, int m, int n, int k_begin, int slices,
-                                        Ring<T> ring, int early) {
+                                        Ring<T> ring, int prefetch) {
     tensor_map_acquire(a);
     tensor_map_acquire(b);
     const int rank = cluster_rank<T::CLUSTER>();
@@ -95,16 +95,16 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
     };
     // One operand of the first slices may be loaded while the launch before still computes the other one.
     int preloaded = 0;
-    if (early != (PREFETCH_A | PREFETCH_B) && !scheduler.is_done()) {
+    if (prefetch != (PREFETCH_A | PREFETCH_B) && !scheduler.is_done()) {
         scheduler.origin(rank, m0, n0);
         const Ring<T> first = ring;
-        for (; early && preloaded < min(slices, T::STAGES); ++preloaded, ring.advance()) {
+        for (; prefetch && preloaded < min(slices, T::STAGES); ++preloaded, ring.advance()) {
             barrier_expect(ring.full + 8 * ring.stage, T::STAGE_BYTES);
-            early == PREFETCH_A ? load_a(preloaded) : load_b(preloaded);
+            prefetch == PREFETCH_A ? load_a(preloaded) : load_b(preloaded);
         }
         pdl_wait();
         ring = first;
-        for (int slice = 0; slice < preloaded; ++slice, ring.advance()) early == PREFETCH_A ? load_b(slice) : load_a(slice);
+        for (int slice = 0; slice < preloaded; ++slice, ring.advance()) prefetch == PREFETCH_A ? load_b(slice) : load_a(slice);
     }
     for (; !scheduler.is_done(); scheduler.advance(), preloaded = 0) {
         scheduler.origin(rank, m0, n0);
@@ -193,14 +193,14 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         int m0, n0;
         scheduler.origin(rank, m0, n0);
         m0 += consumer / T::ACROSS * 64, n0 += consumer % T::ACROSS * T::WIDTH;
-        StagedComponents<T, Epilogue> of_components(epilogue, m0, n0, m, n, components_alone && is_prefetched);
-        StagedEpilogue<T, Epilogue> staged_rows(epilogue, m0, n0, m, n, prefetches_rows && is_prefetched);
+        StagedComponents<T, Epilogue> staged_components(epilogue, m0, n0, m, n, components_alone && is_prefetched);
+        StagedEpilogue<T, Epilogue> staged_quads(epilogue, m0, n0, m, n, prefetches_rows && is_prefetched);
         const auto prefetch_late = [&] {
             if constexpr (MAY_PREFETCH_LATE) {
                 if (is_prefetched) return;
                 wait_launch();
-                if (components_alone) of_components.prefetch();
-                if (prefetches_rows) staged_rows.prefetch();
+                if (components_alone) staged_components.prefetch();
+                if (prefetches_rows) staged_quads.prefetch();
                 is_prefetched = true;
             }
         };
@@ -270,9 +270,9 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         prefetch_late();
         if (T::COMPONENTS > 1) add_cross<T>(c, cross);
         if (components_alone)
-            of_components.run(c, staging);
+            staged_components.run(c, staging);
         else
-            staged_rows.run(c, staging);
+            staged_quads.run(c, staging);
     }
     wait_launch();
 }
@@ -288,10 +288,10 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
 }
 
 // Sums B's columns, by a warp that reads the slices beside the consumers; B's rows run along the columns. The tiles that
-// share columns divide the rows of each slice among themselves, and each stores its sums as a row of `parts` (row tiles, n
-// padded).
+// share columns divide the rows of each slice among themselves, and each stores its sums as a row of `partials` (row
+// tiles, n padded).
 template <class T>
-__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* parts) {
+__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* partials) {
     constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
     const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
@@ -303,12 +303,12 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
         float4 sums[QUADS] = {};
         for (int slice = 0; slice < slices; ++slice) {
             ring.wait_full();
-            for (int line = first; line < end; ++line)
+            for (int row = first; row < end; ++row)
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t address =
-                        ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + line) * T::ROW_BYTES + column % 64 * 2;
+                        ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + row) * T::ROW_BYTES + column % 64 * 2;
                     BfloatQuad<T::COMPONENTS> quad;
 #pragma unroll
                     for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(address + p * T::B_BYTES));
@@ -324,7 +324,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
         for (int q = 0; q < QUADS; ++q) {
             const int j = n0 + (q * WARP + lane) * 4;
             if (inside && j < pitch)
-                *reinterpret_cast<float4*>(parts + static_cast<int64_t>(tile) * pitch + j) = sums[q];
+                *reinterpret_cast<float4*>(partials + static_cast<int64_t>(tile) * pitch + j) = sums[q];
         }
     }
 }
@@ -345,7 +345,7 @@ struct GemmSm90 {
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
-                                                    int early, const Epilogue& epilogue) {
+                                                    int prefetch, const Epilogue& epilogue) {
         SHARED(float, stagings);
         const Ring<T> ring(stagings + 4 * T::CONSUMERS * T::STAGING_SIZE);
         // Columns of scaled operands are summed by the kernel that splits them.
@@ -362,7 +362,7 @@ struct GemmSm90 {
             if (T::CONSUMERS > 1) registers_lower<40>();
             const int warp = threadIdx.x / WARP;
             if (threadIdx.x == 0)
-                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, early & (PREFETCH_A | PREFETCH_B));
+                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, prefetch & (PREFETCH_A | PREFETCH_B));
             if (warp == WARPGROUP / WARP - 1) {
                 pdl_wait_and_trigger();
                 __syncwarp();
@@ -376,7 +376,7 @@ struct GemmSm90 {
             }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();
-            consume<T, A_INNER, B_INNER>(m, n, slices, ring, stagings, early & PREFETCH_EPILOGUE, epilogue);
+            consume<T, A_INNER, B_INNER>(m, n, slices, ring, stagings, prefetch & PREFETCH_EPILOGUE, epilogue);
         }
         if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory
     }

@@ -34,7 +34,7 @@ constexpr int HAS_NAN = 2;  // an element is NaN
 constexpr int NONZERO = 4;    // an element is not 0
 constexpr int FLAG_BITS = 7;
 
-__device__ __forceinline__ int exponent_in(int line) { return line >> 3; }
+__device__ __forceinline__ int exponent_in(int scale) { return scale >> 3; }
 
 // The exponent of the largest |x'|, and the least |x'| that is represented to the last bit.
 constexpr int TOP_EXPONENT = 14;
@@ -90,9 +90,9 @@ __device__ __forceinline__ float remainder_of(float x, unsigned& word) {
     return (x - __uint_as_float(word << 16)) * 128.0f;
 }
 
-// Pairs of neighbours as words of bfloat16 components.
+// Splits pairs of neighbours into words of bfloat16 components.
 template <int COMPONENTS, int PAIRS>
-__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[COMPONENTS][PAIRS]) {
+__device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], unsigned (&words)[COMPONENTS][PAIRS]) {
     float2 spoilt = {};  // becomes NaN if an element is not finite, since zero times it is added
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
@@ -124,10 +124,10 @@ __device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], unsigned 
 
 // The same for a number of components known at run time; words of further components have no meaning.
 template <int PAIRS>
-__device__ __forceinline__ void hold_bfloats(const float2 (&x)[PAIRS], int components,
+__device__ __forceinline__ void split_to_bfloats(const float2 (&x)[PAIRS], int components,
                                              unsigned (&words)[MOST_COMPONENTS][PAIRS]) {
     if (components > 1) {
-        hold_bfloats(x, words);
+        split_to_bfloats(x, words);
     } else {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) words[0][i] = bfloat_pair(x[i].x, x[i].y);
@@ -139,7 +139,7 @@ template <int COMPONENTS>
 __device__ __forceinline__ void store_bfloats(uint16_t* to, int64_t component_stride, const float4& x) {
     const float2 pairs[2] = {make_float2(x.x, x.y), make_float2(x.z, x.w)};
     unsigned words[COMPONENTS][2];
-    hold_bfloats(pairs, words);
+    split_to_bfloats(pairs, words);
 #pragma unroll
     for (int p = 0; p < COMPONENTS; ++p) *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(words[p][0], words[p][1]);
 }

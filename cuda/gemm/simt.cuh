@@ -40,13 +40,13 @@ struct Operand {
     __device__ __forceinline__ float at(int i, int k) const { return INNER_FIRST ? row(i)[k] : row(k)[i]; }
 };
 
-// Four neighbours along the contiguous axis, from element (line, start) of a matrix of `lines` stored rows, each `length`
+// Four neighbours along the contiguous axis, from element (row, start) of a matrix of `rows` stored rows, each `length`
 // long; 0 beyond either border.
 template <class From>
-__device__ __forceinline__ float4 load_edge(const From& from, int line, int lines, int start, int length,
+__device__ __forceinline__ float4 load_edge(const From& from, int row, int rows, int start, int length,
                                             bool vectored) {
-    const bool inside = line < lines && start < length;
-    const float* source = inside ? from.row(line) + start : from.data;
+    const bool inside = row < rows && start < length;
+    const float* source = inside ? from.row(row) + start : from.data;
     if (vectored && start + 4 <= length) {
         const float4 four = *reinterpret_cast<const float4*>(source);
         return inside ? four : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -67,7 +67,7 @@ struct Slice {
     float4 fetched[PER_THREAD];
 
     // Vector v of the slice: where it starts along the outer and the inner axis.
-    static __device__ __forceinline__ void place(int v, int& outer, int& inner) {
+    static __device__ __forceinline__ void locate(int v, int& outer, int& inner) {
         if (INNER_FIRST) {
             outer = v / (DEPTH / 4);
             inner = v % (DEPTH / 4) * 4;
@@ -94,23 +94,23 @@ struct Slice {
     // The vectors of a thread lie a fixed number of stored rows apart, unless rows are indexed or no whole number of them
     // makes up one vector per thread.
     __device__ __forceinline__ void fetch_whole(const Operand<INNER_FIRST>& from, int outer0, int inner0) {
-        constexpr int PER_LINE = (INNER_FIRST ? DEPTH : OUTER) / 4, LINES = THREADS / PER_LINE;
+        constexpr int PER_ROW = (INNER_FIRST ? DEPTH : OUTER) / 4, ROWS = THREADS / PER_ROW;
         int outer, inner;
-        place(threadIdx.x, outer, inner);
-        const int line = INNER_FIRST ? outer0 + outer : inner0 + inner;
+        locate(threadIdx.x, outer, inner);
+        const int first_row = INNER_FIRST ? outer0 + outer : inner0 + inner;
         const int start = INNER_FIRST ? inner0 + inner : outer0 + outer;
-        const float* const first = from.data + static_cast<int64_t>(line) * from.pitch + start;
-        const int64_t stride = static_cast<int64_t>(LINES) * from.pitch;
+        const float* const first = from.data + static_cast<int64_t>(first_row) * from.pitch + start;
+        const int64_t stride = static_cast<int64_t>(ROWS) * from.pitch;
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int v = threadIdx.x + i * THREADS;
             if (VECTORS % THREADS != 0 && v >= VECTORS) break;
             const float* source = first + i * stride;
-            if (THREADS % PER_LINE != 0) {
-                place(v, outer, inner);
+            if (THREADS % PER_ROW != 0) {
+                locate(v, outer, inner);
                 source = from.row(INNER_FIRST ? outer0 + outer : inner0 + inner) + (INNER_FIRST ? inner0 + inner : outer0 + outer);
             } else if (from.indices) {
-                source = from.row(line + i * LINES) + start;
+                source = from.row(first_row + i * ROWS) + start;
             }
             fetched[i] = *reinterpret_cast<const float4*>(source);
         }
@@ -124,7 +124,7 @@ struct Slice {
             const int v = threadIdx.x + i * THREADS;
             if (VECTORS % THREADS != 0 && v >= VECTORS) break;
             int outer, inner;
-            place(v, outer, inner);
+            locate(v, outer, inner);
             outer += outer0;
             inner += inner0;
             if (INNER_FIRST)
@@ -140,7 +140,7 @@ struct Slice {
             const int v = threadIdx.x + i * THREADS;
             if (VECTORS % THREADS != 0 && v >= VECTORS) break;
             int outer, inner;
-            place(v, outer, inner);
+            locate(v, outer, inner);
             if (INNER_FIRST) {
                 shared[(inner + 0) * PITCH + outer] = fetched[i].x;
                 shared[(inner + 1) * PITCH + outer] = fetched[i].y;
@@ -168,11 +168,11 @@ __device__ __forceinline__ int thread_offset(int lane, int i) {
 }
 
 template <int COUNT, int SIDE>
-__device__ __forceinline__ void read_values(const float* line, int lane, float (&values)[COUNT]) {
+__device__ __forceinline__ void read_values(const float* row, int lane, float (&values)[COUNT]) {
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        const float* source = line + thread_offset<COUNT, SIDE>(lane, i);
+        const float* source = row + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4) {
             const float4 four = *reinterpret_cast<const float4*>(source);
             values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
@@ -184,11 +184,11 @@ __device__ __forceinline__ void read_values(const float* line, int lane, float (
 }
 
 template <int COUNT, int SIDE>
-__device__ __forceinline__ void write_values(float* line, int lane, const float (&values)[COUNT]) {
+__device__ __forceinline__ void write_values(float* row, int lane, const float (&values)[COUNT]) {
     constexpr int WIDTH = Run<COUNT>::WIDTH;
 #pragma unroll
     for (int i = 0; i < COUNT; i += WIDTH) {
-        float* source = line + thread_offset<COUNT, SIDE>(lane, i);
+        float* source = row + thread_offset<COUNT, SIDE>(lane, i);
         if (WIDTH == 4)
             *reinterpret_cast<float4*>(source) = make_float4(values[i], values[i + 1], values[i + 2], values[i + WIDTH - 1]);
         else
@@ -251,9 +251,9 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
         if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N)
             for (int k = 0; k < T::K; ++k) column_sum += staged_b[k * T::PITCH_B + threadIdx.x];
         if (k0 + T::K < k_end) {
-            const bool deep = k0 + T::K <= k_deep;
-            slice_a.fetch(a, m0, k0 + T::K, k_end, a_whole && deep);
-            slice_b.fetch(b, n0, k0 + T::K, k_end, b_whole && deep);
+            const bool is_deep = k0 + T::K <= k_deep;
+            slice_a.fetch(a, m0, k0 + T::K, k_end, a_whole && is_deep);
+            slice_b.fetch(b, n0, k0 + T::K, k_end, b_whole && is_deep);
         }
 #pragma unroll
         for (int k = 0; k < T::K; ++k) {
@@ -291,16 +291,16 @@ __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INN
 
 // Epilogues that change arrays in place.
 //
-// prefetch(row, column) is called early for every LINE-th column. Then elements come in rows, so that neighbouring threads
+// prefetch(row, column) is called first, for a column of each cache line. Then elements come in rows, so that neighbouring threads
 // have neighbouring columns: load(row, column) reads, put(row, column, value, loaded) writes, and a thread reads for several
 // elements before it writes the first.
 
 // Lets the arrays come to the cache while the product is made.
 template <int M, int N, int THREADS, class Epilogue>
 __device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_end, const Epilogue& epilogue) {
-    constexpr int LINE = 32;
-    for (int element = threadIdx.x; element < M * (N / LINE); element += THREADS) {
-        const int m = m0 + element / (N / LINE), n = n0 + element % (N / LINE) * LINE;
+    constexpr int CACHE_LINE = 32;  // floats
+    for (int element = threadIdx.x; element < M * (N / CACHE_LINE); element += THREADS) {
+        const int m = m0 + element / (N / CACHE_LINE), n = n0 + element % (N / CACHE_LINE) * CACHE_LINE;
         if (m < m_end && n < n_end) epilogue.prefetch(m, n);
     }
 }
@@ -333,7 +333,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Oper
                                                    const Columns& columns, const Epilogue& epilogue) {
     using T = SimtTile<M, N, K>;
     constexpr int RUN = Run<T::THREAD_M>::WIDTH, ROWS = RUN * T::SIDE;
-    static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile take the slices' place");
+    static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile take the slices' room");
     SHARED(float, shared);
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
     float c[T::THREAD_M][T::THREAD_N] = {};

@@ -21,7 +21,7 @@ struct SplitRow {
     float* copy;
     uint16_t* components;
     int64_t component_stride;
-    int* columns;
+    int* column_scales;
     int n;
     int shift, flags;
 
@@ -34,11 +34,11 @@ struct SplitRow {
         Format::put(components ? components + j : nullptr, component_stride, x, shifts, found);
         if (!Format::SCALED) return;
         flags |= found[0] | found[1] | found[2] | found[3];
-        if (!columns) return;
+        if (!column_scales) return;
         const int known[4] = {there.x, there.y, there.z, there.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (found[i] & ~known[i]) atomicOr(columns + j + i, found[i]);
+            if (found[i] & ~known[i]) atomicOr(column_scales + j + i, found[i]);
     }
 };
 
@@ -51,11 +51,11 @@ __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight)
 // The threads of a block that share a row: whole warps, as many as can keep the row in registers if the block has so many.
 struct RowTeam {
     static constexpr int THREADS = 256, SHARED_BYTES = 4 * 2 * THREADS / WARP;
-    static constexpr int KEPT = 4;  // vectors of a row that a thread holds
+    static constexpr int VECTORS = 4;  // of a row that a thread keeps in registers
     int size, row, thread;          // threads per row; which of the block's rows is this thread's; the thread's number in its team
 
     __device__ __forceinline__ explicit RowTeam(int n) : size(WARP) {
-        while (size < static_cast<int>(blockDim.x) && 4 * KEPT * size < n) size *= 2;
+        while (size < static_cast<int>(blockDim.x) && 4 * VECTORS * size < n) size *= 2;
         row = threadIdx.x / size, thread = threadIdx.x % size;
     }
     __device__ __forceinline__ int rows() const { return blockDim.x / size; }
@@ -66,14 +66,14 @@ struct RowTeam {
 //   weight_row_scales  the columns are not multiplied by scaled rows of weights
 //   copy               the float32 row is not copied
 //   components         only the scale is made
-//   columns            flags of columns are not collected; else those that are missing are added
+//   column_scales      flags of columns are not collected; else those that are missing are added
 // Arrays over columns reach as far as the padding.
 template <class Format>
 __device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_row_scales,
-                                          float* copy, uint16_t* components, int64_t component_stride, int* line, int* columns,
-                                          int n) {
+                                          float* copy, uint16_t* components, int64_t component_stride, int* row_scale,
+                                          int* column_scales, int n) {
     SHARED(int, scratch);  // two words per warp
-    constexpr int KEPT = RowTeam::KEPT;
+    constexpr int VECTORS = RowTeam::VECTORS;
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, first_warp = team.row * team.warps();
     const int first = 4 * team.thread, stride = 4 * team.size, pitch = padded_columns(n);
     const bool vectored = reinterpret_cast<uintptr_t>(row) % 16 == 0;
@@ -81,24 +81,24 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         return row && j < n ? load_row(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     };
     const auto weight_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
-    const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? columns : nullptr, j); };
+    const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? column_scales : nullptr, j); };
 
     // Each thread keeps its part of a row in registers; what does not fit is read twice.
-    float4 kept[KEPT];
-    int4 weight[KEPT], known[KEPT];
+    float4 in_registers[VECTORS];
+    int4 weight[VECTORS], known[VECTORS];
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i) {
-        kept[i] = vector(first + i * stride);
+    for (int i = 0; i < VECTORS; ++i) {
+        in_registers[i] = vector(first + i * stride);
         weight[i] = weight_of(first + i * stride), known[i] = known_of(first + i * stride);
     }
 
-    SplitRow<Format> out = {copy, components, component_stride, columns, n, 0, 0};
+    SplitRow<Format> out = {copy, components, component_stride, column_scales, n, 0, 0};
     if (Format::SCALED) {
         int top = NO_EXPONENT;
 #pragma unroll
-        for (int i = 0; i < KEPT; ++i)
-            if (first + i * stride < n) top = max(top, top_exponent(kept[i], weight[i]));
-        for (int j = first + KEPT * stride; j < n; j += stride) top = max(top, top_exponent(vector(j), weight_of(j)));
+        for (int i = 0; i < VECTORS; ++i)
+            if (first + i * stride < n) top = max(top, top_exponent(in_registers[i], weight[i]));
+        for (int j = first + VECTORS * stride; j < n; j += stride) top = max(top, top_exponent(vector(j), weight_of(j)));
         top = warp_max(top);
         if (team.thread % WARP == 0) scratch[warp] = top;
         __syncthreads();
@@ -106,9 +106,9 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         out.shift = -scaling_exponent(top);
     }
 #pragma unroll
-    for (int i = 0; i < KEPT; ++i)
-        if (first + i * stride < pitch) out.put(first + i * stride, kept[i], weight[i], known[i]);
-    for (int j = first + KEPT * stride; j < pitch; j += stride) out.put(j, vector(j), weight_of(j), known_of(j));
+    for (int i = 0; i < VECTORS; ++i)
+        if (first + i * stride < pitch) out.put(first + i * stride, in_registers[i], weight[i], known[i]);
+    for (int j = first + VECTORS * stride; j < pitch; j += stride) out.put(j, vector(j), weight_of(j), known_of(j));
     if (!Format::SCALED) return;
 
     const int flags = warp_or(out.flags);
@@ -117,17 +117,17 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     if (team.thread == 0) {
         int seen = 0;
         for (int i = 0; i < team.warps(); ++i) seen |= scratch[warps + first_warp + i];
-        *line = -out.shift * 8 + seen;
+        *row_scale = -out.shift * 8 + seen;
     }
 }
 
-// Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and flags of columns (n,). With an
+// Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and, in `column_scales` (n,), flags of columns. With an
 // order the rows are those of a data set, and `copy` (B, n) receives them. Unscaled rows may be those of several steps, which
 // are stored one after another. Grid: (rows padded to 128, over rows per block; steps).
 template <class Format>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
                                            const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
-                                           int64_t component_stride, int* row_scales, int* columns, int n) {
+                                           int64_t component_stride, int* row_scales, int* column_scales, int n) {
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
     const RowTeam team(n);
@@ -139,13 +139,13 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
                     copy && r < rows.count ? copy + row * n : nullptr,
                     components ? components + blockIdx.y * Format::COMPONENTS * component_stride + r * static_cast<int64_t>(padded_columns(n))
                            : nullptr,
-                    component_stride, row_scales + r, columns, n);
+                    component_stride, row_scales + r, column_scales, n);
 }
 
 // The same for weights w (k, n), and for other weights in the same launch unless they are null.
 // Grid: k padded to 128, over rows per block; then the same for the other weights.
 template <class Format>
-__device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* row_scales, int* columns, int k, int n,
+__device__ __forceinline__ void split_weights(const float* w, uint16_t* components, int* row_scales, int* column_scales, int k, int n,
                                               const float* other_w, uint16_t* other_components, int* other_row_scales,
                                               int* other_column_scales, int other_k, int other_n) {
     pdl_wait_and_trigger();
@@ -153,12 +153,12 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
     const int64_t blocks = padded_rows(k) / RowTeam(n).rows();
     if (block >= blocks) {
         block -= blocks;
-        w = other_w, components = other_components, row_scales = other_row_scales, columns = other_column_scales, k = other_k, n = other_n;
+        w = other_w, components = other_components, row_scales = other_row_scales, column_scales = other_column_scales, k = other_k, n = other_n;
     }
     const RowTeam team(n);
     const int64_t r = block * team.rows() + team.row, pitch = padded_columns(n);
     split_row<Format>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, row_scales + r,
-                    columns, n);
+                    column_scales, n);
 }
 
 // Work over the columns of dz (B, n): a block takes WIDTH columns and a part of the rows, a thread four neighbours of every
@@ -171,8 +171,8 @@ struct ColumnBlock {
 // Four neighbours of a shard's row of dz, or of its bfloat16 components.
 template <class Format>
 __device__ __forceinline__ float4 delta_vector(const float* dz, int64_t, const Rows& rows, int row, int n, int column) {
-    const float* const line = dz + (rows.first + static_cast<int64_t>(row)) * n;
-    return load_row(line, n, column, reinterpret_cast<uintptr_t>(line) % 16 == 0);
+    const float* const deltas = dz + (rows.first + static_cast<int64_t>(row)) * n;
+    return load_row(deltas, n, column, reinterpret_cast<uintptr_t>(deltas) % 16 == 0);
 }
 
 template <class Format>
@@ -186,9 +186,9 @@ __device__ __forceinline__ float4 delta_vector(const uint16_t* components, int64
 template <class T, class Join>
 __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result, const Join& join) {
     __syncthreads();
-    const int line = threadIdx.x / ColumnBlock::LANES, column = threadIdx.x % ColumnBlock::LANES * 4;
+    const int row = threadIdx.x / ColumnBlock::LANES, column = threadIdx.x % ColumnBlock::LANES * 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) shared[line * ColumnBlock::WIDTH + column + i] = values[i];
+    for (int i = 0; i < 4; ++i) shared[row * ColumnBlock::WIDTH + column + i] = values[i];
     __syncthreads();
     if (threadIdx.x < ColumnBlock::WIDTH)
         for (int i = 0; i < ColumnBlock::ROWS; ++i) result = join(result, shared[i * ColumnBlock::WIDTH + threadIdx.x]);
@@ -215,7 +215,7 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* row_s
 template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
                                               int* row_scales, const int* x_row_scales, uint16_t* components, uint16_t* row_components,
-                                              int64_t component_stride, int* columns, float* partials, int* partial_flags, unsigned* arrived,
+                                              int64_t component_stride, int* column_scales, float* partials, int* partial_flags, unsigned* arrived,
                                               float* db, int n) {
     pdl_wait_and_trigger();
     using T = ColumnBlock;
@@ -284,7 +284,7 @@ __device__ __forceinline__ void split_columns(const Step* step, int shard, int s
         if (Format::SCALED) flags |= __ldcg(partial_flags + i * pitch + result_column);
     }
     if (db) db[result_column] = total;
-    if (Format::SCALED) columns[result_column] = top * 8 + flags;
+    if (Format::SCALED) column_scales[result_column] = top * 8 + flags;
 }
 
 // Keeps of each word only the bits of a mask. Grid: any, of one dimension.

@@ -26,7 +26,7 @@ struct SplitSm80Tile {
     static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
     static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == THREADS / WARP && FRAGMENTS % 2 == 0,
                   "whole fragments for each warp");
-    // Slices of both operands in three components, and a flag for each row and column; then C takes the slices' place.
+    // Slices of both operands in three components, and a flag for each row and column; then C takes the slices' room.
     static constexpr int PITCH = 8;  // padding of a row, in elements
     static constexpr int SLICES = COMPONENTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
                                   COMPONENTS * 2 * K * (N + PITCH);
@@ -52,8 +52,8 @@ __device__ __forceinline__ unsigned split_off(float& first, float& second) {
 // them begin in different banks.
 template <int OUTER, class T, bool INNER_FIRST>
 struct SplitSlice {
-    static constexpr int LINES = INNER_FIRST ? OUTER : T::K, LENGTH = INNER_FIRST ? T::K : OUTER;
-    static constexpr int PITCH = LENGTH + T::PITCH, PART = LINES * PITCH;
+    static constexpr int ROWS = INNER_FIRST ? OUTER : T::K, LENGTH = INNER_FIRST ? T::K : OUTER;
+    static constexpr int PITCH = LENGTH + T::PITCH, SIZE = ROWS * PITCH;
     using Fetched = Slice<OUTER, 0, T::K, T::THREADS, INNER_FIRST>;
 
     // Splits what was fetched; `flags` (OUTER,) are set where an element does not split.
@@ -63,16 +63,16 @@ struct SplitSlice {
             const int v = threadIdx.x + i * T::THREADS;
             if (Fetched::VECTORS % T::THREADS != 0 && v >= Fetched::VECTORS) break;
             int outer, inner;
-            Fetched::place(v, outer, inner);
+            Fetched::locate(v, outer, inner);
             float rest[4] = {fetched.fetched[i].x, fetched.fetched[i].y, fetched.fetched[i].z, fetched.fetched[i].w};
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 if (!splits(rest[e])) flags[INNER_FIRST ? outer : outer + e] = 1;
             uint16_t* const target = slice + (INNER_FIRST ? outer * PITCH + inner : inner * PITCH + outer);
 #pragma unroll
-            for (int part = 0; part < T::COMPONENTS; ++part) {
+            for (int component = 0; component < T::COMPONENTS; ++component) {
                 const unsigned low = split_off(rest[0], rest[1]), high = split_off(rest[2], rest[3]);
-                *reinterpret_cast<uint2*>(target + part * PART) = make_uint2(low, high);
+                *reinterpret_cast<uint2*>(target + component * SIZE) = make_uint2(low, high);
             }
         }
     }
@@ -83,28 +83,28 @@ struct SplitSlice {
     }
 };
 
-// part += A · B over DEPTH of a staged slice from k0 on: the six largest products of components, the smaller ones first.
+// sums += A · B over DEPTH of a staged slice from k0 on: the six largest products of components, the smaller ones first.
 template <class T, class SliceA, class SliceB>
 __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const uint16_t* slice_b, int warp_m, int warp_n,
-                                               int k0, float (&part)[T::FRAGMENTS][4]) {
+                                               int k0, float (&sums)[T::FRAGMENTS][4]) {
 #pragma unroll
     for (int k = k0; k < k0 + T::DEPTH; k += 16) {
         unsigned a[T::COMPONENTS][4];
 #pragma unroll
-        for (int p = 0; p < T::COMPONENTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::PART, warp_m, k);
+        for (int p = 0; p < T::COMPONENTS; ++p) SliceA::template load<0>(a[p], slice_a + p * SliceA::SIZE, warp_m, k);
 #pragma unroll
         for (int j = 0; j < T::FRAGMENTS; j += 2) {
             unsigned b[T::COMPONENTS][4];
 #pragma unroll
             for (int p = 0; p < T::COMPONENTS; ++p)
-                SliceB::template load<1>(b[p], slice_b + p * SliceB::PART, warp_n + 8 * j, k);
+                SliceB::template load<1>(b[p], slice_b + p * SliceB::SIZE, warp_n + 8 * j, k);
 #pragma unroll
             for (int both = T::COMPONENTS - 1; both >= 0; --both)
 #pragma unroll
                 for (int p = 0; p <= both; ++p)
 #pragma unroll
                     for (int side = 0; side < 2; ++side)
-                        multiply_matrices<false>(part[j + side], a[p], b[both - p][2 * side], b[both - p][2 * side + 1]);
+                        multiply_matrices<false>(sums[j + side], a[p], b[both - p][2 * side], b[both - p][2 * side + 1]);
         }
     }
 }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     using SliceB = SplitSlice<T::N, T, B_INNER>;
     SHARED(float, shared);
     uint16_t* const staged_a = reinterpret_cast<uint16_t*>(shared);
-    uint16_t* const staged_b = staged_a + T::COMPONENTS * SliceA::PART;
+    uint16_t* const staged_b = staged_a + T::COMPONENTS * SliceA::SIZE;
     int* const row_flags = reinterpret_cast<int*>(shared) + T::SHARED_BYTES / 4 - T::M - T::N;
     int* const column_flags = row_flags + T::M;
     for (int i = threadIdx.x; i < T::M + T::N; i += T::THREADS) row_flags[i] = 0;
@@ -136,13 +136,13 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     typename SliceB::Fetched fetched_b;
     const bool a_whole = SliceA::Fetched::is_whole(a, m0), b_whole = SliceB::Fetched::is_whole(b, n0);
     const auto fetch = [&](int k0) {
-        const bool deep = k0 + T::K <= k_end;
-        fetched_a.fetch(a, m0, k0, k_end, a_whole && deep);
-        fetched_b.fetch(b, n0, k0, k_end, b_whole && deep);
+        const bool is_deep = k0 + T::K <= k_end;
+        fetched_a.fetch(a, m0, k0, k_end, a_whole && is_deep);
+        fetched_b.fetch(b, n0, k0, k_end, b_whole && is_deep);
     };
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int warp_m = warp % T::WARPS_M * 16, warp_n = warp / T::WARPS_M * T::WARP_N;
-    float c[T::FRAGMENTS][4] = {}, part[T::FRAGMENTS][4] = {};
+    float c[T::FRAGMENTS][4] = {}, sums[T::FRAGMENTS][4] = {};
 
     if (k_begin < k_end) fetch(k_begin);
     for (int k0 = k_begin; k0 < k_end; k0 += T::K) {
@@ -151,12 +151,12 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
         SliceB::stage(fetched_b, staged_b, column_flags);
         __syncthreads();
         if (k0 + T::K < k_end) fetch(k0 + T::K);
-        multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, 0, part);
+        multiply_slice<T, SliceA, SliceB>(staged_a, staged_b, warp_m, warp_n, 0, sums);
         if ((k0 - k_begin) % T::PROMOTED == T::PROMOTED - T::K || k0 + T::K >= k_end) {
 #pragma unroll
             for (int j = 0; j < T::FRAGMENTS; ++j)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) c[j][e] += part[j][e], part[j][e] = 0.0f;
+                for (int e = 0; e < 4; ++e) c[j][e] += sums[j][e], sums[j][e] = 0.0f;
         }
     }
     __syncthreads();
@@ -170,8 +170,8 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     for (int element = threadIdx.x; element < T::M * T::N; element += T::THREADS) {
         const int m = m0 + element / T::N, n = n0 + element % T::N;
         // A product of components that overflows leaves infinity or NaN, of either sign.
-        const bool is_doubtful = row_flags[element / T::N] || column_flags[element % T::N] || !(fabsf(shared[element]) < INFINITY);
-        if (m >= a.outer || n >= b.outer || !is_doubtful) continue;
+        const bool must_recompute = row_flags[element / T::N] || column_flags[element % T::N] || !(fabsf(shared[element]) < INFINITY);
+        if (m >= a.outer || n >= b.outer || !must_recompute) continue;
         float sum = 0.0f;
         for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(m, k), b.at(n, k), sum);
         shared[element] = sum;

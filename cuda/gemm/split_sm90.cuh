@@ -17,7 +17,7 @@ namespace mlpgpu {
 
 // A warpgroup's part of C, 64 x N; a warp has 16 rows of it.
 struct SplitProduct {
-    static constexpr int M = 64, N = 96, COMPONENTS = 3, PROMOTED = 64, HELD = N / 2;  // elements of C in a thread
+    static constexpr int M = 64, N = 96, COMPONENTS = 3, PROMOTED = 64, PER_THREAD = N / 2;  // elements of C
 };
 
 // Orders by magnitude, with 0 after all others. What comes before TOO_SMALL does not split well. Numbers that are too large or
@@ -27,29 +27,29 @@ constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 
 // --- A: rows of x as they are stored ---
 
-// Stores where rows begin to shared memory; null for rows from `lines` on. Copies read nothing else, so they need not wait for
+// Stores where rows begin to shared memory; null for rows from `end` on. Copies read nothing else, so they need not wait for
 // an order's entry each time.
 template <int COUNT, int THREADS, bool INNER_FIRST>
-__device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int lines, const float** row_starts) {
-    for (int i = threadIdx.x; i < COUNT; i += THREADS) row_starts[i] = first + i < lines ? from.row(first + i) : nullptr;
+__device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int end, const float** row_starts) {
+    for (int i = threadIdx.x; i < COUNT; i += THREADS) row_starts[i] = first + i < end ? from.row(first + i) : nullptr;
 }
 
-// Starts copies of LINES rows to shared memory, PITCH floats apart: WIDTH floats of each from `start` on. Rows that do not exist
+// Starts copies of ROWS rows to shared memory, PITCH floats apart: WIDTH floats of each from `start` on. Rows that do not exist
 // and elements from `end` on become 0. By THREADS threads, which do not wait.
-template <int LINES, int WIDTH, int PITCH, int THREADS>
+template <int ROWS, int WIDTH, int PITCH, int THREADS>
 __device__ __forceinline__ void copy_rows(const float* const* row_starts, const float* data, bool vectored, int start, int end,
                                            uint32_t to, int thread) {
-    constexpr int PER_LINE = WIDTH / 4, APART = THREADS / PER_LINE, EACH = LINES / APART, BATCH = EACH < 8 ? EACH : 8;
-    static_assert(APART * PER_LINE == THREADS && EACH * APART == LINES && EACH % BATCH == 0,
-                  "a thread has the same columns of every so manieth line");
-    const int line = thread / PER_LINE, column = thread % PER_LINE * 4, inside = max(0, min(4, end - start - column));
-    const auto target = [=](int i) { return to + 4 * ((line + i * APART) * PITCH + column); };
+    constexpr int PER_ROW = WIDTH / 4, AT_ONCE = THREADS / PER_ROW, EACH = ROWS / AT_ONCE, BATCH = EACH < 8 ? EACH : 8;
+    static_assert(AT_ONCE * PER_ROW == THREADS && EACH * AT_ONCE == ROWS && EACH % BATCH == 0,
+                  "a thread copies the same columns of every AT_ONCE-th row");
+    const int row = thread / PER_ROW, column = thread % PER_ROW * 4, inside = max(0, min(4, end - start - column));
+    const auto target = [=](int i) { return to + 4 * ((row + i * AT_ONCE) * PITCH + column); };
     if (vectored) {
 #pragma unroll 1
         for (int i0 = 0; i0 < EACH; i0 += BATCH) {
             const float* source[BATCH];
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) source[i] = row_starts[line + (i0 + i) * APART];
+            for (int i = 0; i < BATCH; ++i) source[i] = row_starts[row + (i0 + i) * AT_ONCE];
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
                 const int count = source[i] ? inside : 0;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_rows(const float* const* row_starts, const 
     }
 #pragma unroll 1
     for (int i = 0; i < EACH; ++i) {
-        const float* const source = row_starts[line + i * APART];
+        const float* const source = row_starts[row + i * AT_ONCE];
         const int count = source ? inside : 0;
         for (int e = 0; e < 4; ++e)
             copy_async_or_clear<4>(target(i) + 4 * e, e < count ? source + start + column + e : data, e < count ? 4 : 0);
@@ -82,18 +82,18 @@ struct SplitComponents {
 #pragma unroll
         for (int e = 0; e < 8; ++e) rest[e] = values[e], least = min(least, magnitude_key(values[e]));
 #pragma unroll
-        for (int part = 0; part < SplitProduct::COMPONENTS; ++part) {
+        for (int component = 0; component < SplitProduct::COMPONENTS; ++component) {
             uint4 bits;
             bits.x = split_off(rest[0], rest[1]), bits.y = split_off(rest[2], rest[3]);
             bits.z = split_off(rest[4], rest[5]), bits.w = split_off(rest[6], rest[7]);
-            *reinterpret_cast<uint4*>(components + part * COMPONENT + octet * NEXT_INNER + column * COLUMN) = bits;
+            *reinterpret_cast<uint4*>(components + component * COMPONENT + octet * NEXT_INNER + column * COLUMN) = bits;
         }
         return least < TOO_SMALL;
     }
 
     // The descriptor of sixteen k of a component, from k on.
-    static __device__ __forceinline__ uint64_t lines(uint32_t components, int part, int k) {
-        return wgmma_descriptor_plain(components + part * COMPONENT + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
+    static __device__ __forceinline__ uint64_t descriptor(uint32_t components, int component, int k) {
+        return wgmma_descriptor_plain(components + component * COMPONENT + k / 8 * NEXT_INNER, NEXT_INNER, NEXT_COLUMNS);
     }
 };
 
@@ -113,7 +113,7 @@ struct SplitFragments {
             float2 two = pair(q % 2 * 8, k + q / 2 * 8);
             least[q % 2] = min(least[q % 2], min(magnitude_key(two.x), magnitude_key(two.y)));
 #pragma unroll
-            for (int part = 0; part < SplitProduct::COMPONENTS; ++part) fragment[part][q] = split_off(two.x, two.y);
+            for (int component = 0; component < SplitProduct::COMPONENTS; ++component) fragment[component][q] = split_off(two.x, two.y);
         }
     }
 };
@@ -121,7 +121,7 @@ struct SplitFragments {
 // sums = A · B over PROMOTED of k, the smaller products of components first. The fragments of the first sixteen k are in `a`;
 // fill(k) makes those from k on while products are under way, and at the end the first sixteen of the next sum.
 template <class Components, class Fill>
-__device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::HELD], const SplitFragments& a,
+__device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::PER_THREAD], const SplitFragments& a,
                                                uint32_t components, int k0, const Fill& fill) {
     using T = SplitProduct;
 #pragma unroll
@@ -131,9 +131,9 @@ __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::
 #pragma unroll
         for (int both = T::COMPONENTS - 1; both >= 0; --both)
 #pragma unroll
-            for (int part = 0; part <= both; ++part)
-                wgmma_of_registers(sums, fragment[part], Components::lines(components, both - part, k0 + k),
-                                   k > 0 || both < T::COMPONENTS - 1 || part > 0);
+            for (int component = 0; component <= both; ++component)
+                wgmma_of_registers(sums, fragment[component], Components::descriptor(components, both - component, k0 + k),
+                                   k > 0 || both < T::COMPONENTS - 1 || component > 0);
         wgmma_commit();
         wgmma_wait<1>();  // the product that read what is filled now is done
         fill(k + 16);
@@ -145,37 +145,37 @@ __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::
 // finish(false, …) for others, which must do nothing: so nothing branches. Elements whose row or column is flagged, or that
 // are not finite, come from recompute(row, column).
 template <class Recompute, class Finish>
-__device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::HELD], const unsigned (&least)[2],
+__device__ __forceinline__ void finish_fragments(const float (&c)[SplitProduct::PER_THREAD], const unsigned (&least)[2],
                                                  const int* column_flags, bool any_column, int rows, int columns,
                                                  const Recompute& recompute, const Finish& finish) {
-    constexpr int HELD = SplitProduct::HELD;
+    constexpr int COUNT = SplitProduct::PER_THREAD;
     const int lane = threadIdx.x % WARP;
     const auto row = [=](int i) { return lane / 4 + i / 2 % 2 * 8; };
     const auto column = [=](int i) { return lane % 4 * 2 + i / 4 * 8 + i % 2; };
-    bool is_row_doubtful[2];
+    bool is_row_inexact[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // four lanes share a row
         unsigned of_row = min(least[half], __shfl_xor_sync(WARP_ALL, least[half], 1));
         of_row = min(of_row, __shfl_xor_sync(WARP_ALL, of_row, 2));
-        is_row_doubtful[half] = of_row < TOO_SMALL;
+        is_row_inexact[half] = of_row < TOO_SMALL;
     }
     float zeros[4] = {};  // becomes NaN if an element is not finite; four independent chains
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) zeros[i % 4] = fmaf(c[i], 0.0f, zeros[i % 4]);
+    for (int i = 0; i < COUNT; ++i) zeros[i % 4] = fmaf(c[i], 0.0f, zeros[i % 4]);
     const bool is_finite = zeros[0] + zeros[1] + (zeros[2] + zeros[3]) == 0.0f;
-    if (!__any_sync(WARP_ALL, any_column || is_row_doubtful[0] || is_row_doubtful[1] || !is_finite)) {
+    if (!__any_sync(WARP_ALL, any_column || is_row_inexact[0] || is_row_inexact[1] || !is_finite)) {
 #pragma unroll
-        for (int i = 0; i < HELD; ++i) finish(row(i) < rows && column(i) < columns, row(i), column(i), c[i]);
+        for (int i = 0; i < COUNT; ++i) finish(row(i) < rows && column(i) < columns, row(i), column(i), c[i]);
         return;
     }
-    float held[HELD];  // in local memory, since the loop below is not unrolled
+    float elements[COUNT];  // in local memory, since the loop below is not unrolled
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) held[i] = c[i];
+    for (int i = 0; i < COUNT; ++i) elements[i] = c[i];
 #pragma unroll 1
-    for (int i = 0; i < HELD; ++i) {
+    for (int i = 0; i < COUNT; ++i) {
         if (row(i) >= rows || column(i) >= columns) continue;
-        const bool is_right = !is_row_doubtful[i / 2 % 2] && !column_flags[column(i)] && fabsf(held[i]) < INFINITY;
-        finish(true, row(i), column(i), is_right ? held[i] : recompute(row(i), column(i)));
+        const bool is_right = !is_row_inexact[i / 2 % 2] && !column_flags[column(i)] && fabsf(elements[i]) < INFINITY;
+        finish(true, row(i), column(i), is_right ? elements[i] : recompute(row(i), column(i)));
     }
     __syncwarp();
 }
@@ -203,7 +203,7 @@ struct SplitSm90Tile {
     static constexpr int SHARED_BYTES = RingA::BYTES + RingB::BYTES + 8 * M + 4 * N;
     // A warp's staging tile, whose rows begin eight banks apart.
     static constexpr int STAGING_PITCH = N + 8, STAGING_SIZE = 16 * STAGING_PITCH;
-    static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the place of B's components");
+    static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the room of B's components");
 };
 
 // B's slices on their way through a splitter's registers, which hold one slice while the one before is multiplied.
@@ -211,7 +211,7 @@ struct SplitColumns {
     using T = SplitSm90Tile;
     static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTER_THREADS;  // of eight elements of a column
     static_assert(UNITS * T::SPLITTER_THREADS * 8 == T::N * T::DEPTH, "the same for each thread");
-    float held[UNITS][8];
+    float values[UNITS][8];
 
     static __device__ __forceinline__ int column(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) % T::N; }
     static __device__ __forceinline__ int octet(int thread, int unit) { return (thread + unit * T::SPLITTER_THREADS) / T::N; }
@@ -223,10 +223,10 @@ struct SplitColumns {
         const float* const source = b.data + static_cast<int64_t>(first) * b.pitch + from;
         if (k0 + T::DEPTH <= k_end) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) held[unit][e] = source[e * b.pitch];
+            for (int e = 0; e < 8; ++e) values[unit][e] = source[e * b.pitch];
         } else {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) held[unit][e] = first + e < k_end ? source[e * b.pitch] : 0.0f;
+            for (int e = 0; e < 8; ++e) values[unit][e] = first + e < k_end ? source[e * b.pitch] : 0.0f;
         }
     }
 };
@@ -235,7 +235,7 @@ template <class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a, const Operand<false>& b, int m0, int n0,
                                           int k_begin, int k_end, const Columns&, const Epilogue& epilogue) {
     using T = SplitSm90Tile;
-    static_assert(!Columns::IS_SUMMED, "who makes tiles of dW sums up dz's columns himself");
+    static_assert(!Columns::IS_SUMMED, "kernels that make dW sum dz's columns themselves");
     SHARED(unsigned char, slices);
     unsigned char* const components = slices + T::RingA::BYTES;
     const float** const row_starts = reinterpret_cast<const float**>(components + T::RingB::BYTES);  // of A's rows
@@ -271,7 +271,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
             for (int unit = 0; unit < SplitColumns::UNITS; ++unit) {
                 const int column = SplitColumns::column(splitter, unit), octet = SplitColumns::octet(splitter, unit);
                 unsigned char* const stage = components + ring_b.stage * T::RingB::STAGE_BYTES;
-                if (T::Components::store(stage, column, octet, columns.held[unit])) column_flags[column] = 1;
+                if (T::Components::store(stage, column, octet, columns.values[unit])) column_flags[column] = 1;
             }
             publish_shared();
             __syncwarp();
@@ -287,8 +287,8 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
     }
 
     registers_raise<T::COMPUTE_REGISTERS>();
-    float c[SplitProduct::HELD] = {};
-    SplitFragments a_parts;
+    float c[SplitProduct::PER_THREAD] = {};
+    SplitFragments a_fragments;
     const float* slice = nullptr;
     const auto begin_slice = [&] {
         ring_a.wait_full();
@@ -296,15 +296,15 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
                 (warp * 16 + lane / 4) * T::RingA::PITCH + lane % 4 * 2;
     };
     const auto fill = [&](int k) {
-        a_parts.fill(k, [=](int row, int inner) {
+        a_fragments.fill(k, [=](int row, int inner) {
             return *reinterpret_cast<const float2*>(slice + row * T::RingA::PITCH + inner);
         });
     };
     if (k_begin < k_end) begin_slice(), fill(0);
     for (int k0 = k_begin; k0 < k_end; k0 += T::DEPTH) {
         ring_b.wait_full();
-        float sums[SplitProduct::HELD];
-        multiply_components<T::Components>(sums, a_parts, ring_b.address(), 0, [&](int k) {
+        float sums[SplitProduct::PER_THREAD];
+        multiply_components<T::Components>(sums, a_fragments, ring_b.address(), 0, [&](int k) {
             if (k < T::DEPTH) return fill(k);
             __syncwarp();
             if (lane == 0) barrier_arrive<1>(ring_a.empty + 8 * ring_a.stage, 0);
@@ -314,7 +314,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
         if (lane == 0) barrier_arrive<1>(ring_b.empty + 8 * ring_b.stage, 0);
         ring_b.advance();
 #pragma unroll
-        for (int i = 0; i < SplitProduct::HELD; ++i) c[i] += sums[i];
+        for (int i = 0; i < SplitProduct::PER_THREAD; ++i) c[i] += sums[i];
     }
     const int row0 = m0 + warp * 16;
     float* const staging = reinterpret_cast<float*>(components) + warp * T::STAGING_SIZE;
@@ -322,7 +322,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
     bool any_column = false;
     for (int i = lane; i < T::N; i += WARP) any_column = any_column || column_flags[i];
     finish_fragments(
-        c, a_parts.least, column_flags, any_column, a.outer - row0, b.outer - n0,
+        c, a_fragments.least, column_flags, any_column, a.outer - row0, b.outer - n0,
         [=](int row, int column) {
             float sum = 0.0f;
             for (int k = k_begin; k < k_end; ++k) sum = fmaf(a.at(row0 + row, k), b.at(n0 + column, k), sum);

@@ -195,13 +195,13 @@ struct StagedComponents<T, Epilogue, true> {
     int m0, n0, m, n;
     // Of the next piece.
     uint4 saved[COMPONENTS][VECTORS];
-    float2 of[WIDTH / 8];
+    float2 column_operand[WIDTH / 8];
     float2 row_operand[Epilogue::HAS_ROW_OPERAND ? WIDTH / 8 : 1][2];
     // The states of a lane's two rows, which lie eight rows apart.
     typename Epilogue::Row rows[2];
 
     __device__ __forceinline__ StagedComponents(const Epilogue& epilogue, int m0, int n0, int m, int n, bool reads)
-        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), of(), row_operand(), rows() {
+        : epilogue(epilogue), m0(m0 + threadIdx.x % WARPGROUP / WARP * 16), n0(n0), m(m), n(n), saved(), column_operand(), row_operand(), rows() {
         if (reads) prefetch();
     }
 
@@ -245,7 +245,7 @@ struct StagedComponents<T, Epilogue, true> {
 #pragma unroll
         for (int i = 0; i < WIDTH / 8; ++i) {
             const int j = pair_column(piece, i);
-            if (j < n) of[i] = epilogue.column_operand(j);
+            if (j < n) column_operand[i] = epilogue.column_operand(j);
         }
     }
 
@@ -275,8 +275,8 @@ struct StagedComponents<T, Epilogue, true> {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* room) {
-        uint16_t* const staging = reinterpret_cast<uint16_t*>(room);
+    __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* staging_tile) {
+        uint16_t* const staging = reinterpret_cast<uint16_t*>(staging_tile);
         constexpr bool MANY = COMPONENTS > 1;
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
@@ -294,24 +294,24 @@ struct StagedComponents<T, Epilogue, true> {
                 }
                 stage(0, staging);
             }
-            float2 now[WIDTH / 8];
+            float2 operand[WIDTH / 8];
 #pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) now[i] = of[i];
+            for (int i = 0; i < WIDTH / 8; ++i) operand[i] = column_operand[i];
             if (!MANY && piece + 1 < PIECES) read(piece + 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 const float* const sum = c + piece * (WIDTH / 2) + i * 2;
-                unsigned* const place = word(staging, i);
+                unsigned* const staged = word(staging, i);
                 float2 made = make_float2(sum[0], sum[1]), loaded = {};
-                if (epilogue.saved()) loaded = MANY ? joined(bfloats(*place), rest[i]) : bfloats(*place);
+                if (epilogue.saved()) loaded = MANY ? joined(bfloats(*staged), rest[i]) : bfloats(*staged);
                 if constexpr (Epilogue::HAS_ROW_OPERAND)
-                    made = begins(piece, i / 2) ? epilogue.pair(made, now[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
+                    made = begins(piece, i / 2) ? epilogue.pair(made, operand[i / 2], rows[i % 2], row_operand[i / 2][i % 2]) : made;
                 else
-                    made = epilogue.pair(made, now[i / 2], loaded);
+                    made = epilogue.pair(made, operand[i / 2], loaded);
                 if (MANY)
                     rest[i] = made;
                 else
-                    *place = bfloat_pair(made.x, made.y);
+                    *staged = bfloat_pair(made.x, made.y);
                 if constexpr (Epilogue::HAS_ROW_OPERAND)
                     if (i % 2 == 1 && piece + 1 < PIECES) load_row_operand(piece + 1, i / 2);
             }
@@ -320,7 +320,7 @@ struct StagedComponents<T, Epilogue, true> {
                 continue;
             }
             unsigned words[COMPONENTS][PAIRS];
-            hold_bfloats(rest, words);
+            split_to_bfloats(rest, words);
 #pragma unroll
             for (int p = 0; p < COMPONENTS; ++p) {
 #pragma unroll

@@ -126,7 +126,7 @@ struct StackUpdate {
         const int next_width = width + given.layers[l - 1].window - 1, from = begin + warp * OF_WARP + lane * WARP;
         if (lane * WARP < PITCH && from < next_width)
             for (int q = 0; q < rows.count; ++q)
-                prefetch_line(input(l - 1) + (rows.first + q) * int64_t{next_width} + from);
+                prefetch_to_l2(input(l - 1) + (rows.first + q) * int64_t{next_width} + from);
     }
 
     // Loads dz from what the layer above left, and the inputs that the warp's columns see.

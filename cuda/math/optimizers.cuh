@@ -120,23 +120,23 @@ struct InPlace {
 
     __device__ __forceinline__ void prefetch(int k, int column) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
-        prefetch_line(weight + at);
-        for (int s = 0; s < SLOTS; ++s) prefetch_line(slots + s * pitch + at);
+        prefetch_to_l2(weight + at);
+        for (int s = 0; s < SLOTS; ++s) prefetch_to_l2(slots + s * pitch + at);
     }
 
     __device__ __forceinline__ Loaded load(int k, int column) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
-        Loaded held;
-        held.w = __ldcg(weight + at);
-        for (int s = 0; s < SLOTS; ++s) held.slot[s] = __ldcg(slots + s * pitch + at);
-        return held;
+        Loaded loaded;
+        loaded.w = __ldcg(weight + at);
+        for (int s = 0; s < SLOTS; ++s) loaded.slot[s] = __ldcg(slots + s * pitch + at);
+        return loaded;
     }
 
-    __device__ __forceinline__ void put(int k, int column, float sum, Loaded held) const {
+    __device__ __forceinline__ void put(int k, int column, float sum, Loaded loaded) const {
         const int64_t at = static_cast<int64_t>(k) * n + column;
-        step_parameter<Rule>(held.w, held.slot, sum, scale, row);
-        weight[at] = held.w;
-        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + at] = held.slot[s];
+        step_parameter<Rule>(loaded.w, loaded.slot, sum, scale, row);
+        weight[at] = loaded.w;
+        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + at] = loaded.slot[s];
     }
 
     __device__ __forceinline__ void operator()(int k, int column, float sum) const {

@@ -28,9 +28,9 @@ __device__ __forceinline__ void for_each(const float* x, int64_t n, float filler
     }
 }
 
-// parts (blocks, 2): the least and the greatest of the finite values of x (n,) that a block sees, or infinities, the
+// partials (blocks, 2): the least and the greatest of the finite values of x (n,) that a block sees, or infinities, the
 // greater one first, if it sees none. Grid: any, of one dimension.
-__device__ __forceinline__ void extremes(const float* x, int64_t n, float* parts) {
+__device__ __forceinline__ void extremes(const float* x, int64_t n, float* partials) {
     SHARED(float, scratch);  // (2, warps)
     float greatest = -INFINITY, greatest_negated = -INFINITY;
     for_each(x, n, NAN, [&](float value) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void extremes(const float* x, int64_t n, float* parts
     if (warp != 0) return;
     greatest = warp_max(lane < warps ? scratch[lane] : -INFINITY);
     greatest_negated = warp_max(lane < warps ? scratch[warps + lane] : -INFINITY);
-    if (lane == 0) parts[2 * blockIdx.x] = -greatest_negated, parts[2 * blockIdx.x + 1] = greatest;
+    if (lane == 0) partials[2 * blockIdx.x] = -greatest_negated, partials[2 * blockIdx.x + 1] = greatest;
 }
 
 // found (1,) becomes 1 if a value of x (n,) is infinite or NaN, and keeps its value otherwise. Grid: any, of one

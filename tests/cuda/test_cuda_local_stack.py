@@ -238,7 +238,7 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
     "a layer begun before its inputs are whole": (FORWARD, "phases.wait(warp + 1, phase);", "", ROW),
     "another stage read": (FORWARD, "ring.stage * T::STAGE", "(ring.stage ^ 1) * T::STAGE", ALIGNMENTS),
     "outputs put over inputs": (FORWARD, "inputs_of(phase + 1) + q", "inputs_of(phase) + q", ROW),
-    "parts added up too early": (UPDATE, "phases.wait(warp - 1, phase - 1);\n            load", "load", ROW),
+    "partial sums added up too early": (UPDATE, "phases.wait(warp - 1, phase - 1);\n            load", "load", ROW),
     "a weight row taken for aligned": (FORWARD, "slide(near, shift);", "", ALIGNMENTS),
     "a weight row off in shared memory": (FORWARD, "(r + j - IN_REGISTERS)", "(r + j + 1 - IN_REGISTERS)", "on chip"),
     "rows of the pass before": (FORWARD, "rows.first + first,", "rows.first,", "more rows than a pass"),

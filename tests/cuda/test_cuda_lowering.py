@@ -180,7 +180,7 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
             if not launch.pdl:
                 continue
             assert launch.entry.prefetched is not None and (part is low.evaluation or len(low.shards) == 1)
-            mask = launch.values.get("early", 0)
+            mask = launch.values.get("prefetch", 0)
             written = [
                 touched(before, argument.name)
                 for argument in before.entry.arguments
@@ -199,9 +199,9 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
 def test_products_read_what_was_there_before_the_launch_before() -> None:
     """Of a product's operands A and B and what its end reads, 1, 2 and 4."""
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    early = [launch.values.get("early") for launch in low.shards[0]]
+    prefetch = [launch.values.get("prefetch") for launch in low.shards[0]]
     assert all(launch.pdl for launch in (*low.shards[0], *low.finish))
-    assert list(zip(families(low.shards[0]), early, strict=True)) == [
+    assert list(zip(families(low.shards[0]), prefetch, strict=True)) == [
         ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
         ("head_softmax_cross_entropy_index", None),
@@ -456,8 +456,8 @@ def test_products_for_gradients_leave_parts_of_the_biases_of_components() -> Non
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 parts each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
-    assert [launch.values["db_partials"] for launch in updates] == [At("bias parts"), At("bias parts", 8 * 512)]
-    assert low.bytes["bias parts"] == 2 * 4 * 8 * 512
+    assert [launch.values["db_partials"] for launch in updates] == [At("bias partials"), At("bias partials", 8 * 512)]
+    assert low.bytes["bias partials"] == 2 * 4 * 8 * 512
     first, second = 512 * 512, 512 * 512 + 512 + 512 * 512  # where biases lie among the parameters
     assert low.words["biases in parts"] == (0, 8, 512, 512, second, 0, 8 * 512, 8, 512, 512, first, 0)
     (update,) = low.finish

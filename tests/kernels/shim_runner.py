@@ -221,11 +221,11 @@ def _late(entry: Entry, args: Mapping[str, object]) -> set[int]:
     """Ids of the arrays that a launch which overlaps finds only when the launch before it is complete."""
     if entry.prefetched is None:
         return set()
-    mask = args.get("early", 0)
-    early = {"step", *(name for name, bit in entry.prefetched if not bit or mask & bit)}
+    mask = args.get("prefetch", 0)
+    prefetched = {"step", *(name for name, bit in entry.prefetched if not bit or mask & bit)}
     pointers = {argument.name for argument in entry.arguments if argument.is_pointer}
     arrays = {name: id(value.array if isinstance(value, From) else value) for name, value in args.items()}
-    return {arrays[name] for name in pointers} - {arrays[name] for name in early & args.keys()}
+    return {arrays[name] for name in pointers} - {arrays[name] for name in prefetched & args.keys()}
 
 
 class _Buffers:

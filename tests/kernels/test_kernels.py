@@ -223,10 +223,10 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int i = 1; i < T::WARPS; ++i)\n            if (i * T::OF_WARP < k)",
         kernels.head("huber", "dense"),
     ),
-    "what lies behind the last line of W not cleared": (
+    "what lies after the last row of W not cleared": (
         "fused/head.cuh",
         "all = ceil_div(end - first",
-        "all = ceil_div(min(lines, end) - first",
+        "all = ceil_div(min(depth, end) - first",
         kernels.head("huber", "dense"),
     ),
     "a lane keeps what it should send away": (
@@ -265,7 +265,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int t = 2; t < teams; ++t) sum",
         kernels.dense_update_few_rows("Momentum"),
     ),
-    "a product of parts left out": (
+    "a product of components left out": (
         "gemm/split_sm80.cuh",
         "for (int both = T::COMPONENTS - 1; both",
         "for (int both = T::COMPONENTS - 2; both",
@@ -284,13 +284,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "#pragma unroll\n    for (int j = 0; j < T::FRAGMENTS; ++j)\n#pragma unroll\n        for (int half",
         kernels.dense_forward_split_k(kernels.SPLIT_SM80),
     ),
-    "a warpgroup's products of parts left out": (
+    "a warpgroup's products of components left out": (
         "gemm/split_sm90.cuh",
         "for (int both = T::COMPONENTS - 1; both",
         "for (int both = T::COMPONENTS - 2; both",
         kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
-    "a stage of the ring is given back before it was read": (
+    "a stage of the ring is released before it was read": (
         "gemm/split_sm90.cuh",
         "        ring_b.wait_full();\n",
         "        ring_b.wait_full();\n        if (lane == 0) barrier_arrive<1>(ring_b.empty + 8 * ring_b.stage, 0);\n",
@@ -298,23 +298,23 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "what is recomputed is put away as it is": (
         "gemm/split_sm90.cuh",
-        "is_right ? held[i] : recompute(row(i), column(i))",
-        "is_right ? held[i] : 0 * recompute(row(i), column(i)) + held[i]",
+        "is_right ? elements[i] : recompute(row(i), column(i))",
+        "is_right ? elements[i] : 0 * recompute(row(i), column(i)) + elements[i]",
         kernels.dense_forward_split_k(kernels.SPLIT_SM90),
     ),
-    "the last slot is moved, but stays behind": (
+    "the last slot is updated, but not stored": (
         "arch/bulk_tile.cuh",
         "for (int i = 0; i < ARRAYS; ++i) bulk_store",
         "for (int i = 0; i < ARRAYS - 1; ++i) bulk_store",
         kernels.dense_update_few_rows("Momentum", stream=True),
     ),
-    "sums of a tall weight's tile are taken before they are there": (
+    "sums of a tile of large k are read before they are complete": (
         "dense/large_k_update.cuh",
         "barrier_wait(summed + 8 * group, tile / T::GROUPS % 2);",
         "",
         kernels.dense_backward_update("Momentum", "large_k"),
     ),
-    "a place is used again before its lines have left it": (
+    "a stage is loaded again before its rows are stored": (
         "dense/few_rows_stream.cuh",
         "const int freed = ring.stage == 0 ? stages - 1 : ring.stage - 1;",
         "const int freed = ring.stage == stages - 1 ? 0 : ring.stage + 1;",
@@ -322,7 +322,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "pieces of few rows' product overlap": (
         "dense/few_rows.cuh",
-        "piece.fetch(w + static_cast<int64_t>(k0 + deep) * n",
+        "piece.fetch(w + static_cast<int64_t>(k0 + piece_depth) * n",
         "piece.fetch(w + static_cast<int64_t>(k0) * n",
         kernels.dense_forward_few_rows(),
     ),
@@ -332,19 +332,19 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "stage = 0;",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "a block's part of the cluster's slice not brought": (
+    "a block's portion of the cluster's slice not loaded": (
         "gemm/gemm_sm90.cuh",
         "slice * T::K, component, rank);",
         "slice * T::K, component, 0);",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[0]),
     ),
-    "patch read before it is whole": (
+    "staging tile read before it is whole": (
         "gemm/staging.cuh",
         "            stage(c + piece * (WIDTH / 2), staging);\n            __syncwarp();\n",
         "            stage(c + piece * (WIDTH / 2), staging);\n",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "component's lines read before they are there": (
+    "component's rows read before they are staged": (
         "gemm/staging.cuh",
         "= saved[component][v];\n        __syncwarp();\n",
         "= saved[component][v];\n",
@@ -356,7 +356,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "",
         kernels.split_rows(kernels.BFLOAT16_PAIR),
     ),
-    "line of a slice left out of a bias's part": (
+    "row of a slice left out of a bias's partial sum": (
         "gemm/gemm_sm90.cuh",
         "T::K * (tile + 1) / tiles : 0",
         "T::K * (tile + 1) / tiles - 1 : 0",
@@ -380,10 +380,10 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "",
         kernels.tensor_forward_loss("huber", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "part of a bias left out": (
+    "partial sum of a bias left out": (
         "elementwise/update.cuh",
-        "i < bias.parts;",
-        "i + 1 < bias.parts;",
+        "i < bias.count;",
+        "i + 1 < bias.count;",
         kernels.update_biases("Adam"),
     ),
     "lo multiplied by lo": (

@@ -16,10 +16,7 @@ EVERYWHERE = ("",)
 KERNELS = ("cuda/", "mlpgpu/backends/cuda/", "tests/kernels/kernel_cases/", "tests/kernels/shim/")
 CUDA = ("cuda/",)
 # Where also words that are common elsewhere are retired.
-STRICT = (
-    *("cuda/arch/messages.cuh", "cuda/bench/", "cuda/common/", "cuda/elementwise/", "cuda/local/", "cuda/math/"),
-    *("cuda/persistent/", "cuda/primitives/", "mlpgpu/backends/cuda/persistent/"),
-)
+STRICT = ("cuda/", "mlpgpu/backends/cuda/", "tests/kernels/kernel_cases/", "tests/kernels/shim/products.cpp")
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,18 @@ WORDS = (
     Retired(r"lay_out\w*|settle\w*|SETTLES", "stage, rescale", "settle(sums)", KERNELS),
     Retired(r"made again", "recomputed", "sums that are made again", KERNELS),
     Retired(r"\w+_lines|w_columns|x_columns|dz_columns", "row scales, column scales", "const int* x_lines", KERNELS),
-    Retired(r"[Ll]ines?|LINES?\w*", "row, column, cache line, record", "a line of W", STRICT, r"cache lines?"),
+    Retired(
+        r"[Ll]ines?|LINES?\w*", "row, column, cache line, record", "a line of W", STRICT, r"cache lines?|command lines?"
+    ),
     Retired(r"own_lines|OwnLines|gives? back|give_back|bring_\w+", "bulk tile, load, release", "give_back(w)", CUDA),
+    Retired(r"KEPT|HELD|hold_bfloats|is_\w*doubtful", "registers, split, must_recompute", "held[HELD]", KERNELS),
+    Retired(
+        r"(?:float|double|int)\* parts|[Pp]arted\w*|PARTED\w*|parts of k|(?:bias|column)_?parts?|BIAS_PARTS",
+        "split-K partials, partial sums",
+        "float* parts[grid.x]",
+        KERNELS,
+    ),
+    Retired(r"int early|\"early\"|early=|``early``", "prefetch", "int64_t size, int early, int k", KERNELS),
     Retired(r"taken in|takes? in", "fused", "a launch that is taken in", KERNELS),
     Retired(r"\w+_(?:tall|narrow)|dense_update_few|[Ff]ewUpdate", "large k, small n, few rows", "dense_tall", KERNELS),
     Retired(

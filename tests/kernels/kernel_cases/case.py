@@ -178,7 +178,7 @@ BFLOAT16_SHIFT = (
     7  # by which each component's numbers are larger than what they stand for beside those of the component before
 )
 # By the number of components of bfloat16: what they may be off by of a number.
-HELD = {1: 2.0**-8, 2: 2.0**-17}
+BFLOAT_ERRORS = {1: 2.0**-8, 2: 2.0**-17}
 
 
 def bfloat16_values(bits: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
 
 from .case import (
-    HELD,
+    BFLOAT_ERRORS,
     ROUNDINGS,
     STEP_NUMBER,
     Batch,
@@ -195,7 +195,7 @@ def _components_of(
     """
     padded, rows = (components, padded_rows(batch.most_rows), padded_columns(n)), len(value)
     full, full_bound, is_written = np.zeros(padded), np.zeros(padded), np.zeros(padded, bool)
-    full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + HELD[components] * (abs(value) + bound)
+    full[0, :rows, :n], full_bound[0, :rows, :n] = value, bound + BFLOAT_ERRORS[components] * (abs(value) + bound)
     is_written[:, : padded_rows(rows), : written or n] = True
     outputs[f"{prefix}components"] = Output(full, full_bound, is_written, together)
     del outputs["sums"]  # of other blocks
@@ -324,7 +324,7 @@ def loss_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for batch in batches(130):
-        for components in HELD:
+        for components in BFLOAT_ERRORS:
             yield loss("squared_error", "dense", batch, 5, width=70, activation="tanh", components=components)
             yield loss("huber", "dense", batch, 70, components=components)
     for width in (33, 1100):

@@ -210,7 +210,7 @@ def rank_area(name: str, n: int, values: int, *, curve: int = 0, curves: int = 1
         (min(256, ceil_div(n, kernels.ROW_THREADS)),),
         {
             "keys": keys, "positives": np.cumsum(np.where(is_positive, weight, 0.0)),
-            "negatives": np.cumsum(np.where(is_positive, 0.0, weight)), "n": n, "parts": np.full(256, np.nan),
+            "negatives": np.cumsum(np.where(is_positive, 0.0, weight)), "n": n, "partials": np.full(256, np.nan),
             "arrived": np.zeros(1, np.uint32), "sums": sums, "curve": curve, "curves": curves,
         },
         {"sums": expect(value, bound, written)},

@@ -93,10 +93,10 @@ def extremes(x: np.ndarray, blocks: int) -> Case:
     """Blocks take 1,024 values in turn."""
     of_block = np.arange(x.size) // (4 * kernels.ROW_THREADS) % blocks
     seen = [x[(of_block == block) & np.isfinite(x)] for block in range(blocks)]
-    parts = np.array([(part.min(initial=np.inf), part.max(initial=-np.inf)) for part in seen])
+    partials = np.array([(part.min(initial=np.inf), part.max(initial=-np.inf)) for part in seen])
     return Case(
         f"{x.size}-{blocks}blocks", kernels.extremes(), (blocks,),
-        {"x": x, "n": x.size, "parts": blank(blocks, 2)}, {"parts": expect(parts, 0.0)},
+        {"x": x, "n": x.size, "partials": blank(blocks, 2)}, {"partials": expect(partials, 0.0)},
     )  # fmt: skip
 
 

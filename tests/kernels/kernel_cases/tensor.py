@@ -33,7 +33,7 @@ from mlpgpu.backends.cuda.kernels import (
 from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
-    HELD,
+    BFLOAT_ERRORS,
     Batch,
     Case,
     Mapped,
@@ -334,7 +334,7 @@ def split_columns(
         kernels.split_columns(operand_format),
         kernels.column_blocks(batch.most_rows, n),
         {
-            **batch.args, **_column_parts(batch, n), "dz": batch.rows_of(dz), "row_scales": row_scales,
+            **batch.args, **_column_partials_of(batch, n), "dz": batch.rows_of(dz), "row_scales": row_scales,
             "x_row_scales": x_row_scales,
             "components": words, "row_components": row_components, "component_stride": words[0].size,
             "column_scales": columns,
@@ -344,7 +344,7 @@ def split_columns(
     )  # fmt: skip
 
 
-def _column_parts(batch: Batch, n: int) -> dict[str, object]:
+def _column_partials_of(batch: Batch, n: int) -> dict[str, object]:
     """Where blocks leave the sums of their rows for the last of them."""
     columns, parts, _ = kernels.column_blocks(batch.most_rows, n)
     return {
@@ -365,7 +365,7 @@ def sum_columns(operand_format: OperandFormat, batch: Batch, n: int) -> Case:
     outputs = {"db": expect(values.sum(axis=0), (rows + 2) * EPS32 * abs(values).sum(axis=0))}
     args = {
         **batch.args,
-        **_column_parts(batch, n),
+        **_column_partials_of(batch, n),
         "dz": components,
         "db": blank(n),
         "component_stride": components[0].size,
@@ -400,7 +400,7 @@ def component_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.n
     words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
     words[0, :rows, :columns] = value
     with np.errstate(invalid="ignore"):
-        off[0, :rows, :columns] = bound + HELD[len(into)] * (abs(value) + bound)
+        off[0, :rows, :columns] = bound + BFLOAT_ERRORS[len(into)] * (abs(value) + bound)
     # Quads reach past the last column to a multiple of 4.
     written[:, : padded_rows(rows), : 4 * ceil_div(columns, 4)] = rows > 0
     return Output(words, off, written, decode=together)
@@ -454,7 +454,7 @@ def tensor_forward(
         "b": b,
         "z": None if plain else blank(rows, n), "y": blank(rows, n) if "y" in outputs else None,
         "y_components": y_components,
-        "y_stride": into[0].size, "early": _early(rows, k), "k": k, "n": n,
+        "y_stride": into[0].size, "prefetch": _prefetch(rows, k), "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_forward(activation, tile)
     name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone
@@ -520,26 +520,24 @@ def tensor_backward_input(
         "w_row_scales": w_components.row_scales, "dz": batch.rows_of(dz), "w": w, "saved": saved,
         "saved_components": saved_components,
         "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_components": dx_components,
-        "dx_stride": into[0].size, "early": _early(rows, n), "k": k, "n": n,
+        "dx_stride": into[0].size, "prefetch": _prefetch(rows, n), "k": k, "n": n,
     }  # fmt: skip
     entry = kernels.tensor_backward_input(activation, tile)
     return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
 
 
-def _early(m: int, k: int) -> int:
+def _prefetch(m: int, k: int) -> int:
     """Each mask of common/dependent_launch.cuh in turn, from size to size: no bit depends on it."""
     return (m + k) % 8
 
 
-def _line_sums(dz: np.ndarray, parts: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of columns over parts of the row_scales of each slice of 64, and what float32 may be off by."""
-    value, reach = np.zeros((parts, pitch)), np.zeros((parts, pitch))
-    for part in range(parts):
-        row_scales = np.isin(np.arange(len(dz)) % 64, np.arange(64 * part // parts, 64 * (part + 1) // parts))
-        value[part, : dz.shape[1]], reach[part, : dz.shape[1]] = (
-            dz[row_scales].sum(axis=0),
-            abs(dz[row_scales]).sum(axis=0),
-        )
+def _column_partials(dz: np.ndarray, count: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of dz's columns (count, pitch), each over its part of the rows of every slice of 64, and what float32 may be
+    off by."""
+    value, reach = np.zeros((count, pitch)), np.zeros((count, pitch))
+    for part in range(count):
+        rows = dz[np.isin(np.arange(len(dz)) % 64, np.arange(64 * part // count, 64 * (part + 1) // count))]
+        value[part, : dz.shape[1]], reach[part, : dz.shape[1]] = rows.sum(axis=0), abs(rows).sum(axis=0)
     return value, len(dz) * EPS32 * reach
 
 
@@ -554,7 +552,7 @@ def tensor_backward_weight(
     multiprocessors: int = 1,
 ) -> Case:
     """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product leaves parts of it."""
+    unless the product leaves partial sums of it."""
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
@@ -571,7 +569,7 @@ def tensor_backward_weight(
         "dz_stride": dz_components.bits[0].size, "x_column_scales": x_components.column_scales,
         "w_row_scales": w_row_scales,
         "dz_column_scales": dz_components.column_scales, "x": batch.rows_of(x), "dz": batch.rows_of(dz),
-        "early": _early(k, rows), "k": k, "n": n,
+        "prefetch": _prefetch(k, rows), "k": k, "n": n,
     }  # fmt: skip
     dw, grid = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part])), tile.grid(k, n, multiprocessors)
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
@@ -581,7 +579,7 @@ def tensor_backward_weight(
     parts = None if plain else tile.column_partials(k)
     if parts is not None:
         pitch = padded_columns(n)
-        sums["db_partials"] = expect(*_line_sums(joined(dz_components.bits), parts, pitch))
+        sums["db_partials"] = expect(*_column_partials(joined(dz_components.bits), parts, pitch))
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)

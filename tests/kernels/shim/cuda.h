@@ -243,7 +243,7 @@ inline float texel(Texture texture, int64_t i) {
     return texture.texels[i];
 }
 
-inline void prefetch_line(const void*) {}
+inline void prefetch_to_l2(const void*) {}
 
 template <class T> T __ldg(const T* address) { return *address; }
 template <class T> T __ldca(const T* address) { return *address; }

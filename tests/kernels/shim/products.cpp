@@ -48,7 +48,7 @@ double product_of_pairs(unsigned a, unsigned b) {
            static_cast<double>(element<HALF>(a >> 16)) * element<HALF>(b >> 16);
 }
 
-// Cache lines of 128 bytes: their sixteens change places by the line's place among eight.
+// Cache row_values of 128 bytes: their sixteens change places by the row's place among eight.
 uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 // The 16-bit words of an operand in shared memory, where its descriptor says they are.
@@ -65,9 +65,9 @@ struct Operand {
 
     // Element (outer, k) of a swizzled operand.
     uint16_t swizzled_word(bool is_inner, int outer, int k) const {
-        const int line = is_inner ? outer : k, along = is_inner ? k : outer % 64;
+        const int row = is_inner ? outer : k, along = is_inner ? k : outer % 64;
         const uint32_t of_64 = is_inner ? 0 : outer / 64 * next_inner;
-        return word(swizzled(start + of_64 + line / 8 * next_outer + line % 8 * 128 + 2 * along));
+        return word(swizzled(start + of_64 + row / 8 * next_outer + row % 8 * 128 + 2 * along));
     }
 };
 
@@ -75,15 +75,15 @@ template <bool HALF>
 void multiply_shared(bool a_inner, bool b_inner, float* c, int count, uint64_t a, uint64_t b, bool add) {
     const Operand left(a), right(b);
     const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 32 * 16 + thread % 32 / 4;
-    float lines[2][16];
+    float row_values[2][16];
     for (int k = 0; k < 16; ++k)
-        for (int h = 0; h < 2; ++h) lines[h][k] = element<HALF>(left.swizzled_word(a_inner, row + 8 * h, k));
+        for (int h = 0; h < 2; ++h) row_values[h][k] = element<HALF>(left.swizzled_word(a_inner, row + 8 * h, k));
     for (int j = 0; j < count / 4; ++j)
         for (int i = 0; i < 2; ++i) {
             double sums[2] = {};
             for (int k = 0; k < 16; ++k) {
                 const double of_b = element<HALF>(right.swizzled_word(b_inner, 8 * j + thread % 4 * 2 + i, k));
-                for (int h = 0; h < 2; ++h) sums[h] += lines[h][k] * of_b;
+                for (int h = 0; h < 2; ++h) sums[h] += row_values[h][k] * of_b;
             }
             for (int h = 0; h < 2; ++h) {
                 float& to = c[4 * j + 2 * h + i];
@@ -147,19 +147,19 @@ void wgmma_of_registers(float* c, int count, const unsigned (&a)[4], uint64_t b,
 }
 
 int copy_box(uint32_t destination, const uint64_t* map, int x, int y, int z, unsigned first, int blocks) {
-    const int64_t components = map[0], rows = map[1], columns = map[2], pitch = map[3], lines = map[4];
+    const int64_t components = map[0], rows = map[1], columns = map[2], pitch = map[3], box_rows = map[4];
     const uint16_t* const data = reinterpret_cast<const uint16_t*>(map + 16);
     if (destination % 128 != 0) fail("tensor_copy: the destination is no cache line");
     for (int block = 0; block < blocks; ++block) {
         char* const shared = static_cast<char*>(shared_memory_of(first + block));
-        for (int64_t line = 0; line < lines; ++line)
+        for (int64_t row = 0; row < box_rows; ++row)
             for (int64_t i = 0; i < 64; ++i) {
-                const bool inside = z < components && y + line < rows && x + i < columns;
-                const uint32_t address = swizzled(static_cast<uint32_t>(destination + line * 128 + i * 2));
-                *reinterpret_cast<uint16_t*>(shared + address) = inside ? data[(z * rows + y + line) * pitch + x + i] : 0;
+                const bool inside = z < components && y + row < rows && x + i < columns;
+                const uint32_t address = swizzled(static_cast<uint32_t>(destination + row * 128 + i * 2));
+                *reinterpret_cast<uint16_t*>(shared + address) = inside ? data[(z * rows + y + row) * pitch + x + i] : 0;
             }
     }
-    return static_cast<int>(lines * 128);
+    return static_cast<int>(box_rows * 128);
 }
 
 }  // namespace shim

@@ -109,8 +109,8 @@ class Entry:
             ``sm_90a``, is the only one.
         cluster: blocks that share their memory, in groups along the grid's first axis.
         prefetched: arguments whose arrays it may read before it waits for the launch before it (programmatic dependent
-            launch, common/dependent_launch.cuh), each with the bit of its argument ``early`` that allows it, or 0 where
-            it always does.  None where it does not take part in that.
+            launch, common/dependent_launch.cuh), each with the bit of its argument ``prefetch`` that allows it, or 0
+            where it always does.  None if it never waits for another launch, so that no launch may overlap it.
         unawaited: whether nothing in its step waits for it.
         constants: whether it reads the constant variables of math/optimizers.cuh, which each compiled unit has for
             itself.

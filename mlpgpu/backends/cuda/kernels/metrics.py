@@ -65,7 +65,7 @@ def rank_weights() -> Entry:
 def rank_area(metric: str) -> Entry:
     signature = (
         "const uint32_t* keys[n], const double* positives[n], const double* negatives[n], int64_t n, "
-        "double* parts[grid.x], inout unsigned* arrived[], double* sums[3], int curve, int curves"
+        "double* partials[grid.x], inout unsigned* arrived[], double* sums[3], int curve, int curves"
     )
     function = f"rank_area<{camel(metric)}Metric>"
     return Entry(

@@ -64,7 +64,7 @@ def sort_scatter(dtype: str) -> Entry:
 
 
 def extremes() -> Entry:
-    signature, shared = "const float* x[n], int64_t n, float* parts[grid.x,2]", 4 * 2 * WARPS_PER_BLOCK
+    signature, shared = "const float* x[n], int64_t n, float* partials[grid.x,2]", 4 * 2 * WARPS_PER_BLOCK
     return Entry("extremes", "primitives/histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
 
 

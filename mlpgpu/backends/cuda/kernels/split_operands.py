@@ -10,7 +10,7 @@ ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples
 TENSOR_MAP_BYTES = 128
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
-COLUMN_ROWS, MOST_COLUMN_PARTS = 64, 32  # rows of a part that a block takes at least; parts at most
+COLUMN_ROWS, MOST_COLUMN_PARTIALS = 64, 32  # rows that a block sums at least; partial sums of a column at most
 NONZERO = 4  # the flag of a row or column that has an element other than 0
 
 # By precision: the format for networks of small layers, and that for those of large ones.
@@ -55,9 +55,9 @@ def row_blocks(rows: int, n: int) -> tuple[int, int, int]:
 
 
 def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
-    """Blocks for the columns, and for parts of the rows."""
-    parts = min(MOST_COLUMN_PARTS, ceil_div(padded_rows(rows), COLUMN_ROWS))
-    return padded_columns(n) // COLUMN_WIDTH, parts, 1
+    """Blocks along the columns, and along the rows, each of which leaves partial sums."""
+    partials = min(MOST_COLUMN_PARTIALS, ceil_div(padded_rows(rows), COLUMN_ROWS))
+    return padded_columns(n) // COLUMN_WIDTH, partials, 1
 
 
 def split_rows(operand_format: OperandFormat) -> Entry:

@@ -199,7 +199,7 @@ def _tensor_product(
     """An entry of ``header``; ``epilogue`` is an activation, an optimizer, a loss or nothing.
 
     In ``rest``, SOURCE is the C type of A and of B, in this order, and COMPONENTS the number of components of an array;
-    ``end`` names what the epilogue reads early if it may.
+    ``end`` names what the epilogue may prefetch.
     """
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
@@ -221,7 +221,7 @@ def _tensor_product(
         needs=tile.needs,
         cluster=tile.cluster,
         constants=constants,
-        prefetched=prefetched if tile.pdl and "early" in {argument.name for argument in signature} else None,
+        prefetched=prefetched if tile.pdl and "prefetch" in {argument.name for argument in signature} else None,
         main_loop=tile.main_loop,
         block=f"{tile.struct}::Block<{str(a_inner).lower()}, {str(b_inner).lower()}>",
         products=(DENSE_PRODUCT,),
@@ -242,7 +242,7 @@ def tensor_forward(activation: str, tile: GemmTile) -> Entry:
     rest = (
         f"{_X_AND_W}, const int* x_row_scales[rows], const int* w_column_scales[n], const float* x[0], "
         "const float* w[0], const float* b[n], float* z[rows,n], float* y[rows,n], "
-        "uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, int early, int k, int n"
+        "uint16_t* y_components[COMPONENTS,rows,n], int64_t y_stride, int prefetch, int k, int n"
     )
     name, tile = "tensor_forward", tile.with_light_epilogue()
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=False, end=("b",))
@@ -263,14 +263,14 @@ def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
         "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
         "const int* dz_row_scales[rows], const int* w_row_scales[k], const float* dz[0], const float* w[0], "
         "const float* saved[rows,k], const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
-        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, int early, int k, int n"
+        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, int prefetch, int k, int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)
 
 
 def tensor_backward_weight(tile: GemmTile) -> Entry:
-    rest = f"{_X_AND_DZ}, float* dw[k,n], int early, int k, int n"
+    rest = f"{_X_AND_DZ}, float* dw[k,n], int prefetch, int k, int n"
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
@@ -279,7 +279,7 @@ def tensor_backward_update(optimizer: str, tile: GemmTile) -> Entry:
     rest = (
         f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], const double* totals[2], inout float* weight[k,n], "
         f"inout float* bias[n], uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
-        f"inout float* bias_slots[{slots},n], int64_t size, int early, int k, int n"
+        f"inout float* bias_slots[{slots},n], int64_t size, int prefetch, int k, int n"
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
     return _tensor_product(

@@ -390,7 +390,7 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         rows_too = has_scales and op.dx is not None
         made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
     elif sums_bias:
-        why = "the product leaves no parts of the bias's gradient"
+        why = "the product makes no partial sums of the bias's gradient"
         made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
     if op.dx:
         made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(op.dx)))
@@ -432,9 +432,9 @@ def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
     in_place = facts.selection.in_place
     if in_place:
         assert isinstance(update, ops.Update)
-        has_parts = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
-        why = "products leave parts of biases' gradients, which are added up when all are there"
-        return (groups.UpdateBiases(facts.titles[update], why, update),) if has_parts else ()
+        has_partials = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
+        why = "products store partial sums of biases' gradients; one launch adds them up and updates the biases"
+        return (groups.UpdateBiases(facts.titles[update], why, update),) if has_partials else ()
     finish: list[Group] = []
     if plan.shards > 1:
         loss = next(op for op in facts.operations if isinstance(op, ops.Loss))

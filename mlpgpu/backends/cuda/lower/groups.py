@@ -254,7 +254,7 @@ class GemmInput(Group):
 
 @dataclass(frozen=True)
 class GemmGradient(Group):
-    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if parts of db are left to be added up."""
+    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if another launch adds db's partial sums up."""
 
     op: ops.DenseBackward
     path: Gemm
@@ -371,7 +371,7 @@ class UpdateAll(Group):
 
 @dataclass(frozen=True)
 class UpdateBiases(Group):
-    """The optimizer's step on biases of whose gradients products leave parts."""
+    """The optimizer's step on biases whose gradients products leave as partial sums."""
 
     op: ops.Update
 

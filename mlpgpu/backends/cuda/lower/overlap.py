@@ -63,8 +63,8 @@ def _overlapping(launch: Launch, before: Launch) -> Launch:
     late = {bit for name, bit in launch.entry.prefetched if is_late(name, launch.values[name])}
     if 0 in late:
         return launch
-    early = sum({bit for _, bit in launch.entry.prefetched} - late)
-    values = {**launch.values, "early": early} if "early" in launch.values else launch.values
+    prefetch = sum({bit for _, bit in launch.entry.prefetched} - late)
+    values = {**launch.values, "prefetch": prefetch} if "prefetch" in launch.values else launch.values
     return replace(launch, values=values, pdl=True)
 
 

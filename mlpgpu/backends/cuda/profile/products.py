@@ -85,7 +85,7 @@ class Products:
         missing: dict[str, Value] = {
             **dict.fromkeys(("x_row_scales", "w_column_scales", "x", "w")),
             "y_stride": 0,
-            "early": 0,
+            "prefetch": 0,
         }
         ending = "_components" if tile.operand_format.is_single else ""
         stored: dict[str, Value] = {name: At(SCRATCH) for name in (f"y{ending}", f"dx{ending}", "dw")}

@@ -109,7 +109,7 @@ def _curve(chain: Chain, rows: int, curve: int, curves: int, first: int, metrics
     grid = strided_grid(rows, AREA_BLOCKS)
     for name in metrics:
         values = {
-            "keys": keys, **sides, "n": rows, "parts": At("areas"), "arrived": At("areas done"),
+            "keys": keys, **sides, "n": rows, "partials": At("areas"), "arrived": At("areas done"),
             "sums": At(sums_of(name)), "curve": curve, "curves": curves,
         }  # fmt: skip
         yield Launch(kernels.rank_area(name), grid, values)

@@ -128,7 +128,7 @@ def compile_units(
 
     Raises:
         ConfigurationError: ``arch`` is no architecture's name.
-        BackendError: nvcc is needed and not there, or refuses a unit; its own lines are in the message.
+        BackendError: nvcc is needed and not there, or refuses a unit; what it prints is in the message.
         StorageError: the cache cannot be written.
     """
     if not _ARCHITECTURE.fullmatch(arch):
@@ -169,7 +169,7 @@ def _key(text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
 
 
 def _collect(path: Path, folders: Sequence[Path], sources: dict[Path, bytes]) -> None:
-    # nvcc reports a file that is missing, with the line that includes it.
+    # A missing file is left to nvcc, which also reports where it is included.
     if path in sources or not path.is_file():
         return
     sources[path] = path.read_bytes()
@@ -238,7 +238,6 @@ def _run(command: Sequence[str], *, what: str) -> str:
     except OSError as error:
         raise BackendError(what, expected="a compiler that runs", got=f"{command[0]}: {error}") from error
     if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if not line.startswith("ptxas info")]
-        said = "\n".join(lines)
+        said = "\n".join(text for text in done.stdout.splitlines() if not text.startswith("ptxas info"))
         raise BackendError(what, expected="success", got=f"status {done.returncode} of {command[0]}:\n{said}")
     return done.stdout

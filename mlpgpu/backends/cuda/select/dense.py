@@ -34,13 +34,13 @@ class Gemm:
 
     @property
     def leaves_bias(self) -> bool:
-        """Whether a product for a weight's gradient leaves parts of the bias's."""
+        """Whether a product for a weight's gradient leaves partial sums of the bias's."""
         return self.tile.column_partials(1) is not None
 
 
 @dataclass(frozen=True)
 class SplitK:
-    """Partials over ``count`` parts of k, each so long, which a second kernel adds up.
+    """``count`` partial sums, each over ``part`` of k, which a second kernel adds up.
 
     ``tile`` is of multiply-adds, or of operands that tensor cores split inside the product; None for few rows.
     """

@@ -136,8 +136,8 @@ class Selection:
         rows = [("operation", "path", "why")]
         for each in self.operations:
             is_tail = isinstance(each.operation, ops.Loss) and self.tail
-            lines = [("tail", self.tail.why)] if is_tail else _lines(each)
-            rows += [(each.title if line is lines[0] else "", *line) for line in lines]
+            reasons = [("tail", self.tail.why)] if is_tail else _reasons(each)
+            rows += [(each.title if number == 0 else "", *reason) for number, reason in enumerate(reasons)]
         kind = "a training step" if self.work.is_training else "an evaluation"
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
         if self.work.is_training and not self.tail:
@@ -145,8 +145,8 @@ class Selection:
         return "\n".join([*head, table(rows, "<<<")])
 
 
-def _lines(each: Selected) -> list[tuple[str, str]]:
-    """The path of an operation in lines: what it is, and why."""
+def _reasons(each: Selected) -> list[tuple[str, str]]:
+    """What the path of an operation is, and why: a pair for each of its products."""
     path, op = each.path, each.operation
     if not isinstance(path, DensePath):
         return [(str(path), path.why)]

@@ -6,12 +6,12 @@ from ... import kernels
 from ...kernels import ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
 from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
-from .gemm import BIAS_PARTS, PARTED_BIASES
+from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
 
 SQUARE_BLOCKS = 256
-PARTED_WORDS = 6  # of PartedBias of elementwise/update.cuh
+BIAS_WORDS = 6  # of PartialBias of elementwise/update.cuh
 
 
 def total_error(shard: Shard, group: TotalError) -> None:
@@ -63,15 +63,15 @@ def update(shard: Shard, group: UpdateAll) -> None:
 
 
 def update_biases(shard: Shard, group: UpdateBiases) -> None:
-    words = shard.lowered.words[PARTED_BIASES]
-    known = [words[first : first + PARTED_WORDS] for first in range(0, len(words), PARTED_WORDS)]
-    columns, parts = sum(n for _, _, _, n, *_ in known), max(parts for _, parts, *_ in known)
+    words = shard.lowered.words[PARTIAL_BIASES]
+    known = [words[first : first + BIAS_WORDS] for first in range(0, len(words), BIAS_WORDS)]
+    columns, most = sum(n for _, _, _, n, *_ in known), max(count for _, count, *_ in known)
     values: dict[str, Value] = {
-        "step": At("step"), "totals": At("totals"), "described": At(PARTED_BIASES), "count": len(known),
-        "column_partials": At(BIAS_PARTS), "biases": At("parameters"),
+        "step": At("step"), "totals": At("totals"), "described": At(PARTIAL_BIASES), "count": len(known),
+        "column_partials": At(BIAS_PARTIALS), "biases": At("parameters"),
         "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.plan.parameter_count,
         "columns": columns,
     }  # fmt: skip
     entry = kernels.update_biases(shard.optimizer)
     grid = ceil_div(columns, entry.threads), 1, 1
-    shard.launches.append(Launch(entry, grid, values, group.title, {"part_count": parts}))
+    shard.launches.append(Launch(entry, grid, values, group.title, {"partial_count": most}))

@@ -29,8 +29,8 @@ from .operands import (
 from .rows import weighed
 from .shard import Shard
 
-# Arrays: parts of biases' gradients, and what is known of each, PartedBias of elementwise/update.cuh.
-BIAS_PARTS, PARTED_BIASES = "bias parts", "biases in parts"
+# Arrays: partial sums of biases' gradients, and a description of each bias, PartialBias of elementwise/update.cuh.
+BIAS_PARTIALS, PARTIAL_BIASES = "bias partials", "biases of partials"
 
 
 def split_weights(shard: Shard, readers: Mapping[str, str]) -> list[Launch]:
@@ -98,17 +98,17 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
             "column_scales": _delta_columns(shard, op.dz),
         }  # fmt: skip
     entry = kernels.split_columns(operand_format) if group.is_split else kernels.sum_columns(operand_format)
-    parts = shard.room(of_shard(shard, "column parts"), 4 * grid[1] * padded_columns(n))
+    partials = shard.room(of_shard(shard, "column partials"), 4 * grid[1] * padded_columns(n))
     arrived = shard.room(of_shard(shard, "columns arrived"), 4 * grid[0])
     flags = (
-        shard.room(of_shard(shard, "column part flags"), 4 * grid[1] * padded_columns(n))
+        shard.room(of_shard(shard, "column partial flags"), 4 * grid[1] * padded_columns(n))
         if operand_format.scaled
         else None
     )
     shard.add(
         group, entry, grid,
         **given, dz=shard.ref(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
-        component_stride=component_elements(shard, n), partials=parts, partial_flags=flags, arrived=arrived, n=n,
+        component_stride=component_elements(shard, n), partials=partials, partial_flags=flags, arrived=arrived, n=n,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
         w=floats(shard, op.weight),
         b=shard.ref(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
-        y_stride=component_elements(shard, n), early=0,
+        y_stride=component_elements(shard, n), prefetch=0,
         k=k, n=n,
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
         dz_row_scales=rows_words(shard, op.dz),
         w_row_scales=weight_words(shard, op.weight)["row_scales"], dz=floats(shard, op.dz), w=floats(shard, op.weight),
         **saved,
-        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), early=0, k=k, n=n,
+        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), prefetch=0, k=k, n=n,
     )  # fmt: skip
 
 
@@ -201,14 +201,14 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
         "dz_stride": component_elements(shard, n),
         "x_column_scales": column_flags(shard, of_shard(shard, f"{op.x}.column_scales"), k),
         "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
-        "x": floats(shard, op.x), "dz": floats(shard, op.dz), "early": 0, "k": k, "n": n,
+        "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
     }  # fmt: skip
     grid = tile.grid(k, n, shard.multiprocessors)
     if not group.is_update:
         shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
         return
     updated = shard.updated(op)
-    db_partials = _parted(shard, group, updated["bias"]) if group.leaves_bias else None
+    db_partials = _bias_partials(shard, group, updated["bias"]) if group.leaves_bias else None
     if group.leaves_bias:
         updated |= {"bias": None, "bias_slots": None}
     shard.add(
@@ -218,17 +218,17 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     )  # fmt: skip
 
 
-def _parted(shard: Shard, group: GemmGradient, bias: Value) -> At:
-    """Where a product leaves parts of a bias's gradient; the bias moves when all are there."""
+def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
+    """Where a product stores partial sums of a bias's gradient; another launch adds them up and updates the bias."""
     lowered = shard.lowered
     k, n = shard.shapes[group.op.weight]
-    pitch, parts = padded_columns(n), group.path.tile.column_partials(k)
-    assert isinstance(bias, At) and parts is not None
-    begin = lowered.bytes.get(BIAS_PARTS, 0) // 4
-    lowered.bytes[BIAS_PARTS] = 4 * (begin + parts * pitch)
-    described = begin, parts, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
-    lowered.words[PARTED_BIASES] = (*lowered.words.get(PARTED_BIASES, ()), *described)
-    return At(BIAS_PARTS, begin)
+    pitch, count = padded_columns(n), group.path.tile.column_partials(k)
+    assert isinstance(bias, At) and count is not None
+    begin = lowered.bytes.get(BIAS_PARTIALS, 0) // 4
+    lowered.bytes[BIAS_PARTIALS] = 4 * (begin + count * pitch)
+    described = begin, count, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
+    lowered.words[PARTIAL_BIASES] = (*lowered.words.get(PARTIAL_BIASES, ()), *described)
+    return At(BIAS_PARTIALS, begin)
 
 
 Operand = tuple[At, int, int]  # components, rows, columns

@@ -32,7 +32,7 @@ def forward(shard: Shard, group: DenseForward) -> None:
 
 
 def partials(shard: Shard, group: DensePartials) -> None:
-    """The sums over parts of k: by a launch, unless the step before left them."""
+    """Split-K partials: by a launch, unless the update of the step before has left them."""
     op, path = group.op, group.path
     k, n = shard.shapes[op.weight]
     added = added_partials(shard, op, path)
@@ -59,9 +59,9 @@ def _part_product(shard: Shard, n: int, path: SplitK) -> tuple[Entry, Grid]:
 def added_partials(shard: Shard, op: ops.Dense, path: SplitK) -> dict[str, Value]:
     """Split-K partials, as what adds them up is given them."""
     capacity = shard.plan.capacity
-    name = f"parts{shard.number}"  # shards run side by side, and may be at different layers
-    parts = shard.room(name, 4 * path.count * capacity * shard.shapes[op.weight][1])
-    return {"partials": parts, "count": path.count, "capacity": capacity}
+    name = f"split-K partials {shard.number}"  # shards run side by side, and may be at different layers
+    partials = shard.room(name, 4 * path.count * capacity * shard.shapes[op.weight][1])
+    return {"partials": partials, "count": path.count, "capacity": capacity}
 
 
 def add_partials(shard: Shard, group: AddPartials) -> None:
@@ -110,9 +110,9 @@ def update(shard: Shard, group: DenseUpdate) -> None:
     k, n = shard.shapes[op.weight]
     if isinstance(path, FewRows):
         entry, grid, few = _few_rows(shard, op.x, op.weight, path, by_order=group.by_order)
-        parts = few["partials"] if group.leaves_partials else None
+        partials = few["partials"] if group.leaves_partials else None
         few |= {name: value for name, value in shard.updated(op).items() if name not in few}
-        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": parts}, group.title))
+        shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": partials}, group.title))
         return
     tile: SimtTile | SplitSm80Tile | str
     if isinstance(path, SmallN):
@@ -138,8 +138,8 @@ def _few_rows(
     k, n = shard.shapes[weight]
     values: dict[str, Value] = {
         "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.ref(weight),
-        "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "partials": At("parts0"), "k": k,
-        "n": n, "part": path.part, "capacity": shard.plan.capacity,
+        "weight_slots": shard.slots_of(weight), "size": shard.plan.parameter_count, "k": k, "n": n,
+        "partials": At("split-K partials 0"), "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
     return (
         kernels.dense_update_few_rows(shard.optimizer, stream=path.stream),
