@@ -1,5 +1,5 @@
 // A bulk tile: rows of a weight and of its slots in shared memory. One warp lets the copy engine load them, other warps
-// update them, and the first warp lets the engine store them. Rows on their way occupy no registers.
+// update them, and the first warp lets the engine store them. Rows in flight occupy no registers.
 #pragma once
 
 #include "arch/barriers.cuh"

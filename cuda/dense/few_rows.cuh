@@ -17,7 +17,8 @@ struct FewRowsForward {
     static constexpr int SHARED_BYTES = 4 * (PIECE + X);
 };
 
-// A contiguous piece of memory on its way to shared memory; `vectored` if it begins and ends at vectors.
+// A contiguous piece of an array, in registers between memory and shared memory; `vectored` if it begins and ends at
+// vectors.
 struct Piece {
     float fetched[FewRowsForward::PER_THREAD];
 

@@ -32,8 +32,8 @@ struct ReadTarget {
     static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
 };
 
-// Columns [j0, j0 + GROUP) and rows [k0, k0 + DEPTH) of W (k, n) on their way to shared memory, with zeros after the last row
-// for the warp that takes it. Threads read W as it lies in memory, each in one column, and issue all loads before the first
+// Columns [j0, j0 + GROUP) and rows [k0, k0 + DEPTH) of W (k, n), held in registers between memory and shared memory, with zeros
+// after the last row for the warp that multiplies it. Threads read W as it lies in memory, each in one column, and issue all loads before the first
 // store.
 struct HeadColumns {
     static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;

@@ -93,8 +93,8 @@ struct Rescaled {
     };
     __device__ __forceinline__ Scales scales(int row, int column) const {
         const int4 four = *reinterpret_cast<const int4*>(column_scales + column);
-        const int subtracted = subtracted_row_scales ? subtracted_row_scales[row] & ~FLAG_BITS : 0;
-        return {row_scales[row] - subtracted, {four.x, four.y, four.z, four.w}};
+        return {row_scales[row] - (subtracted_row_scales ? subtracted_row_scales[row] & ~FLAG_BITS : 0),
+                {four.x, four.y, four.z, four.w}};
     }
 
     __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {

@@ -59,7 +59,7 @@ __device__ __forceinline__ float4 load_edge(const From& from, int row, int rows,
     return four;
 }
 
-// One operand's slice on its way from global memory through registers to shared memory.
+// One operand's slice, which passes from global memory through registers to shared memory.
 template <int OUTER, int PITCH, int DEPTH, int THREADS, bool INNER_FIRST>
 struct Slice {
     static constexpr int VECTORS = OUTER * DEPTH / 4;

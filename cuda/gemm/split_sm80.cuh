@@ -1,10 +1,10 @@
-// C = A · B on tensor cores since sm_80, of float32 operands that are split into three bfloat16 on their way to shared memory.
+// C = A · B on tensor cores since sm_80, of float32 operands that are split into three bfloat16 as they are staged.
 //
 // Each component takes eight bits of a number, so that three hold all 24: x = x1 + x2 + x3. Of the nine products of
 // components the three smallest, together at most 2⁻²³ of the whole, are left out. Tensor cores truncate when they
 // accumulate, so the sum over each 64 k is made apart and added to C rounded to nearest. bfloat16 has the range of float32,
 // so no scales are needed. An element that is not finite, or whose last component would be too small for a bfloat16, is
-// flagged on the way: rows and columns of C that depend on it are recomputed as chains of multiply-adds, and so are elements
+// flagged as it is split: rows and columns of C that depend on it are recomputed as chains of multiply-adds, and so are elements
 // of C that are not finite. (Error bound: docs/mathematics.md.)
 //
 // For products whose operands are read once or twice, this saves the pass that splits them (gemm/split_operands.cuh).

@@ -206,7 +206,7 @@ struct SplitSm90Tile {
     static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the room of B's components");
 };
 
-// B's slices on their way through a splitter's registers, which hold one slice while the one before is multiplied.
+// A slice of B in a splitter's registers, where it waits while the slice before it is multiplied.
 struct SplitColumns {
     using T = SplitSm90Tile;
     static constexpr int UNITS = T::N * T::DEPTH / 8 / T::SPLITTER_THREADS;  // of eight elements of a column

@@ -1,4 +1,4 @@
-// Epilogue staging: the sums of gemm/gemm_sm90.cuh on their way from a consumer's registers to the epilogue.
+// Epilogue staging: how the sums of gemm/gemm_sm90.cuh pass from a consumer's registers to the epilogue.
 //
 // A thread's registers hold pairs of columns of rows that lie far apart in memory. So each warp stages 16 rows and some
 // columns at a time in its staging tile in shared memory, and takes them back in whole rows. T is an Sm90Tile.

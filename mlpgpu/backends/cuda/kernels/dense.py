@@ -12,7 +12,7 @@ from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ce
 from .operand_format import OperandFormat
 from .updates import slot_count
 
-# Of operands that a kernel itself splits, on their way to shared memory (gemm/split_sm80.cuh).
+# Of operands that a product itself splits as it stages them (gemm/split_sm80.cuh).
 SPLIT_FORMAT = OperandFormat("Bfloat16Triple", 3, scaled=False)
 
 

@@ -254,7 +254,7 @@ class GemmInput(Group):
 
 @dataclass(frozen=True)
 class GemmGradient(Group):
-    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if another launch adds db's partial sums up."""
+    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if another launch adds up db's partials."""
 
     op: ops.DenseBackward
     path: Gemm

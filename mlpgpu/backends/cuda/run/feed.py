@@ -1,4 +1,4 @@
-"""A data set's rows on their way to the card, in the order in which epochs visit them.
+"""How a data set's rows come to the card, in the order in which epochs visit them.
 
 In the first epoch the rows are uploaded piece by piece, in that epoch's order, while the card works on the piece
 before: threads of the host gather a piece into one of two page-locked buffers, from which a stream of its own copies
@@ -168,7 +168,7 @@ class Feed:
     def reach(self, row: int) -> int:
         """Let the stream wait for the piece that holds ``row`` of the epoch; returns the row where the piece ends.
 
-        Once all pieces of a set that stays are on their way, the stream waits for the last of them, and the whole
+        Once the copies of all pieces of a set that stays have been issued, the stream waits for the last of them, and the whole
         epoch counts as one piece.
         """
         piece, end = row // self.piece_rows, len(self.dataset)

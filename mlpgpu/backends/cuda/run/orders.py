@@ -58,7 +58,7 @@ class Orders:
         self._device, self._stream, self._data, self._sampling, self._bind = device, stream, data, sampling, bind
         self._epoch = -1  # the epoch under way
         self._made = -1, np.empty(0, np.int64)  # the next epoch and its order, of a set that does not stay
-        self._listed = -1  # the epoch whose list is on the card, or on its way
+        self._listed = -1  # the epoch whose list is on the card, or is being copied
         rows = sampling.rows
         self._sizes, self._launches = order_launches(rows)
         has_room = min(data.left_bytes, device.free_bytes) >= sum(self._sizes.values())

@@ -31,7 +31,7 @@ def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
 
 
 class StepNumbers:
-    """Numbers of the steps of a run, in page-locked memory on their way to the card and back."""
+    """Numbers of the steps of a run, in page-locked memory, for copies to the card and back."""
 
     def __init__(self, device: Device, stream: Stream, arrays: Arrays) -> None:
         self._stream, self._arrays = stream, arrays

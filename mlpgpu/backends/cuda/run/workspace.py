@@ -1,4 +1,4 @@
-"""What the parts of a program share: the plan, the card, its arrays, its kernels, and numbers on their way to it."""
+"""What the parts of a program share: the plan, the card, its arrays, its kernels, and the numbers of steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Workspace:
         stream: the stream that computes.
         auxiliary: kernels that belong to no plan, loaded when they are first asked for.
         maps: addresses of tensor maps on the card.
-        numbers: numbers of steps, on their way to the card and back.
+        numbers: numbers of steps, in page-locked memory for copies to the card and back.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Workspace:
             self.stream.fill(self.arrays.addresses[name], size)
 
     def feed(self, dataset: Dataset, batch_rows: int) -> Feed:
-        """A data set on its way to the card, in batches of so many rows."""
+        """The feed of a data set, in batches of so many rows."""
         room = int(self._memory_share * self.device.total_bytes)
         return Feed(self.device, self.stream, self.plan, dataset, batch_rows=batch_rows, room=room, trace=self.trace)
 
