@@ -168,8 +168,8 @@ class Feed:
     def reach(self, row: int) -> int:
         """Let the stream wait for the piece that holds ``row`` of the epoch; returns the row where the piece ends.
 
-        Once the copies of all pieces of a set that stays have been issued, the stream waits for the last of them, and the whole
-        epoch counts as one piece.
+        Once copies of all pieces of a set that stays have been issued, the stream waits for the last of them, and the
+        whole epoch counts as one piece.
         """
         piece, end = row // self.piece_rows, len(self.dataset)
         if self.stays and len(self._arrived) == self.pieces:
