@@ -6,7 +6,7 @@ from .datasets import Dataset
 from .errors import MlpgpuError
 from .history import History
 from .layers import Dense, Dropout, LocallyConnected, Standardize
-from .network import Network, load
+from .network import Network, Predictor, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
 from .training import Trainer
@@ -39,6 +39,7 @@ __all__ = [
     "Nesterov",
     "Network",
     "OneCycle",
+    "Predictor",
     "RMSprop",
     "ReduceOnPlateau",
     "Standardize",

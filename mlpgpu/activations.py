@@ -2,7 +2,7 @@
 
 Functions write to arrays that they are given, work element by element on any shape in either
 precision, and allocate nothing that grows with it.  A row says which array the derivative is
-computed from, ``z`` or ``y``; the plan keeps that one.  Where it is ``y``, ``y`` may overwrite ``z``.
+computed from, ``z`` or ``y``; the plan keeps that one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Activation:
     """One activation function.
 
     Attributes:
-        forward: ``forward(z, y, scratch)`` writes f(z) to ``y``.
+        forward: ``forward(z, y, scratch)`` writes f(z) to ``y``, which may be ``z``.
         backward: ``backward(saved, dy, dz, scratch)`` writes dy · f′ to ``dz``, which may be ``dy``.
             Here as in ``forward``, ``scratch`` has the shape of the others and is overwritten.
-        saves: whether ``saved`` is ``"z"`` or ``"y"``; if ``"y"``, forward's ``y`` may be its ``z``.
+        saves: whether ``saved`` is ``"z"`` or ``"y"``; if ``"z"``, a training step's forward keeps it apart.
         initializer: the scheme for the weights before it that keeps variances alike across layers.
         formula: for people.
     """
@@ -124,8 +124,8 @@ def _softplus_backward(y: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: n
 
 
 def _silu(z: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
-    sigmoid(z, y)
-    np.multiply(z, y, out=y)
+    sigmoid(z, scratch)
+    np.multiply(z, scratch, out=y)
 
 
 def _silu_backward(z: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: np.ndarray) -> None:

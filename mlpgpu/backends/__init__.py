@@ -12,6 +12,7 @@ from .base import MEMORY_SHARE as MEMORY_SHARE
 from .base import MOST_BINS as MOST_BINS
 from .base import Backend as Backend
 from .base import Histogram as Histogram
+from .base import Inference as Inference
 from .base import Program as Program
 from .base import Sampling as Sampling
 from .base import State as State

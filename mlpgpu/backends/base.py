@@ -118,7 +118,14 @@ def scaled(histogram: Histogram, factor: float) -> Histogram:
 
 
 class Program(ABC):
-    """A compiled plan with its arrays."""
+    """A compiled plan with its arrays.
+
+    Attributes:
+        is_readable_while_running: whether other threads may call ``read`` and ``is_finite`` while :meth:`run` is under
+            way, and get the state of one finished step; otherwise they are kept waiting until it ends.
+    """
+
+    is_readable_while_running = False
 
     @abstractmethod
     def load(self, state: State, *, snapshot: bool = False) -> None:
@@ -181,6 +188,60 @@ class Program(ABC):
         """Predictions, or logits, of a data set's inputs, (rows, n_out) in the plan's precision."""
 
 
+class Inference(ABC):
+    """A plan without a loss, compiled once for many predictions; any thread may call any method at any time.
+
+    A call computes with the parameters that were there when it began, whatever is loaded meanwhile.
+    """
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Take the parameters and statistics of ``state``, whose arrays nobody changes, for calls that begin later."""
+
+    def load_from(self, program: Program) -> bool:
+        """Take those that ``program``, which trains the same network, has after its last finished step.
+
+        Returns:
+            whether that was possible without a way over the caller's memory; if not, nothing was done.
+        """
+        return False
+
+    def draw(self, seed: int, statistics: np.ndarray) -> bool:
+        """Take the initial parameters of ``seed`` as :meth:`Program.draw` does, with ``statistics`` (R, C).
+
+        Returns:
+            whether they were drawn here; if not, nothing was done, and the caller draws and loads them.
+        """
+        return False
+
+    @abstractmethod
+    def run(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        *,
+        rows: np.ndarray | None = None,
+        scale: float | None = None,
+        logits: bool = False,
+    ) -> bool:
+        """Write predictions, or logits, for rows of ``x`` to ``out``, piece by piece.
+
+        Arguments:
+            x: (any, n_in), booleans, integers or floats of up to 64 bits, in any byte order and with any strides,
+                perhaps a memory map; never written to.
+            out: (rows, n_out) in the plan's precision, C-contiguous, apart from ``x``.
+            rows: (rows,) int64, which rows of ``x`` in which order; all of them if None.  At least one.
+            scale: what bytes are multiplied by, where ``x`` is uint8.
+
+        Returns:
+            whether each input is finite in the plan's precision; if not, ``out`` is of no use.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for the calls under way and free everything; closing twice does nothing.  It is also done at the end."""
+
+
 class Backend(ABC):
     """Something that can run plans."""
 
@@ -196,6 +257,16 @@ class Backend(ABC):
 
         ``threads`` overrides the number of host threads that the backend's rule gives; ``memory_share`` is
         how much of a card's memory a data set may take, and a larger set is streamed.
+
+        Raises:
+            ConfigurationError: the backend cannot run such a plan.
+        """
+
+    @abstractmethod
+    def infer(self, plan: Plan) -> Inference:
+        """Predictions by ``plan``, which has no loss; :meth:`Inference.load` comes before the first.
+
+        The plan's capacity is the most rows that are computed at a time.
 
         Raises:
             ConfigurationError: the backend cannot run such a plan.

@@ -115,7 +115,7 @@ class Dataset:
         return html(rows, "<<", f"Dataset of {len(self):,} rows")
 
     def __dir__(self) -> list[str]:
-        return public_names(self, ("has_bytes", "identity", "storage_rows", "storage_x"))
+        return public_names(self, ("has_bytes", "identity", "storage_index", "storage_rows", "storage_x"))
 
     @property
     def n_in(self) -> int:
@@ -161,6 +161,11 @@ class Dataset:
     def storage_x(self) -> np.ndarray:
         """The array that :meth:`storage_rows` points into, (storage rows, n_in), shared by all splits."""
         return self._storage_x
+
+    @property
+    def storage_index(self) -> np.ndarray | None:
+        """Where all rows lie in :attr:`storage_x`, (rows,) int64; None: all of it, in order."""
+        return self._index
 
     def storage_rows(self, rows: np.ndarray) -> np.ndarray:
         """Where ``rows`` of this data set, (n,) int64, lie in :attr:`storage_x`, (n,) int64."""

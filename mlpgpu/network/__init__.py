@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .network import Data, Network, load
 from .parameters import FlatParameters, Parameters
+from .predictor import Predictor
 
-__all__ = ["Data", "FlatParameters", "Network", "Parameters", "load"]
+__all__ = ["Data", "FlatParameters", "Network", "Parameters", "Predictor", "load"]

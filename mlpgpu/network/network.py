@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import storage
-from ..backends import Program, State, choose_backend, get_backend
+from ..backends import Program, State
 from ..datasets import Dataset
 from ..datasets.arrays import check_classes
 from ..errors import (
@@ -21,28 +21,39 @@ from ..errors import (
     FileFormatError,
     MlpgpuError,
     ShapeError,
-    check_integer,
     refuse_setting,
 )
 from ..layers import Layer, Standardize, check_layers, input_width
-from ..losses import OutputName, class_count, classes_of
+from ..losses import OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
 from ..text import html, public_names, table
 from .parameters import FlatParameters, Parameters
+from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
 from .remembered import Remembered
 from .saved import SavedNetwork
 from .statistics import input_statistics, target_statistics
 
 Data = Dataset | tuple[Any, ...]  # or arrays (x, y), (x, y, weight)
 
-PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
 SAVED = ("output", "remembered", "adapted")  # of a network's training, by attribute
 # What the package itself uses of a network; Tab does not show it.
 INTERNAL = (
     *("as_dataset", "check", "check_adapted", "check_finite", "contents", "flat_parameters", "flat_statistics"),
-    *("from_contents", "is_new", "lower", "remember", "remembered", "segments", "shaped", "start", "state", "values"),
+    *(
+        "from_contents",
+        "is_new",
+        "lower",
+        "refuse_parameters",
+        "remember",
+        "remembered",
+        "segments",
+        "shaped",
+        "start",
+        "state",
+        "values",
+    ),
 )
 SETTABLE = ("parameters", "classes", *SAVED)
 
@@ -79,6 +90,7 @@ class Network:
             raise ConfigurationError("layers", expected="at least one with parameters", got=list(self.layers))
         self.values = FlatParameters(self._plan.parameters, self.seed)
         self._statistics: np.ndarray | None = None  # (C,) float64; None: they change nothing
+        self._kept = KeptPredictions()
 
     def lower(self, **options: Any) -> Plan:
         """A plan of this network; ``options`` are those of :func:`mlpgpu.plan.lower`."""
@@ -227,7 +239,7 @@ class Network:
 
         Raises as :meth:`predict` does.
         """
-        return self._run(x, backend, batch_size, logits=True)
+        return self._kept.get(self, backend, batch_size).predict(self, x, logits=True)
 
     def predict(self, x: ArrayLike | Dataset, *, backend: str = "auto", batch_size: int | None = None) -> np.ndarray:
         """Predictions for ``x`` (rows, n_in): (rows, n_out), float32 or float64 as the parameters are.
@@ -246,31 +258,35 @@ class Network:
                 bytes where the network was trained on floats, or the reverse, and nobody said what they mean.
             DivergenceError: a parameter is not finite, because a training diverged.
         """
-        return self.shaped(self._run(x, backend, batch_size, logits=False))
+        return self._kept.get(self, backend, batch_size).predict(self, x)
 
     def shaped(self, predictions: np.ndarray, dataset: Dataset | None = None) -> np.ndarray:
         """Predictions (rows, n_out) in the shape of the targets trained on, or of those of ``dataset``."""
         has_vector = self.remembered.has_vector_targets if dataset is None or dataset.y is None else dataset.y.ndim == 1
         return predictions[:, 0] if self.n_out == 1 and has_vector else predictions
 
-    def _run(self, x: ArrayLike | Dataset, backend: str, batch_size: int | None, *, logits: bool) -> np.ndarray:
-        rows = PREDICTION_ROWS if batch_size is None else check_integer("batch_size", batch_size, least=1)
-        get_backend(backend)  # a wrong name is told before anything is looked at
-        dataset = self.check(x if isinstance(x, Dataset) else self.remembered.dataset(x))
-        self.check_adapted("call adapt(dataset), or train")
-        plan = self.lower(capacity=min(rows, len(dataset)), output=self.output, precision=self.dtype.name)
-        program = choose_backend(backend, plan).compile(plan)
-        self.start(program)
-        found = program.predict(dataset, logits=logits)
-        if not np.isfinite(found).all():  # rarely, so that a look at the parameters is no cost
-            self.check_finite()
-        return found
+    def predictor(self, backend: str = "auto", batch_size: int | None = None) -> Predictor:
+        """The network compiled for many predictions, which any thread may ask for.
+
+        Arguments:
+            backend: where to compute, ``"auto"`` for the fastest there is.
+            batch_size: the most rows that are computed at a time, which bounds the memory it takes; 1,024 if None.
+
+        Raises:
+            ConfigurationError: ``batch_size`` is under 1, or the backend cannot run the network.
+            UnknownNameError, BackendError: there is no such backend, or it cannot be used here.
+        """
+        return Predictor(self, backend, batch_size)
 
     def check_finite(self) -> None:
         """Raise DivergenceError if a parameter is not finite; predictions would mean nothing."""
         if not self.values.is_finite():
-            hint = "the training diverged: train a new network at a lower rate, or load what was saved before"
-            raise DivergenceError("parameters of the network", expected="finite numbers", got="NaN", hint=hint)
+            self.refuse_parameters()
+
+    def refuse_parameters(self) -> None:
+        """Raise DivergenceError, because a parameter is not finite."""
+        hint = "the training diverged: train a new network at a lower rate, or load what was saved before"
+        raise DivergenceError("parameters of the network", expected="finite numbers", got="NaN", hint=hint)
 
     def as_dataset(self, data: Data, remembered: Remembered | None = None, *, argument: str = "data") -> Dataset:
         """``data`` as a Dataset: one, or arrays ``(x, y)`` or ``(x, y, weight)``, which mean what they did in training.
@@ -296,10 +312,8 @@ class Network:
             ConfigurationError: the network was not trained to classify.
             and as :meth:`predict` does.
         """
-        if self.output == "identity" or (self.output == "sigmoid" and self.n_out > 1):
-            raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {self.output}")
-        numbers = classes_of(self.output, self._run(x, backend, batch_size, logits=False))
-        return numbers if self.classes is None else np.asarray(self.classes)[numbers]
+        check_classifies(self)
+        return labels_of(self, self.predict(x, backend=backend, batch_size=batch_size))
 
     def summary(self) -> None:
         """Print a table of the layers."""
@@ -338,7 +352,7 @@ class Network:
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "values": self.values.copy()}
+        return {**self.__dict__, "values": self.values.copy(), "_kept": KeptPredictions()}
 
     # --- files ---
 

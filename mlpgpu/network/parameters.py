@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..backends import Program
+from ..backends import Inference, Program, State
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup
 from ..initializers import initial_values
+from ..locks import GroupLock
 from ..plan import Parameter, Segment
 
 
@@ -23,20 +26,25 @@ class FlatParameters:
       are read, and what it answered is kept here until it goes on :meth:`changing` them.
     - Otherwise the network has them, as an array.  Setting them takes them from a program.
 
-    This class alone decides who is asked, and each method leaves owner and values in agreement; a lock
-    that lets several threads read and set them while one trains belongs here.
+    This class alone decides who is asked, and each method leaves owner and values in agreement, whichever threads
+    call at once: a lock is held while one is under way.  While a program changes them, others read those of its last
+    finished step if it can be read meanwhile, and otherwise wait until it ends.
 
     Attributes:
         segments: where each parameter lies, by name.
         dtype: float32, or float64 once a program in that precision had them.
+        version: a number that they had never before, or None while a program changes them.
     """
 
     def __init__(self, parameters: tuple[Parameter, ...], seed: int) -> None:
         self.segments: Mapping[str, Segment] = {parameter.name: parameter for parameter in parameters}
         self.dtype = np.dtype(np.float32)
+        self.version: int | None = 0
         self._parameters, self._seed = parameters, seed
         self._values: np.ndarray | None = None  # (P,)
         self._owner: Program | None = None
+        self._lock = GroupLock()
+        self._versions = itertools.count(1)
 
     @property
     def is_new(self) -> bool:
@@ -49,9 +57,16 @@ class FlatParameters:
 
     def read(self) -> np.ndarray:
         """The current values, (P,), not to be written to."""
-        if self._values is None:
-            self._values = _frozen(self._draw() if self._owner is None else self._owner.read().parameters[0])
-        return self._values
+        with self._lock.held():
+            return self._read()
+
+    def _read(self) -> np.ndarray:
+        if self._values is not None:
+            return self._values
+        values = _frozen(self._draw() if self._owner is None else self._owner.read().parameters[0])
+        if self.version is not None:  # else the next step makes others of them
+            self._values = values
+        return values
 
     def _draw(self) -> np.ndarray:
         drawn = (
@@ -61,49 +76,92 @@ class FlatParameters:
 
     def is_finite(self) -> bool:
         """Whether each of them is a finite number; a program finds out where they lie."""
-        return self._owner.is_finite() if self._owner is not None else bool(np.isfinite(self.read()).all())
+        with self._lock.held():
+            return self._is_finite()
+
+    def _is_finite(self) -> bool:
+        if self._owner is not None:
+            return self._owner.is_finite()
+        return self.is_new or bool(np.isfinite(self._read()).all())
+
+    def hand_to(self, inference: Inference, statistics: np.ndarray) -> tuple[int | None, bool]:
+        """Load them and ``statistics`` (C,) to ``inference``, by the shortest way there is.
+
+        Returns:
+            their version, and whether each of them is finite.
+        """
+        with self._lock.held():
+            version, is_finite = self.version, self._is_finite()
+            if self.is_new and inference.draw(self._seed, statistics[np.newaxis]):
+                return version, is_finite
+            if self._owner is None or not inference.load_from(self._owner):
+                parameters = self._read()[np.newaxis]
+                inference.load(State(parameters, np.empty((0, *parameters.shape)), statistics[np.newaxis]))
+            return version, is_finite
 
     def set(self, values: Mapping[str, ArrayLike]) -> None:
         """Set some of them by name, all or none, as :class:`Parameters` does; from then on the network has them."""
-        flat = self.read().copy()
-        for name, value in values.items():
-            segment = self.segments[lookup("parameter", name, self.segments)]
-            flat[segment.offset : segment.end] = _check_values(value, segment, flat.dtype).ravel()
-        self.replace(flat)
+        with self._lock.held():
+            flat = self._read().copy()
+            for name, value in values.items():
+                segment = self.segments[lookup("parameter", name, self.segments)]
+                flat[segment.offset : segment.end] = _check_values(value, segment, flat.dtype).ravel()
+            self._replace(flat)
 
     def replace(self, values: np.ndarray) -> None:
         """Set all of them to ``values`` (P,), which the network has from then on."""
+        with self._lock.held():
+            self._replace(values)
+
+    def _replace(self, values: np.ndarray) -> None:
         self._values, self._owner, self.dtype = _frozen(values), None, values.dtype
+        self.version = next(self._versions)
 
     def take_back(self) -> None:
         """Take them from the program that owns them, if one does."""
-        if self._owner is not None:
-            self.replace(self.read())
+        with self._lock.held():
+            if self._owner is not None:
+                self._replace(self._read())
 
     def give_to(self, program: Program, dtype: np.dtype) -> None:
         """Make ``program``, which has loaded or drawn them as ``dtype``, their owner."""
-        self._values, self._owner, self.dtype = None, program, dtype
+        with self._lock.held():
+            self._values, self._owner, self.dtype = None, program, dtype
+            self.version = next(self._versions)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """While the program that owns them changes them."""
-        self._forget()
+        self._lock.acquire()
+        is_held = True
         try:
+            if self._owner is not None:
+                self._values = self.version = None
+                if self._owner.is_readable_while_running:
+                    self._lock.release()
+                    is_held = False
             yield
         finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop what a program answered."""
-        if self._owner is not None:
-            self._values = None
+            if not is_held:
+                self._lock.acquire()
+            if self.version is None:  # nobody took them meanwhile
+                self._values, self.version = None, next(self._versions)
+            self._lock.release()
 
     def copy(self) -> FlatParameters:
         """The same values without an owner; initial values that nobody has asked for stay undrawn."""
         twin = FlatParameters(self._parameters, self._seed)
-        if not self.is_new:
-            twin.replace(self.read().copy())
+        with self._lock.held():
+            if not self.is_new:
+                twin.replace(self._read().copy())
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_versions")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.version, self._lock, self._versions = 0, GroupLock(), itertools.count(1)
 
 
 class Parameters(MutableMapping[str, np.ndarray]):

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "mlpgpu"
 
 # Bottom to top: a module imports from lines above its own only.  A package counts as one module.
 LEVELS = (
-    {"names", "text", "version"},
+    {"locks", "names", "text", "version"},
     {"errors"},
     {"storage", "random", "activations", "metrics"},
     {"pictures"},
@@ -44,11 +44,13 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
     "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
-    "network": ("parameters", "statistics", "remembered", "saved", "network", "__init__"),
+    "network": ("parameters", "statistics", "remembered", "saved", "predictor", "network", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
-    "backends/cpu": ("threads", "workspace", "bindings", "updates", "program", "__init__"),
+    "backends/cpu": (
+        *("blas", "threads", "pool", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
+    ),
     "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "profile", "__init__"),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
@@ -65,7 +67,7 @@ INNER_LEVELS = {
     ),
     "backends/cuda/run": (
         *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),
-        *("evaluation", "graphs", "persistent", "training", "program", "__init__"),
+        *("evaluation", "graphs", "persistent", "training", "program", "inference", "__init__"),
     ),
     "backends/cuda/profile": ("peak_rates", "paths", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (

@@ -7,7 +7,7 @@ allocate nothing.  Matrix products run in NumPy's BLAS, everything else in ufunc
 
 from __future__ import annotations
 
-from .program import CpuBackend
+from .backend import CpuBackend
 from .threads import available_cores
 
 __all__ = ["CpuBackend", "available_cores"]

@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from ...datasets import Dataset
-from ...errors import ConfigurationError, check_integer
 from ...initializers import initial_values
+from ...locks import GroupLock
 from ...plan import Plan
-from ..base import MEMORY_SHARE, Backend, Histogram, Program, Sampling, State, bin_edges, scaled
+from ..base import Histogram, Program, Sampling, State, bin_edges, scaled
 from ..evaluation import MetricSums
 from .bindings import bind
-from .threads import Bound, Threads, thread_count
+from .threads import Bound, Threads
 from .updates import bind_updates
 from .workspace import Feed, Workspace
 
-PRECISIONS = ("float32", "float32-ieee", "float64")
 BOUND_LIMIT = 8  # numbers of rows for which bound operations are kept
 
 
-class CpuBackend(Backend):
-    """Runs plans with NumPy on the host, in float32 or float64."""
-
-    name = "cpu"
-
-    def check(self, plan: Plan) -> None:
-        if plan.precision not in PRECISIONS:
-            expected = "one of " + ", ".join(PRECISIONS)
-            raise ConfigurationError("precision on the cpu backend", expected=expected, got=plan.precision)
-        if plan.replicas != 1:
-            raise ConfigurationError("replicas on the cpu backend", expected=1, got=plan.replicas)
-
-    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
-        self.check(plan)
-        return CpuProgram(plan, _thread_count(plan, threads))
-
-    def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
-        loaded = [library for library in ThreadpoolController().info() if library["user_api"] == "blas"]
-        # SciPy brings a BLAS of its own, in which NumPy's products do not run.
-        of_numpy = [library for library in loaded if "numpy" in library["filepath"]] or loaded
-        blas = [" ".join(str(lib.get(key)) for key in ("internal_api", "version", "architecture")) for lib in of_numpy]
-        return {
-            "backend": self.name,
-            "machine": platform.machine(),
-            "numpy": np.__version__,
-            "blas": ", ".join(sorted(set(blas))),
-            "threads": _thread_count(plan, threads),
-        }
-
-
-def _thread_count(plan: Plan, threads: int | None) -> int:
-    return thread_count(plan) if threads is None else check_integer("threads", threads, least=1)
-
-
 class CpuProgram(Program):
-    """A plan, its arrays and its threads."""
+    """A plan, its arrays and its threads.
+
+    A lock is held while a step or a batch of an evaluation is computed, so other threads find finished ones.
+    """
+
+    is_readable_while_running = True
 
     def __init__(self, plan: Plan, threads: int) -> None:
-        self._plan = plan
+        self._plan, self._lock = plan, GroupLock()
         self._threads = Threads(plan, threads)
         self._work = Workspace(plan, self._threads)
         self._snapshot: np.ndarray | None = None  # (P,)
@@ -77,45 +45,58 @@ class CpuProgram(Program):
         if snapshot:
             self._snapshot = state.parameters[0].astype(self._work.dtype)
             return
-        np.copyto(self._work.parameters, state.parameters[0])
-        np.copyto(self._work.slots, state.slots[:, 0])
-        np.copyto(self._work.statistics, state.statistics[0])
+        with self._lock.held():
+            np.copyto(self._work.parameters, state.parameters[0])
+            np.copyto(self._work.slots, state.slots[:, 0])
+            np.copyto(self._work.statistics, state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
-        for p in self._plan.parameters:
-            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
-            self._work.arrays[p.name][...] = values.astype(np.float32)
-        self._work.slots.fill(0.0)
-        np.copyto(self._work.statistics, statistics[0])
+        with self._lock.held():
+            for p in self._plan.parameters:
+                values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+                self._work.arrays[p.name][...] = values.astype(np.float32)
+            self._work.slots.fill(0.0)
+            np.copyto(self._work.statistics, statistics[0])
 
     def read(self, *, snapshot: bool = False) -> State:
         work = self._work
         parameters = self._snapshot if snapshot and self._snapshot is not None else work.parameters
         replicated = parameters[np.newaxis], work.slots[:, np.newaxis], work.statistics[np.newaxis]
-        return State(*(array.copy() for array in replicated))
+        with self._lock.held():
+            return State(*(array.copy() for array in replicated))
+
+    def copy_parameters(self) -> tuple[np.ndarray, np.ndarray]:
+        """The parameters (P,) and the statistics (C,) after the last finished step."""
+        with self._lock.held():
+            return self._work.parameters.copy(), self._work.statistics.copy()
 
     def snapshot(self) -> None:
         if self._snapshot is None:
             self._snapshot = np.empty_like(self._work.parameters)
-        np.copyto(self._snapshot, self._work.parameters)
+        with self._lock.held():
+            np.copyto(self._snapshot, self._work.parameters)
 
     def restore(self) -> None:
         if self._snapshot is not None:
-            np.copyto(self._work.parameters, self._snapshot)
+            with self._lock.held():
+                np.copyto(self._work.parameters, self._snapshot)
 
     def is_finite(self) -> bool:
-        return bool(np.isfinite(self._work.parameters).all())
+        with self._lock.held():
+            return bool(np.isfinite(self._work.parameters).all())
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
-        return {parameter.name: _count(self._work.arrays[parameter.name], bins) for parameter in self._plan.parameters}
+        with self._lock.held():
+            return {p.name: _count(self._work.arrays[p.name], bins) for p in self._plan.parameters}
 
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
         assert self._training is not None
-        work, (work.feed, sampling) = self._work, self._training
-        rows, work.step = min(rows, sampling.rows), step
+        work, (feed, sampling) = self._work, self._training
+        rows = min(rows, sampling.rows)
         batch = np.arange(rows)
-        work.feed.select(batch, work.feed.dataset.storage_rows(batch))
-        with self._threads.limits():
+        with self._lock.held(), self._threads.limits():
+            work.feed, work.step = feed, step
+            feed.select(batch, feed.dataset.storage_rows(batch))
             self._threads.run_shards(self._operations(rows, training=True))
             found = {name: _count(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
             weight = work.loss_sums(rows)[1]
@@ -133,13 +114,16 @@ class CpuProgram(Program):
 
     def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
         assert self._training is not None and self._plan.optimizer is not None
-        work, (work.feed, sampling) = self._work, self._training
+        work, (feed, sampling) = self._work, self._training
         table = self._plan.optimizer.table(first_step, rates).tolist()
         sums = np.empty((len(table), 2))
-        with self._threads.limits():
-            for index, work.row in enumerate(table):
-                work.step = first_step + index
-                rows = self._select(work.feed, sampling, work.step)
+        with self._lock.held(), self._threads.limits():
+            for index, row in enumerate(table):
+                if index:  # those who wait do so for one step at most
+                    self._threads.let_others()
+                    self._lock.let_others()
+                work.feed, work.row, work.step = feed, row, first_step + index
+                rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
                 sums[index] = _, weight = work.loss_sums(rows)
                 work.inverse_weight = 1.0 / weight if weight > 0.0 else 0.0
@@ -175,14 +159,16 @@ class CpuProgram(Program):
 
     def _sweep(self, dataset: Dataset) -> Iterator[slice]:
         """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken."""
-        self._work.feed = feed = Feed.of(dataset, self._plan)
+        feed = Feed.of(dataset, self._plan)
         for start in range(0, len(dataset), self._plan.capacity):
             rows = slice(start, min(start + self._plan.capacity, len(dataset)))
             batch = np.arange(rows.start, rows.stop)
             feed.select(batch, dataset.storage_rows(batch))
-            with self._threads.limits():
-                self._threads.run_shards(self._operations(len(batch), training=False))
-            yield rows
+            with self._lock.held():
+                self._work.feed = feed
+                with self._threads.limits():
+                    self._threads.run_shards(self._operations(len(batch), training=False))
+                yield rows
 
     def _operations(self, rows: int, *, training: bool) -> list[list[Bound]]:
         """What each shard calls for a batch of ``rows``; an evaluation is one shard."""

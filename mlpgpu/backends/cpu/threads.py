@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import psutil
-from threadpoolctl import ThreadpoolController
 
 from ...plan import LocallyConnected, Plan
+from .blas import BLAS
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
 
@@ -46,7 +46,6 @@ class Threads:
     """
 
     def __init__(self, plan: Plan, count: int) -> None:
-        self._blas = ThreadpoolController()
         self._blas_threads = count if plan.shards == 1 else 1
         self._shard_pool = _pool(min(count, plan.shards), "mlpgpu-shard")
         is_local = any(isinstance(op, LocallyConnected) for op in (*plan.training, *plan.evaluation))
@@ -56,8 +55,12 @@ class Threads:
     @contextmanager
     def limits(self) -> Iterator[None]:
         """What a step runs under: BLAS has its threads, and NumPy reports no overflow, which shows in the loss."""
-        with self._blas.limit(limits=self._blas_threads, user_api="blas"), np.errstate(all="ignore"):
+        with BLAS.held(self._blas_threads), np.errstate(all="ignore"):
             yield
+
+    def let_others(self) -> None:
+        """Between steps: let those compute that wait for BLAS with another number of threads."""
+        BLAS.let_others(self._blas_threads)
 
     def run_shards(self, shards: list[list[Bound]]) -> None:
         """Call each shard's operations in order, the shards side by side."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...errors import ConfigurationError
 from ...plan import Plan
 from ...version import __version__
-from ..base import MEMORY_SHARE, Backend, Program
+from ..base import MEMORY_SHARE, Backend, Inference, Program
+from .run.inference import CudaInference
 from .run.program import CudaProgram
 from .runtime import Device, find_device
 
@@ -46,6 +47,10 @@ class CudaBackend(Backend):
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
         return CudaProgram(plan, self.device, memory_share)
+
+    def infer(self, plan: Plan) -> Inference:
+        self.check(plan)
+        return CudaInference(plan, self.device)
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {"backend": "cuda", "card": self.device.name, "mlpgpu": __version__, "threads": threads or 1}

@@ -1,0 +1,51 @@
+"""The backend: which plans it runs, and what makes their bits."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+
+from ...errors import ConfigurationError, check_integer
+from ...plan import Plan
+from ..base import MEMORY_SHARE, Backend, Inference, Program
+from .blas import BLAS
+from .inference import CpuInference
+from .program import CpuProgram
+from .threads import thread_count
+
+PRECISIONS = ("float32", "float32-ieee", "float64")
+
+
+class CpuBackend(Backend):
+    """Runs plans with NumPy on the host, in float32 or float64."""
+
+    name = "cpu"
+
+    def check(self, plan: Plan) -> None:
+        if plan.precision not in PRECISIONS:
+            expected = "one of " + ", ".join(PRECISIONS)
+            raise ConfigurationError("precision on the cpu backend", expected=expected, got=plan.precision)
+        if plan.replicas != 1:
+            raise ConfigurationError("replicas on the cpu backend", expected=1, got=plan.replicas)
+
+    def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
+        self.check(plan)
+        return CpuProgram(plan, _thread_count(plan, threads))
+
+    def infer(self, plan: Plan) -> Inference:
+        self.check(plan)
+        return CpuInference(plan)
+
+    def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
+        return {
+            "backend": self.name,
+            "machine": platform.machine(),
+            "numpy": np.__version__,
+            "blas": ", ".join(sorted({library.name for library in BLAS.libraries})),
+            "threads": _thread_count(plan, threads),
+        }
+
+
+def _thread_count(plan: Plan, threads: int | None) -> int:
+    return thread_count(plan) if threads is None else check_integer("threads", threads, least=1)

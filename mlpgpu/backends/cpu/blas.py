@@ -1,0 +1,88 @@
+"""How many threads BLAS may use: a limit of the whole process, which steps and predictions take turns to set.
+
+A BLAS with another number of threads adds up in another order.  So whatever computes here holds :data:`BLAS` with the
+number that its bits are made by: at once where numbers are equal, in turn where they differ, and what was found before
+the first one is given back after the last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+from ...locks import GroupLock
+
+# What OpenBLAS calls its functions in the builds of NumPy, conda and distributions.
+_AFFIXES = tuple(itertools.product(("", "scipy_"), ("", "64_", "_64")))
+
+
+@dataclass(frozen=True)
+class Library:
+    """A BLAS that NumPy's products may run in: its number of threads is read by ``get`` and set by ``set``."""
+
+    get: Callable[[], int]
+    set: Callable[[int], object]
+    name: str
+
+
+class BlasThreads(GroupLock):
+    """The lock on BLAS's number of threads, which is the key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._libraries: list[Library] | None = None
+        self._found: list[int] = []  # by library, what was set when nobody held the lock
+        self._limit = 0
+
+    @property
+    def libraries(self) -> list[Library]:
+        """The libraries, searched for once: NumPy has loaded its own before us."""
+        if self._libraries is None:
+            loaded = [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
+            # SciPy brings a BLAS of its own, in which NumPy's products do not run.
+            of_numpy = [found for found in loaded if "numpy" in found.filepath] or loaded
+            self._libraries = [_library(found) for found in of_numpy]
+        return self._libraries
+
+    def begin(self, key: Hashable) -> None:
+        assert isinstance(key, int)
+        self._limit = key
+        self._found = [library.get() for library in self.libraries]
+        for library, found in zip(self.libraries, self._found, strict=True):
+            if found != key:
+                library.set(key)
+
+    def end(self) -> None:
+        is_changed = False
+        for library, found in zip(self.libraries, self._found, strict=True):
+            if library.get() != self._limit:
+                is_changed = True  # by somebody who means it, so that it stays
+            elif found != self._limit:
+                library.set(found)
+        if is_changed:
+            message = "the threads of BLAS were set by somebody else during a step: its bits may differ in another run"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _library(found: Any) -> Library:
+    """One of threadpoolctl's libraries.
+
+    Its own way to set OpenBLAS's threads takes ten times as long, and does nothing in all threads but one.
+    """
+    name = " ".join(str(value) for value in (found.internal_api, found.version, getattr(found, "architecture", None)))
+    if found.internal_api == "openblas":
+        library = ctypes.CDLL(found.filepath)
+        for prefix, suffix in _AFFIXES:
+            get = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+            if get is not None:
+                return Library(get, getattr(library, f"{prefix}openblas_set_num_threads{suffix}"), name)
+    return Library(found.get_num_threads, found.set_num_threads, name)
+
+
+BLAS = BlasThreads()

@@ -1,0 +1,265 @@
+"""Predictions on the host: a plan's chain of operations, computed for pieces of rows that stay in cache.
+
+One thread computes a piece from its inputs to its outputs, with one thread of BLAS, in arrays that are used again.  How
+rows are cut into pieces follows from their number and the plan alone, so the same rows give the same bits on any number
+of cores, whatever else runs beside them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import plan as ops
+from ...activations import ACTIVATIONS
+from ...losses import apply_output
+from ...plan import Plan
+from ..base import Inference, Program, State
+from .blas import BLAS
+from .pool import POOL
+from .program import CpuProgram
+from .threads import available_cores
+
+PIECE_BYTES = 1 << 20  # of the widest array of a piece
+
+Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
+Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An operation of the chain: ``compute(values, x, y, scratch)`` writes (B, width) to ``y``.
+
+    Attributes:
+        names: of what it reads beside x.
+        is_in_place: whether ``y`` is ``x``.
+    """
+
+    names: tuple[str | None, ...]
+    width: int
+    compute: Compute
+    is_in_place: bool = False
+
+
+class Scratch:
+    """Arrays for one piece at a time: its inputs as the plan takes them, and what stages write."""
+
+    def __init__(self, plan: Plan, stages: Sequence[Stage], capacity: int) -> None:
+        self._widths = [stage.width for stage in stages]
+        self._dtype, self._n_in, self._capacity = plan.dtype, plan.n_in, capacity
+        size = capacity * max(self._widths)
+        # Each stage reads what the one before wrote, so two arrays serve all.
+        self._written = np.empty(size, plan.dtype), np.empty(size, plan.dtype)
+        self._scratch = np.empty(size, plan.dtype)
+        self._inputs: np.ndarray | None = None
+        self._gathered: np.ndarray | None = None
+        self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+    def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each stage where it writes a piece of ``rows``, and its scratch."""
+        views = self._views.get(rows)
+        if views is None:
+            if len(self._views) >= 8:  # numbers of rows
+                self._views.clear()
+            views = self._views[rows] = [
+                (_rows_of(self._written[place % 2], rows, width), _rows_of(self._scratch, rows, width))
+                for place, width in enumerate(self._widths)
+            ]
+        return views
+
+    def inputs(self, rows: int) -> np.ndarray:
+        """(rows, n_in) in the plan's precision, for inputs that come as something else."""
+        if self._inputs is None:
+            self._inputs = np.empty((self._capacity, self._n_in), self._dtype)
+        return self._inputs[:rows]
+
+    def gathered(self, rows: int, dtype: np.dtype) -> np.ndarray:
+        """(rows, n_in) of ``dtype``, for inputs whose rows are chosen one by one."""
+        if self._gathered is None or self._gathered.dtype != dtype:
+            self._gathered = np.empty((self._capacity, self._n_in), dtype)
+        return self._gathered[:rows]
+
+
+def _rows_of(flat: np.ndarray, rows: int, width: int) -> np.ndarray:
+    return flat[: rows * width].reshape(rows, width)
+
+
+class CpuInference(Inference):
+    """A plan's evaluation on the host."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._stages = [_STAGES[type(op)](plan, op) for op in plan.evaluation if not isinstance(op, ops.Gather)]
+        widest = max(plan.n_in, *(stage.width for stage in self._stages))
+        self._piece_rows = max(1, min(plan.capacity, PIECE_BYTES // (plan.dtype.itemsize * widest)))
+        self._threads = available_cores()
+        self._zeros = np.zeros(plan.n_in, plan.dtype)
+        self._free: deque[Scratch] = deque()  # of calls that have ended
+        self._values: list[Values] = []
+
+    # --- parameters ---
+
+    def load(self, state: State) -> None:
+        dtype = self._plan.dtype
+        self._set(state.parameters[0].astype(dtype, copy=False), state.statistics[0].astype(dtype))
+
+    def load_from(self, program: Program) -> bool:
+        if not isinstance(program, CpuProgram):
+            return False
+        self._set(*program.copy_parameters())
+        return True
+
+    def _set(self, parameters: np.ndarray, statistics: np.ndarray) -> None:
+        """Use these flat arrays from the next call on; whoever computes by others keeps them until it has done."""
+        arrays: dict[str | None, np.ndarray | None] = {None: None}
+        for flat, segments in ((parameters, self._plan.parameters), (statistics, self._plan.statistics)):
+            for segment in segments:
+                arrays[segment.name] = flat[segment.offset : segment.end].reshape(segment.shape)
+        self._values = [[arrays[name] for name in stage.names] for stage in self._stages]
+
+    # --- calls ---
+
+    def run(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        *,
+        rows: np.ndarray | None = None,
+        scale: float | None = None,
+        logits: bool = False,
+    ) -> bool:
+        values, stages = self._values, self._stages
+        if logits:  # without the output's function
+            stages = stages[:-1]
+        count, step = len(out), self._piece_rows
+        pieces = -(-count // step)
+        is_finite = True
+
+        def compute(piece: int) -> None:
+            nonlocal is_finite
+            part = slice(piece * step, min((piece + 1) * step, count))
+            try:
+                scratch = self._free.pop()
+            except IndexError:
+                scratch = Scratch(self._plan, self._stages, step)
+            BLAS.acquire(1)
+            try:
+                inputs = self._inputs(scratch, x, part, rows, scale)
+                if scale is None and np.dot(inputs, self._zeros).any():  # infinity and NaN times 0 are NaN
+                    is_finite = False
+                _compute(stages, values, inputs, out[part], scratch)
+            finally:
+                BLAS.release()
+                self._free.append(scratch)
+
+        with np.errstate(all="ignore"):
+            if pieces == 1 or self._threads == 1:
+                for piece in range(pieces):
+                    compute(piece)
+            else:
+                POOL.run(pieces, compute, self._threads)
+        return is_finite
+
+    def _inputs(
+        self, scratch: Scratch, x: np.ndarray, part: slice, rows: np.ndarray | None, scale: float | None
+    ) -> np.ndarray:
+        """A part of the rows as the plan takes them, (B, n_in): in ``x`` where they are so already."""
+        count = part.stop - part.start
+        if rows is not None:
+            # Rows are in range by construction; mode="clip" spares NumPy a copy.
+            piece = np.take(x, rows[part], axis=0, out=scratch.gathered(count, x.dtype), mode="clip")
+        else:
+            piece = x[part]
+        if piece.dtype == self._plan.dtype and piece.flags.c_contiguous and piece.flags.aligned:
+            return piece
+        inputs = scratch.inputs(count)
+        if scale is not None:
+            np.multiply(piece, scale, out=inputs, dtype=inputs.dtype)
+        else:
+            np.copyto(inputs, piece, casting="unsafe")
+        return inputs
+
+    def close(self) -> None:
+        self._free.clear()
+
+
+def _compute(
+    stages: Sequence[Stage], values: Sequence[Values], x: np.ndarray, out: np.ndarray, scratch: Scratch
+) -> None:
+    """Call the stages one after another, from the inputs (B, n_in) to ``out`` (B, n_out)."""
+    views = scratch.views(len(out))
+    last = len(stages) - 1
+    while stages[last].is_in_place:
+        last -= 1
+    for place, (stage, arrays, (y, spare)) in enumerate(zip(stages, values, views, strict=False)):
+        written = out if place >= last else y
+        stage.compute(arrays, x, written, spare)
+        x = written
+
+
+def _dense(plan: Plan, op: ops.Dense) -> Stage:
+    forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
+
+    def dense(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+        weight, bias = values
+        assert weight is not None
+        np.dot(x, weight, out=y)
+        if bias is not None:
+            np.add(y, bias, out=y)
+        if forward is not None:
+            forward(y, y, scratch)
+
+    return Stage((op.weight, op.bias), plan.buffers[op.y].shape[-1], dense)
+
+
+def _locally_connected(plan: Plan, op: ops.LocallyConnected) -> Stage:
+    forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
+    n = plan.buffers[op.y].shape[-1]
+
+    def locally_connected(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+        weight, bias = values
+        assert weight is not None
+        # One pass over the outputs for each weight of a window, so that scratch does not grow with the window.
+        np.multiply(x[:, :n], weight[0, :n], out=y)
+        for r in range(1, len(weight)):
+            np.multiply(x[:, r : r + n], weight[r, :n], out=scratch)
+            np.add(y, scratch, out=y)
+        if bias is not None:
+            np.add(y, bias[:n], out=y)
+        if forward is not None:
+            forward(y, y, scratch)
+
+    return Stage((op.weight, op.bias), n, locally_connected)
+
+
+def _standardize(plan: Plan, op: ops.Standardize) -> Stage:
+    def standardize(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+        mean, scale = values
+        assert mean is not None and scale is not None
+        np.subtract(x, mean, out=y)
+        np.divide(y, scale, out=y)
+
+    return Stage((op.mean, op.scale), plan.n_in, standardize)
+
+
+def _output(plan: Plan, op: ops.Output) -> Stage:
+    def output(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+        mean, scale = values
+        apply_output(op.function, y)
+        if mean is not None and scale is not None:
+            np.multiply(y, scale, out=y)
+            np.add(y, mean, out=y)
+
+    return Stage((op.mean, op.scale), plan.n_out, output, is_in_place=True)
+
+
+_STAGES: dict[type[ops.Operation], Callable[[Plan, Any], Stage]] = {
+    ops.Dense: _dense,
+    ops.LocallyConnected: _locally_connected,
+    ops.Standardize: _standardize,
+    ops.Output: _output,
+}

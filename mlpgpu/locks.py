@@ -1,0 +1,115 @@
+"""A lock that threads get in the order in which they ask, and that threads with the same key hold together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+
+class GroupLock:
+    """Threads that ask with equal keys may hold the lock at once; with other keys they take turns in order of arrival.
+
+    Nobody is passed for ever: who asks while others wait comes after them, even with the key of those that hold
+    the lock.  With keys that differ it is a fair lock.  A thread that holds it does not ask again.
+    In a forked child nobody holds it, because the threads that did are not there.
+    """
+
+    def __init__(self) -> None:
+        self.forget_holders()
+        _LOCKS.add(self)
+
+    def forget_holders(self) -> None:
+        """Begin anew, in a process that has none of the threads that held the lock or waited for it."""
+        self._mutex = threading.Lock()
+        self._key: Hashable = None
+        self._holders = 0
+        self._waiting: deque[tuple[Hashable, threading.Lock]] = deque()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread waits for those that hold the lock."""
+        return bool(self._waiting)
+
+    def acquire(self, key: Hashable = None) -> None:
+        """Wait until nobody holds the lock with another key, then hold it."""
+        with self._mutex:
+            if not self._holders or (self._key == key and not self._waiting):
+                self._enter(key)
+                return
+            gate = threading.Lock()
+            gate.acquire()
+            self._waiting.append((key, gate))
+        try:
+            gate.acquire()  # the thread that leaves last opens it
+        except BaseException:  # Ctrl-C, while this thread waited or as it was let in
+            with self._mutex:
+                if (key, gate) in self._waiting:
+                    self._waiting.remove((key, gate))
+                else:
+                    self._leave()
+            raise
+
+    def release(self) -> None:
+        """Hold the lock no longer."""
+        with self._mutex:
+            self._leave()
+
+    @contextmanager
+    def held(self, key: Hashable = None) -> Iterator[None]:
+        """While it is held."""
+        self.acquire(key)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def let_others(self, key: Hashable = None) -> None:
+        """Let those that wait have the lock, and hold it again after them; costs next to nothing where nobody waits."""
+        if self._waiting:
+            self.release()
+            try:
+                self.acquire(key)
+            except BaseException:  # Ctrl-C: whoever holds the lock still holds it when the error passes by
+                self.acquire(key)
+                raise
+
+    def _enter(self, key: Hashable) -> None:
+        """Count one more holder; the first one with its key may have something to prepare."""
+        if not self._holders:
+            self.begin(key)
+        self._key = key
+        self._holders += 1
+
+    def _leave(self) -> None:
+        self._holders -= 1
+        if self._holders:
+            return
+        self.end()
+        if self._waiting:
+            key = self._waiting[0][0]
+            while self._waiting and self._waiting[0][0] == key:
+                _, gate = self._waiting.popleft()
+                self._enter(key)
+                gate.release()
+
+    def begin(self, key: Hashable) -> None:
+        """What is done before the first thread holds the lock with ``key``."""
+
+    def end(self) -> None:
+        """What is done once nobody holds the lock any longer."""
+
+
+_LOCKS: weakref.WeakSet[GroupLock] = weakref.WeakSet()
+
+
+def _forget_all_holders() -> None:
+    for lock in list(_LOCKS):
+        lock.forget_holders()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_holders)

@@ -1,0 +1,312 @@
+"""Predictions: a network compiled once for many calls, and the few compilations that a network keeps for itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..backends import choose_backend
+from ..datasets import Dataset, Inputs
+from ..datasets.arrays import check_finite, chunks
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer
+from ..losses import OutputName, classes_of
+from ..plan import Plan
+from .parameters import FlatParameters
+from .remembered import Remembered
+
+PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
+KEPT_MOST = 4  # compilations of a network
+
+# What arrays of numbers may hold; numbers in another byte order come by way of a Dataset.
+_BYTES = np.dtype(np.uint8)
+_NUMBERS = tuple(np.dtype(code) for code in "?bhilqHILQefd")
+
+
+class Predictable(Protocol):
+    """What predictions ask of a network; :class:`~mlpgpu.Network` says what each is."""
+
+    output: OutputName
+    remembered: Remembered
+    adapted: bool
+    values: FlatParameters
+
+    @property
+    def n_in(self) -> int: ...
+    @property
+    def n_out(self) -> int: ...
+    def flat_statistics(self) -> np.ndarray: ...
+    def lower(self, **options: Any) -> Plan: ...
+    def check(self, data: Dataset) -> Dataset: ...
+    def check_adapted(self, hint: str) -> None: ...
+    def refuse_parameters(self) -> None: ...
+
+
+class Compiled:
+    """A network compiled for predictions on one backend, and which of its values lie there.
+
+    It holds no reference to the network, which may keep it.
+
+    Arguments:
+        batch_size: the most rows at a time; None for the usual number.
+
+    Attributes:
+        output, dtype: the network's output function and precision, which the plan has; with others it must be
+            compiled anew.
+    """
+
+    def __init__(self, network: Predictable, backend: str, batch_size: int | None) -> None:
+        self.output, self.dtype = network.output, network.values.dtype
+        plan = network.lower(
+            capacity=PREDICTION_ROWS if batch_size is None else batch_size,
+            output=self.output,
+            precision=self.dtype.name,
+        )
+        chosen = choose_backend(backend, plan)
+        self.backend_name = chosen.name
+        self._n_in, self._n_out = plan.n_in, plan.n_out
+        self._inference = chosen.infer(plan)
+        self._lock = threading.Lock()
+        # Which values were loaded last.
+        self._version: int | None = None
+        self._statistics: np.ndarray | None = None
+        self._is_finite = True
+        # What arrays mean, as of what the network remembers.
+        self._remembered: Remembered | None = None
+        self._scales: Mapping[np.dtype, float | None] = {}
+
+    def suits(self, network: Predictable) -> bool:
+        """Whether the network's output function and precision are still those that it was compiled for."""
+        return self.output == network.output and self.dtype == network.values.dtype
+
+    def predict(self, network: Predictable, x: Any, out: np.ndarray | None = None, *, logits: bool = False) -> Any:
+        """Predictions or logits of ``x`` (rows, n_in) by the network's current values.
+
+        Returns:
+            ``out``, or a new array (rows, n_out), or (rows,) where one output is predicted so.
+        """
+        if not network.adapted:
+            network.check_adapted("call adapt(dataset), or train")
+        if network.remembered is not self._remembered:
+            self._learn(network.remembered)
+        rows: np.ndarray | None = None
+        if type(x) is np.ndarray and x.ndim == 2 and x.dtype in self._scales and x.shape[1] == self._n_in and len(x):
+            scale = self._scales[x.dtype]
+            count = len(x)
+        else:
+            x, rows, count, scale = self._check_inputs(network, x)
+        is_vector = self._n_out == 1 and not logits and network.remembered.has_vector_targets
+        if out is None:
+            written = np.empty((count, self._n_out), self.dtype)
+            out = written[:, 0] if is_vector else written
+        else:
+            self._check_out(out, (count,) if is_vector else (count, self._n_out), x)
+            written = out.reshape(count, self._n_out)
+        self._follow(network)
+        if not self._inference.run(x, written, rows=rows, scale=scale, logits=logits):
+            self._refuse_inputs(x if rows is None else x[rows])
+        return out
+
+    def close(self) -> None:
+        """Free what the backend has, once the calls under way have ended."""
+        self._inference.close()
+
+    # --- values ---
+
+    def _follow(self, network: Predictable) -> None:
+        """Load the network's values if they are not those that were loaded last."""
+        values, statistics = network.values, network.flat_statistics()
+        if values.version is None or values.version != self._version or statistics is not self._statistics:
+            with self._lock:
+                self._version, self._is_finite = values.hand_to(self._inference, statistics)
+                self._statistics = statistics
+        if not self._is_finite:
+            network.refuse_parameters()
+
+    # --- inputs and outputs ---
+
+    def _learn(self, remembered: Remembered) -> None:
+        """Find out which arrays can be taken as they are, and what bytes are multiplied by."""
+        scales: dict[np.dtype, float | None] = {}
+        inputs = remembered.inputs
+        if inputs is None or inputs.means_the_same(Inputs("floats", None)):
+            scales |= dict.fromkeys(_NUMBERS)
+        # Bytes of which nobody knows what they mean come by way of a Dataset, which may warn.
+        if inputs is not None and inputs.scale is not None and inputs.means_the_same(Inputs("bytes", inputs.scale)):
+            scales[_BYTES] = inputs.scale
+        self._scales, self._remembered = scales, remembered
+
+    def _check_inputs(self, network: Predictable, x: Any) -> tuple[np.ndarray, np.ndarray | None, int, float | None]:
+        """An array of inputs, which rows of it, how many, and what bytes are multiplied by."""
+        if type(x) in (np.ndarray, np.memmap) and x.dtype in self._scales and x.ndim >= 2 and x.size:
+            shaped = x.reshape(len(x), -1)
+            if shaped.shape[1] == self._n_in:
+                return shaped, None, len(x), self._scales[x.dtype]
+        dataset = network.check(x if isinstance(x, Dataset) else network.remembered.dataset(x))
+        return dataset.storage_x, dataset.storage_index, len(dataset), dataset.scale
+
+    def _check_out(self, out: Any, shape: tuple[int, ...], x: np.ndarray) -> None:
+        expected = f"a C-contiguous {self.dtype} array {shape}"
+        if not isinstance(out, np.ndarray) or out.dtype != self.dtype:
+            got = f"dtype {out.dtype}" if isinstance(out, np.ndarray) else type(out).__name__
+            raise DtypeError("out", expected=expected, got=got)
+        if out.shape != shape:
+            raise ShapeError("out", expected=expected, got=f"shape {out.shape}")
+        if not (out.flags.c_contiguous and out.flags.writeable and out.flags.aligned):
+            got = "one that is read-only" if not out.flags.writeable else f"strides {out.strides}"
+            raise ConfigurationError("out", expected=expected, got=got)
+        if np.may_share_memory(out, x):
+            raise ConfigurationError("out", expected="memory apart from x", got="an array that overlaps it")
+
+    def _refuse_inputs(self, x: np.ndarray) -> None:
+        """Raise DataError for what is not finite in ``x`` (rows, n_in), or not in the network's precision."""
+        check_finite("x", x)
+        for rows in chunks(len(x), x[:1].nbytes):
+            with np.errstate(over="ignore"):
+                outside = ~np.isfinite(x[rows].astype(self.dtype))
+            if outside.any():
+                row, column = (int(place) for place in np.unravel_index(outside.argmax(), outside.shape))
+                got = f"{x[rows][row, column]} at row {rows.start + row}, column {column}"
+                raise DataError("x", expected=f"numbers in the range of {self.dtype}", got=got)
+
+
+class Predictor:
+    """A network compiled for predictions; :meth:`~mlpgpu.Network.predictor` makes it.
+
+    A call computes what ``Network.predict`` does.  Any number of threads may call at once.  Each call uses the
+    network's parameters as they are when it begins; while a trainer changes them, those of its last finished step.
+    A predictor belongs to the process that made it and is not pickled.
+
+    Attributes:
+        backend: where it computes.
+    """
+
+    def __init__(self, network: Predictable, backend: str = "auto", batch_size: int | None = None) -> None:
+        self._network, self._backend = network, backend
+        self._batch_size = None if batch_size is None else check_integer("batch_size", batch_size, least=1)
+        self._lock = threading.Lock()
+        self._compiled: Compiled | None = Compiled(network, backend, self._batch_size)
+        self.backend = self._compiled.backend_name
+
+    def __call__(self, x: ArrayLike | Dataset, out: np.ndarray | None = None) -> np.ndarray:
+        """Predictions for ``x`` (rows, n_in): (rows, n_out), or (rows,) where ``Network.predict`` gives that.
+
+        Arguments:
+            x: an array, memory map or data set; other values are made an array.  Numbers other than float32 are
+                converted piece by piece.
+            out: where predictions are written, of their shape and dtype, C-contiguous, apart from ``x``; after an
+                error its values mean nothing.
+
+        Returns:
+            ``out`` if it is given, else a new array.
+
+        Raises:
+            ShapeError, DtypeError, DataError: ``x`` or ``out`` does not suit the network.
+            ConfigurationError: the predictor is closed, ``out`` is not contiguous, read-only or overlaps ``x``,
+                a ``Standardize`` layer was never fitted, or ``x`` is bytes where the network was trained on floats,
+                or the reverse, and nobody said what they mean.
+            DivergenceError: a parameter is not finite, because a training diverged.
+        """
+        compiled = self._compiled
+        if compiled is None or not compiled.suits(self._network):
+            compiled = self._current()
+        return compiled.predict(self._network, x, out)
+
+    def logits(self, x: ArrayLike | Dataset, out: np.ndarray | None = None) -> np.ndarray:
+        """Logits of ``x`` (rows, n_in): (rows, n_out).  Arguments and errors are those of a call."""
+        return self._current().predict(self._network, x, out, logits=True)
+
+    def labels(self, x: ArrayLike | Dataset) -> np.ndarray:
+        """The class predicted for each row, (rows,): its name where classes had names, else its number.
+
+        Raises:
+            ConfigurationError: the network was not trained to classify.
+            and as a call does.
+        """
+        check_classifies(self._network)
+        return labels_of(self._network, self._current().predict(self._network, x))
+
+    def close(self) -> None:
+        """Free what it holds, once the calls under way have ended.  Closing twice does nothing."""
+        with self._lock:
+            compiled, self._compiled = self._compiled, None
+        if compiled is not None:
+            compiled.close()
+
+    def _current(self) -> Compiled:
+        """What is compiled for the network's output function and precision."""
+        with self._lock:
+            if self._compiled is None:
+                hint = "network.predictor() makes another one"
+                raise ConfigurationError("predictor", expected="an open one", got="a closed one", hint=hint)
+            if not self._compiled.suits(self._network):  # a trainer took the network for another loss
+                self._compiled = Compiled(self._network, self._backend, self._batch_size)
+                self.backend = self._compiled.backend_name
+            return self._compiled
+
+    def __enter__(self) -> Predictor:
+        self._current()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        network = self._network
+        what = f"{network.n_in} → {network.n_out}, output {network.output}, {network.values.dtype}"
+        return f"Predictor({what}, backend={self.backend!r}{', closed' if self._compiled is None else ''})"
+
+    def __reduce__(self) -> Any:
+        hint = "pickle the network, and call its predictor() where it is unpickled"
+        raise DtypeError("predictor", expected="something that can be copied", got="a compiled network", hint=hint)
+
+
+class KeptPredictions:
+    """What a network keeps compiled for its own predictions: the few settings used last; copies of it are empty."""
+
+    def __init__(self) -> None:
+        self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, network: Predictable, backend: str, batch_size: int | None) -> Compiled:
+        """What is compiled for this backend and number of rows at a time, and for the network as it is now."""
+        values = network.values
+        chosen = os.environ.get("MLPGPU_BACKEND") if backend == "auto" else None
+        key = (backend, chosen, batch_size, network.output, values.dtype)
+        with self._lock:
+            compiled = self._compiled.get(key) if isinstance(backend, str) else None
+            if compiled is not None:
+                self._compiled.move_to_end(key)
+                return compiled
+        checked = None if batch_size is None else check_integer("batch_size", batch_size, least=1)
+        compiled = Compiled(network, backend, checked)
+        with self._lock:
+            self._compiled[key] = compiled
+            # One that goes is freed when the last call that uses it has ended.
+            while len(self._compiled) > KEPT_MOST:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def __reduce__(self) -> Any:
+        return KeptPredictions, ()
+
+
+def check_classifies(network: Predictable) -> None:
+    """Raise ConfigurationError unless the network was trained to classify."""
+    if network.output == "identity" or (network.output == "sigmoid" and network.n_out > 1):
+        raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {network.output}")
+
+
+def labels_of(network: Predictable, predictions: np.ndarray) -> np.ndarray:
+    """The class of each row of predictions, (rows,): its name where classes have names, else its number."""
+    numbers = classes_of(network.output, predictions.reshape(-1, network.n_out))
+    names = network.remembered.classes
+    return numbers if names is None else np.asarray(names)[numbers]
