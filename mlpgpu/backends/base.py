@@ -206,13 +206,9 @@ class Inference(ABC):
         """
         return False
 
-    def draw(self, seed: int, statistics: np.ndarray) -> bool:
-        """Take the initial parameters of ``seed`` as :meth:`Program.draw` does, with ``statistics`` (R, C).
-
-        Returns:
-            whether they were drawn here; if not, nothing was done, and the caller draws and loads them.
-        """
-        return False
+    @abstractmethod
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        """Take the initial parameters of ``seed`` as :meth:`Program.draw` does, with ``statistics`` (R, C)."""
 
     @abstractmethod
     def run(

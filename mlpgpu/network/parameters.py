@@ -92,9 +92,9 @@ class FlatParameters:
         """
         with self._lock.held():
             version, is_finite = self.version, self._is_finite()
-            if self.is_new and inference.draw(self._seed, statistics[np.newaxis]):
-                return version, is_finite
-            if self._owner is None or not inference.load_from(self._owner):
+            if self.is_new:
+                inference.draw(self._seed, statistics[np.newaxis])
+            elif self._owner is None or not inference.load_from(self._owner):
                 parameters = self._read()[np.newaxis]
                 inference.load(State(parameters, np.empty((0, *parameters.shape)), statistics[np.newaxis]))
             return version, is_finite

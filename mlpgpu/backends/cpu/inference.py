@@ -16,6 +16,7 @@ import numpy as np
 
 from ... import plan as ops
 from ...activations import ACTIVATIONS
+from ...initializers import initial_values
 from ...losses import apply_output
 from ...plan import Plan
 from ..base import Inference, Program, State
@@ -106,6 +107,13 @@ class CpuInference(Inference):
     def load(self, state: State) -> None:
         dtype = self._plan.dtype
         self._set(state.parameters[0].astype(dtype, copy=False), state.statistics[0].astype(dtype))
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        parameters = np.empty(self._plan.parameter_count, self._plan.dtype)
+        for p in self._plan.parameters:
+            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            parameters[p.offset : p.end] = values.ravel().astype(np.float32)
+        self._set(parameters, statistics[0].astype(self._plan.dtype))
 
     def load_from(self, program: Program) -> bool:
         if not isinstance(program, CpuProgram):

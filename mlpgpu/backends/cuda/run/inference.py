@@ -26,11 +26,10 @@ class CudaInference(Inference):
             assert self._program is not None
             self._program.load(state)
 
-    def draw(self, seed: int, statistics: np.ndarray) -> bool:
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
         with self._lock:
             assert self._program is not None
             self._program.draw(seed, statistics)
-        return True
 
     def run(
         self,
