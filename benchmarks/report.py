@@ -1,6 +1,6 @@
-"""Tables and a chart of what peers.py measured: six rows in README.md, all of it in docs/results.md, docs/peers.png.
+"""Tables and charts of what peers.py and predict.py measured, in docs/results.md; six rows of steps in README.md too.
 
-python benchmarks/report.py [RESULTS]      # a JSON record a row; benchmarks/results/peers.jsonl by default
+python benchmarks/report.py [RESULTS]      # a JSON record a row, of either; by default both in benchmarks/results/
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "peers.jsonl"
 CHART = ROOT / "docs" / "peers.png"
+PREDICTIONS, PREDICTIONS_CHART = RESULTS.with_name("predict.jsonl"), ROOT / "docs" / "predict.png"
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"  # each has a part between the marks
 BEGIN, END = "<!-- made by benchmarks/report.py -->", "<!-- end of what it made -->"
+PREDICTIONS_MARKS = (
+    "<!-- predictions: made by benchmarks/report.py -->",
+    "<!-- predictions: end of what it made -->",
+)
 
 OURS, PEERS = "mlpgpu", ("PyTorch", "JAX")
-COLOURS = {OURS: "#d1495b", "PyTorch": "#8d99ae", "JAX": "#2e4057"}
+COLOURS = {
+    **{OURS: "#d1495b", "PyTorch": "#8d99ae", "JAX": "#2e4057"},
+    **{"scikit-learn": "#edae49", "ONNX Runtime": "#00798c"},
+}
+PREDICTING = (OURS, "scikit-learn", "PyTorch", "ONNX Runtime", "JAX")  # in the order of columns
+PLACES = {"host": "From host to host", "card": "Mean loss and accuracy of data that lie on the card"}
 README_ROWS = [
     *(("tiny", "float32"), ("medium", "float32"), ("medium", "bfloat16")),
     *(("large", "float32"), ("large", "bfloat16"), ("tall", "float32")),
@@ -39,7 +49,11 @@ Record = dict[str, Any]
 
 
 def read(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(lines: str) -> list[Record]:
+    return [json.loads(line) for line in lines.splitlines()]
 
 
 def floor(record: Record) -> float | None:
@@ -186,6 +200,100 @@ def page_part(records: Sequence[Record]) -> str:
     return "\n\n".join(parts)
 
 
+# --- predictions ---
+
+
+def by_task(records: Iterable[Record]) -> dict[tuple[str, str, str, int], dict[str, Record]]:
+    """Of each place, network, type of inputs and number of rows, the record of each contender's fastest form."""
+    found: dict[tuple[str, str, str, int], dict[str, Record]] = {}
+    for record in records:
+        best = found.setdefault((record["place"], record["network"], record["dtype"], record["rows"]), {})
+        who = record["contender"]
+        if who not in best or record["microseconds"] < best[who]["microseconds"]:
+            best[who] = record
+    return found
+
+
+def predictions_table(records: Sequence[Record]) -> str:
+    """Microseconds of a call, median and 99th percentile, a row for each task of one place on one backend."""
+    names = [name for name in PREDICTING if any(record["contender"] == name for record in records)]
+    threads = {record["threads"] for record in records if record["backend"] == "cpu"}
+    rows = []
+    for (_, network, dtype, count), best in by_task(records).items():
+        row = [network, dtype, f"{count:,}"]
+        for name in names:
+            if name not in best:
+                row.append("–")
+                continue
+            record = best[name]
+            figures = f"{digits(record['microseconds'])} ({digits(record['p99'])})"
+            form = "" if name == OURS else f" {record['form']}"
+            form += (
+                f", {record['threads']} thread{'s' * (record['threads'] > 1)}"
+                if name != OURS and len(threads) > 1
+                else ""
+            )
+            row.append(
+                f"**{digits(record['microseconds'])}** ({digits(record['p99'])})" if not form else figures + form
+            )
+        peers = [record["microseconds"] for name, record in best.items() if name != OURS]
+        row.append(f"× {min(peers) / best[OURS]['microseconds']:.2f}" if peers and OURS in best else "–")
+        rows.append(row)
+    return markdown(["network", "inputs", "rows", *names, "best peer"], rows)
+
+
+def predictions_part(records: Sequence[Record]) -> str:
+    """All that predict.py measured, for docs/results.md."""
+    parts = []
+    for backend in dict.fromkeys(record["backend"] for record in records):
+        of_backend = [record for record in records if record["backend"] == backend]
+        names = {"scikit-learn": "scikit-learn", "torch": "PyTorch", "onnxruntime": "ONNX Runtime", "jax": "JAX"}
+        about = of_backend[0]
+        versions = [f"{name} {about['versions'][key]}" for key, name in names.items() if about["versions"].get(key)]
+        commit = f" at {about['commit'][:10]}" if about["commit"] else ""
+        machine = f"{about['cores']} cores of {about['machine']}"
+        if backend == "cuda":
+            machine = f"an {about['card']}, driver {about['driver']}"
+        ours = f"mlpgpu {about['versions'][OURS]}{commit}"
+        for place in dict.fromkeys(record["place"] for record in of_backend):
+            parts += [
+                fill(f"{PLACES[place]}, on {', '.join([machine, *versions, ours])}:"),
+                predictions_table([record for record in of_backend if record["place"] == place]),
+            ]
+    return "\n\n".join([*parts, f"![Microseconds of a prediction by network and rows]({PREDICTIONS_CHART.name})"])
+
+
+def draw_predictions(records: Sequence[Record], path: Path) -> None:
+    """A panel for each backend, place and network of float32 inputs: microseconds over rows, both logarithmic."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in (record for record in records if record["dtype"] == "float32"):
+        groups.setdefault((record["backend"], record["place"], record["network"]), []).append(record)
+    columns = max(1, min(3, len(groups)))
+    height = max(1, -(-len(groups) // columns))
+    figure = Figure(figsize=(4.2 * columns, 3.2 * height), layout="constrained")
+    panels = figure.subplots(height, columns, squeeze=False).ravel()
+    for axes, ((backend, place, network), of_panel) in zip(panels, groups.items(), strict=False):
+        for name in PREDICTING:
+            best = sorted(
+                (task[3], each[name]["microseconds"]) for task, each in by_task(of_panel).items() if name in each
+            )
+            if best:
+                rows, micro = zip(*best, strict=True)
+                axes.loglog(rows, micro, marker="o", markersize=3, color=COLOURS[name], label=name)
+        axes.set_title(f"{network}, {backend}, {'host to host' if place == 'host' else 'evaluated'}", fontsize=9)
+        axes.set_xlabel("rows", fontsize=8)
+        axes.set_ylabel("µs", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)
+    for axes in panels[len(groups) :]:
+        axes.set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+# --- pages ---
+
+
 def fill(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
@@ -222,22 +330,29 @@ def draw(records: Sequence[Record], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def insert(path: Path, part: str) -> str:
+def insert(path: Path, part: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The file's text with ``part`` between the marks."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{path}: expected the marks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+    begin, end = marks
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{path}: expected the marks {begin} and {end}")
+    return f"{before}{begin}\n\n{part}\n\n{end}{after}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make tables and the chart of what peers.py measured.")
-    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    records = read(parser.parse_args().results)
-    for path, part in ((README, readme_part(records)), (PAGE, page_part(records))):
-        path.write_text(insert(path, part), encoding="utf-8")
-    draw(records, CHART)
+    parser = argparse.ArgumentParser(description="Make tables and charts of what peers.py and predict.py measured.")
+    parser.add_argument("results", type=Path, nargs="?", help="of either (default: both in benchmarks/results/)")
+    given = parser.parse_args().results
+    for path in [given] if given else [each for each in (RESULTS, PREDICTIONS) if each.exists()]:
+        records = read(path)
+        if "place" in records[0]:
+            PAGE.write_text(insert(PAGE, predictions_part(records), PREDICTIONS_MARKS), encoding="utf-8")
+            draw_predictions(records, PREDICTIONS_CHART)
+            continue
+        for page, part in ((README, readme_part(records)), (PAGE, page_part(records))):
+            page.write_text(insert(page, part), encoding="utf-8")
+        draw(records, CHART)
 
 
 if __name__ == "__main__":
