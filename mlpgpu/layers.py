@@ -17,6 +17,8 @@ from .errors import ConfigurationError, DtypeError, ShapeError, check_integer, c
 from .initializers import INITIALIZERS
 from .names import ActivationName, InitializerName
 
+MOST_LAYERS = 1024  # of a network
+
 
 class Layer(ABC):
     """A step from rows of one width to rows of another.  Layers are frozen dataclasses of plain data.
@@ -221,9 +223,12 @@ def check_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
     Raises:
         DtypeError: they are no sequence of layers.
+        ConfigurationError: there are more than ``MOST_LAYERS``.
     """
     if isinstance(layers, Layer) or not isinstance(layers, Sequence):
         raise DtypeError("layers", expected="a list of layers", got=type(layers).__name__)
+    if len(layers) > MOST_LAYERS:
+        raise ConfigurationError("layers", expected=f"at most {MOST_LAYERS} of them", got=len(layers))
     for place, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             raise DtypeError(f"layers[{place}]", expected="a layer", got=f"{type(layer).__name__} {layer!r}")

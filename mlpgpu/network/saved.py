@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import storage
-from ..errors import DataError, FileFormatError, check_integer, lookup
-from ..layers import LAYERS, Layer, Standardize, check_layers, input_width
+from ..errors import ConfigurationError, DataError, FileFormatError, check_integer, lookup
+from ..layers import LAYERS, MOST_LAYERS, Layer, Standardize, check_layers, input_width
 from ..losses import OUTPUTS, OutputName, class_count
 from ..plan import Parameter, Plan, lower
 from ..random import SEED_LIMIT
@@ -74,6 +75,8 @@ class SavedNetwork:
         """
         network = contents.description["network"]
         seed = check_integer("seed", network["seed"], least=0, most=SEED_LIMIT - 1)
+        if len(network["layers"]) > MOST_LAYERS:
+            raise ConfigurationError("layers", expected=f"at most {MOST_LAYERS} of them", got=len(network["layers"]))
         layers: list[Layer] = []
         for place, description in enumerate(network["layers"]):
             if description["kind"] == "same":
@@ -105,10 +108,11 @@ def _statistic_path(name: str) -> str:
 def _parameter_paths(plan: Plan, layers: Sequence[Layer]) -> list[tuple[Parameter, str]]:
     """Where each parameter lies in a file: as in Keras 3, by class and its number, then by number in the layer."""
     groups = _layer_groups(layers)
+    count: Counter[int] = Counter()
     placed: list[tuple[Parameter, str]] = []
     for parameter in plan.parameters:
-        number = sum(other.layer == parameter.layer for other, _ in placed)
-        placed.append((parameter, f"{groups[parameter.layer]}/vars/{number}"))
+        placed.append((parameter, f"{groups[parameter.layer]}/vars/{count[parameter.layer]}"))
+        count[parameter.layer] += 1
     return placed
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
 
 from ..errors import ConfigurationError
 from ..losses import LOSSES, OutputName, TargetKind
@@ -27,6 +27,8 @@ from .operations import (
     Weighted,
 )
 from .plan import Buffer, Parameter, Partial, Plan, Precision, Reduction, Segment
+
+Placed = TypeVar("Placed", bound=Segment)
 
 
 class Lowerable(Protocol):
@@ -124,8 +126,9 @@ class Builder:
         return tuple(placed.values())
 
 
-def _end(placed: Mapping[str, Segment]) -> int:
-    return max((segment.end for segment in placed.values()), default=0)
+def _end(placed: dict[str, Placed]) -> int:
+    """Where the last one placed ends, each having been placed where the one before ended."""
+    return placed[next(reversed(placed))].end if placed else 0
 
 
 def _partial_name(parameter: str, use: int) -> str:

@@ -30,6 +30,8 @@ from .files import reason, replace_file
 FORMAT_VERSION = 1
 DTYPES = ("<f4", "<f8", "<i8", "|u1")
 MOST_DESCRIPTION_BYTES = 16 << 20
+MOST_PATHS = 16 << 10  # arrays and groups of a file
+CHUNK_BYTES = 1 << 20
 
 _GROUP, _DESCRIPTION = "/mlpgpu", "/mlpgpu/description"
 _PATH = re.compile(r"(/\w[\w.-]*){1,8}", re.ASCII)
@@ -109,6 +111,9 @@ def _groups(arrays: Iterable[str], groups: Iterable[str]) -> set[str]:
 
 def _fault(arrays: Iterable[str], groups: Iterable[str]) -> str:
     """Why these paths cannot stand in one file; empty if they can."""
+    arrays, groups = list(arrays), list(groups)
+    if len(arrays) + len(groups) > MOST_PATHS:
+        return f"{len(arrays) + len(groups)} of them, which is more than {MOST_PATHS}"
     for path in [*arrays, *groups]:
         if not isinstance(path, str) or not _PATH.fullmatch(path):
             return f"{path!r}, which is no absolute path of 1 to 8 names of letters, digits and _ . -"
@@ -179,6 +184,8 @@ def _parse(what: str, stream: BinaryIO) -> Contents:
             # Arrays that share bytes could ask for any amount of memory.
             total = sum(dataset.id.get_storage_size() for dataset in datasets.values())
             _expect(total <= size, what, f"arrays of at most the file's {size} bytes", total)
+            for path, entry in inventory.items():
+                _check_bytes(f"{what}, {path}", datasets[path], entry["crc32"], stream)
             arrays = {path: _read_array(f"{what}, {path}", datasets[path], inventory[path]) for path in inventory}
             return Contents(document["content"], arrays, tuple(groups))
     except FileFormatError:
@@ -262,6 +269,21 @@ def _check_dataset(what: str, dataset: h5py.Dataset, shape: tuple[int, ...], dty
     claimed, stored = math.prod(shape) * np.dtype(dtype).itemsize, dataset.id.get_storage_size()
     _expect(claimed == stored, what, f"{claimed} bytes", stored)
     _expect(claimed <= most_bytes, what, f"at most {most_bytes} bytes", claimed)
+
+
+def _check_bytes(what: str, dataset: h5py.Dataset, crc: int, stream: BinaryIO) -> None:
+    """Refuse numbers that do not bear out their CRC, before memory is allocated for them.
+
+    The bytes are read where HDF5 says that they lie, a chunk at a time: a sparse file claims any size.
+    """
+    left, found = dataset.id.get_storage_size(), 0
+    if left:
+        stream.seek(dataset.id.get_offset())
+    while left:
+        chunk = stream.read(min(left, CHUNK_BYTES))
+        _expect(bool(chunk), what, f"{left} more bytes", "the file's end")
+        found, left = zlib.crc32(chunk, found), left - len(chunk)
+    _expect(found == crc, what, "numbers that bear out their CRC", "others")
 
 
 def _read_array(what: str, dataset: h5py.Dataset, entry: dict[str, Any]) -> np.ndarray:

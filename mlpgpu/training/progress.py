@@ -9,6 +9,8 @@ from ..errors import check_integer, check_number
 from ..history import History
 from ..schedules import Plateau
 
+MOST_STEPS = 2**53  # as float64, in which rates are computed, counts them
+
 
 @dataclass
 class FitProgress:
@@ -32,8 +34,6 @@ class FitProgress:
     rate: float = 0.0
 
     def __post_init__(self) -> None:
-        check_integer("first step of the fit", self.first_step, least=0)
-        check_integer("first epoch of the fit", self.first_epoch, least=0)
         for what in ("loss", "weight", "rate"):
             check_number(f"{what} of the fit", getattr(self, what))
 
@@ -54,3 +54,10 @@ class Progress:
     history: History = field(default_factory=History)
     plateau: Plateau = field(default_factory=Plateau)
     fit: FitProgress | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, least=0, most=MOST_STEPS)
+        check_integer("epochs", self.epochs, least=0, most=MOST_STEPS)
+        if self.fit is not None:
+            check_integer("first_step of the fit", self.fit.first_step, least=0, most=self.steps)
+            check_integer("first_epoch of the fit", self.fit.first_epoch, least=0, most=self.epochs)

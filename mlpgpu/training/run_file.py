@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import storage
-from ..errors import FileFormatError, check_integer, check_number, lookup
+from ..errors import (
+    ConfigurationError,
+    DataError,
+    DtypeError,
+    FileFormatError,
+    ShapeError,
+    check_number,
+    lookup,
+)
 from ..history import History
 from ..losses import LOSSES, TargetKind
 from ..optimizers import OPTIMIZERS
@@ -85,13 +93,13 @@ class SavedRun:
         run = contents.description["run"]
         arguments = {name: run[name] for name in ARGUMENTS}
         optimizer = rebuild("optimizer", run["optimizer"], OPTIMIZERS, SCHEDULES)
-        if isinstance(run["class_weight"], list):
-            pairs = run["class_weight"]
-            arguments["class_weight"] = {key: check_number("class weight", value, least=0.0) for key, value in pairs}
+        arguments["class_weight"] = _class_weight(run["class_weight"])
+        if not isinstance(run["callbacks"], dict):
+            raise DtypeError("callbacks", expected="states by name", got=run["callbacks"])
         progress = Progress(
-            steps=check_integer("steps", run["steps"], least=0),
-            epochs=check_integer("epochs", run["epochs"], least=0),
-            history=_history({name: contents.arrays[f"{_HISTORY}/{name}"].tolist() for name in run["columns"]}),
+            steps=run["steps"],
+            epochs=run["epochs"],
+            history=_history(contents, run["columns"], run["epochs"]),
             plateau=rebuild("plateau", run["plateau"], {"Plateau": Plateau}),
             fit=None if run["fit"] is None else FitProgress(**run["fit"]),
         )
@@ -107,17 +115,40 @@ class SavedRun:
             kind=lookup("target kind", run["target_kind"], LOSSES[lookup("loss", run["loss"], LOSSES)].targets),
             made_by=run["made_by"],
             progress=progress,
-            callbacks=dict(run["callbacks"]),
+            callbacks=run["callbacks"],
             slots=slots,
             kept=kept,
         )
 
 
-def _history(columns: Mapping[str, Sequence[float]]) -> History:
-    """The history with these columns, where NaN stands for what an epoch's record lacks."""
-    rows = zip(*columns.values(), strict=True)
-    records = [{name: value for name, value in zip(columns, row, strict=True) if value == value} for row in rows]
+def _history(contents: storage.Contents, names: Any, epochs: int) -> History:
+    """The history of so many epochs with these columns, where NaN stands for what an epoch's record lacks."""
+    if not isinstance(names, list) or len(set(names)) != len(names):
+        raise ConfigurationError("columns of the history", expected="a list of different names", got=names)
+    arrays = {name: contents.arrays[f"{_HISTORY}/{name}"] for name in names}
+    for name, array in arrays.items():
+        if array.shape != (epochs,):
+            raise ShapeError(f"history, {name}", expected=(epochs,), got=array.shape)
+    if epochs and "epoch" not in names:
+        raise ConfigurationError("columns of the history", expected="epoch among them", got=names)
+    rows = zip(*(array.tolist() for array in arrays.values()), strict=True)
+    records = [{name: value for name, value in zip(names, row, strict=True) if value == value} for row in rows]
+    for record in records:
+        if record.get("epoch", 0.5) % 1.0 != 0.0:  # of infinity it is NaN
+            raise DataError("history, epoch", expected="whole numbers", got=arrays["epoch"])
     return History([{**record, "epoch": int(record["epoch"])} for record in records])
+
+
+def _class_weight(pairs: Any) -> Any:
+    """Class weights of their pairs, or a name or None as they are."""
+    if not isinstance(pairs, list):
+        return pairs
+    found: dict[str | int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], (str, int)) or pair[0] in found:
+            raise ConfigurationError("class weights", expected="pairs of class and weight, each class once", got=pairs)
+        found[pair[0]] = check_number("class weight", pair[1], least=0.0)
+    return found
 
 
 def _expect(array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

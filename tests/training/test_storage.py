@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 
 from mlpgpu import storage
 from mlpgpu.errors import ConfigurationError, DtypeError, FileFormatError, StorageError
-from mlpgpu.storage import Contents, read, write
+from mlpgpu.storage import Contents, container, read, write
 
 KERNEL = "/layers/dense/vars/0"
 
@@ -458,6 +459,42 @@ def test_a_huge_claim_allocates_nothing(path: Path, monkeypatch: pytest.MonkeyPa
         instead_dataset(shape=shape, dtype="<f4")(file)
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("allocated"))
     with pytest.raises(FileFormatError, match=f"expected {1 << 42} bytes, got 0"):
+        read(path)
+
+
+def test_a_sparse_file_takes_no_memory_before_its_checksum_refuses_it(path: Path) -> None:
+    count = 64 << 20
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+
+    def claim(file: h5py.File) -> None:
+        inventory(shape=[count], dtype="|u1", crc32=1)(file)
+        del file[KERNEL]
+        space = h5py.h5s.create_simple((count,))
+        h5py.h5d.create(file.id, KERNEL.encode(), h5py.h5t.NATIVE_UINT8, space, properties)
+
+    with h5py.File(path, "r+") as file:
+        claim(file)
+    assert path.stat().st_size > count
+    assert path.stat().st_blocks * 512 < count // 8
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match="bear out their CRC"):
+            read(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_too_many_paths_are_neither_written_nor_read(path: Path) -> None:
+    many = tuple(f"/g{number}" for number in range(container.MOST_PATHS))
+    with pytest.raises(ConfigurationError, match="more than 16384"):
+        write(path, Contents({}, {"/a": np.zeros(1)}, many))
+    with h5py.File(path, "r+") as file:
+        document(groups=[f"/g{number}" for number in range(container.MOST_PATHS)])(file)
+    with pytest.raises(FileFormatError, match="more than 16384"):
         read(path)
 
 
