@@ -96,6 +96,12 @@ namespace mlpgpu {
 
 constexpr int WARP = 32;
 
+// The block of a kernel whose threads stride over elements and share no memory. Each kernel's file names the struct of
+// its block, whose THREADS and SHARED_BYTES the table of entries is compiled against (mlpgpu/backends/cuda/kernels/).
+struct PlainBlock {
+    static constexpr int THREADS = 256, SHARED_BYTES = 0;
+};
+
 // A number as a type, for a generic lambda's argument.
 template <int NUMBER>
 struct Is {

@@ -45,6 +45,11 @@ __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
     return values[0];
 }
 
+// The block of a kernel that calls block_sum: its scratch memory holds a double for each warp of the largest block.
+struct SumBlock {
+    static constexpr int THREADS = 256, SHARED_BYTES = sizeof(double) * WARP;
+};
+
 // Sum over the block, in every thread of its first warp.  `scratch` holds one T for each warp; the
 // caller puts a barrier before it uses `scratch` again.
 template <class T>

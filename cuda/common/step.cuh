@@ -38,6 +38,10 @@ __device__ __forceinline__ Rows shard_rows(const Step* step, int shard, int shar
     return {first, end - first, static_cast<int64_t>(step->batch) * step->batch_rows};
 }
 
+struct StepsBlock {
+    static constexpr int THREADS = WARP, SHARED_BYTES = 0;
+};
+
 // steps (count,) = the next steps, one for the launches of each in a graph; `next` goes on behind them.
 // Grid: one block.
 __device__ __forceinline__ void initialise_steps(Step* next, Step* steps, int count) {

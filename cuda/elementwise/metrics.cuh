@@ -22,6 +22,11 @@ __device__ __forceinline__ void classes(const Step* step, const int* order, cons
     if (lane == 0) predicted[row] = of_output, actual[row] = of_target;
 }
 
+// Large, since where the sums have one column, one block adds up the whole batch.
+struct MetricBlock {
+    static constexpr int THREADS = 1024, SHARED_BYTES = SumBlock::SHARED_BYTES;
+};
+
 // Adds the batch to the sums (k, columns).  Grid: one block for each column.
 template <class Metric, class Compared, class Output, class Targets>
 __device__ __forceinline__ void metric(const Step* step, const int* order, const float* weights, const Output* output,

@@ -36,6 +36,8 @@ struct StackShape {
     static constexpr int THREADS = WARPS * WARP, SPAN = COLUMNS * THREADS;
     static constexpr int MOST_HALO = 64;
     static constexpr int PITCH = SPAN + MOST_HALO + 8;  // of a row of inputs in shared memory
+    static constexpr int PHASE_WORDS = 4 * WARPS;       // of the warps' barriers
+    static constexpr int INPUT_BYTES = 4 * (2 * ROWS * PITCH + PHASE_WORDS);  // inputs of two layers, and the barriers
 };
 
 // The ring of streamed weights: a stage holds the block's span of up to DEPTH weight rows of ARRAYS arrays, the weights
@@ -45,6 +47,7 @@ struct StackRing {
     static constexpr int STAGES = STAGES_, DEPTH = DEPTH_, ARRAYS = ARRAYS_;
     static constexpr int CONSUMERS = Shape::WARPS, CLUSTER = 1, ALIGNMENT = 16;
     static constexpr int WEIGHT_ROW = Shape::SPAN + 4, STAGE = DEPTH * ARRAYS * WEIGHT_ROW, STAGE_BYTES = 4 * STAGE;
+    static constexpr int BYTES = STAGES * (STAGE_BYTES + 16);
 };
 
 // --- neighbouring words ---
@@ -134,7 +137,7 @@ __device__ __forceinline__ void load_four_from(const float* weight_row, int from
 // for odd phases.
 template <class Shape>
 struct Phases {
-    static constexpr int WORDS = 4 * Shape::WARPS;
+    static constexpr int WORDS = Shape::PHASE_WORDS;
     uint32_t barriers;
 
     // Called by one thread.
@@ -187,6 +190,7 @@ template <class Shape_, int STAGES, int DEPTH>
 struct StreamedWeights {
     using Shape = Shape_;
     using T = StackRing<Shape, STAGES, DEPTH, 1>;
+    static constexpr int THREADS = Shape::THREADS + WARP, SHARED_BYTES = Shape::INPUT_BYTES + T::BYTES;
     const float* const stages;
     const float* const parameters;
     Ring<T> ring;
@@ -241,6 +245,7 @@ struct OnChipWeights {
     using Shape = Shape_;
     static constexpr int COLUMNS = Shape::COLUMNS, WINDOW = WINDOW_;
     static constexpr int FLOATS = (WINDOW - IN_REGISTERS) * Shape::SPAN;  // in shared memory
+    static constexpr int THREADS = Shape::THREADS, SHARED_BYTES = Shape::INPUT_BYTES + 4 * FLOATS;
     float* const shared_rows;
     float registers[IN_REGISTERS][COLUMNS];
 

@@ -38,6 +38,10 @@ struct TiedUpdate : StackWalk<Weights_> {
     using Walk::rows, Walk::warp;
     static_assert(Shape::ROWS == 1, "rows pass one by one");
     static constexpr int WINDOW = Weights_::WINDOW, DELTAS = SPAN + Shape::MOST_HALO;
+    // The weights and a layer's outputs, then in their room the gradient.
+    static constexpr int THREADS = Shape::THREADS;
+    static constexpr int SHARED_BYTES =
+        largest(Weights_::SHARED_BYTES + 4 * SPAN, Shape::INPUT_BYTES + 4 * WARPS * Gradient::FLOATS);
 
     const StackArguments given;
     float* const deltas;

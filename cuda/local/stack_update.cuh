@@ -67,6 +67,8 @@ struct StackUpdate {
     using Deltas = StackDeltas<Shape>;
     static constexpr int ROWS = Shape::ROWS, SPAN = Shape::SPAN, WARPS = Shape::WARPS, OF_WARP = Deltas::OF_WARP;
     static constexpr int PITCH = Deltas::PITCH, SLOTS = Rule::SLOTS > 0 ? Rule::SLOTS : 1;
+    static constexpr int THREADS = Shape::THREADS + WARP;
+    static constexpr int SHARED_BYTES = 4 * (Deltas::FLOATS + Shape::PHASE_WORDS) + T::BYTES;
 
     // Four neighbouring parameters of a thread, with their slots.
     struct Four {

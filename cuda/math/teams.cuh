@@ -13,6 +13,13 @@ struct WarpTeam {
     static __device__ __forceinline__ float max(float value) { return warp_max(value); }
 };
 
+// The block of a kernel that is launched with a team for each row: as many rows as 256 threads take, or one.
+template <class Team>
+struct TeamBlock {
+    static constexpr int THREADS = Team::SIZE > SumBlock::THREADS ? Team::SIZE : SumBlock::THREADS;
+    static constexpr int ROWS = THREADS / Team::SIZE, SHARED_BYTES = SumBlock::SHARED_BYTES;
+};
+
 // A warp each of whose lanes sums all columns by itself, but stores the deltas of every 32nd column only: with few
 // columns that takes less time than to add up across lanes.
 struct LanesAlone {

@@ -200,6 +200,11 @@ __device__ __forceinline__ void train(K& k, const StepRange& range, float* param
     store_state<0>(k, parameters, slots);
 }
 
+template <int SHARED_BYTES_>
+struct PersistentBlock {
+    static constexpr int THREADS = COMPUTE_THREADS + PRODUCER_THREADS, SHARED_BYTES = SHARED_BYTES_;
+};
+
 // Trains for `steps` steps of one epoch, from *step on. The loss and weight of each row go to errors (steps of a run,
 // rows, 2). `sequence` continues from launch to launch, so that no message of an earlier launch is taken for a new one.
 // Grid: Net::BLOCKS blocks.

@@ -28,6 +28,10 @@ __device__ __forceinline__ void for_each(const float* x, int64_t n, float filler
     }
 }
 
+struct ExtremesBlock {
+    static constexpr int THREADS = 256, SHARED_BYTES = sizeof(float) * 2 * THREADS / WARP;
+};
+
 // partials (blocks, 2): the least and the greatest of the finite values of x (n,) that a block sees, or infinities, the
 // greater one first, if it sees none. Grid: any, of one dimension.
 __device__ __forceinline__ void extremes(const float* x, int64_t n, float* partials) {
@@ -55,6 +59,10 @@ __device__ __forceinline__ void find_nonfinite(const float* x, int64_t n, unsign
     for_each(x, n, 0.0f, [&](float value) { is_finite = is_finite && fabsf(value) < INFINITY; });
     if (!is_finite) *found = 1;
 }
+
+struct HistogramBlock {
+    static constexpr int THREADS = 256, SHARED_BYTES = sizeof(unsigned) * MOST_BINS;
+};
 
 // counts (bins,) += the values of x (n,) in each bin: edges[i] ≤ x < edges[i + 1], and the last edge belongs to the
 // last bin; values outside and NaN are not counted. edges (bins + 1,) rise by equal steps, up to their rounding. Counts

@@ -75,6 +75,8 @@ struct ScanTile {
     static constexpr int THREADS = 512, WARPS = THREADS / WARP, ROUNDS = 3, VECTOR = 16 / sizeof(T), STAGES = 2;
     static constexpr int OF_WARP = WARP * ROUNDS * VECTOR, SIZE = WARPS * OF_WARP;
     struct alignas(16) Vector { T of[VECTOR]; };
+    // The stages; for each warp the sum of a group of tiles, in the widest type, and its own sum; the number of a tile.
+    static constexpr int SHARED_BYTES = STAGES * SIZE * sizeof(T) + WARPS * (sizeof(double) + sizeof(T)) + sizeof(int);
 
     int number;  // among all tiles; numbers from their count on stand for no tile
     Vector values[ROUNDS];  // of the thread

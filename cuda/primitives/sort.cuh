@@ -19,6 +19,18 @@ struct SortTile {
     static constexpr int OF_WARP = WARP * ROUNDS, SIZE = WARPS * OF_WARP;
 };
 
+struct SortCountsBlock {
+    static constexpr int THREADS = 512, SHARED_BYTES = sizeof(int) * DIGITS;
+};
+
+// The keys of a tile; then positions for each warp and digit, an offset for each digit, and a word for each warp.
+template <class Key>
+struct SortScatterBlock {
+    using Tile = SortTile<Key>;
+    static constexpr int THREADS = Tile::THREADS;
+    static constexpr int SHARED_BYTES = Tile::SIZE * sizeof(Key) + sizeof(int) * (Tile::WARPS * DIGITS + DIGITS + Tile::WARPS);
+};
+
 template <class Key>
 __device__ __forceinline__ int digit_of(Key key, int shift) {
     return static_cast<int>(key >> shift) & (DIGITS - 1);

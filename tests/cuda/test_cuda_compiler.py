@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 needs_nvcc = pytest.mark.skipif(compiler._search_nvcc() is None, reason="no nvcc")
 
-SCALE = Entry("scale", "scale.cuh", "scale", arguments("float* x, float a, int n"), 64)
+SCALE = Entry("scale", "scale.cuh", "scale", arguments("float* x, float a, int n"), 64, block=None)
 
 # Stands in for nvcc: notes that it ran, and puts the unit, its header and the version into the "cubin".
 FAKE_NVCC = """#!{python}
@@ -214,7 +214,7 @@ def test_processes_share_a_cache(workshop: Workshop) -> None:
         "import pathlib\n"
         "from mlpgpu.backends.cuda.runtime.compiler import compile_units\n"
         "from mlpgpu.backends.cuda.kernels import Entry, arguments, units\n"
-        "scale = Entry('scale', 'scale.cuh', 'scale', arguments('float* x, float a, int n'), 64)\n"
+        "scale = Entry('scale', 'scale.cuh', 'scale', arguments('float* x, float a, int n'), 64, block=None)\n"
         "made = compile_units(units([scale]), 'sm_75', sources=pathlib.Path(sys.argv[2]))\n"
         "sys.stdout.write(made['scale.cuh'].image.decode())\n"
     )

@@ -86,7 +86,7 @@ __device__ void meet(int* arrived, int* seen) {
 
 
 def entry(name: str, signature: str, threads: int = 128, shared_bytes: int = 0, cooperative: bool = False) -> Entry:
-    return Entry(name, "toys.cuh", name, arguments(signature), threads, shared_bytes, cooperative)
+    return Entry(name, "toys.cuh", name, arguments(signature), threads, shared_bytes, cooperative, block=None)
 
 
 ADD = entry("add", "const float* x, const float* y, float* z, int n")
@@ -470,7 +470,7 @@ image = open(sys.argv[2], "rb").read()
 with device:
     stream, event, arena, module = Stream(device), Event(device), Arena(device, 1024), Module(device, image)
     host = pinned(device, (4,), np.float32)
-    wander = module.function(Entry("wander", "toys.cuh", "wander", arguments("float* x, int64_t steps"), 1))
+    wander = module.function(Entry("wander", "toys.cuh", "wander", arguments("float* x, int64_t steps"), 1, block=None))
     wander.launch(stream, (1,), pack(wander.entry, [arena.take(4), 5]))
     stream.synchronize()
 """

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from kernel_cases.tensor import TILES_SAMPLED_BY_NVCC, is_sampled
 
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import Entry, all_entries, units
+from mlpgpu.backends.cuda.kernels import Entry, all_entries, unit_source, units
 from mlpgpu.backends.cuda.runtime.compiler import Cubin, compile_units
 
 QUICK = ("sm_80", "sm_90a")
@@ -70,6 +70,22 @@ def parameters(architectures: tuple[str, ...]) -> list[Any]:
         for piece in PIECES
         if piece.arch in architectures
     ]
+
+
+def test_every_entry_is_compiled_against_the_block_in_its_file() -> None:
+    for entry in all_entries():
+        sizes = f"{entry.block}::THREADS == {entry.threads} && {entry.block}::SHARED_BYTES == {entry.shared_bytes}"
+        assert f"static_assert({sizes}" in unit_source([entry]), entry.name
+
+
+@pytest.mark.parametrize("changed", [{"threads": 128}, {"shared_bytes": 4}, {}])
+def test_the_compiler_refuses_another_block(changed: dict[str, int]) -> None:
+    shim, kernels_folder = Path(__file__).parent / "shim" / "cuda.h", Path(__file__).parents[2] / "cuda"
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-include", str(shim), f"-I{kernels_folder}", "-"]
+    text = unit_source([replace(kernels.squares(), **changed)]).partition('extern "C"')[0] + "}"
+    done = subprocess.run(command, input=text, text=True, capture_output=True)
+    assert (done.returncode != 0) == bool(changed)
+    assert ("lays out another block than the table of entries" in done.stderr) == bool(changed)
 
 
 REGISTERS = 65536  # of a multiprocessor, since compute capability 3.0
@@ -144,7 +160,7 @@ def test_only_the_atomic_kernel_adds_in_any_order(piece: Piece) -> None:
     counting = [entry for entry in all_entries() if words & {a.name for a in entry.arguments}]  # in whole numbers
     scaled = [
         operand_format for operand_format in kernels.OPERAND_FORMATS if operand_format.scaled
-    ]  # whose lines are flagged, bit by bit
+    ]  # whose rows and columns are flagged, bit by bit
     flagging = [
         entry
         for operand_format in scaled

@@ -240,7 +240,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
     header = tmp_path_factory.mktemp("kernels") / "planted.cuh"
     header.write_text(KERNELS)
     entries = {
-        name: Entry(name, str(header), function, arguments(parameters), 1024, shared, cooperative)
+        name: Entry(name, str(header), function, arguments(parameters), 1024, shared, cooperative, block=None)
         for name, function, parameters, shared, cooperative in TABLE
     }
     prepare(entries.values())
@@ -443,14 +443,14 @@ def test_refused_launches(kernel: dict[str, Entry], change: dict[str, object], m
 
 def test_excluded_entries_are_refused() -> None:
     with pytest.raises(ValueError, match="does not run on the host: wgmma"):
-        prepare([Entry("fast", "gemm/simt.cuh", "fast", (), 128, host_excluded="wgmma")])
+        prepare([Entry("fast", "gemm/simt.cuh", "fast", (), 128, host_excluded="wgmma", block=None)])
 
 
 def test_a_compile_error_shows_the_compilers_lines(tmp_path: Path) -> None:
     header = tmp_path / "broken.cuh"
     header.write_text("namespace mlpgpu { __device__ void broken() { no_such_function(); } }\n")
     with pytest.raises(RuntimeError, match=r"broken\.cuh:1:.*error:.*no_such_function"):
-        prepare([Entry("broken_", str(header), "broken", (), 32)])
+        prepare([Entry("broken_", str(header), "broken", (), 32, block=None)])
 
 
 @pytest.fixture
@@ -463,14 +463,14 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_missing_compiler_is_a_failure(without_compiler: None) -> None:
     with pytest.raises(RuntimeError, match=r"g\+\+, which is not on the PATH"):
-        prepare([Entry("any", "common/portable.cuh", "any", (), 32)])
+        prepare([Entry("any", "common/portable.cuh", "any", (), 32, block=None)])
 
 
 def test_programs_are_kept_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     header = tmp_path / "kept.cuh"
     kept = "namespace mlpgpu {{ __device__ void kept(int* y) {{ y[0] = {}; }} }}"
     cache = tmp_path / "cache"
-    entry = Entry("kept_", str(header), "kept", arguments("int* y"), 32)
+    entry = Entry("kept_", str(header), "kept", arguments("int* y"), 32, block=None)
 
     def launch(number: int) -> set[Path]:
         """Launch as a new session would; what lies in the cache then."""

@@ -250,7 +250,7 @@ def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) 
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
         entry, "dense/small_n_update.cuh", function, signature, *SMALL_N_SHAPE, constants=True, prefetched=prefetched,
-        unawaited=True, products=(DENSE_PRODUCT,),
+        unawaited=True, products=(DENSE_PRODUCT,), block="SmallN",
     )  # fmt: skip
 
 

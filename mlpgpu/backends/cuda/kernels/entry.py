@@ -100,7 +100,8 @@ class Entry:
         shared_bytes: dynamic shared memory of a block.
         main_loop: the file under ``cuda/gemm/`` that makes its products, where the template takes one as an argument.
         block: the struct in ``cuda/`` whose THREADS and SHARED_BYTES must be ``threads`` and ``shared_bytes``, as the
-            compiler checks; None where any block will do.
+            compiler checks; ``PlainBlock`` is that of a kernel whose threads stride over elements and share no memory.
+            None is for kernels outside the table.
         cooperative: whether its blocks wait for each other.
         host_excluded: the instruction that keeps it from running on the host in tests, or None.
         blocks: that must fit on a multiprocessor at once, which limits their registers.
@@ -134,7 +135,7 @@ class Entry:
     prefetched: tuple[tuple[str, int], ...] | None = None
     unawaited: bool = False
     main_loop: str | None = None
-    block: str | None = None
+    block: str | None = "PlainBlock"
     products: tuple[Product, ...] = ()
     operand_format: OperandFormat | None = None
 

@@ -16,12 +16,20 @@ _PRODUCTS = (Product(("rows", "window", "n")),)
 
 
 def _local(
-    name: str, rest: str, *, activation: str | None = None, shared_bytes: int = 0, products: tuple[Product, ...] = ()
+    name: str,
+    rest: str,
+    *,
+    activation: str | None = None,
+    shared_bytes: int = 0,
+    block: str = "PlainBlock",
+    products: tuple[Product, ...] = (),
 ) -> Entry:
     kind = f"{name}_{activation}" if activation else name
     instance = f"{name}<{camel(activation)}>" if activation else name
     signature = arguments(f"{ROWS}, {rest}")
-    return Entry(kind, "local/layer.cuh", instance, signature, ROW_THREADS, shared_bytes, products=products)
+    return Entry(
+        kind, "local/layer.cuh", instance, signature, ROW_THREADS, shared_bytes, block=block, products=products
+    )
 
 
 def local_forward(activation: str) -> Entry:
@@ -52,7 +60,12 @@ def local_backward_bias() -> Entry:
 
 
 def local_backward_shared_bias() -> Entry:
-    return _local("local_backward_shared_bias", "const float* dz[rows,n], float* db[], int n", shared_bytes=SUM_BYTES)
+    return _local(
+        "local_backward_shared_bias",
+        "const float* dz[rows,n], float* db[], int n",
+        shared_bytes=SUM_BYTES,
+        block="SumBlock",
+    )
 
 
 def local_entries() -> list[Entry]:
@@ -184,7 +197,7 @@ def local_stack_forward(activation: str, weights: StreamedWeights | OnChipWeight
     function = f"local_stack_forward<{weights}, {camel(activation)}>"
     return _stack_entry(
         "local/stack.cuh", function, activation, rest, weights.threads, weights.shared_bytes,
-        products=(STACK_PRODUCT,),
+        block=str(weights), products=(STACK_PRODUCT,),
     )  # fmt: skip
 
 
@@ -218,31 +231,32 @@ _UPDATE_PRODUCTS = (
 def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
     """The backward pass through a stack, with the optimizer's step."""
     stages = stack_update_stages(optimizer, shape)
-    function = f"local_stack_update<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
+    arguments_of = f"<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
     stage_bytes = stack_stage_bytes(shape, _update_rows(optimizer))
     return _stack_entry(
-        "local/stack_update.cuh", function, f"{optimizer}_{activation}", _update(optimizer), WARP * (shape.warps + 1),
-        shape.delta_bytes + stages * stage_bytes, constants=True, products=_UPDATE_PRODUCTS,
+        "local/stack_update.cuh", f"local_stack_update{arguments_of}", f"{optimizer}_{activation}", _update(optimizer),
+        WARP * (shape.warps + 1), shape.delta_bytes + stages * stage_bytes, block=f"StackUpdate{arguments_of}",
+        constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
 def local_stack_tied_update(activation: str, optimizer: str, weights: OnChipWeights) -> Entry:
     """The backward pass through a stack of one matrix, with the optimizer's step."""
-    function = f"local_stack_tied_update<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
+    arguments_of = f"<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local/stack_tied_update.cuh", function, f"{optimizer}_{activation}",
+        "local/stack_tied_update.cuh", f"local_stack_tied_update{arguments_of}", f"{optimizer}_{activation}",
         f"{_update(optimizer)}, inout float* deltas[rows,outputs]", weights.threads, weights.update_bytes,
-        constants=True, products=_UPDATE_PRODUCTS,
+        block=f"TiedUpdate{arguments_of}", constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
 def _stack_entry(
     header: str, function: str, what: str, rest: str, threads: int, shared_bytes: int, *,
-    products: tuple[Product, ...], constants: bool = False,
+    block: str, products: tuple[Product, ...], constants: bool = False,
 ) -> Entry:  # fmt: skip
     name = f"{function.partition('<')[0]}_{what}_{zlib.crc32(function.encode()):08x}"
     # Around the loops, where spans are so wide that a thread has few registers.
     return Entry(
-        name, header, function, arguments(f"{ROWS}, {rest}"), threads, shared_bytes, cooperative=True,
+        name, header, function, arguments(f"{ROWS}, {rest}"), threads, shared_bytes, cooperative=True, block=block,
         spill_bytes=320, needs="sm_90a", constants=constants, products=products,
     )  # fmt: skip

@@ -63,6 +63,11 @@ class Team:
     block_rows: int
     suffix: str
 
+    @property
+    def block(self) -> str:
+        """The struct of math/teams.cuh that a block is."""
+        return f"TeamBlock<{self.struct}>"
+
 
 WARP_TEAM = Team("WarpTeam", ROW_THREADS, ROW_THREADS // WARP, "")
 WIDE_TEAM = Team("BlockTeam", 1024, 1, "_wide")
@@ -77,18 +82,36 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     )
     function = f"loss<{camel(name)}, {reader.struct}, {team.struct}>"
     full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
-    return Entry(full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES)
+    return Entry(
+        full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES, block=team.block
+    )
 
 
 def total_error() -> Entry:
     signature = "const Step* step[0], const double* sums[count,2], int count, double* totals[2], double* losses[2]"
-    return Entry("total_error", "elementwise/loss.cuh", "total_error", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry(
+        "total_error",
+        "elementwise/loss.cuh",
+        "total_error",
+        arguments(signature),
+        ROW_THREADS,
+        SUM_BYTES,
+        block="SumBlock",
+    )
 
 
 def step_errors() -> Entry:
     """The errors of steps, which follow a persistent kernel (:mod:`..persistent.kernel`)."""
     signature = "const Step* step[0], const float* errors[grid.x,capacity,2], int capacity, double* losses[grid.x,2]"
-    return Entry("step_errors", "elementwise/loss.cuh", "step_errors", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry(
+        "step_errors",
+        "elementwise/loss.cuh",
+        "step_errors",
+        arguments(signature),
+        ROW_THREADS,
+        SUM_BYTES,
+        block="SumBlock",
+    )
 
 
 def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
@@ -96,7 +119,9 @@ def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
         f"{ROWS}, const float* logits[rows,n], const float* mean[n], const float* scale[n], float* y[rows,n], int n"
     )
     name, instance = f"output_{function}{team.suffix}", f"output<{camel(function)}Output, {team.struct}>"
-    return Entry(name, "elementwise/loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES)
+    return Entry(
+        name, "elementwise/loss.cuh", instance, arguments(signature), team.block_threads, SUM_BYTES, block=team.block
+    )
 
 
 def head(name: str, kind: str, *, textured: bool = True) -> Entry:

@@ -35,7 +35,13 @@ def metric(name: str, *, textured: bool = True) -> Entry:
     )
     function = f"metric<{camel(name)}Metric, {compared}>"
     return Entry(
-        f"metric_{name}{suffix}", "elementwise/metrics.cuh", function, arguments(signature), METRIC_THREADS, SUM_BYTES
+        f"metric_{name}{suffix}",
+        "elementwise/metrics.cuh",
+        function,
+        arguments(signature),
+        METRIC_THREADS,
+        SUM_BYTES,
+        block="MetricBlock",
     )
 
 
@@ -69,7 +75,13 @@ def rank_area(metric: str) -> Entry:
     )
     function = f"rank_area<{camel(metric)}Metric>"
     return Entry(
-        f"rank_area_{metric}", "elementwise/ranking.cuh", function, arguments(signature), ROW_THREADS, SUM_BYTES
+        f"rank_area_{metric}",
+        "elementwise/ranking.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        SUM_BYTES,
+        block="SumBlock",
     )
 
 

@@ -19,7 +19,16 @@ def prefix_sum(dtype: str) -> Entry:
     signature = f"const {ctype}* x[n], {ctype}* y[n], int64_t n, int exclusive, uint64_t* tile_sums[0]"
     shared = SCAN_STAGES * SCAN_TILE_BYTES + (SCAN_THREADS // WARP) * (8 + ITEM_BYTES[ctype]) + 4
     name, function = f"prefix_sum_{dtype}", f"prefix_sum<{ctype}>"
-    return Entry(name, "primitives/scan.cuh", function, arguments(signature), SCAN_THREADS, shared, blocks=2)
+    return Entry(
+        name,
+        "primitives/scan.cuh",
+        function,
+        arguments(signature),
+        SCAN_THREADS,
+        shared,
+        blocks=2,
+        block=f"ScanTile<{ctype}>",
+    )
 
 
 def scan_tiles(dtype: str, n: int) -> int:
@@ -46,7 +55,9 @@ def sort_counts(dtype: str) -> Entry:
     """A pass of a sort counts the digits of each tile; ``dtype`` is one of :data:`KEYS`."""
     signature = f"const {KEYS[dtype]}* keys[n], int64_t n, int shift, int* counts[{SORT_DIGITS},grid.x]"
     name, shared = f"sort_counts_{dtype}", 4 * SORT_DIGITS
-    return Entry(name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared)
+    return Entry(
+        name, "primitives/sort.cuh", "sort_counts", arguments(signature), SORT_THREADS, shared, block="SortCountsBlock"
+    )
 
 
 def sort_scatter(dtype: str) -> Entry:
@@ -60,19 +71,45 @@ def sort_scatter(dtype: str) -> Entry:
     shared = SORT_TILE_BYTES + 4 * (SORT_DIGITS * (warps + 1) + warps)
     name, takes = f"sort_scatter_{dtype}", arguments(signature)
     # On sm_75 and sm_80; sm_120 takes 128.  A second block hides more than that costs.
-    return Entry(name, "primitives/sort.cuh", "sort_scatter", takes, SORT_THREADS, shared, blocks=2, spill_bytes=16)
+    return Entry(
+        name,
+        "primitives/sort.cuh",
+        "sort_scatter",
+        takes,
+        SORT_THREADS,
+        shared,
+        blocks=2,
+        spill_bytes=16,
+        block=f"SortScatterBlock<{key}>",
+    )
 
 
 def extremes() -> Entry:
     signature, shared = "const float* x[n], int64_t n, float* partials[grid.x,2]", 4 * 2 * WARPS_PER_BLOCK
-    return Entry("extremes", "primitives/histogram.cuh", "extremes", arguments(signature), ROW_THREADS, shared)
+    return Entry(
+        "extremes",
+        "primitives/histogram.cuh",
+        "extremes",
+        arguments(signature),
+        ROW_THREADS,
+        shared,
+        block="ExtremesBlock",
+    )
 
 
 def histogram() -> Entry:
     signature = (
         "const float* x[n], int64_t n, const double* edges[bins], int bins, inout unsigned long long* counts[bins]"
     )
-    return Entry("histogram", "primitives/histogram.cuh", "histogram", arguments(signature), ROW_THREADS, 4 * MOST_BINS)
+    return Entry(
+        "histogram",
+        "primitives/histogram.cuh",
+        "histogram",
+        arguments(signature),
+        ROW_THREADS,
+        4 * MOST_BINS,
+        block="HistogramBlock",
+    )
 
 
 def find_nonfinite() -> Entry:

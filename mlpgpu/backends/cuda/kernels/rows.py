@@ -10,7 +10,9 @@ SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data se
 
 def initialise_steps() -> Entry:
     signature = "Step* next[0], Step* steps[0], int count"
-    return Entry("initialise_steps", "common/step.cuh", "initialise_steps", arguments(signature), WARP)
+    return Entry(
+        "initialise_steps", "common/step.cuh", "initialise_steps", arguments(signature), WARP, block="StepsBlock"
+    )
 
 
 def _over_rows(name: str, function: str, rest: str) -> Entry:

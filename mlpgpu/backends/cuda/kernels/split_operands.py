@@ -31,7 +31,7 @@ def padded_columns(n: int) -> int:
     return COLUMN_PADDING * ceil_div(n, COLUMN_PADDING)
 
 
-def _split(name: str, function: str, signature: str, shared_bytes: int = 0, block: str | None = None) -> Entry:
+def _split(name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock") -> Entry:
     """An entry for cards whose tensor cores take split operands."""
     return Entry(
         name,

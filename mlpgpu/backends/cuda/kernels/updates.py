@@ -21,12 +21,23 @@ def reduce() -> Entry:
 
 def squares() -> Entry:
     signature = "const float* gradient[size], int64_t size, double* sums[grid.x]"
-    return Entry("squares", "elementwise/update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES)
+    return Entry(
+        "squares", "elementwise/update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES, block="SumBlock"
+    )
 
 
 def clip() -> Entry:
     signature = "const double* sums[count], int count, const double* totals[2], float* factor[]"
-    return Entry("clip", "elementwise/update.cuh", "clip", arguments(signature), ROW_THREADS, SUM_BYTES, constants=True)
+    return Entry(
+        "clip",
+        "elementwise/update.cuh",
+        "clip",
+        arguments(signature),
+        ROW_THREADS,
+        SUM_BYTES,
+        block="SumBlock",
+        constants=True,
+    )
 
 
 def update(optimizer: str) -> Entry:

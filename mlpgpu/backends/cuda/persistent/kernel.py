@@ -76,6 +76,7 @@ class PersistentKernel:
         # Each of so many threads has 96 registers, and spills a few words around the loops.
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
-            layout.shared_bytes, cooperative=True, spill_bytes=256, constants=True, needs=self._needs,
+            layout.shared_bytes, block=f"PersistentBlock<{layout.shared_bytes}>", cooperative=True, spill_bytes=256,
+            constants=True, needs=self._needs,
             products=(*products, *products, *products[1:]),
         )  # fmt: skip
