@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from . import plan
 from .activations import ACTIVATIONS
-from .errors import ConfigurationError, DtypeError, ShapeError, check_integer, check_number, lookup
+from .errors import ConfigurationError, DtypeError, ReadOnlyError, ShapeError, check_integer, check_number, lookup
 from .initializers import INITIALIZERS
 from .names import ActivationName, InitializerName
 
@@ -23,10 +23,16 @@ MOST_LAYERS = 1024  # of a network
 class Layer(ABC):
     """A step from rows of one width to rows of another.  Layers are frozen dataclasses of plain data.
 
-    ``n_in`` is the number of columns expected, or None for any number.
+    ``n_in`` is the number of columns expected, or None for any number.  Values of fields that most layers leave at
+    their defaults, such as ``trainable``, stand in a layer's repr only where they differ from them.
     """
 
     n_in: int | None
+
+    def __repr__(self) -> str:
+        described = fields(self)  # type: ignore[arg-type]
+        shown = (f for f in described if not (f.metadata.get("came_later") and getattr(self, f.name) == f.default))
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     @abstractmethod
     def output_width(self, n_in: int) -> int:
@@ -50,7 +56,12 @@ def _set(layer: Layer, field: str, value: object) -> None:
     object.__setattr__(layer, field, value)
 
 
-@dataclass(frozen=True)
+def _check_truth(what: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise DtypeError(what, expected="True or False", got=repr(value))
+
+
+@dataclass(frozen=True, repr=False)
 class Dense(Layer):
     """``y = f(x W + b)``: x (B, n_in), W (n_in, n_out), b (n_out,), y (B, n_out).
 
@@ -59,6 +70,9 @@ class Dense(Layer):
         activation: f, a name in :data:`~mlpgpu.activations.ACTIVATIONS`.
         bias: whether there is a b; it starts at 0.
         init: how W starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; None follows the activation.
+        trainable: whether steps move W and b.  Where not, neither rate, penalty nor clipped norm touches them, their
+            slots stay 0, and no gradient of theirs is computed; nor is any below the lowest layer that is trained.
+            :meth:`Network.frozen` changes it of a network that has values.
 
     Raises:
         DtypeError, ConfigurationError, UnknownNameError: an argument has no meaning.
@@ -69,15 +83,16 @@ class Dense(Layer):
     activation: ActivationName = "identity"
     bias: bool = True
     init: InitializerName | None = None
+    trainable: bool = field(default=True, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
         check_integer("Dense n_in", self.n_in, least=1)
         check_integer("Dense n_out", self.n_out, least=1)
         _set(self, "activation", lookup("Dense activation", self.activation, ACTIVATIONS))
-        if not isinstance(self.bias, bool):
-            raise DtypeError("Dense bias", expected="True or False", got=repr(self.bias))
+        _check_truth("Dense bias", self.bias)
         if self.init is not None:
             lookup("Dense init", self.init, INITIALIZERS)
+        _check_truth("Dense trainable", self.trainable)
 
     def output_width(self, n_in: int) -> int:
         self._check_input(n_in)
@@ -86,15 +101,17 @@ class Dense(Layer):
     def lower(self, builder: plan.Builder, x: str) -> str:
         activation = ACTIVATIONS[self.activation]
         fans = (self.n_in, self.n_out)
-        weight = builder.parameter("weight", fans, fans, self.init or activation.initializer)
-        bias = builder.parameter("bias", (self.n_out,), fans, "zeros") if self.bias else None
+        init = self.init or activation.initializer
+        weight = builder.parameter("weight", fans, fans, init, trainable=self.trainable)
+        shape = (self.n_out,)
+        bias = builder.parameter("bias", shape, fans, "zeros", trainable=self.trainable) if self.bias else None
         z = builder.buffer(f"z{builder.place}", self.n_out) if activation.saves == "z" else None
         y = builder.buffer(f"y{builder.place}", self.n_out)
         builder.add(plan.Dense(x, weight, bias, self.activation, z, y))
         return y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocallyConnected(Layer):
     """``y_i = f(b_i + Σ_{r < window} w[r, i] · x_{i + r})``: each output sees ``window`` neighbouring columns.
 
@@ -109,6 +126,7 @@ class LocallyConnected(Layer):
         activation: f, a name in :data:`~mlpgpu.activations.ACTIVATIONS`.
         bias: ``"output"`` for a b of each output, ``"layer"`` for one that all share, or None; it starts at 0.
         init: how w starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; None follows the activation.
+        trainable: whether steps move w and b, as in :class:`Dense`.
 
     Raises:
         DtypeError, ConfigurationError, UnknownNameError: an argument has no meaning.
@@ -119,6 +137,7 @@ class LocallyConnected(Layer):
     activation: ActivationName = "identity"
     bias: Literal["output", "layer"] | None = "output"
     init: InitializerName | None = None
+    trainable: bool = field(default=True, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
         check_integer("LocallyConnected n_in", self.n_in, least=1)
@@ -131,6 +150,7 @@ class LocallyConnected(Layer):
             lookup("LocallyConnected bias", self.bias, ("output", "layer"))
         if self.init is not None:
             lookup("LocallyConnected init", self.init, INITIALIZERS)
+        _check_truth("LocallyConnected trainable", self.trainable)
 
     def output_width(self, n_in: int) -> int:
         if not self.window <= n_in <= self.n_in:
@@ -141,15 +161,17 @@ class LocallyConnected(Layer):
         activation = ACTIVATIONS[self.activation]
         most, n = self.output_width(self.n_in), self.output_width(builder.width(x))
         fans = (self.window, self.window)
-        weight = builder.parameter("weight", (self.window, most), fans, self.init or activation.initializer)
-        bias = builder.parameter("bias", (most if self.bias == "output" else 1,), fans, "zeros") if self.bias else None
+        init = self.init or activation.initializer
+        weight = builder.parameter("weight", (self.window, most), fans, init, trainable=self.trainable)
+        shape = (most if self.bias == "output" else 1,)
+        bias = builder.parameter("bias", shape, fans, "zeros", trainable=self.trainable) if self.bias else None
         z = builder.buffer(f"z{builder.place}", n) if activation.saves == "z" else None
         y = builder.buffer(f"y{builder.place}", n)
         builder.add(plan.LocallyConnected(x, weight, bias, self.activation, z, y))
         return y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dropout(Layer):
     """While training, sets each value to 0 with probability ``rate`` and divides the others by 1 - ``rate``.
 
@@ -180,7 +202,7 @@ class Dropout(Layer):
         return y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Standardize(Layer):
     """Shifts and scales each of ``n_in`` columns to mean 0 and standard deviation 1 over the training set.
 
@@ -216,6 +238,25 @@ class Standardize(Layer):
 
 
 LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in (Dense, LocallyConnected, Dropout, Standardize)}
+
+
+def _refuse_assignment(layer: Layer, name: str, value: object) -> None:
+    hint = "make a new layer, and a new Network([…])"
+    if name == "trainable":
+        hint = "network.frozen(0, 1) is a network of the same values with the layers at these places frozen"
+    what = f"{type(layer).__name__}.{name}"
+    raise ReadOnlyError(what, expected="to be read: a layer stays as it was made", got="an assignment", hint=hint)
+
+
+for _kind in LAYERS.values():  # a dataclass raises an error of its own, which tells no way out
+    _kind.__setattr__ = _refuse_assignment  # type: ignore[assignment, method-assign]
+
+
+def with_trainable(layer: Layer, trainable: bool) -> Layer:
+    """``layer`` if it is so, or has no parameters; else one like it that is."""
+    if not isinstance(layer, (Dense, LocallyConnected)) or layer.trainable == trainable:
+        return layer
+    return replace(layer, trainable=trainable)
 
 
 def check_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -43,12 +43,13 @@ __device__ __forceinline__ void clip(const double* sums, int count, const double
     }
 }
 
-// Updates every parameter along its mean gradient, from partials (shards, pitch), with the penalties.
-// `factor` is null if nothing is clipped.  slots (SLOTS, size).
+// Updates `size` parameters along their mean gradient, from partials (shards, pitch), with the penalties.
+// `factor` is null if nothing is clipped.  slots (SLOTS, slot_pitch), from the first of these parameters on: parameters
+// of frozen layers may lie before and behind.
 template <class Rule>
 __device__ __forceinline__ void update(const Step* step, const double* totals, const float* factor,
                                        const float* partials, int64_t pitch, int shards, float* parameters,
-                                       float* slots, int64_t size) {
+                                       float* slots, int64_t size, int64_t slot_pitch) {
     const float* const row = step_rates(step);
     const float scale = mean_scale(totals) * (factor ? factor[0] : 1.0f);
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
@@ -57,10 +58,10 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
         for (int shard = 1; shard < shards; ++shard) g += partials[shard * pitch + i];
         float w = parameters[i];
         float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
-        for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * size + i];
+        for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * slot_pitch + i];
         step_parameter<Rule>(w, slot, g, scale, row);
         parameters[i] = w;
-        for (int s = 0; s < Rule::SLOTS; ++s) slots[s * size + i] = slot[s];
+        for (int s = 0; s < Rule::SLOTS; ++s) slots[s * slot_pitch + i] = slot[s];
     }
 }
 

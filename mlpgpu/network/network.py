@@ -21,9 +21,10 @@ from ..errors import (
     FileFormatError,
     MlpgpuError,
     ShapeError,
+    check_integer,
     refuse_setting,
 )
-from ..layers import Layer, Standardize, check_layers, input_width
+from ..layers import Layer, Standardize, check_layers, input_width, with_trainable
 from ..losses import OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
@@ -176,6 +177,32 @@ class Network:
             program.draw(self.seed, self.flat_statistics()[np.newaxis])
         else:
             program.load(self.state(optimizer))
+
+    def frozen(self, *places: int) -> Network:
+        """A network of the same values whose layers at ``places`` are frozen and all others trainable.
+
+        Layers cannot be changed, so this is how one freezes some of a network that was trained or loaded::
+
+            upper = mlpgpu.load("digits.h5").frozen(0, 1)  # layers 0 and 1 stay as they are
+            mlpgpu.Trainer(upper, "softmax_cross_entropy", mlpgpu.Adam(0.001)).fit(train, epochs=10)
+
+        ``frozen()`` makes all layers trainable.  Layers without parameters stay as they are; of a layer that is used
+        at several places, one of them is enough.  Values, statistics and what the network remembers are copied, so
+        that training one network does not move the other.
+
+        Raises:
+            DtypeError, ConfigurationError: a place is no whole number, or there is no layer.
+        """
+        last = len(self.layers) - 1
+        frozen = {id(self.layers[check_integer("place of a layer", place, least=0, most=last)]) for place in places}
+        made: dict[int, Layer] = {}  # one for each layer, however often it is used
+        for layer in self.layers:
+            made.setdefault(id(layer), with_trainable(layer, id(layer) not in frozen))
+        twin = Network([made[id(layer)] for layer in self.layers], self.seed)
+        twin.output, twin.remembered, twin.adapted = self.output, self.remembered, self.adapted
+        twin.__dict__["values"] = self.values.copy(twin._plan.parameters)
+        twin._statistics = None if self._statistics is None else self._statistics.copy()
+        return twin
 
     # --- data ---
 
@@ -333,7 +360,9 @@ class Network:
 
     @property
     def _total(self) -> str:
-        return f"{self._plan.parameter_count:,} parameters in {self.dtype}, output {self.output}"
+        frozen = sum(p.size for p in self._plan.parameters if not p.trainable)
+        of_them = f", {frozen:,} of them frozen" if frozen else ""
+        return f"{self._plan.parameter_count:,} parameters in {self.dtype}{of_them}, output {self.output}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of a table of the layers, heads first."""

@@ -148,9 +148,12 @@ class FlatParameters:
                 self._values, self.version = None, next(self._versions)
             self._lock.release()
 
-    def copy(self) -> FlatParameters:
-        """The same values without an owner; initial values that nobody has asked for stay undrawn."""
-        twin = FlatParameters(self._parameters, self._seed)
+    def copy(self, parameters: tuple[Parameter, ...] | None = None) -> FlatParameters:
+        """The same values without an owner; initial values that nobody has asked for stay undrawn.
+
+        ``parameters`` are those that the copy describes, of the same names and shapes; this one's if None.
+        """
+        twin = FlatParameters(parameters or self._parameters, self._seed)
         with self._lock.held():
             if not self.is_new:
                 twin.replace(self._read().copy())

@@ -43,3 +43,4 @@ from .plan import Plan as Plan
 from .plan import Precision as Precision
 from .plan import Reduction as Reduction
 from .plan import Segment as Segment
+from .plan import TrainedRange as TrainedRange

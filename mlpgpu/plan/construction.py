@@ -60,7 +60,7 @@ class Builder:
         self.statistics: dict[str, Segment] = {}
         self.buffers: dict[str, Buffer] = {}
         self.forward: list[Operation] = []
-        self._trained: set[str] = set()  # buffers that depend on a parameter
+        self._trained: set[str] = set()  # buffers that depend on a parameter that is trained
         self._uses: dict[str, int] = {}  # of each parameter in the backward pass
         self._capacity, self._replicas = capacity, replicas
 
@@ -83,12 +83,22 @@ class Builder:
         """Columns of a buffer."""
         return self.buffers[name].shape[-1]
 
-    def parameter(self, name: str, shape: tuple[int, ...], fans: tuple[int, int], initializer: str) -> str:
-        """Declare a trained array of the current layer; a layer placed twice declares the same array again."""
+    def parameter(
+        self, name: str, shape: tuple[int, ...], fans: tuple[int, int], initializer: str, *, trainable: bool = True
+    ) -> str:
+        """Declare an array of the current layer; a layer placed twice declares the same array again.
+
+        Of one that is not ``trainable`` no step makes a gradient.
+        """
         full = f"{self.home}.{name}"
         if full not in self.parameters:
-            self.parameters[full] = Parameter(full, shape, _end(self.parameters), self.home, fans, initializer)
+            end = _end(self.parameters)
+            self.parameters[full] = Parameter(full, shape, end, self.home, fans, initializer, trainable)
         return full
+
+    def is_trainable(self, parameter: str) -> bool:
+        """Whether steps move a parameter."""
+        return parameter in self.parameters and self.parameters[parameter].trainable
 
     def statistic(self, name: str, shape: tuple[int, ...]) -> str:
         """Declare an array of fitted values of the current layer."""
@@ -99,11 +109,11 @@ class Builder:
     def add(self, operation: Operation) -> None:
         """Append a forward operation."""
         self.forward.append(operation)
-        if any(name in self._trained or name in self.parameters for name in operation.reads):
+        if any(name in self._trained or self.is_trainable(name) for name in operation.reads):
             self._trained.update(operation.writes)
 
     def is_trained(self, name: str) -> bool:
-        """Whether buffer ``name`` depends on a parameter."""
+        """Whether buffer ``name`` depends on a parameter that is trained."""
         return name in self._trained
 
     def delta(self, name: str) -> str | None:
@@ -139,8 +149,9 @@ def _weighted_backward(builder: Builder, forward: Weighted, dy: str) -> list[Ope
     operations: list[Operation] = []
     if forward.activation != "identity":
         operations.append(ActivationBackward(forward.activation, forward.z or forward.y, dy))
-    dweight = builder.partial(forward.weight)
-    dbias = builder.partial(forward.bias) if forward.bias else None
+    is_trained = builder.is_trainable(forward.weight)
+    dweight = builder.partial(forward.weight) if is_trained else None
+    dbias = builder.partial(forward.bias) if is_trained and forward.bias else None
     dx = builder.delta(forward.x)
     backward = DenseBackward if isinstance(forward, Dense) else LocallyConnectedBackward
     return [*operations, backward(dy, forward.x, forward.weight, dweight, dbias, dx)]
@@ -159,7 +170,7 @@ _BACKWARD: dict[type[Operation], Callable[..., list[Operation]]] = {
 
 
 def _backward(builder: Builder) -> list[Operation]:
-    """The backward operations of the forward ones, last first, down to the first that depends on a parameter."""
+    """The backward operations of the forward ones, last first, down to the first that is trained."""
     operations: list[Operation] = []
     for forward in reversed(builder.forward):
         (y,) = (name for name in forward.writes if name != getattr(forward, "z", None))
@@ -214,7 +225,8 @@ def lower(
     is the loss's usual one if left out.
 
     Raises:
-        ConfigurationError: targets are standardized and the loss is not one for regression.
+        ConfigurationError: targets are standardized and the loss is not one for regression, or there is an
+            optimizer and all layers are frozen.
     """
     if loss is not None:
         target_kind = target_kind or LOSSES[loss].targets[0]
@@ -234,13 +246,17 @@ def lower(
     training: list[Operation] = []
     if optimizer is not None and loss is not None and target_kind is not None:
         y = _lower_forward(layers, n_in, step)
+        if not step.is_trained(y):
+            hint = "network.frozen() is the same network with all layers trainable"
+            expected = "one with trainable=True, for a step to train"
+            raise ConfigurationError("layers", expected=expected, got="frozen ones alone", hint=hint)
         training = [*_gather(step, loss, target_kind, n_out), *step.forward]
         delta, value = step.buffer(f"d{y}", n_out), step.buffer("value", None)
         training.append(Loss(loss, target_kind, y, "target", "row_weight", value, delta))
         training += _backward(step)
-        count = _end(step.parameters)
+        count, trained = _end(step.parameters), sum(p.size for p in step.parameters.values() if p.trainable)
         partials = step.flat("partials", "shard", shards, _end({p.name: p for p in step.partials()}))
-        gradient = step.flat("gradient", "element", count)
+        gradient = step.flat("gradient", "element", trained)
         training.append(Reduce(partials, "row_weight", gradient))
         if optimizer.clip_norm is not None:
             training.append(Norm(gradient, optimizer.clip_norm))

@@ -126,15 +126,28 @@ class ActivationBackward(Operation):
 
 @dataclass(frozen=True)
 class WeightedBackward(Operation):
-    """The gradients of a weight and a bias over the shard's rows, overwriting partials; ``dx`` where it is named."""
+    """The gradients of a weight and a bias over the shard's rows, overwriting partials; ``dx`` where it is named.
+
+    A frozen layer has no ``dweight`` and no ``dbias``: it passes the delta on, and reads no ``x``.
+    """
 
     READS, WRITES = ("dz", "x", "weight"), ("dweight", "dbias", "dx")
     dz: str
     x: str
     weight: str
-    dweight: str
+    dweight: str | None
     dbias: str | None
     dx: str | None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the arrays that it reads."""
+        return super().reads if self.dweight else (self.dz, self.weight)
+
+    @property
+    def products(self) -> int:
+        """How many matrix products it makes: one for ``dweight``, one for ``dx``."""
+        return (self.dweight is not None) + (self.dx is not None)
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ class Reduce(Operation):
 
 @dataclass(frozen=True)
 class Norm(Operation):
-    """``gradient *= min(1, limit / |gradient|)``, the Euclidean norm over all parameters."""
+    """``gradient *= min(1, limit / |gradient|)``, the Euclidean norm over all that are trained."""
 
     READS, WRITES = ("gradient",), ("gradient",)
     gradient: str
@@ -179,7 +192,7 @@ class Norm(Operation):
 
 @dataclass(frozen=True)
 class Update(Operation):
-    """The optimizer's rule on all parameters at once."""
+    """The optimizer's rule on all parameters that are trained, at once; frozen ones and their slots stay."""
 
     READS, WRITES = ("gradient", "parameters", "slots"), ("parameters", "slots")
     optimizer: Optimizer

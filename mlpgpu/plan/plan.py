@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -51,11 +52,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Parameter(Segment):
-    """A trained array: the layer it belongs to, and how its initial values are drawn."""
+    """An array of a layer: which one that is, how initial values are drawn, and whether steps train them."""
 
     layer: int
     fans: tuple[int, int]
     initializer: str
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,21 @@ class Partial(Segment):
     """Where one use of ``parameter`` leaves its gradient, in the flat array of each shard."""
 
     parameter: str
+
+
+@dataclass(frozen=True)
+class TrainedRange:
+    """Parameters that an update moves, all those between two frozen ones.
+
+    Attributes:
+        offset: where they begin in the flat array of parameters, and in each slot.
+        gradient: where their gradient begins, which frozen parameters have no room in.
+        size: how many elements they are.
+    """
+
+    offset: int
+    gradient: int
+    size: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +92,7 @@ class Plan:
         shards: how many shards (S) a batch's rows are split into.
         replicas: how many networks of this shape run side by side; the leading axis of every array.
         precision, reduction: how much products may err, and how partials are added.
-        parameters, statistics: segments of the flat arrays of trained and of fitted values.
+        parameters, statistics: segments of the flat arrays of parameters and of fitted values.
         partials: segments of each shard's flat array.
         buffers: by name.
         training, evaluation: operations, in order.  ``training`` is empty without an optimizer.
@@ -112,6 +129,33 @@ class Plan:
         """Elements of the flat parameter array of one replica."""
         return self.parameters[-1].end if self.parameters else 0
 
+    @cached_property
+    def gradient(self) -> tuple[Segment, ...]:
+        """Segments of the flat gradient: the trained parameters, by their names and in their order."""
+        found: list[Segment] = []
+        for parameter in self.parameters:
+            if parameter.trainable:
+                found.append(Segment(parameter.name, parameter.shape, found[-1].end if found else 0))
+        return tuple(found)
+
+    @property
+    def gradient_count(self) -> int:
+        """Elements of the flat gradient of one replica."""
+        return self.gradient[-1].end if self.gradient else 0
+
+    @cached_property
+    def trained_ranges(self) -> tuple[TrainedRange, ...]:
+        """The parameters that an update moves, neighbours together; where nothing is frozen, one range of all."""
+        offsets = {parameter.name: parameter.offset for parameter in self.parameters}
+        ranges: list[TrainedRange] = []
+        for segment in self.gradient:
+            offset = offsets[segment.name]
+            if ranges and ranges[-1].offset + ranges[-1].size == offset:
+                ranges[-1] = replace(ranges[-1], size=ranges[-1].size + segment.size)
+            else:
+                ranges.append(TrainedRange(offset, segment.offset, segment.size))
+        return tuple(ranges)
+
     @property
     def statistic_count(self) -> int:
         """Elements of the flat array of fitted statistics of one replica."""
@@ -141,7 +185,7 @@ class Plan:
         if isinstance(operation, Weighted):
             return 2 * rows * self._terms(operation.weight, operation.y)
         if isinstance(operation, WeightedBackward):
-            return 2 * rows * self._terms(operation.weight, operation.dz) * (2 if operation.dx else 1)
+            return 2 * rows * self._terms(operation.weight, operation.dz) * operation.products
         return 0
 
     def _terms(self, weight: str, y: str) -> int:
@@ -161,8 +205,10 @@ class Plan:
 
     @property
     def _summary(self) -> str:
+        frozen = self.parameter_count - self.gradient_count
+        of_them = f" ({frozen:,} frozen)" if frozen else ""
         return (
-            f"{self.n_in} → {self.n_out}, {self.parameter_count:,} parameters, {self.precision}, "
+            f"{self.n_in} → {self.n_out}, {self.parameter_count:,} parameters{of_them}, {self.precision}, "
             f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}, {self.reduction}"
         )
 

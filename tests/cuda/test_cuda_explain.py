@@ -76,7 +76,7 @@ def any_plan(draw: Random) -> Plan:
             if n_in >= window:
                 layers.append(first if tied else mg.LocallyConnected(n_in, window, chosen, biases))
                 n_in -= window - 1
-    layers.append(mg.Dense(n_in, n, activation(), bias=draw.random() < 0.7))
+    layers.append(mg.Dense(n_in, n, activation(), bias=draw.random() < 0.7, trainable=draw.random() < 0.8))
     if draw.random() < 0.3:
         layers.append(mg.Dropout(0.5))
     if draw.random() < 0.4:

@@ -62,6 +62,15 @@ def names(part: list[Launch]) -> list[str]:
 
 
 @st.composite
+def some_frozen(draw: st.DrawFn, layers: list[Layer]) -> list[Layer]:
+    """The layers with some of them frozen, but not all."""
+    network = Network(layers, seed=1)
+    places = [place for place, layer in enumerate(layers) if isinstance(layer, (Dense, LocallyConnected))]
+    trained = {id(layers[place]) for place in draw(st.sets(st.sampled_from(places), min_size=1))}
+    return list(network.frozen(*(place for place in places if id(layers[place]) not in trained)).layers)
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Networks of up to three dense layers, one of them perhaps tied or very tall, and whatever goes with them."""
     activation = st.sampled_from(list(ACTIVATIONS))
@@ -87,6 +96,8 @@ def plans(draw: st.DrawFn) -> Plan:
     loss = draw(st.sampled_from(list(LOSSES)))
     if LOSSES[loss].output == "identity" and draw(st.booleans()):
         layers.append(Standardize(n_out))
+    if draw(st.booleans()):
+        layers = draw(some_frozen(layers))
     optimizer = OPTIMIZERS[draw(st.sampled_from(list(OPTIMIZERS)))]
     return make_plan(
         layers,
@@ -715,6 +726,11 @@ def test_a_step_that_ends_with_the_gradient_keeps_outputs(n_in: int, precision: 
 
 TIED = Dense(8, 8, "gelu")
 STACK = LocallyConnected(12, 4, "silu", bias="layer")
+FROZEN, FROZEN_TIED, FROZEN_STACK = (
+    Dense(9, 8, "relu", trainable=False),
+    dataclasses.replace(TIED, trainable=False),
+    dataclasses.replace(STACK, trainable=False),
+)
 STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "shards": (
         [Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 8, "silu", bias=False), Dense(8, 3)],
@@ -733,6 +749,30 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh", bias=False), Dense(9, 3)],
         {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1)},
     ),
+    "frozen below and between": (
+        [Standardize(9), FROZEN, Dense(8, 7, "gelu"), Dense(7, 8, "silu", trainable=False), Dense(8, 3)],
+        {"loss": "softmax_cross_entropy", "shards": 2, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1, clip_norm=0.5)},
+    ),
+    "frozen where products update": (
+        [FROZEN, Dropout(0.2), Dense(8, 7, "gelu"), Dense(7, 8, "silu", trainable=False), Dense(8, 3, trainable=False)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
+    ),
+    "frozen and cut along k": (
+        [Dense(4100, 65, "relu", trainable=False), Dense(65, 7, "tanh"), Dense(7, 3, trainable=False)],
+        {"loss": "huber"},
+    ),
+    "frozen and tied": (
+        [Dense(9, 8), FROZEN_TIED, Dropout(0.2), FROZEN_TIED, Dense(8, 3), Standardize(3)],
+        {"optimizer": OPTIMIZERS["Nesterov"](0.1, clip_norm=0.1)},
+    ),
+    "frozen and locally connected": (
+        [Dense(9, 12), FROZEN_STACK, FROZEN_STACK, LocallyConnected(6, 4, bias=None)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05)},
+    ),
+    "frozen and atomic": (
+        [Dense(9, 40, "gelu"), Dense(40, 36, "relu", trainable=False), Dense(36, 3)],
+        {"loss": "binary_cross_entropy", "reduction": "atomic", "optimizer": OPTIMIZERS["RMSprop"](0.01)},
+    ),
     "few rows": ([Dense(4100, 65, "relu"), Dropout(0.3), Dense(65, 3)], {"loss": "huber"}),
     "atomic": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
@@ -741,7 +781,10 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in STEPS if "frozen" not in case] + first_and_thorough(case for case in STEPS if "frozen" in case),
+)
 def test_an_epoch_as_on_the_cpu(case: str) -> None:
     """Two full batches and a last one of two rows; then predictions."""
     epoch = Epoch(*STEPS[case])
@@ -749,6 +792,11 @@ def test_an_epoch_as_on_the_cpu(case: str) -> None:
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     ours = (host.parameters, losses, host.evaluate())
+    for parameter in epoch.plan.parameters:
+        if not parameter.trainable:
+            kept = slice(parameter.offset, parameter.end)
+            np.testing.assert_array_equal(host.parameters[kept], epoch.state.parameters[0, kept])
+            assert not host.arrays["slots"][: epoch.state.slots.size].reshape(epoch.state.slots.shape)[:, 0, kept].any()
     (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
     for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
         assert_as_exact(got, value, oracle)
@@ -762,6 +810,14 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "dropout between, shards": (
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
         {"loss": "squared_error", "shards": 2},
+    ),
+    "frozen between": (
+        [Dense(9, 40, "gelu"), Dense(40, 36, "relu", trainable=False), Dense(36, 3)],
+        {"loss": "huber"},
+    ),
+    "frozen below and at the end": (
+        [Dense(9, 40, "gelu", trainable=False), Dense(40, 36, "relu"), Dense(36, 72, trainable=False)],
+        {"loss": "huber", "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
     ),
     "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": "huber"}),
     "a loss at the end, shards": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shards": 2}),
@@ -783,6 +839,10 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
                 ("dropout between, shards", kernels.BFLOAT16),
                 ("dropout between, shards", kernels.BFLOAT16_PAIR),
                 ("tied, clipped", kernels.HALF),
+                ("frozen between", kernels.HALF_PAIR),
+                ("frozen between", kernels.BFLOAT16),
+                ("frozen below and at the end", kernels.HALF),
+                ("frozen below and at the end", kernels.BFLOAT16_PAIR),
                 ("a loss at the end", kernels.BFLOAT16),
                 *(("components from product to product", operand_format) for operand_format in OPERAND_FORMATS),
             ]

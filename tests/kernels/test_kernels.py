@@ -434,6 +434,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "return schedule + step->batch * RATES_PER_STEP",
         kernels.update("SGD"),
     ),
+    "slots as far apart as what is trained": (
+        "elementwise/update.cuh",
+        "slot[s] = slots[s * slot_pitch + i];",
+        "slot[s] = slots[s * size + i];",
+        kernels.update("Adam"),
+    ),
     "totals read while the launch before makes them": (
         "dense/small_n_update.cuh",
         "        pdl_wait_and_trigger();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",

@@ -41,6 +41,13 @@ NETWORKS: dict[str, Callable[[str], list[Layer]]] = {
     "dropout": lambda activation: [Dropout(0.3), Dense(N_IN, 6, activation), Dropout(0.4), Dense(6, N_OUT)],
     "standardize first": lambda activation: [Standardize(N_IN), Dense(N_IN, 4, activation), Dense(4, N_OUT)],
     "standardize last": lambda activation: [Dense(N_IN, 4, activation), Dense(4, N_OUT), Standardize(N_OUT)],
+    "frozen": lambda activation: [
+        Dense(N_IN, 4, activation, trainable=False),
+        Dense(4, 5, activation),
+        LocallyConnected(5, 2, activation, trainable=False),
+        Dense(4, N_OUT, activation),
+        Dense(N_OUT, N_OUT, trainable=False),
+    ],
     "dropout last": lambda activation: [Dense(N_IN, N_OUT, activation), Dropout(0.2)],
 }
 
@@ -54,6 +61,9 @@ def check(network: Network, oracle: Oracle) -> None:
     for parameter in oracle.plan.parameters:
         direction = np.zeros_like(w)
         part = slice(parameter.offset, parameter.end)
+        if not parameter.trainable:
+            assert not gradient[part].any(), parameter.name
+            continue
         direction[part] = random.normal(size=parameter.size)
         direction /= np.linalg.norm(direction)
         losses = [oracle.loss(w + k * STEP * direction) for k in (-2, -1, 1, 2)]

@@ -166,12 +166,13 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     dz, x_transposed = work.view(op.dz, rows), work.view(op.x, rows).T
     dx = work.view(op.dx, rows) if op.dx else None
     weight_transposed = work.arrays[op.weight].T
-    dweight = work.partial(op.dweight, shard)
+    dweight = work.partial(op.dweight, shard) if op.dweight else None
     dbias = work.partial(op.dbias, shard) if op.dbias else None
     ones = work.ones[rows]
 
     def dense_backward() -> None:
-        np.dot(x_transposed, dz, out=dweight)
+        if dweight is not None:
+            np.dot(x_transposed, dz, out=dweight)
         if dbias is not None:
             np.dot(ones, dz, out=dbias)
         if dx is not None:
@@ -186,12 +187,14 @@ def _bind_locally_connected_backward(
     dz, x = work.view(op.dz, rows), work.view(op.x, rows)
     n = dz.shape[1]
     weight = work.arrays[op.weight][:, :n]
-    dweight = work.partial(op.dweight, shard)
+    dweight = work.partial(op.dweight, shard) if op.dweight else None
     dbias = work.partial(op.dbias, shard) if op.dbias else None
     scratch, ones = work.scratch_like(dz, rows), work.ones[rows]
     windows = [x[:, r : r + n] for r in range(len(weight))]
 
     def parameters() -> None:
+        if dweight is None:
+            return
         for dw, window in zip(dweight, windows, strict=True):
             np.multiply(dz, window, out=scratch)
             np.dot(ones, scratch, out=dw[:n])

@@ -100,9 +100,9 @@ class CpuProgram(Program):
             self._threads.run_shards(self._operations(rows, training=True))
             found = {name: _count(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
             weight = work.loss_sums(rows)[1]
-            for parameter in self._plan.parameters:
-                counted = _count(np.add.reduce(work.uses(parameter.name)), bins)
-                found[f"{parameter.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
+            for segment in self._plan.gradient:
+                counted = _count(np.add.reduce(work.uses(segment.name)), bins)
+                found[f"{segment.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
         return found
 
     # --- running ---

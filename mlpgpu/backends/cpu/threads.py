@@ -32,7 +32,7 @@ def thread_count(plan: Plan) -> int:
     """Threads for a plan, by its largest product and the cores."""
     operations = plan.training or plan.evaluation
     rows = max(1, plan.capacity // plan.shards)
-    largest = max((plan.flops(op, rows) // (2 if getattr(op, "dx", None) else 1) for op in operations), default=0)
+    largest = max((plan.flops(op, rows) // getattr(op, "products", 1) for op in operations), default=0)
     if plan.shards > 1:
         # Shards are threads of their own, each with a single-threaded BLAS.
         return min(plan.shards, available_cores()) if largest >= FLOPS_PER_THREAD else 1

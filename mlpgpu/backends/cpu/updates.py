@@ -19,25 +19,30 @@ def bind_updates(work: Workspace) -> list[Bound]:
     The division by the batch's summed weight and the factor of a clipped norm are one factor, by which the
     update multiplies the gradient.  Where each parameter has one partial, the partials are the gradient.
     """
-    plan, count = work.plan, len(work.parameters)
-    has_sums = plan.shards > 1 or len(plan.partials) > len(plan.parameters)
+    plan, count = work.plan, work.plan.gradient_count
+    has_sums = plan.shards > 1 or len(plan.partials) > len(plan.gradient)
     gradient = np.empty(count, work.dtype) if has_sums else work.partials[0]
-    blocks = [slice(start, min(start + UPDATE_BLOCK, count)) for start in range(0, count, UPDATE_BLOCK)]
     calls: list[Bound] = []
     for op in plan.training:
         if isinstance(op, ops.Reduce) and has_sums:
             calls.append(_bind_reduce(work, gradient))
         elif isinstance(op, ops.Norm):
-            calls.append(_bind_norm(work, op, [gradient[block] for block in blocks]))
+            calls.append(_bind_norm(work, op, [gradient[block] for block in _blocks(0, count)]))
         elif isinstance(op, ops.Update):
-            calls.append(_bind_update(work, op, gradient, blocks))
+            calls.append(_bind_update(work, op, gradient))
     return calls
+
+
+def _blocks(start: int, size: int) -> list[slice]:
+    """Slices that cover ``size`` elements from ``start`` on."""
+    end = start + size
+    return [slice(first, min(first + UPDATE_BLOCK, end)) for first in range(start, end, UPDATE_BLOCK)]
 
 
 def _bind_reduce(work: Workspace, gradient: np.ndarray) -> Bound:
     terms = [
-        (gradient[parameter.offset : parameter.end].reshape(parameter.shape), work.uses(parameter.name))
-        for parameter in work.plan.parameters
+        (gradient[segment.offset : segment.end].reshape(segment.shape), work.uses(segment.name))
+        for segment in work.plan.gradient
     ]
 
     def reduce() -> None:
@@ -50,7 +55,7 @@ def _bind_reduce(work: Workspace, gradient: np.ndarray) -> Bound:
 
 
 def _bind_norm(work: Workspace, op: ops.Norm, gradient: list[np.ndarray]) -> Bound:
-    wide = np.empty(min(UPDATE_BLOCK, len(work.parameters)))
+    wide = np.empty(max(map(len, gradient)))
 
     def norm() -> None:
         square = 0.0
@@ -66,12 +71,13 @@ def _bind_norm(work: Workspace, op: ops.Norm, gradient: list[np.ndarray]) -> Bou
     return norm
 
 
-def _bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray, blocks: list[slice]) -> Bound:
+def _bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound:
     rule = op.optimizer.update
     scratch = np.empty(min(UPDATE_BLOCK, len(gradient)), work.dtype)
     views = [
-        (work.parameters[block], gradient[block], list(work.slots[:, block]), scratch[: len(gradient[block])])
-        for block in blocks
+        (work.parameters[moved], gradient[along], list(work.slots[:, moved]), scratch[: moved.stop - moved.start])
+        for each in work.plan.trained_ranges
+        for moved, along in zip(_blocks(each.offset, each.size), _blocks(each.gradient, each.size), strict=True)
     ]
 
     def update() -> None:

@@ -110,18 +110,20 @@ def stepped(
 
 
 def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
-           l1: float = 0.0, l2: float = 0.0) -> Case:  # fmt: skip
-    """``run`` is the step's place in the run, and so the row of the table of rates."""
+           l1: float = 0.0, l2: float = 0.0, frozen: int = 0) -> Case:  # fmt: skip
+    """``run`` is the step's place in the run, and so the row of the table of rates; ``frozen`` ones come after them."""
     optimizer = OPTIMIZERS[name](0.1, l1=l1, l2=l2)
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
     random = generator()
     partials = random.normal(size=(shards, size + 3)).astype(np.float32)
-    w = random.normal(size=size).astype(np.float32)
+    w = random.normal(size=size + frozen).astype(np.float32)
     w[::5] = 0.0
-    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size)).astype(np.float32)
+    slots = random.uniform(0.01, 0.1, (len(optimizer.slots), size + frozen)).astype(np.float32)
+    written = np.arange(size + frozen) < size
     scale = (1.0 / weight if weight else 0.0) * (0.37 if factor else 1.0)
 
-    terms = wide(partials[:, :size])
+    terms = np.zeros((shards, size + frozen))
+    terms[:, :size] = partials[:, :size]
     g_error = (shards + 2) * EPS32 * abs(terms).sum(axis=0) * scale
     new_w, w_bound, new_slots, slot_bound = after_step(
         optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
@@ -130,13 +132,13 @@ def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool
     args = {
         "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
         "partials": partials, "pitch": partials.shape[1], "shards": shards, "parameters": w,
-        "slots": slots if slots.size else None, "size": size,
+        "slots": slots if slots.size else None, "size": size, "slot_pitch": size + frozen,
     }  # fmt: skip
-    outputs = {"parameters": expect(new_w, w_bound)}
+    outputs = {"parameters": expect(new_w, w_bound, written)}
     if slots.size:
-        outputs["slots"] = expect(new_slots, slot_bound)
+        outputs["slots"] = expect(new_slots, slot_bound, np.broadcast_to(written, slots.shape))
     constants = constants_of(optimizer, table)
-    case = f"run{run}-{shards}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor
+    case = f"run{run}-{shards}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor + "-frozen" * bool(frozen)
     return Case(case, kernels.update(name), (2,), args, outputs, constants)
 
 
@@ -188,4 +190,5 @@ def step_cases() -> Iterator[Case]:
         yield update(name, 1, l1=0.02)
         yield update(name, 1, l2=0.3)
         yield update(name, 1, weight=0.0)
+        yield update(name, 1, l2=0.3, frozen=5)
         yield update_biases(name)

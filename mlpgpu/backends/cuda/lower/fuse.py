@@ -309,7 +309,8 @@ def _head(facts: _Facts, op: ops.Dense, backward: ops.DenseBackward, title: str)
 
 
 def _backward_readers(facts: _Facts, delta: str) -> list[ops.DenseBackward]:
-    return [op for op in facts.backwards if op.dz == delta]
+    """Of a delta, those that read it along columns as well, for a gradient."""
+    return [op for op in facts.backwards if op.dz == delta and op.dweight]
 
 
 def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
@@ -336,6 +337,8 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     if op.dx and not facts.has_tail and op != facts.head_backward:
         assert isinstance(path.dx, Simt)
         made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]
+    if op.dweight is None:
+        return made
     update, by_order = path.update, facts.by_order(op.x)
     if not work.in_place:
         assert isinstance(update, Simt)
@@ -375,7 +378,10 @@ def _gemm_forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
 
 def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     path, work = facts.dense_path(op), facts.selection.work
-    assert isinstance(path.update, Gemm) and isinstance(path.dx, Gemm)
+    assert isinstance(path.dx, Gemm)
+    if op.dweight is None:
+        return _gemm_input(facts, op, path.dx, title)
+    assert isinstance(path.update, Gemm)
     has_scales = facts.head_backward is not None and op.dz == facts.head_backward.dx and facts.is_scaled
     leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
     sums_bias = op.dbias is not None and not leaves_bias
@@ -396,6 +402,19 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(op.dx)))
     made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
     return made
+
+
+def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) -> list[Group]:
+    """The delta that a frozen layer passes on."""
+    assert op.dx is not None
+    made: list[Group] = []
+    if facts.is_scaled:
+        why = "scales of rows are facts when the rows are whole"
+        made = [groups.SplitRows(title, why, op.dz, op, False, False, False, operands=True)]
+    elif op.dz not in facts.with_operands:
+        why = "nobody has left its operands"
+        made = [groups.SplitColumns(title, why, op, is_split=True, rows_too=False, sums=False)]
+    return [*made, groups.GemmInput(title, path.why, op, path, facts.derivative(op), facts.forms(op.dx))]
 
 
 # --- locally connected layers ---
@@ -440,7 +459,7 @@ def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
         loss = next(op for op in facts.operations if isinstance(op, ops.Loss))
         finish.append(groups.TotalError(facts.titles[loss], "shards leave a sum each", loss))
     # The update adds the shards up itself, unless a parameter is used twice or the norm comes between.
-    is_used_twice = len(plan.partials) > len(plan.parameters)
+    is_used_twice = len(plan.partials) > len(plan.gradient)
     is_reduced = plan.ends_with_gradient or is_used_twice or (norm is not None and plan.shards > 1)
     if is_reduced:
         finish.append(groups.ReducePartials(facts.titles[reduce], in_place.why, reduce))
@@ -458,7 +477,8 @@ def _notes(selection: Selection) -> tuple[str, ...]:
     work = selection.work
     for run, stack in selection.stacks.items():
         way = f"{len(run)} launches, since {stack}" if isinstance(stack, str) else str(stack)
-        if not isinstance(stack, str) and work.is_training:
+        back = {op.dz for op in selection.plan.training if isinstance(op, ops.LocallyConnectedBackward)}
+        if not isinstance(stack, str) and work.is_training and back & {f"d{layer.y}" for layer in run}:
             no_update = no_update_of(stack, work)
             way += f"; back layer by layer, since {no_update}" if no_update else "; back in one kernel too"
         if len(run) > 1:

@@ -154,6 +154,6 @@ class Sampler:
         factor = 1.0 / weight if weight > 0.0 else 1.0
         with self._device:
             found = {name: count(y, 0, rows * plan.buffers[y].shape[-1], bins) for name, y in plan.outputs().items()}
-            for p in plan.parameters:
+            for p in plan.gradient:
                 found[f"{p.name}.gradient"] = scaled(count("gradient", p.offset, p.size, bins), factor)
         return found

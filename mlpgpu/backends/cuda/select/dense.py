@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import kernels
 from ..kernels import GemmTile, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
@@ -120,7 +120,8 @@ class DensePath:
 
     Attributes:
         dx: of the gradient by the layer's input.
-        update: of the gradient by its weight; where products update in place, with the optimizer's step.
+        update: of the gradient by its weight; where products update in place, with the optimizer's step.  A frozen
+            layer has none.
     """
 
     forward: Forward
@@ -193,19 +194,20 @@ def streams_weight(k: int, n: int, work: Work) -> bool:
     return updates_few_rows(k, n, work) and n <= kernels.STREAM_COLUMNS and work.setting.arch == "sm_90a"
 
 
-def dense_path(k: int, n: int, work: Work) -> DensePath:
-    """The kernels of a dense layer with a weight (k, n)."""
+def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DensePath:
+    """The kernels of a dense layer with a weight (k, n), which steps move unless it is frozen."""
     if on_tensor_cores(k, n, work):
-        return _gemm_path(k, n, work)
+        path = _gemm_path(k, n, work)
+        return replace(path, update=None) if is_frozen else path
     forward = _forward(k, n, work)
     if not work.is_training:
         return DensePath(forward, None, None)
-    if work.reduction == "atomic":
+    if work.reduction == "atomic" and not is_frozen:
         both = Atomic("reduction is atomic: blocks of both products add to memory as they end")
         return DensePath(forward, both, both)
     tile, reason = simt_tile(work.rows, k, work.setting.multiprocessors)
     dx = Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
-    return DensePath(forward, dx, _update(k, n, work))
+    return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
 
 
 def _gemm_path(k: int, n: int, work: Work) -> DensePath:

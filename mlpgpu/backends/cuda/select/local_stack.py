@@ -162,7 +162,8 @@ def choose_stack(
         return f"{m:,} columns are more than {most:,}, which {multiprocessors} multiprocessors hold"
     on_chip = _on_chip(run, m, int(table["window"][0]), multiprocessors)
     weights = on_chip or streamed_weights(StackShape(warps, fitting[0]))
-    no_update = _no_update(table, weights, plan.capacity)
+    is_frozen = any(not p.trainable for p in plan.parameters if p.name in {op.weight for op in run})
+    no_update = "a layer of it is frozen" if is_frozen else _no_update(table, weights, plan.capacity)
     return LocalStack(run, m, layers, plan.capacity, ceil_div(m, weights.shape.span), weights, no_update)
 
 

@@ -64,16 +64,26 @@ def product_with_loss(n: int, activation: str, loss: str, work: Work) -> Verdict
     return Verdict(True, f"each term of {loss} follows from one logit: the product's epilogue makes it")
 
 
-def tail(layers: Sequence[tuple[int, int]], last_activation: str, work: Work, parameter_count: int) -> Verdict:
+def tail(
+    layers: Sequence[tuple[int, int]],
+    last_activation: str,
+    work: Work,
+    parameter_count: int,
+    *,
+    has_frozen: bool = False,
+) -> Verdict:
     """Whether the layers after a first one that is cut along k, and the loss, are one kernel's work.
 
     Args:
         layers: (k, n) of each dense layer.
+        has_frozen: whether some of them are frozen.
     """
     if not work.is_training or work.ends_with_gradient:
         return Verdict(False, "there is no training step whose outputs nobody looks at")
     if work.shards > 1 or work.reduction != "ordered":
         return Verdict(False, "the batch is split, or sums are atomic")
+    if has_frozen:
+        return Verdict(False, "a layer is frozen, and a tail makes the deltas of all")
     if work.rows > thresholds.TAIL_MOST_ROWS:
         return Verdict(
             False, f"{work.rows:,} rows are more than {thresholds.TAIL_MOST_ROWS}, which are worth a block each"

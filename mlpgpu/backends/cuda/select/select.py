@@ -152,7 +152,9 @@ def _reasons(each: Selected) -> list[tuple[str, str]]:
         return [(str(path), path.why)]
     is_forward = isinstance(op, ops.Dense)
     asked = {"forward": is_forward, "dx": isinstance(op, ops.DenseBackward) and op.dx, "update": not is_forward}
-    return [(f"{name}: {product}", product.why) for name, product in path.products.items() if asked[name]]
+    shown = [(f"{name}: {product}", product.why) for name, product in path.products.items() if asked[name]]
+    is_frozen = isinstance(op, ops.DenseBackward) and op.dweight is None
+    return [*shown, ("no update", "the layer is frozen: it passes the delta on")] if is_frozen else shown
 
 
 def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
@@ -170,7 +172,8 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     activation = dense[-1].activation if dense else ""
     widths = [choices.widths(op.weight) for op in dense]
-    tail = losses.tail(widths, activation, work, plan.parameter_count)
+    has_frozen = plan.gradient_count < plan.parameter_count
+    tail = losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
     return Selection(plan, work, selected, format_verdict, tail, losses.updates_after_others(work), in_place, stacks)
 
 
@@ -191,6 +194,10 @@ class _Choices:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {segment.name: segment.shape for segment in (*self.plan.parameters, *self.plan.partials)}
 
+    @cached_property
+    def _frozen(self) -> set[str]:
+        return {parameter.name for parameter in self.plan.parameters if not parameter.trainable}
+
     def widths(self, weight: str) -> tuple[int, int]:
         """(k, n) of a weight."""
         k, n = self._shapes[weight]
@@ -199,7 +206,7 @@ class _Choices:
     def path(self, op: ops.Operation) -> Path:
         """That of one operation."""
         if isinstance(op, (ops.Dense, ops.DenseBackward)):
-            return dense_path(*self.widths(op.weight), self.work)
+            return dense_path(*self.widths(op.weight), self.work, is_frozen=op.weight in self._frozen)
         if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):
             return self._local(op)
         if isinstance(op, ops.Loss):

@@ -22,44 +22,48 @@ def total_error(shard: Shard, group: TotalError) -> None:
     shard.launches.append(Launch(kernels.total_error(), (1, 1, 1), values, group.title))
 
 
-def _over_parameters(shard: Shard) -> Grid:
-    return strided_grid(shard.plan.parameter_count, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors)
+def _over(shard: Shard, elements: int) -> Grid:
+    return strided_grid(elements, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors)
 
 
 def reduce(shard: Shard, group: ReducePartials) -> None:
-    """A launch for each parameter."""
+    """A launch for each parameter that is trained."""
     plan = shard.plan
-    shard.lowered.bytes["gradient"] = 4 * plan.parameter_count
-    for parameter in plan.parameters:
-        uses = [partial for partial in plan.partials if partial.parameter == parameter.name]
+    shard.lowered.bytes["gradient"] = 4 * plan.gradient_count
+    for segment in plan.gradient:
+        uses = [partial for partial in plan.partials if partial.parameter == segment.name]
         values: dict[str, Value] = {
             "partials": At("partials", uses[0].offset), "pitch": partials_pitch(plan), "shards": plan.shards,
-            "uses": len(uses), "size": parameter.size, "gradient": At("gradient", parameter.offset),
+            "uses": len(uses), "size": segment.size, "gradient": At("gradient", segment.offset),
         }  # fmt: skip
-        shard.launches.append(Launch(kernels.reduce(), _over_parameters(shard), values, group.title))
+        grid = _over(shard, plan.gradient_count)
+        shard.launches.append(Launch(kernels.reduce(), grid, values, group.title))
 
 
 def clip(shard: Shard, group: ClipNorm) -> None:
     """Squares, block by block, then the factor."""
     shard.lowered.bytes |= {"squares": 8 * SQUARE_BLOCKS, "factor": 4}
     gradient = At("gradient" if group.is_reduced else "partials")
-    values: dict[str, Value] = {"gradient": gradient, "size": shard.plan.parameter_count, "sums": At("squares")}
+    values: dict[str, Value] = {"gradient": gradient, "size": shard.plan.gradient_count, "sums": At("squares")}
     shard.launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values, group.title))
     values = {"sums": At("squares"), "count": SQUARE_BLOCKS, "totals": At("totals"), "factor": At("factor")}
     shard.launches.append(Launch(kernels.clip(), (1, 1, 1), values, group.title))
 
 
 def update(shard: Shard, group: UpdateAll) -> None:
+    """A launch for each range of parameters that nothing frozen interrupts."""
     plan = shard.plan
-    gradient: dict[str, Value] = {"partials": At("partials"), "pitch": partials_pitch(plan), "shards": plan.shards}
-    if group.is_reduced:
-        gradient = {"partials": At("gradient"), "pitch": 0, "shards": 1}
-    values: dict[str, Value] = {
-        "step": At("step"), "totals": At("totals"), "factor": At("factor") if group.is_clipped else None, **gradient,
-        "parameters": At("parameters"), "slots": At("slots") if group.op.optimizer.slots else None,
-        "size": plan.parameter_count,
-    }  # fmt: skip
-    shard.launches.append(Launch(kernels.update(shard.optimizer), _over_parameters(shard), values, group.title))
+    pitch, shards = (0, 1) if group.is_reduced else (partials_pitch(plan), plan.shards)
+    for each in plan.trained_ranges:
+        values: dict[str, Value] = {
+            "step": At("step"), "totals": At("totals"), "factor": At("factor") if group.is_clipped else None,
+            "partials": At("gradient" if group.is_reduced else "partials", each.gradient), "pitch": pitch,
+            "shards": shards, "parameters": At("parameters", each.offset),
+            "slots": At("slots", each.offset) if group.op.optimizer.slots else None, "size": each.size,
+            "slot_pitch": plan.parameter_count,
+        }  # fmt: skip
+        entry = kernels.update(shard.optimizer)
+        shard.launches.append(Launch(entry, _over(shard, each.size), values, group.title))
 
 
 def update_biases(shard: Shard, group: UpdateBiases) -> None:

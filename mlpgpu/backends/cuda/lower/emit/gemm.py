@@ -112,7 +112,7 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
     )  # fmt: skip
 
 
-def _columns_of(shard: Shard, dz: str, dweight: str) -> At:
+def _columns_of(shard: Shard, dz: str, dweight: str | None) -> At:
     """The components of a delta for dW: scaled ones along columns, others as for dx."""
     name = f"{dz}.components for {dweight}" if format_of(shard).scaled else f"{dz}.components"
     return components(shard, of_shard(shard, name), component_elements(shard, shard.width(dz)))

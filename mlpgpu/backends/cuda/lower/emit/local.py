@@ -29,10 +29,11 @@ def backward(shard: Shard, group: LocalBackward) -> None:
     """No sum is made by atomics, in either mode."""
     op, derivative = group.op, group.derivative
     (window, pitch), m, n = shard.shapes[op.weight], shard.width(op.x), shard.width(op.dz)
-    shard.add(
-        group, kernels.local_backward_weight(), shard.over_columns(pitch, window),
-        x=shard.ref(op.x), dz=shard.ref(op.dz), dw=shard.ref(op.dweight), m=m, n=n, window=window, pitch=pitch,
-    )  # fmt: skip
+    if op.dweight is not None:
+        shard.add(
+            group, kernels.local_backward_weight(), shard.over_columns(pitch, window),
+            x=shard.ref(op.x), dz=shard.ref(op.dz), dw=shard.ref(op.dweight), m=m, n=n, window=window, pitch=pitch,
+        )  # fmt: skip
     if op.dbias is not None:
         db = {"dz": shard.ref(op.dz), "db": shard.ref(op.dbias), "n": n}
         if group.has_shared_bias:
