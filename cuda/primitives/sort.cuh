@@ -38,7 +38,7 @@ __device__ __forceinline__ int digit_of(Key key, int shift) {
 
 // COUNT numbers below 2¹⁶, two in a register; they must be stored in their order.
 template <int COUNT>
-struct Halves {
+struct HalfWords {
     unsigned pairs[COUNT / 2];
 
     __device__ __forceinline__ int get(int i) const { return i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2] & 0xffff; }
@@ -105,7 +105,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     int* const warp_counts = positions + warp * DIGITS;
     for (int i = lane; i < DIGITS; i += WARP) warp_counts[i] = 0;
     __syncwarp();
-    Halves<Tile::ROUNDS> ranks;
+    HalfWords<Tile::ROUNDS> ranks;
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         int* const of_digit = warp_counts + digit_of(loaded[round], shift);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void sort_scatter(const Key* keys, const int* values,
     __syncthreads();
 
     // Writes keys in order, in runs; then the values, which were loaded meanwhile, in the same way.
-    Halves<Tile::ROUNDS> ordered;  // positions in the tile
+    HalfWords<Tile::ROUNDS> ordered;  // positions in the tile
 #pragma unroll
     for (int round = 0; round < Tile::ROUNDS; ++round) {
         const int position = ranks.get(round) + warp_counts[digit_of(loaded[round], shift)];

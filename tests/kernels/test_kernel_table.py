@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,40 @@ from mlpgpu.backends.cuda.runtime.compiler import Cubin, compile_units
 QUICK = ("sm_80", "sm_90a")
 COMPLETE = ("sm_75", "sm_80", "sm_90a")
 SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what only this architecture has
-
-
 OTHERS = ("sm_86", "sm_89", "sm_100", "sm_120")
-PER_UNIT = 16
+PER_PIECE = 16
+PER_SAMPLE = 6  # so that two processes have their share of them
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Entries of one unit that are compiled together for an architecture."""
+    """Entries that are compiled together for an architecture, of whichever units, since nvcc reads the headers once.
+
+    Attributes:
+        is_sample: whether it has the last entry of each of some units, to see that nvcc takes the file.
+    """
 
     arch: str
     entries: tuple[Entry, ...]
+    is_sample: bool
 
     def __str__(self) -> str:
         return f"{self.arch}-{self.entries[0].name}"
 
 
+def chunks(entries: Sequence[Entry], size: int) -> Iterator[tuple[Entry, ...]]:
+    return (tuple(entries[i : i + size]) for i in range(0, len(entries), size))
+
+
 def pieces(arch: str) -> Iterator[Piece]:
-    """What to compile for ``arch``: of each file the last entry, to see that nvcc takes it, and all where it counts."""
-    chosen = [e for e in all_entries() if e.runs_on(arch) and is_sampled(e, TILES_SAMPLED_BY_NVCC)]
-    for unit, entries in units(chosen).items():
-        yield Piece(arch, tuple(entries[-1:]))
-        if arch in COMPLETE and unit not in SUPERSEDED.get(arch, set()):
-            yield from (
-                Piece(arch, tuple(entries[i : i + PER_UNIT][: len(entries) - 1 - i]))
-                for i in range(0, len(entries) - 1, PER_UNIT)
-            )
+    """What to compile for ``arch``: of each file the last entry, and all others where the whole table counts."""
+    by_unit = units(e for e in all_entries() if e.runs_on(arch) and is_sampled(e, TILES_SAMPLED_BY_NVCC))
+    for chosen in chunks([entries[-1] for entries in by_unit.values()], PER_SAMPLE):
+        yield Piece(arch, chosen, is_sample=True)
+    if arch in COMPLETE:
+        counted = [entries[:-1] for unit, entries in by_unit.items() if unit not in SUPERSEDED.get(arch, set())]
+        for chosen in chunks([entry for entries in counted for entry in entries], PER_PIECE):
+            yield Piece(arch, chosen, is_sample=False)
 
 
 PIECES = [piece for arch in (*COMPLETE, *OTHERS) for piece in pieces(arch)]
@@ -64,7 +71,7 @@ def parameters(architectures: tuple[str, ...]) -> list[Any]:
             id=str(piece),
             marks=[
                 pytest.mark.xdist_group(str(piece)),
-                *([pytest.mark.thorough] if len(piece.entries) > 1 or piece.arch not in QUICK else []),
+                *([] if piece.is_sample and piece.arch in QUICK else [pytest.mark.thorough]),
             ],
         )
         for piece in PIECES
@@ -97,22 +104,27 @@ EACH_COMPLETE = pytest.mark.parametrize("piece", parameters(COMPLETE))
 
 
 @functools.cache
-def compiled(piece: Piece) -> Cubin:
+def compiled(piece: Piece, *, line_info: bool) -> Cubin:
     """Warnings are errors to nvcc."""
-    (cubin,) = compile_units(units(piece.entries), piece.arch).values()
+    (cubin,) = compile_units({"table.cuh": piece.entries}, piece.arch, line_info=line_info).values()
     return cubin
+
+
+def made(piece: Piece) -> Cubin:
+    """A sample as every program is made; without the numbers of lines, which take a sixth of nvcc's time, the rest."""
+    return compiled(piece, line_info=piece.is_sample)
 
 
 @EACH
 def test_the_table_is_what_is_compiled(piece: Piece) -> None:
     # A kernel's code lies in an ELF section of its name.
-    found = re.findall(rb"\0\.text\.(\w+)(?=\0)", compiled(piece).image)
+    found = re.findall(rb"\0\.text\.(\w+)(?=\0)", made(piece).image)
     assert {name.decode() for name in found} == names_of(*piece.entries)
 
 
 @EACH
 def test_kernels_fit(piece: Piece) -> None:
-    resources = compiled(piece).resources
+    resources = made(piece).resources
     assert set(resources) == names_of(*piece.entries)
     for entry in piece.entries:
         kernel = resources[entry.name]
@@ -131,15 +143,19 @@ def cuobjdump() -> str:
     return found
 
 
+def listing(cubin: Cubin) -> str:
+    """The machine code of all kernels: each instruction, and its bits."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.image)
+        file.flush()
+        return subprocess.run([cuobjdump(), "-sass", file.name], check=True, capture_output=True, text=True).stdout
+
+
 @functools.cache
 def instructions(piece: Piece) -> dict[str, set[str]]:
     """The names of each kernel's instructions, such as FFMA, by the kernel's name."""
     found: dict[str, set[str]] = {}
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled(piece).image)
-        file.flush()
-        listing = subprocess.run([cuobjdump(), "-sass", file.name], check=True, capture_output=True, text=True).stdout
-    for part in listing.split("Function : ")[1:]:
+    for part in listing(made(piece)).split("Function : ")[1:]:
         found[part.split(maxsplit=1)[0]] = set(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?\s*(\w+)", part))
     assert set(found) == names_of(*piece.entries)
     return found
@@ -151,6 +167,12 @@ def names_with(piece: Piece, *wanted: str) -> set[str]:
 
 def names_of(*entries: Entry) -> set[str]:
     return {entry.name for entry in entries}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("piece", [piece for piece in PIECES if piece.is_sample and piece.arch == "sm_90a"], ids=str)
+def test_numbers_of_lines_change_no_instruction(piece: Piece) -> None:
+    assert listing(compiled(piece, line_info=True)) == listing(compiled(piece, line_info=False))
 
 
 @EACH_COMPLETE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import subprocess
@@ -120,6 +121,7 @@ class Import:
     function: str
 
 
+@functools.cache
 def imports_of(source: str) -> list[Import]:
     """All imports of a file of the package, each name of ``from . import a, b`` as a module of its own."""
     package = ["mlpgpu", *Path(source).parent.parts]
@@ -150,6 +152,7 @@ def is_package(parts: list[str]) -> bool:
     return parts[:1] == ["mlpgpu"] and ROOT.joinpath(*parts).is_dir()
 
 
+@functools.cache
 def own_module(dotted: str) -> list[str]:
     """The path of one of our modules below ``mlpgpu``; a name that is no file stands for the package's __init__."""
     parts = dotted.split(".")[1:]

@@ -12,6 +12,8 @@ depends on what a kernel returned.
 
 from __future__ import annotations
 
+from functools import cache
+
 from .case import Case
 from .dense import dense_cases
 from .local import local_cases
@@ -23,9 +25,10 @@ from .tensor import tensor_cases
 from .updates import step_cases
 
 
-def all_cases() -> list[Case]:
+@cache
+def all_cases() -> tuple[Case, ...]:
     """Every case.  `initialise_steps` has none: its steps are no arrays of numbers, and test_kernels.py tests it."""
-    return [
+    return (
         *dense_cases(),
         *local_cases(),
         *row_cases(),
@@ -35,4 +38,4 @@ def all_cases() -> list[Case]:
         *primitive_cases(),
         *rank_cases(),
         *tensor_cases(),
-    ]
+    )

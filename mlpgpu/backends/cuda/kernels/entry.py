@@ -182,8 +182,7 @@ def _argument(parameter: str) -> Argument:
 
 
 def unit_source(entries: Sequence[Entry]) -> str:
-    """C++ source of a translation unit that defines ``entries``, which are all of one unit."""
-    assert len({entry.unit for entry in entries}) == 1
+    """C++ source of a translation unit that defines ``entries``."""
     includes = [f'#include "{header}"' for header in included(entries)]
     definitions = [_definition(entry) for entry in entries]
     checks = dict.fromkeys(_check(entry) for entry in entries if entry.block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 from .dense import dense_entries
@@ -16,6 +17,7 @@ from .tensor import tensor_entries
 from .updates import update_entries
 
 
+@cache
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan or its metrics can ask for, from the tables of the NumPy specification."""
     entries = [*dense_entries(), *split_entries(), *tensor_entries(), *local_entries(), *row_entries()]

@@ -25,7 +25,8 @@ from ....errors import BackendError, ConfigurationError, StorageError
 from ..kernels import Entry, unit_source
 
 CACHE_VARIABLE = "MLPGPU_CACHE"
-OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Werror", "all-warnings", "-Xptxas", "-v")
+LINE_INFO = "-lineinfo"
+OPTIONS = ("-std=c++17", "-O3", LINE_INFO, "-Werror", "all-warnings", "-Xptxas", "-v")
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 # In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
@@ -113,7 +114,12 @@ def nvcc_version(nvcc: Path) -> str:
 
 
 def compile_units(
-    units: Mapping[str, Sequence[Entry]], arch: str, options: Sequence[str] = (), *, sources: Path | None = None
+    units: Mapping[str, Sequence[Entry]],
+    arch: str,
+    options: Sequence[str] = (),
+    *,
+    sources: Path | None = None,
+    line_info: bool = True,
 ) -> dict[str, Cubin]:
     """Compile units of kernels, in parallel, or take them from the cache.
 
@@ -125,6 +131,7 @@ def compile_units(
         arch: what to compile for, such as ``sm_90a``.
         options: of nvcc, beside :data:`OPTIONS`.
         sources: a folder where headers are looked for before :func:`source_folder`.
+        line_info: whether tools find an instruction's place in the sources; instructions are the same without.
 
     Raises:
         ConfigurationError: ``arch`` is no architecture's name.
@@ -134,7 +141,8 @@ def compile_units(
     if not _ARCHITECTURE.fullmatch(arch):
         raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
     cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
-    command = [*OPTIONS, *options, f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
+    command = [*(each for each in OPTIONS if line_info or each != LINE_INFO), *options]
+    command.append(f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}")
     texts = {header: unit_source(entries) for header, entries in units.items()}
     stems = {h: f"{Path(h).stem}-{arch}-{_key(text, folders, command)}" for h, text in texts.items()}
 
