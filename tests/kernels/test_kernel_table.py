@@ -111,7 +111,7 @@ def compiled(piece: Piece, *, line_info: bool) -> Cubin:
 
 
 def made(piece: Piece) -> Cubin:
-    """A sample as every program is made; without the numbers of lines, which take a sixth of nvcc's time, the rest."""
+    """A sample is made as every program is; the rest without places in the sources, a sixth of nvcc's time."""
     return compiled(piece, line_info=piece.is_sample)
 
 
@@ -171,7 +171,7 @@ def names_of(*entries: Entry) -> set[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("piece", [piece for piece in PIECES if piece.is_sample and piece.arch == "sm_90a"], ids=str)
-def test_numbers_of_lines_change_no_instruction(piece: Piece) -> None:
+def test_places_in_the_sources_change_no_instruction(piece: Piece) -> None:
     assert listing(compiled(piece, line_info=True)) == listing(compiled(piece, line_info=False))
 
 
