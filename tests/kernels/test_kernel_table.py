@@ -104,15 +104,15 @@ EACH_COMPLETE = pytest.mark.parametrize("piece", parameters(COMPLETE))
 
 
 @functools.cache
-def compiled(piece: Piece, *, line_info: bool) -> Cubin:
+def compiled(piece: Piece, *, source_places: bool) -> Cubin:
     """Warnings are errors to nvcc."""
-    (cubin,) = compile_units({"table.cuh": piece.entries}, piece.arch, line_info=line_info).values()
+    (cubin,) = compile_units({"table.cuh": piece.entries}, piece.arch, source_places=source_places).values()
     return cubin
 
 
 def made(piece: Piece) -> Cubin:
     """A sample is made as every program is; the rest without places in the sources, a sixth of nvcc's time."""
-    return compiled(piece, line_info=piece.is_sample)
+    return compiled(piece, source_places=piece.is_sample)
 
 
 @EACH
@@ -172,7 +172,7 @@ def names_of(*entries: Entry) -> set[str]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("piece", [piece for piece in PIECES if piece.is_sample and piece.arch == "sm_90a"], ids=str)
 def test_places_in_the_sources_change_no_instruction(piece: Piece) -> None:
-    assert listing(compiled(piece, line_info=True)) == listing(compiled(piece, line_info=False))
+    assert listing(compiled(piece, source_places=True)) == listing(compiled(piece, source_places=False))
 
 
 @EACH_COMPLETE

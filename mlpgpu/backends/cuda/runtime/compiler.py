@@ -25,8 +25,8 @@ from ....errors import BackendError, ConfigurationError, StorageError
 from ..kernels import Entry, unit_source
 
 CACHE_VARIABLE = "MLPGPU_CACHE"
-LINE_INFO = "-lineinfo"
-OPTIONS = ("-std=c++17", "-O3", LINE_INFO, "-Werror", "all-warnings", "-Xptxas", "-v")
+SOURCE_PLACES = "-lineinfo"
+OPTIONS = ("-std=c++17", "-O3", SOURCE_PLACES, "-Werror", "all-warnings", "-Xptxas", "-v")
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 # In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
@@ -119,7 +119,7 @@ def compile_units(
     options: Sequence[str] = (),
     *,
     sources: Path | None = None,
-    line_info: bool = True,
+    source_places: bool = True,
 ) -> dict[str, Cubin]:
     """Compile units of kernels, in parallel, or take them from the cache.
 
@@ -131,7 +131,7 @@ def compile_units(
         arch: what to compile for, such as ``sm_90a``.
         options: of nvcc, beside :data:`OPTIONS`.
         sources: a folder where headers are looked for before :func:`source_folder`.
-        line_info: whether tools find an instruction's place in the sources; instructions are the same without.
+        source_places: whether tools find the place of an instruction in the sources; instructions are the same without.
 
     Raises:
         ConfigurationError: ``arch`` is no architecture's name.
@@ -141,7 +141,7 @@ def compile_units(
     if not _ARCHITECTURE.fullmatch(arch):
         raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
     cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
-    command = [*(each for each in OPTIONS if line_info or each != LINE_INFO), *options]
+    command = [*(each for each in OPTIONS if source_places or each != SOURCE_PLACES), *options]
     command.append(f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}")
     texts = {header: unit_source(entries) for header, entries in units.items()}
     stems = {h: f"{Path(h).stem}-{arch}-{_key(text, folders, command)}" for h, text in texts.items()}
