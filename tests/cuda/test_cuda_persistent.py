@@ -182,11 +182,11 @@ TIED = Dense(8, 8)
     ("why", "layers", "options"),
     [
         ("no training step", [Dense(4, 3)], {"optimizer": None}),
-        ("sums are atomic", [Dense(4, 3)], {"reduction": "atomic"}),
+        ("atomic", [Dense(4, 3)], {"reduction": "atomic"}),
         ("split over streams", [Dense(4, 3)], {"shards": 2}),
         ("norm is clipped", [Dense(4, 3)], {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}),
         ("share their weights", [Dense(4, 8), TIED, TIED, Dense(8, 3)], {}),
-        ("holds LocallyConnected", [LocallyConnected(9, 3), Dense(7, 3)], {}),
+        ("has no LocallyConnected", [LocallyConnected(9, 3), Dense(7, 3)], {}),
         ("a dropout follows another", [Dense(4, 3), Dropout(0.1), Dropout(0.1), Dense(3, 3)], {}),
         ("2113 units is too wide", [Dense(4, 2113), Dense(2113, 3)], {}),
         ("a batch of 1025 rows is larger", [Dense(4, 3)], {"capacity": 1025}),

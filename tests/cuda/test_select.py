@@ -314,5 +314,5 @@ def test_bounds_and_alignment_are_no_choice(bound: str) -> None:
 
 def test_paths_say_what_they_are_in_words_of_the_table() -> None:
     told = [str(dense_path(*case[side])) for case in BOTH_SIDES for side in (1, 2)]
-    for word in ("simt", "gemm_sm90", "split-K in", "split_sm90", "split_sm80", "few rows", "small n", "large k"):
+    for word in ("simt", "gemm_sm90", "split-K,", "split_sm90", "split_sm80", "few rows", "small n", "large k"):
         assert any(word in each for each in told), word

@@ -73,6 +73,12 @@ WORDS = (
         "float* parts[grid.x]",
         KERNELS,
     ),
+    Retired(
+        r"made of \w+ operands|by its readers|cut along|looked at|has left its|sums are atomic|no tail, one kernel",
+        "what explain says, in the field's words",
+        "float32 is made of half_pair operands",
+        ("mlpgpu/backends/cuda/select/",),
+    ),
     Retired(r"int early|\"early\"|early=|``early``", "prefetch", "int64_t size, int early, int k", KERNELS),
     Retired(r"taken in|takes? in", "fused", "a launch that is taken in", KERNELS),
     Retired(r"\w+_(?:tall|narrow)|dense_update_few|[Ff]ewUpdate", "large k, small n, few rows", "dense_tall", KERNELS),

@@ -63,6 +63,9 @@ class Team:
     block_rows: int
     suffix: str
 
+    def __str__(self) -> str:
+        return "a warp per row" if self.block_rows > 1 else "a block per row"
+
     @property
     def block(self) -> str:
         """The struct of math/teams.cuh that a block is."""

@@ -22,18 +22,25 @@ class OperandFormat:
 
     @property
     def is_single(self) -> bool:
-        """Whether an element's words follow from the element alone, and are one."""
+        """Whether one 16-bit number, which follows from the element alone, stands for an element."""
         return self.components == 1 and not self.scaled
 
     @property
     def products(self) -> int:
-        """Of components for each product of numbers."""
+        """Products of components that stand for one product of float32 numbers."""
         return self.components * (self.components + 1) // 2
 
     @property
     def name(self) -> str:
         """As part of an entry's name."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.struct).lower()
+
+    @property
+    def contents(self) -> str:
+        """What stands for a number of float32, in words."""
+        number = "float16" if self.struct.startswith("Half") else "bfloat16"
+        count = {1: f"one {number}", 2: f"two {number} (hi and lo)", 3: f"three {number}"}[self.components]
+        return f"{count} with row and column scales" if self.scaled else count
 
 
 HALF_PAIR, HALF = OperandFormat("HalfPair", 2, scaled=True), OperandFormat("Half", 1, scaled=True)

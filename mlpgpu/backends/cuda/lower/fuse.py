@@ -243,7 +243,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     op, path, title = each.operation, each.path, each.title
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)
-        why = f"{path.why}, but others read them too" if path.by_readers else path.why
+        why = f"{path.why}, but other kernels read x too" if path.by_readers else path.why
         return [] if op.x in facts.fetched else [groups.GatherRows(title, why, op)]
     if isinstance(op, ops.Standardize):
         return [] if op == facts.targets else [groups.StandardizeRows(title, path.why, op)]
@@ -263,7 +263,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
         assert isinstance(path, OutputPath)
         return [groups.OutputRows(title, path.why, op, path.team)]
     if isinstance(op, ops.ActivationBackward):
-        why = f"no product makes {op.dy} right before it"
+        why = f"no product makes {op.dy} just before it, whose epilogue could do it"
         return [] if op.dy in facts.stacks_back else [groups.Differentiate(title, why, op)]
     if isinstance(op, ops.DenseBackward):
         return _gemm_backward(facts, op, title) if facts.is_gemm(op) else _backward(facts, op, title)
@@ -285,7 +285,7 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x))]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
-    why = "partials are added up in their order"
+    why = "split-K partials are added up in a fixed order"
     return [partials] if facts.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
 
 
@@ -347,7 +347,7 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     on_side_stream = facts.has_tail and op.dx is not None and not isinstance(update, FewRows)
     why, after_others = update.why, facts.selection.updates_after_others
     if on_side_stream:
-        why += f"; beside the first layer's update, for which its blocks leave room; {after_others.why}"
+        why += f"; on a side stream beside the first layer's update, {after_others.why}"
     leaves_partials = _next_partials(facts, op) is not None
     return [
         *made,
@@ -369,7 +369,7 @@ def _gemm_forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         by_order, is_training = op.x in facts.fetched, facts.selection.work.is_training
         copied = facts.is_copied(op.x)
         is_staged = by_order and not copied and is_training  # the order tells its rows before their step begins
-        why = "nobody has left its operands" + ("; rows of several steps at once" if is_staged else "")
+        why = "no kernel before stores its split operands" + ("; one launch for several steps" if is_staged else "")
         made = [groups.SplitRows(title, why, op.x, op, by_order, copied, is_staged, operands=True)]
     if loss := facts.ends_with_loss(op):
         return [*made, groups.GemmForwardLoss(title, facts.loss_path(loss).product.why, op, path, loss)]
@@ -387,12 +387,12 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
     sums_bias = op.dbias is not None and not leaves_bias
     made: list[Group] = []
     if facts.is_scaled and not has_scales:
-        why = "scales of rows are facts when the rows are whole"
+        why = "a row's scale follows from the whole row"
         made.append(groups.SplitRows(title, why, op.dz, op, False, False, False, operands=op.dx is not None))
     if op.dz not in facts.with_operands:
-        why = (
-            "nobody has left its operands" if not facts.is_scaled else "scales of columns are facts when they are whole"
-        )
+        why = "no kernel before stores its split operands"
+        if facts.is_scaled:
+            why = "a column's scale follows from the whole column"
         rows_too = has_scales and op.dx is not None
         made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
     elif sums_bias:
@@ -457,7 +457,7 @@ def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
     finish: list[Group] = []
     if plan.shards > 1:
         loss = next(op for op in facts.operations if isinstance(op, ops.Loss))
-        finish.append(groups.TotalError(facts.titles[loss], "shards leave a sum each", loss))
+        finish.append(groups.TotalError(facts.titles[loss], "each shard leaves a sum of the loss", loss))
     # The update adds the shards up itself, unless a parameter is used twice or the norm comes between.
     is_used_twice = len(plan.partials) > len(plan.gradient)
     is_reduced = plan.ends_with_gradient or is_used_twice or (norm is not None and plan.shards > 1)
@@ -480,7 +480,7 @@ def _notes(selection: Selection) -> tuple[str, ...]:
         back = {op.dz for op in selection.plan.training if isinstance(op, ops.LocallyConnectedBackward)}
         if not isinstance(stack, str) and work.is_training and back & {f"d{layer.y}" for layer in run}:
             no_update = no_update_of(stack, work)
-            way += f"; back layer by layer, since {no_update}" if no_update else "; back in one kernel too"
+            way += f"; backward a kernel per layer, since {no_update}" if no_update else "; backward in one kernel too"
         if len(run) > 1:
             kind = "training" if work.is_training else "evaluation"
             notes.append(f"{kind}, {run[0].y} to {run[-1].y}: {way}")

@@ -281,7 +281,7 @@ class Head(Group):
 
 @dataclass(frozen=True)
 class Tail(Group):
-    """The layers after a first one that is cut along k, the loss, and all deltas.
+    """The layers after a first one that is split along k, the loss, and all deltas.
 
     Attributes:
         layers: all dense layers, of whose first one the split-K partials are made already.

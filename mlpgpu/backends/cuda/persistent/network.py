@@ -1,4 +1,4 @@
-"""What a persistent kernel understands of a plan: a stack of dense layers with dropouts and scalings around them."""
+"""What the persistent kernel needs to know of a plan: its dense layers, with dropouts and scalings between them."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class PersistentNetwork:
 
 
 def read_network(plan: Plan) -> PersistentNetwork | str:
-    """The network that a plan trains, or why the persistent kernel does not understand the plan."""
+    """The network that a plan trains, or why the persistent kernel cannot train it."""
     if plan.optimizer is None or plan.loss is None or plan.target_kind is None:
         return "there is no training step"
     if plan.reduction != "ordered":
-        return "sums are atomic"
+        return 'reduction="atomic"'
     if plan.shards > 1:
         return "the batch is split over streams"
     if plan.optimizer.clip_norm is not None:
@@ -115,7 +115,7 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
             n_in, n_out = weight.shape
             layers.append(DenseLayer(n_in, n_out, bias is not None, op.activation, op.z is not None))
         elif not isinstance(op, ops.Gather):
-            return f"it holds {type(op).__name__}"
+            return f"the persistent kernel has no {type(op).__name__}"
     if not layers:
         return "nothing is trained"
     return PersistentNetwork(

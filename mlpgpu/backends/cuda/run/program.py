@@ -143,7 +143,7 @@ class Sampler:
     def __init__(self, plan: Plan, device: Device, memory_share: float, shared: Mapping[str, int]) -> None:
         self._plan, self._device = plan.to_gradient(), device
         self._program = CudaProgram(
-            self._plan, device, memory_share, launches_because="its arrays are looked at", shared=shared
+            self._plan, device, memory_share, launches_because="its arrays are read", shared=shared
         )
 
     def histograms(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:

@@ -1,4 +1,4 @@
-"""The state of a program among its arrays: how it comes to the card, is looked at there, and is kept."""
+"""The state of a program among its arrays: how it comes to the card, is inspected there, and is kept."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class SplitK:
     def __str__(self) -> str:
         kind = {SimtTile: "simt", SplitSm80Tile: "split_sm80", SplitSm90Tile: "split_sm90"}
         made = "few rows" if self.tile is None else f"{kind[type(self.tile)]} {self.tile.m}x{self.tile.n}"
-        return f"split-K in {self.count} parts of {self.part}, {made}"
+        return f"split-K, {self.count} partial sums over {self.part} of k, {made}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class FewRows:
     why: str
 
     def __str__(self) -> str:
-        return f"few rows{', W as a stream' if self.stream else ''}, parts of {self.part}"
+        way = "W streams through shared memory" if self.stream else "W passes through registers"
+        return f"few rows, {way}, {self.part} rows of W per block"
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
 
 
 def splits_operands(k: int, n: int, work: Work) -> bool:
-    """Whether tensor cores make the products of a layer that is cut along k.
+    """Whether tensor cores make the products of a layer that is split along k.
 
     In a step alone: what an evaluation computes must not depend on how many rows there are.
     """
@@ -203,7 +204,7 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DenseP
     if not work.is_training:
         return DensePath(forward, None, None)
     if work.reduction == "atomic" and not is_frozen:
-        both = Atomic("reduction is atomic: blocks of both products add to memory as they end")
+        both = Atomic('reduction="atomic": blocks of both products add their sums to memory by atomicAdd')
         return DensePath(forward, both, both)
     tile, reason = simt_tile(work.rows, k, work.setting.multiprocessors)
     dx = Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
@@ -214,8 +215,8 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     card, operand_format = work.setting, work.operand_format
     assert operand_format is not None
     width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
-    rows = f", {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else "; rows do not matter in an evaluation"
-    why = f"{k:,}×{n:,}, {work.rows:,} rows: at least {width} wide, {weights:,} weights{rows}"
+    least_rows = f", {work.rows:,} ≥ {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else ""
+    why = f"{k:,}×{n:,} suits tensor cores: both widths ≥ {width}, {k * n:,} ≥ {weights:,} weights{least_rows}"
 
     def made(m: int, columns: int) -> Gemm:
         tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
@@ -232,13 +233,12 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
     part = _part(k, n, work)
     count = ceil_div(k, part)
-    cut = (
-        f"k = {k:,} ≥ {thresholds.SPLIT_K_LEAST_K:,} and n = {n:,} ≤ {thresholds.SPLIT_K_MOST_N}, so that tiles are few"
-    )
+    limits = f"k = {k:,} ≥ {thresholds.SPLIT_K_LEAST_K:,} and n = {n:,} ≤ {thresholds.SPLIT_K_MOST_N}"
+    cut = f"split along k, since {limits} leave few output tiles"
     if work.rows <= kernels.FEW_ROWS:
-        return SplitK(part, count, None, f"{cut}; {work.rows} rows are at most {kernels.FEW_ROWS}")
+        return SplitK(part, count, None, f"{cut}; rows: {work.rows} ≤ {kernels.FEW_ROWS}")
     if splits_operands(k, n, work):
-        why = f"{cut}; n ≥ {thresholds.SPLIT_OPERANDS_LEAST_N}, so that tensor cores split operands"
+        why = f"{cut}; n ≥ {thresholds.SPLIT_OPERANDS_LEAST_N}: tensor cores, by operands split in the kernel"
         is_newest = card.arch == kernels.SPLIT_SM90.needs
         return SplitK(part, count, kernels.SPLIT_SM90 if is_newest else kernels.SPLIT_SM80, why)
     tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
@@ -259,26 +259,28 @@ def _update(k: int, n: int, work: Work) -> Update:
     card = work.setting
     tile, reason = simt_tile(k, n, card.multiprocessors)
     if not work.in_place:
-        return Simt(tile, f"{_why_simt(k, n, work)}; gradients are kept; {reason}")
+        return Simt(tile, f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}")
     if updates_few_rows(k, n, work):
         size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
-        why = f"{work.rows} rows are at most {kernels.FEW_ROWS}, and {size}: W is touched once"
+        why = f"rows: {work.rows} ≤ {kernels.FEW_ROWS}, {size}: one pass over W updates it and makes the next step's z"
         stream = streams_weight(k, n, work)
-        limit = f"n = {n} is {'at most' if n <= kernels.STREAM_COLUMNS else 'more than'} {kernels.STREAM_COLUMNS}"
+        limit = f"n = {n} {'≤' if n <= kernels.STREAM_COLUMNS else '>'} {kernels.STREAM_COLUMNS}"
         return FewRows(_part(k, n, work), stream, f"{why}; {limit}, on {card.arch}")
     if splits_operands(k, n, work):
         rows = f"{work.rows} rows {'≤' if work.rows <= kernels.LARGE_K_MOST_ROWS else '>'} {kernels.LARGE_K_MOST_ROWS}"
         columns = f"n = {n} {'≤' if n <= kernels.LARGE_K_MOST_N else '>'} {kernels.LARGE_K_MOST_N}"
         least = thresholds.SPLIT_OPERANDS_LEAST_N
-        why = f"k is cut, n ≥ {least}: tensor cores split operands; {rows}, {columns}, on {card.arch}"
+        why = (
+            f"k is large, n ≥ {least}: tensor cores, by operands split in the kernel; {rows}, {columns}, on {card.arch}"
+        )
         if work.rows <= kernels.LARGE_K_MOST_ROWS and n <= kernels.LARGE_K_MOST_N and card.arch == "sm_90a":
             return LargeK(why)
         return SplitOperands(kernels.SPLIT_SM80, why)
     grid = tile.grid(k, n)
     if n <= kernels.SMALL_N_COLUMNS:
-        return SmallN(f"n = {n} is at most {kernels.SMALL_N_COLUMNS}: a tile would be padding")
+        return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
-        few = f"{grid[0] * grid[1]} of the smallest tiles, too few for {card.multiprocessors} multiprocessors"
+        few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
         return SmallN(f"{k:,}×{n:,} makes {few}")
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
 
@@ -286,20 +288,20 @@ def _update(k: int, n: int, work: Work) -> Update:
 def _why_simt(k: int, n: int, work: Work) -> str:
     """Why tensor cores do not make a layer's products."""
     if work.operand_format is None:
-        return "no tensor cores in this precision, reduction and card"
+        return "plain cores, since this precision, reduction and card have no products on tensor cores"
     if is_cut(k, n):
-        return "it is cut along k"
+        return "plain cores, since the layer's forward product is split along k"
     if min(k, n) < thresholds.GEMM_LEAST_WIDTH:
-        return f"{k:,}×{n:,} is narrower than {thresholds.GEMM_LEAST_WIDTH}"
+        return f"plain cores, since {k:,}×{n:,} has a width < {thresholds.GEMM_LEAST_WIDTH}"
     if k * n < thresholds.GEMM_LEAST_WEIGHTS:
-        return f"{k * n:,} weights are fewer than {thresholds.GEMM_LEAST_WEIGHTS:,}"
-    return f"{work.rows} rows are fewer than {thresholds.GEMM_LEAST_ROWS}"
+        return f"plain cores, since {k * n:,} weights < {thresholds.GEMM_LEAST_WEIGHTS:,}"
+    return f"plain cores, since {work.rows} rows < {thresholds.GEMM_LEAST_ROWS}"
 
 
 def _why_not_split(n: int, work: Work) -> str:
     """Why tensor cores do not split the operands of a product that is cut."""
     if work.operand_format is None:
-        return "no tensor cores in this precision, reduction and card"
+        return "plain cores, since this precision, reduction and card have no products on tensor cores"
     if not work.is_training:
-        return "an evaluation's bits follow from the widths alone"
-    return f"n = {n} is less than {thresholds.SPLIT_OPERANDS_LEAST_N}"
+        return "plain cores, since a row's prediction must not depend on how many rows there are"
+    return f"plain cores, since n = {n} < {thresholds.SPLIT_OPERANDS_LEAST_N}"

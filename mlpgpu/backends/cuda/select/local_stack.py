@@ -113,7 +113,7 @@ class LocalStack:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        way = "kept on the chip" if isinstance(self.weights, OnChipWeights) else "streamed"
+        way = "kept on the chip" if isinstance(self.weights, OnChipWeights) else "streamed through shared memory"
         return f"{len(self.layers)} layers in one kernel on {self.blocks} multiprocessors, weights {way}"
 
 
@@ -142,13 +142,13 @@ def choose_stack(
     if not thresholds.STACKS_ARE_USED:
         return "kernels for stacks are switched off"
     if len(run) < 2:
-        return "it is one layer"
+        return "a stack has at least two layers"
     if arch != "sm_90a":
-        return f"{arch} lacks the copy engine or is untried"
+        return f"the kernel for stacks needs the copy engine of sm_90a, and this card is {arch}"
     if shards > 1:
         return "the batch is split over streams"
     if plan.ends_with_gradient:
-        return "each layer's outputs are looked at"
+        return "the step stores each layer's outputs"
     if plan.capacity > thresholds.STACK_MOST_ROWS:
         return f"a batch of {plan.capacity} rows is larger than {thresholds.STACK_MOST_ROWS}"
     layers, m = _layers(plan, run), plan.buffers[run[0].x].shape[-1]
@@ -173,12 +173,12 @@ def _no_update(table: np.ndarray, weights: StreamedWeights | OnChipWeights, rows
     for layer in table:
         used[layer["weight"]] = max(used.get(layer["weight"], 0), layer["n"])
     if any(used[layer["weight"]] < layer["pitch"] for layer in table):
-        return "no layer uses the last columns of a weight, which the optimizer may move"
+        return "the optimizer updates columns of a weight that no layer uses"
     if isinstance(weights, OnChipWeights):
         return ""
     if len(used) < len(table):
-        return "layers share weights that the chip does not hold"
-    return f"only {weights.shape.rows} of {rows} rows pass at once" if rows > weights.shape.rows else ""
+        return "layers share weights that do not fit on the chip"
+    return f"a block computes {weights.shape.rows} of {rows} rows at once" if rows > weights.shape.rows else ""
 
 
 def _layers(plan: Plan, run: tuple[ops.LocallyConnected, ...]) -> tuple[tuple[int, ...], ...]:

@@ -26,12 +26,14 @@ def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
     widths = [shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]
     largest = max((k * n for k, n in widths if is_wide(k, n)), default=0)
     if plan.reduction != "ordered":
-        return None, Verdict(False, f"sums are {plan.reduction}, which products on tensor cores do not make")
+        return None, Verdict(False, f'not used, since reduction="{plan.reduction}"')
     is_large = largest > thresholds.MOST_UNSCALED_WEIGHTS
     found = operand_format(plan.precision, arch, is_large=is_large)
     if found is None:
-        why = f"{arch} lacks them" if plan.precision in OF_PRECISION else f"{plan.precision} keeps to multiply-adds"
-        return None, Verdict(False, why)
-    most = thresholds.MOST_UNSCALED_WEIGHTS
-    size = f"the largest wide weight has {largest:,} elements, {'more than' if is_large else 'at most'} {most:,}"
-    return found, Verdict(True, f"{plan.precision} is made of {found.name} operands; {size}")
+        needed = f"the kernels need sm_80 or a later card, and this is {arch}"
+        why = needed if plan.precision in OF_PRECISION else f"{plan.precision} multiplies float32 on plain cores"
+        return None, Verdict(False, f"not used, since {why}")
+    if not largest:
+        return found, Verdict(True, "not used, since no layer is large enough")
+    limit = f"{largest:,} elements {'>' if is_large else '≤'} {thresholds.MOST_UNSCALED_WEIGHTS:,}"
+    return found, Verdict(True, f"{plan.precision} by operands of {found.contents}; the largest weight has {limit}")

@@ -37,7 +37,8 @@ def choose_kernel(plan: Plan, *, multiprocessors: int, shared_bytes: int, arch: 
     if ceil_div(network.widest, most_columns(tf32_terms)) > multiprocessors:
         return f"a layer of {network.widest} units is too wide for {multiprocessors} multiprocessors"
     # Tiles are chosen for speed, then, where they do not fit together, each among those of less and less memory.
-    why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {shared_bytes:,} bytes"
+    room = f"{shared_bytes:,} bytes of shared memory"
+    why = f"a tile of its weights, with {plan.capacity} rows of inputs, takes more than {room}"
     for sixteenths in thresholds.MEMORY_SHARES:
         layout = _fastest(network, multiprocessors, shared_bytes * sixteenths // 16, tf32_terms)
         if layout is None:

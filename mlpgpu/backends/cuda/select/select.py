@@ -26,7 +26,7 @@ class LocalPath:
     has_shared_bias: bool = False  # whether its bias is one number
 
     def __str__(self) -> str:
-        return "one kernel for the stack" if self.stack else "layer by layer"
+        return "one kernel for the stack" if self.stack else "a kernel for this layer"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GatherPath:
     by_readers: Verdict
 
     def __str__(self) -> str:
-        return "by its readers, or a launch" if self.by_readers else "a launch"
+        return "in the products that read x, or a launch" if self.by_readers else "a launch"
 
     @property
     def why(self) -> str:
@@ -52,13 +52,14 @@ class LossPath:
     team: Team
 
     def __str__(self) -> str:
-        return "head" if self.head else "end of the last product" if self.product else f"a launch, {self.team.struct}"
+        return "head" if self.head else "epilogue of the last product" if self.product else f"a launch, {self.team}"
 
     @property
     def why(self) -> str:
         if self.head or self.product:
             return self.head.why if self.head else self.product.why
-        return f"no head: {self.head.why}" + f"; not in a product: {self.product.why}" * (self.head != self.product)
+        not_in_product = f"; not in its product's epilogue: {self.product.why}" * (self.head != self.product)
+        return f"not fused with the last layer: {self.head.why}{not_in_product}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class OutputPath:
     why: str
 
     def __str__(self) -> str:
-        return f"a launch, {self.team.struct}"
+        return f"a launch, {self.team}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class UpdatePath:
     in_place: Verdict
 
     def __str__(self) -> str:
-        return "in the products" if self.in_place else "launches of their own"
+        return "in epilogues of the gradients' products" if self.in_place else "launches of its own"
 
     @property
     def why(self) -> str:
@@ -90,7 +91,7 @@ class UpdatePath:
 class LaunchPath:
     """An operation that is a launch, over all elements."""
 
-    why: str = "there is one kernel for it"
+    why: str = "elementwise: there is one kernel for it"
 
     def __str__(self) -> str:
         return "a launch"
@@ -141,7 +142,7 @@ class Selection:
         kind = "a training step" if self.work.is_training else "an evaluation"
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
         if self.work.is_training and not self.tail:
-            head.append(f"no tail, one kernel for the layers after the first one: {self.tail.why}")
+            head.append(f"layers after the first are not fused into one kernel (tail): {self.tail.why}")
         return "\n".join([*head, table(rows, "<<<")])
 
 
@@ -217,7 +218,9 @@ class _Choices:
         if isinstance(op, ops.Gather):
             is_float = self.work.setting.source == "float32"
             why = (
-                "inputs are float32, as products read them" if is_float else "inputs are bytes, which a launch converts"
+                "inputs are float32, which products can load by row indices"
+                if is_float
+                else "inputs are uint8, which a launch converts to float32"
             )
             return GatherPath(Verdict(is_float, why))
         if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
@@ -233,7 +236,7 @@ class _Choices:
         if isinstance(stack, str):
             return LocalPath(None, stack, is_shared)
         no_update = no_update_of(stack, self.work)
-        why = no_update or f"{stack}; it moves the parameters as well"
+        why = no_update or f"{stack}; it also updates the parameters"
         return LocalPath(None if no_update else stack, why, is_shared)
 
     def _loss(self, op: ops.Loss) -> LossPath:
@@ -241,7 +244,7 @@ class _Choices:
         every = (*self.plan.training, *self.plan.evaluation)
         last = next((each for each in every if isinstance(each, ops.Dense) and each.y == op.logits), None)
         if last is None or op.delta is None:
-            apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation keeps the logits")
+            apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation stores the logits")
             return LossPath(apart, apart, losses.team_of(n))
         head = losses.head(*self.widths(last.weight), last.activation, self.work)
         product = losses.product_with_loss(n, last.activation, op.loss, self.work)
@@ -250,4 +253,4 @@ class _Choices:
 
 def no_update_of(stack: LocalStack, work: Work) -> str:
     """Why the backward pass through a stack is not one kernel in this step; nothing where it is."""
-    return stack.no_update or ("" if work.in_place else "the step has more to do with gradients")
+    return stack.no_update or ("" if work.in_place else "gradients are stored before the update")

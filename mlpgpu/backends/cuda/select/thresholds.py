@@ -15,9 +15,9 @@ FILLING_TENTHS = 9
 # tile of half the size reads twice.
 TILE_WASTE = 8
 
-# --- products cut along k (split-K partials, which a second kernel adds up) ---
+# --- products split along k (split-K partials, which a second kernel adds up) ---
 
-# Set with the first lowering: 90,000 by 90 makes one column of tiles, 1 of 132 multiprocessors at batch 128.  The cut
+# Set with the first lowering: 90,000 by 90 makes one column of tiles, 1 of 132 multiprocessors at batch 128.  The split
 # decides in which order sums are made, so it follows the widths alone, and changing it changes bits.
 SPLIT_K_LEAST_K = 4096
 SPLIT_K_MOST_N = 512

@@ -25,10 +25,10 @@ def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Sim
     waste = thresholds.TILE_WASTE
     of_little_waste = (tile for tile in filling if waste * grids[tile] * tile.m * tile.n <= (waste + 1) * least)
     tile = next(of_little_waste, TILES[-1])
-    card = f"{multiprocessors} multiprocessors with {m:,}×{n:,}"
+    named = f"{tile.m}×{tile.n} is the"
     if not filling:
-        return tile, f"no tile fills {card}: the smallest"
-    return tile, f"{tile.m}×{tile.n} is the largest tile that fills {card}, and computes little beyond the borders"
+        return tile, f"{named} smallest tile, and no tile of {m:,}×{n:,} makes enough blocks for {multiprocessors} SMs"
+    return tile, f"{named} largest tile with enough blocks of {m:,}×{n:,} for {multiprocessors} SMs and little padding"
 
 
 def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str) -> tuple[GemmTile, str]:
@@ -37,12 +37,13 @@ def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: in
     if arch == Sm90Tile.needs:
         clocks = {tile: _clocks(tile, m, n, multiprocessors) for tile in sm90_tiles(operand_format)}
         named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
-        return min(clocks, key=clocks.__getitem__), f"fewest clocks for 64 of k: {named}"
+        return min(clocks, key=clocks.__getitem__), f"estimated clocks per 64 of k: {named}"
     largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
     blocks = math.prod(largest.grid(m, n, multiprocessors))
     has_work = fills(blocks, multiprocessors)
-    why = f"{largest.m}×{largest.n} makes {blocks} blocks, {'enough' if has_work else 'too few'} for {multiprocessors}"
-    return largest if has_work else smallest, f"{why} multiprocessors"
+    enough = "enough" if has_work else "too few"
+    why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
+    return largest if has_work else smallest, why
 
 
 def _clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:

@@ -18,15 +18,15 @@ def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
     made = {name for op in plan.training if isinstance(op, ops.DenseBackward) for name in (op.dweight, op.dbias)}
     others = [partial for partial in plan.partials if partial.name not in stacked]
     if plan.shards > 1:
-        return Verdict(False, f"gradients of {plan.shards} shards are added up first")
+        return Verdict(False, f"gradients of {plan.shards} shards are added up before the update")
     if plan.reduction != "ordered":
-        return Verdict(False, "sums are atomic")
+        return Verdict(False, 'reduction="atomic" stores gradients before the update')
     if len(others) > len({partial.parameter for partial in others}):
-        return Verdict(False, "a parameter is used more than once")
+        return Verdict(False, "a parameter has several gradients to add up, since it is used more than once")
     if any(partial.name not in made for partial in others):
-        return Verdict(False, "locally connected layers leave their gradients as partials")
+        return Verdict(False, "kernels of locally connected layers store their gradients")
     if any(isinstance(op, ops.Norm) for op in plan.training):
-        return Verdict(False, "the gradient's norm is clipped first")
+        return Verdict(False, "the gradient's norm is clipped before the update")
     if plan.ends_with_gradient:
-        return Verdict(False, "the step ends with the gradient")
-    return Verdict(True, "each parameter has one partial and nothing comes between: products make the optimizer's step")
+        return Verdict(False, "the step ends with the gradient, without an update")
+    return Verdict(True, "one product makes each gradient whole, so its epilogue applies the optimizer")
