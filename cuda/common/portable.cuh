@@ -79,6 +79,12 @@ __device__ __forceinline__ void load_word_pair(const uint64_t* address, uint64_t
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
 }
 
+// Stores a word in page-locked memory of the host, which sees it after all that the thread saw written before.
+__device__ __forceinline__ void store_for_host(unsigned* address, unsigned word) {
+    __threadfence_system();
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+}
+
 // Adds 1 to a word that blocks count by, and returns the count before. The block that finds the last count sees all that
 // the others wrote before they counted, if it reads past the first-level cache.
 __device__ __forceinline__ unsigned count_up(unsigned* word) {

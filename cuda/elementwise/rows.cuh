@@ -35,6 +35,18 @@ __device__ __forceinline__ void gather(const Step* step, int shard, int shards, 
     }
 }
 
+// *found = 1 if an element of data is not finite.
+__device__ __forceinline__ void find_nonfinite_rows(const Step* step, int shard, int shards, const float* data,
+                                                    unsigned* found, int n) {
+    const Rows rows = shard_rows(step, shard, shards);
+    const int64_t first = static_cast<int64_t>(rows.first) * n, size = static_cast<int64_t>(rows.count) * n;
+    bool is_finite = true;
+#pragma unroll 4
+    for (int64_t i = first_element(); i < size; i += element_stride())
+        is_finite = is_finite && fabsf(data[first + i]) < INFINITY;
+    if (!is_finite) *found = 1;
+}
+
 // y = (x - mean) / scale, column by column.
 __device__ __forceinline__ void standardize(const Step* step, int shard, int shards, const float* x, const float* mean,
                                             const float* scale, float* y, int n) {

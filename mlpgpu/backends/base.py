@@ -239,9 +239,14 @@ class Inference(ABC):
 
 
 class Backend(ABC):
-    """Something that can run plans."""
+    """Something that can run plans.
+
+    Attributes:
+        prediction_rows: the capacity of a plan for :meth:`infer` where nobody bounds it.
+    """
 
     name: str
+    prediction_rows = 1024
 
     @abstractmethod
     def check(self, plan: Plan) -> None:

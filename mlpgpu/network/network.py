@@ -277,7 +277,7 @@ class Network:
 
         Arguments:
             backend: where to compute, ``"auto"`` for the fastest there is.
-            batch_size: rows at a time, which bounds the memory it takes; 1,024 if None.
+            batch_size: rows at a time, which bounds the memory it takes; if None, as many as suit the backend.
 
         Raises:
             ShapeError, DtypeError, DataError: ``x`` does not suit the network.
@@ -297,7 +297,8 @@ class Network:
 
         Arguments:
             backend: where to compute, ``"auto"`` for the fastest there is.
-            batch_size: the most rows that are computed at a time, which bounds the memory it takes; 1,024 if None.
+            batch_size: the most rows that are computed at a time, which bounds the memory it takes; if None, as
+                many as suit the backend.
 
         Raises:
             ConfigurationError: ``batch_size`` is under 1, or the backend cannot run the network.

@@ -21,7 +21,6 @@ from ..plan import Plan
 from .parameters import FlatParameters
 from .remembered import Remembered
 
-PREDICTION_ROWS = 1024  # rows at a time, unless predict is told otherwise
 KEPT_MOST = 4  # compilations of a network
 
 # What arrays of numbers may hold; numbers in another byte order come by way of a Dataset.
@@ -63,12 +62,10 @@ class Compiled:
 
     def __init__(self, network: Predictable, backend: str, batch_size: int | None) -> None:
         self.output, self.dtype = network.output, network.values.dtype
-        plan = network.lower(
-            capacity=PREDICTION_ROWS if batch_size is None else batch_size,
-            output=self.output,
-            precision=self.dtype.name,
-        )
+        plan = network.lower(capacity=batch_size or 1, output=self.output, precision=self.dtype.name)
         chosen = choose_backend(backend, plan)
+        if batch_size is None:
+            plan = plan.with_capacity(chosen.prediction_rows)
         self.backend_name = chosen.name
         self._n_in, self._n_out = plan.n_in, plan.n_out
         self._inference = chosen.infer(plan)

@@ -171,6 +171,14 @@ class Plan:
         kept = tuple(op for op in self.training if not isinstance(op, (Norm, Update)))
         return replace(self, training=kept, precision="float32-ieee", reduction="ordered")
 
+    def with_capacity(self, rows: int) -> Plan:
+        """This plan for at most so many rows."""
+        buffers = dict(self.buffers)
+        for name, buffer in self.buffers.items():
+            if buffer.axes[1] == "row":
+                buffers[name] = replace(buffer, shape=(buffer.shape[0], rows, *buffer.shape[2:]))
+        return replace(self, capacity=rows, buffers=buffers)
+
     def outputs(self) -> dict[str, str]:
         """The buffers that hold the outputs of layers with parameters in a training step, by ``"0.activation"``, …"""
         return {f"{op.y.removeprefix('y')}.activation": op.y for op in self.training if isinstance(op, Weighted)}

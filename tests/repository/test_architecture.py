@@ -52,7 +52,7 @@ INNER_LEVELS = {
     "backends/cpu": (
         *("blas", "threads", "pool", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
     ),
-    "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "profile", "__init__"),
+    "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "__init__"),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
         *("timing", "__init__"),
@@ -60,16 +60,17 @@ INNER_LEVELS = {
     "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
     "backends/cuda/select": (
         *("thresholds", "setting", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages", "data"),
-        *("persistent", "select", "__init__"),
+        *("inference", "persistent", "select", "network", "__init__"),
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
         *("shard", "operands", "rows", "simt", "gemm", "fused", "local", "finish", "emit", "__init__"),
     ),
     "backends/cuda/run": (
-        *("primitives", "metrics", "arrays", "trace", "feed", "orders", "steps", "workspace", "binding", "state"),
-        *("evaluation", "graphs", "persistent", "training", "program", "inference", "__init__"),
+        *("primitives", "metrics", "arrays", "maps", "trace", "feed", "orders", "steps", "workspace", "binding"),
+        *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
+    "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": ("peak_rates", "paths", "costs", "probe", "explain", "products", "workbench", "__init__"),
     "backends/cuda/kernels": (
         *(
@@ -82,6 +83,7 @@ INNER_LEVELS = {
             "tensor",
             "local",
             "rows",
+            "network",
             "primitives",
         ),
         *("metrics", "peak_rates", "launches", "table", "__init__"),

@@ -6,9 +6,10 @@ from ...errors import ConfigurationError
 from ...plan import Plan
 from ...version import __version__
 from ..base import MEMORY_SHARE, Backend, Inference, Program
-from .run.inference import CudaInference
+from .inference.inference import CudaInference
 from .run.program import CudaProgram
 from .runtime import Device, find_device
+from .select.inference import most_rows
 
 __all__ = ["CudaBackend", "check_plan"]
 
@@ -36,6 +37,8 @@ class CudaBackend(Backend):
     Raises:
         BackendError: there is no such card, or nothing to reach it by.
     """
+
+    prediction_rows = most_rows()
 
     def __init__(self, index: int = 0) -> None:
         self.name = "cuda" if index == 0 else f"cuda:{index}"

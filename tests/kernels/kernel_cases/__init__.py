@@ -19,6 +19,7 @@ from .dense import dense_cases
 from .local import local_cases
 from .losses import loss_cases
 from .metrics import metric_cases, rank_cases
+from .network import network_cases
 from .primitives import primitive_cases
 from .rows import row_cases
 from .tensor import tensor_cases
@@ -38,4 +39,5 @@ def all_cases() -> tuple[Case, ...]:
         *primitive_cases(),
         *rank_cases(),
         *tensor_cases(),
+        *network_cases(),
     )

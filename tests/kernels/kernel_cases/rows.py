@@ -73,6 +73,18 @@ def standardize(batch: Batch, n: int) -> Case:
     return Case(f"{batch}-{n}", kernels.standardize(), (2,), args, outputs)
 
 
+def find_nonfinite_rows(batch: Batch, n: int, value: float) -> Case:
+    """``value`` stands in the shard's last row, and NaN in rows of other shards."""
+    data, rows = batch.rows_of(normal(batch.capacity, n)), batch.part.stop - batch.part.start
+    if rows:
+        data[batch.part.stop - 1, n - 1] = value
+    is_found = np.array([rows > 0 and not np.isfinite(value)])
+    found = np.full(1, 7, np.uint32)
+    outputs = {"found": expect(np.ones(1), 0.0, is_found)}
+    args = {**batch.args, "data": data, "found": found, "n": n}
+    return Case(f"{batch}-{n}-{value}", kernels.find_nonfinite_rows(), (2,), args, outputs)
+
+
 def dropout(batch: Batch, n: int, rate: float) -> Case:
     """Masks have the words of NumPy's own Philox: the same bits."""
     x = batch.rows_of(normal(batch.capacity, n))
@@ -113,6 +125,8 @@ def row_cases() -> Iterator[Case]:
         yield gather("uint8", batch, n)
         yield standardize(batch, n)
         yield dropout(batch, n, 0.25)
+        for value in (1.0, math.nan, -math.inf):
+            yield find_nonfinite_rows(batch, n, value)
         yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
     yield dropout(whole(33), 31, 0.0)
     yield dropout(whole(33), 31, 0.9)

@@ -176,6 +176,7 @@ inline void load_word_pair(const uint64_t* place, uint64_t& first, uint64_t& sec
     const ulonglong2 words = *reinterpret_cast<const ulonglong2*>(place);
     first = words.x, second = words.y;
 }
+inline void store_for_host(unsigned* place, unsigned word) { *place = word; }
 inline unsigned count_up(unsigned* word) { return (*word)++; }
 
 // Copies that a thread goes on beside: here they are done at once.

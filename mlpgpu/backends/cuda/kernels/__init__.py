@@ -12,6 +12,7 @@ from .entry import *
 from .local import *
 from .losses import *
 from .metrics import *
+from .network import *
 from .operand_format import *
 from .peak_rates import *
 from .primitives import *

@@ -31,6 +31,13 @@ def standardize() -> Entry:
     return _over_rows("standardize", "standardize", rest)
 
 
+def find_nonfinite_rows() -> Entry:
+    """Sets a word if one of the batch's inputs is not finite."""
+    return _over_rows(
+        "find_nonfinite_rows", "find_nonfinite_rows", "const float* data[rows,n], unsigned* found[], int n"
+    )
+
+
 def dropout() -> Entry:
     rest = (
         "const float* x[rows,n], float* y[rows,n], int n, uint64_t seed, uint64_t purpose, uint64_t layer, "
@@ -52,4 +59,12 @@ def activation_backward(activation: str) -> Entry:
 def row_entries() -> list[Entry]:
     """The entries that work row by row, except those of losses."""
     backward = [activation_backward(activation) for activation in ACTIVATIONS]
-    return [*backward, *(gather(source) for source in SOURCES), standardize(), zero(), dropout(), initialise_steps()]
+    return [
+        *backward,
+        *(gather(source) for source in SOURCES),
+        standardize(),
+        zero(),
+        dropout(),
+        initialise_steps(),
+        find_nonfinite_rows(),
+    ]

@@ -45,6 +45,12 @@ class Arrays:
             self.sizes |= {name: sizes[name] for name in missing}
         return missing
 
+    def close(self) -> None:
+        """Give the memory back; work that uses it must have ended."""
+        for arena in self._arenas:
+            arena.close()
+        self._arenas, self.addresses, self.sizes = [], {}, {}
+
 
 def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
     """Whether the card has room for a plan's arrays, of so many bytes each.

@@ -31,6 +31,7 @@ class CudaProgram(Program):
         trace: is told what runs when.
 
     Attributes:
+        device: the card.
         persistent: the kernel inside which the plan trains, or why it trains launch by launch.
         persistent_steps: launches of that kernel, or None.
         workspace: the plan's arrays and kernels.
@@ -51,7 +52,7 @@ class CudaProgram(Program):
         shared: Mapping[str, int] | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self._plan, self._device, self._memory_share = plan, device, memory_share
+        self._plan, self.device, self._memory_share = plan, device, memory_share
         self.persistent: PersistentKernel | str = launches_because or choose_kernel(
             plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
         )
@@ -102,7 +103,7 @@ class CudaProgram(Program):
     # --- steps ---
 
     def attach(self, dataset: Dataset, sampling: Sampling) -> None:
-        with self._device:
+        with self.device:
             if self.training is not None:
                 self.training.close()
             self.training = None  # the old set makes room for the new one
@@ -121,7 +122,7 @@ class CudaProgram(Program):
         if self._sampler is None:
             addresses = self.workspace.arrays.addresses
             shared = {name: addresses[name] for name in ("parameters", "slots", "statistics")}
-            self._sampler = Sampler(self._plan, self._device, self._memory_share, shared)
+            self._sampler = Sampler(self._plan, self.device, self._memory_share, shared)
         return self._sampler.histograms(data.dataset.first(rows), sampling.seed, step, bins)
 
     # --- evaluations ---

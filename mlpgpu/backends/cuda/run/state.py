@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ....initializers import INITIALIZERS, initial_values
-from ....plan import Parameter
+from ....plan import Plan
 from ....random import WORDS_PER_BLOCK, Purpose
 from ...base import MOST_BINS, Histogram, State, bin_edges
 from .. import kernels
-from ..runtime import Event, Stream, pinned
+from ..runtime import Event, LoadedKernels, Stream, pack, pinned
 from ..select.data import by_kernel
 from .primitives import MOST_BLOCKS, grid_over
 from .workspace import Workspace
@@ -111,24 +111,11 @@ class DeviceState:
         """As :meth:`Program.draw`: a kernel draws large uniform parameters in place; others come from the host."""
         with self._device:
             self.end_prefetch()
-            for parameter in self._plan.parameters:
-                self._draw(parameter, seed)
+            draw_parameters(self._plan, seed, self._addresses["parameters"], self._stream, self._workspace.auxiliary)
             self._stream.fill(self._addresses["slots"], max(1, self._workspace.arrays.sizes["slots"]))
             self._upload("statistics", statistics)
             self.were_set = True
             self._stream.synchronize()
-
-    def _draw(self, p: Parameter, seed: int) -> None:
-        address, scheme = self._addresses["parameters"] + 4 * p.offset, INITIALIZERS[p.initializer]
-        if scheme.distribution == "constant":
-            self._stream.fill(address, 4 * p.size)
-        elif scheme.distribution == "uniform" and by_kernel(p.size):
-            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, address
-            self._workspace.launch_over(kernels.initial_uniform(), p.size // WORDS_PER_BLOCK, values)
-        else:
-            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
-            self._stream.upload(address, drawn.astype(np.float32))
-            self._stream.synchronize()  # before the array goes
 
     # --- the snapshot ---
 
@@ -195,3 +182,20 @@ class DeviceState:
         self._stream.download(counts, address["bins"])
         self._stream.synchronize()
         return counts, edges
+
+
+def draw_parameters(plan: Plan, seed: int, address: int, stream: Stream, loaded: LoadedKernels) -> None:
+    """Draw initial values at an address: a kernel draws large uniform parameters; others come from the host."""
+    for p in plan.parameters:
+        place, scheme = address + 4 * p.offset, INITIALIZERS[p.initializer]
+        if scheme.distribution == "constant":
+            stream.fill(place, 4 * p.size)
+        elif scheme.distribution == "uniform" and by_kernel(p.size):
+            entry = kernels.initial_uniform()
+            loaded.load([entry])
+            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, place
+            loaded[entry].launch(stream, grid_over(p.size // WORDS_PER_BLOCK), pack(entry, values))
+        else:
+            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            stream.upload(place, drawn.astype(np.float32))
+            stream.synchronize()  # before the array goes

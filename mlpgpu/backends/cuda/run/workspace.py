@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
 from ....datasets import Dataset
 from ....plan import Plan
-from ..kernels import TENSOR_MAP_BYTES, Entry, padded_columns
-from ..kernels.launches import Lowered, Map
+from ..kernels import Entry
+from ..kernels.launches import Lowered
 from ..lower.lowering import lower
 from ..persistent.kernel import PersistentKernel
-from ..runtime import Arena, Device, LoadedKernels, Stream, pack, tensor_map
+from ..runtime import Device, LoadedKernels, Stream, pack
 from .arrays import Arrays, check_room
 from .feed import Feed
+from .maps import TensorMaps
 from .primitives import grid_over
 from .steps import StepNumbers
 from .trace import Trace
@@ -67,8 +67,8 @@ class Workspace:
         self.stream = Stream(device, "0")
         self.arrays = Arrays(device, shared)
         self.auxiliary = LoadedKernels(device)
-        self.maps: dict[Map, int] = {}
-        self._map_arenas: list[Arena] = []
+        self._maps = TensorMaps(device, self.stream, self.arrays)
+        self.maps = self._maps.addresses
         self._compiled: dict[tuple[str, bool], PlanKernels] = {}  # by the kind of the data
         self.take(self._lower("float32").bytes)
         if isinstance(persistent, PersistentKernel):
@@ -110,26 +110,13 @@ class Workspace:
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
         for name, words in lowered.words.items():
             self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
-        self._make_maps(lowered.maps())
+        self._maps.make(lowered.maps())
         entries = lowered.entries()
         if isinstance(self.persistent, PersistentKernel):
             training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
             entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
         loaded = LoadedKernels(self.device, entries)
         return PlanKernels(lowered, loaded, {name: loaded.constants(name) for name in CONSTANTS})
-
-    def _make_maps(self, maps: Iterable[Map]) -> None:
-        """Put tensor maps of split operands on the card, those of them that are not there yet."""
-        missing = [each for each in maps if each not in self.maps]
-        if not missing:
-            return
-        arena, addresses = Arena.of(self.device, {"maps": TENSOR_MAP_BYTES * len(missing)})
-        self._map_arenas.append(arena)
-        for each, place in zip(missing, count(addresses["maps"], TENSOR_MAP_BYTES), strict=False):
-            shape, pitch = (each.components, each.rows, each.columns), padded_columns(each.columns)
-            operand = self.arrays.addresses[each.array] + each.place * each.nbytes
-            self.stream.upload(place, tensor_map(operand, shape, pitch, each.box_rows))
-            self.maps[each] = place
 
     # --- kernels of no plan ---
 

@@ -101,7 +101,10 @@ class ExtendedFunction(Function):
         layout = _layout(entry)
         ends = [struct.calcsize(layout[: i + 2]) for i in range(len(layout) - 1)]
         # Where each argument begins in the buffer.
-        self._offsets = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
+        self.offsets = [end - struct.calcsize("@" + code) for end, code in zip(ends, layout[1:], strict=True)]
+        codes = [struct.Struct("@" + code) for code in layout[1:]]
+        names = [argument.name for argument in entry.arguments]
+        self.places = dict(zip(names, zip(codes, self.offsets, strict=True), strict=True))
 
     def _get(self, attribute: str) -> int:
         kind = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
@@ -116,30 +119,56 @@ class ExtendedFunction(Function):
 
         That is a permission: where the card cannot, or has no room for the blocks, they begin later.
         """
-        self.device.last_launch = self.entry.name
+        PreparedLaunch(self, stream, grid, arguments, pdl=pdl).launch()
+
+
+class PreparedLaunch:
+    """A launch of an :class:`ExtendedFunction` whose description is made once; arguments may change between launches.
+
+    Raises:
+        BackendError: the function is none.
+    """
+
+    def __init__(
+        self, function: Function, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, pdl: bool = False
+    ) -> None:
+        entry = function.entry
+        if not isinstance(function, ExtendedFunction):
+            raise BackendError(f"kernel {entry.name}", expected="an ExtendedModule", got="a Module")
+        self._function, self._stream = function, stream
         # This call takes no buffer, but a pointer to each argument.
-        buffer = ctypes.create_string_buffer(arguments, len(arguments))
-        start = ctypes.addressof(buffer)
-        pointers = (ctypes.c_void_p * len(self._offsets))(*(start + offset for offset in self._offsets))
+        self._buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        start, offsets = ctypes.addressof(self._buffer), function.offsets
+        self._pointers = (ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets))
+        self._address = ctypes.addressof(self._pointers)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.entry.threads, 1, 1
-        config.sharedMemBytes, config.hStream = self.entry.shared_bytes, stream.bound
-        attributes = self._attributes(pdl and self.device.compute_capability >= PDL_CAPABILITY)
+        config.blockDimX, config.blockDimY, config.blockDimZ = entry.threads, 1, 1
+        config.sharedMemBytes, config.hStream = entry.shared_bytes, stream.bound
+        attributes = _attributes(entry, pdl and function.device.compute_capability >= PDL_CAPABILITY)
         config.attrs, config.numAttrs = attributes, len(attributes)
-        call(cu.cuLaunchKernelEx, config, self.handle, ctypes.addressof(pointers), 0)
+        self._config = config
 
-    def _attributes(self, pdl: bool) -> list[Any]:
-        found = []
-        if self.entry.cooperative:
-            found.append(cu.CUlaunchAttribute())
-            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            found[-1].value.cooperative = 1
-        if pdl:
-            found.append(cu.CUlaunchAttribute())
-            found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            found[-1].value.programmaticStreamSerializationAllowed = 1
-        return found
+    def launch(self, **changed: float) -> None:
+        """Put it on its stream, with arguments that have changed by name."""
+        for name, value in changed.items():
+            code, offset = self._function.places[name]
+            code.pack_into(self._buffer, offset, value)
+        self._function.device.last_launch = self._function.entry.name
+        call(cu.cuLaunchKernelEx, self._config, self._function.handle, self._address, 0)
+
+
+def _attributes(entry: Entry, pdl: bool) -> list[Any]:
+    found = []
+    if entry.cooperative:
+        found.append(cu.CUlaunchAttribute())
+        found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        found[-1].value.cooperative = 1
+    if pdl:
+        found.append(cu.CUlaunchAttribute())
+        found[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        found[-1].value.programmaticStreamSerializationAllowed = 1
+    return found
 
 
 class Module(Resource):

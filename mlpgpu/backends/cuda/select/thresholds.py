@@ -119,3 +119,36 @@ SORT_LEAST_ROWS = 1 << 17
 # Split operands of staged inputs stay in the second-level cache (50 MiB) beside a step's other arrays.  Medium in
 # bfloat16: 3.5 µs a step -> 9.4 µs for eight, 1.2 a step.
 MOST_STAGED_BYTES = 16 << 20
+
+# --- predictions ---
+
+# Rows that launches of an inference are made for, beside the most of a piece: blocks beyond the rows of a call end at
+# once, but the tile of a product follows from the rows that it is made for.  Not measured: follows from steps of 8, in
+# which the smallest and the largest tile of a kind lie.
+INFERENCE_ROWS = (8, 128, 1024)
+
+# A piece of a large array has so many bytes, as they go to the card, and so many rows at most: 80 µs on the bus, beside
+# some 50 µs of the host for its launches and copies.  An array has so many pieces, if each has so many bytes at least,
+# since nothing goes up before the first is copied.
+INFERENCE_PIECE_BYTES = 4 << 20
+INFERENCE_MOST_ROWS = 16384
+INFERENCE_PIECES = 16
+INFERENCE_LEAST_PIECE_BYTES = 1 << 20
+
+# All buffers of a piece on the card take at most so many bytes, if it has so many rows at least.  Not measured.
+INFERENCE_BUFFER_BYTES = 1 << 30
+INFERENCE_LEAST_ROWS = 32
+
+# Of an array of one piece threads copy so many parts, of so many bytes at least: 50 µs from memory that no cache has,
+# beside 15 µs to ask a thread.
+INFERENCE_PARTS = 4
+INFERENCE_PART_BYTES = 1 << 19
+
+# Of few rows a network of multiply-adds alone is one launch.
+NETWORK_IS_USED = True  # False: every prediction is as many launches as its plan asks for
+
+# Layers of fewer weights, after the last one of more, are computed by one block: for all blocks to meet takes 1 µs.
+NETWORK_SPREAD_WEIGHTS = 8192
+
+# Of more rows the card looks for inputs that are not finite: the host takes 53 µs for 1 MiB, a launch takes 3.
+INFERENCE_CHECKED_ROWS = 128

@@ -1,0 +1,55 @@
+"""Rows of an array of the caller's, copied to page-locked memory in the type that the card takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+DOT_MOST = 8192  # elements of which BLAS makes a dot product on one thread
+
+
+class Fill(Protocol):
+    """Copies a part of the rows; with ``check`` returns whether each number is finite."""
+
+    def __call__(self, part: slice, to: np.ndarray, *, check: bool) -> bool: ...
+
+
+def parts(rows: slice, most: int) -> Iterator[slice]:
+    """The rows in parts of at most so many."""
+    for start in range(rows.start, rows.stop, most):
+        yield slice(start, min(start + most, rows.stop))
+
+
+def fill_from(x: np.ndarray, rows: np.ndarray | None) -> Fill:
+    """What copies a part of the rows of ``x``, or of those that ``rows`` lists."""
+    is_same = x.dtype in (np.float32, np.uint8)  # byte order included
+    is_float, can_overflow = x.dtype.kind == "f", x.dtype.kind == "f" and x.dtype.itemsize > 4
+
+    def fill(part: slice, to: np.ndarray, *, check: bool) -> bool:
+        if rows is None:
+            source = x[part]
+        elif is_same and x.dtype == to.dtype and x.flags.c_contiguous:
+            np.take(x, rows[part], axis=0, out=to, mode="clip")
+            return not check or not is_float or all_finite(to)
+        else:
+            source = x[rows[part]]
+        if can_overflow:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.copyto(to, source, casting="unsafe")
+        else:
+            np.copyto(to, source, casting="unsafe")
+        return not check or not is_float or all_finite(to)
+
+    return fill
+
+
+def all_finite(x: np.ndarray) -> bool:
+    """Whether all elements of a C-contiguous float32 array are finite numbers."""
+    flat = x.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(np.dot(flat, flat) if x.size <= DOT_MOST else np.add.reduce(flat)):
+            return True  # else finite numbers may have been too large for their sum
+    return math.isfinite(x.max()) and math.isfinite(x.min())

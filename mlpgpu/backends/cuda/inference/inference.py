@@ -1,0 +1,234 @@
+"""Predictions of arrays on the host, by a network that was lowered, compiled and loaded once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from ....errors import BackendError
+from ....plan import Plan
+from ...base import Inference, Program, State
+from ..kernels import NETWORK_MOST_ROWS
+from ..run.arrays import Arrays
+from ..run.program import CudaProgram
+from ..run.state import draw_parameters
+from ..runtime import Device, LoadedKernels, Stream
+from ..select.inference import part_rows, rows_in_flow
+from ..select.network import FewRowsNetwork, few_rows_network
+from ..select.setting import Setting
+from .copies import Fill, fill_from, parts
+from .few_rows import FewRows
+from .room import Room
+from .tiers import COPIES, ROOMS, Tier, Tiers
+
+
+class CudaInference(Inference):
+    """A network on a card, to predict with; any thread may call it, one at a time computes.
+
+    A small array is one piece: it is copied up, computed and copied back.  A large one flows through in pieces: threads
+    of the host copy the next piece to page-locked memory while one goes up, one is computed, and one comes back.
+
+    Arguments:
+        plan: without a training step; its capacity bounds the rows of a piece.
+
+    Raises:
+        BackendError: the card has not the memory.
+    """
+
+    def __init__(self, plan: Plan, device: Device) -> None:
+        self._plan, self._device = plan, device
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._tiers: dict[str, Tiers] = {}
+        self._few_rows: dict[str, FewRows] = {}
+        setting = Setting(device.multiprocessors, device.arch, "float32", textured=False)
+        self._network = few_rows_network(plan, setting)
+        self._is_closed = False
+        with device:
+            self._stream, self._up, self._down = (Stream(device, name) for name in ("predict", "up", "down"))
+            self._arrays = Arrays(device)
+            sizes = {"parameters": plan.parameter_count, "statistics": plan.statistic_count}
+            self._arrays.allocate({name: 4 * size for name, size in sizes.items()})
+
+    # --- parameters ---
+
+    def load(self, state: State) -> None:
+        with self._at_work():
+            self._upload("parameters", state.parameters)
+            self._upload("statistics", state.statistics)
+            self._changed()
+
+    def load_from(self, program: Program) -> bool:
+        """As of any inference: from a program on the same card they are copied there."""
+        if not isinstance(program, CudaProgram) or program.device is not self._device:
+            return False
+        with self._at_work():
+            sizes = {"parameters": self._plan.parameter_count, "statistics": self._plan.statistic_count}
+            for name, size in sizes.items():
+                if size:
+                    self._stream.copy(self._arrays.addresses[name], program.address(name), 4 * size)
+            self._changed()
+            self._stream.synchronize()
+        return True
+
+    def draw(self, seed: int, statistics: np.ndarray) -> None:
+        with self._at_work():
+            address = self._arrays.addresses
+            draw_parameters(self._plan, seed, address["parameters"], self._stream, LoadedKernels(self._device))
+            self._upload("statistics", statistics)
+            self._changed()
+            self._stream.synchronize()
+
+    def _upload(self, name: str, array: np.ndarray) -> None:
+        if array.size:
+            self._stream.upload(self._arrays.addresses[name], np.ascontiguousarray(array, np.float32))
+            self._stream.synchronize()  # before the array goes
+
+    def _changed(self) -> None:
+        for tiers in self._tiers.values():
+            tiers.parameters_changed()
+
+    # --- predictions ---
+
+    def run(
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        *,
+        rows: np.ndarray | None = None,
+        scale: float | None = None,
+        logits: bool = False,
+    ) -> bool:
+        with self._at_work():
+            source, count = "float32" if scale is None else "uint8", len(out)
+            if isinstance(self._network, FewRowsNetwork) and count <= NETWORK_MOST_ROWS:
+                few = self._few_rows_of(source, self._network)
+                return few.run(fill_from(x, rows), out, scale=1.0 if scale is None else scale, logits=logits)
+            tiers = self._tiers_of(source)
+            tiers.set_scale(1.0 if scale is None else scale)
+            array = self._plan.logits if logits else self._plan.output
+            tier, fill = tiers.tier(count), fill_from(x, rows)
+            predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
+            return predict(tiers, tier, fill, array, out)
+
+    def _tiers_of(self, source: str) -> Tiers:
+        if source not in self._tiers:
+            self._tiers[source] = Tiers(self._plan, self._device, self._stream, source, self._arrays.addresses)
+        return self._tiers[source]
+
+    def _few_rows_of(self, source: str, network: FewRowsNetwork) -> FewRows:
+        if source not in self._few_rows:
+            shared = self._arrays.addresses
+            self._few_rows[source] = FewRows(network, self._device, self._stream, source, shared)
+        return self._few_rows[source]
+
+    def _predict_piece(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
+        """Rows that go up together, each part as soon as it is copied."""
+        (room,), stream, count = tiers.rooms(tier, 1), self._stream, len(out)
+        room.begin(count)
+        check, is_finite = not tier.checks_inputs, True
+        first, *others = parts(slice(0, count), part_rows(count, room.row_bytes))
+        copied = [self._threads().submit(fill, part, room.inputs[part], check=check) for part in others]
+        is_finite &= fill(first, room.inputs[first], check=check)
+        room.upload(stream, first)
+        for part, future in zip(others, copied, strict=True):
+            # What no thread has begun yet, this one does sooner than they do.
+            is_finite &= fill(part, room.inputs[part], check=check) if future.cancel() else future.result()
+            room.upload(stream, part)
+        room.launch(stream)
+        room.download(stream, array, count)
+        stream.synchronize()
+        out[...] = room.result[:count]
+        return is_finite and room.is_finite
+
+    def _predict_pieces(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
+        """Rows that flow through in pieces, each copied by a thread."""
+        rows, row_bytes = len(out), tiers.item_bytes * self._plan.n_in
+        pieces = deque(enumerate(parts(slice(0, rows), rows_in_flow(rows, row_bytes, tier.capacity))))
+        rooms = tiers.rooms(tier, min(ROOMS, len(pieces)))
+        filling: deque[tuple[slice, Room, Future[bool]]] = deque()
+        left: deque[tuple[slice, Room]] = deque()  # pieces whose results come back
+        check, is_finite = not tier.checks_inputs, True
+        while pieces or filling:
+            while pieces and len(filling) < COPIES:
+                number, piece = pieces.popleft()
+                if number >= len(rooms):
+                    is_finite &= self._take(*left.popleft(), out)
+                room = rooms[number % len(rooms)]
+                room.begin(piece.stop - piece.start)
+                to = room.inputs[: piece.stop - piece.start]
+                filling.append((piece, room, self._threads().submit(fill, piece, to, check=check)))
+            piece, room, copied = filling.popleft()
+            count = piece.stop - piece.start
+            is_finite &= fill(piece, room.inputs[:count], check=check) if copied.cancel() else copied.result()
+            room.upload(self._up, slice(0, count))
+            self._up.record(room.is_up)
+            self._stream.wait(room.is_up)
+            room.launch(self._stream)
+            self._stream.record(room.is_made)
+            self._down.wait(room.is_made)
+            room.download(self._down, array, count)
+            self._down.record(room.is_down)
+            left.append((piece, room))
+        while left:
+            is_finite &= self._take(*left.popleft(), out)
+        return is_finite
+
+    def _take(self, piece: slice, room: Room, out: np.ndarray) -> bool:
+        """Wait for a piece's results, and copy them out of its room; returns whether its inputs were finite."""
+        room.is_down.synchronize()
+        out[piece] = room.result[: piece.stop - piece.start]
+        return room.is_finite
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            count = min(COPIES, os.cpu_count() or 1)
+            self._pool = ThreadPoolExecutor(count, thread_name_prefix="mlpgpu-predict")
+        return self._pool
+
+    # --- one at a time ---
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise BackendError("predictor", expected="one that is open", got="a closed one")
+            with self._device:
+                try:
+                    yield
+                except BaseException:
+                    self._settle()
+                    raise
+
+    def _settle(self) -> None:
+        """After an error: no copy to or from memory that is used again is in flight any longer."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        with contextlib.suppress(Exception):  # the device says what is wrong with it
+            self._device.synchronize()
+
+    def close(self) -> None:
+        """Give everything back; closing twice does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._pool is not None:
+                self._pool.shutdown()
+            with self._device:
+                for stream in (self._up, self._stream, self._down):
+                    stream.synchronize()
+                for tiers in self._tiers.values():
+                    tiers.close()
+                for few in self._few_rows.values():
+                    few.close()
+                self._tiers.clear()
+                self._few_rows.clear()
+                self._arrays.close()

@@ -1,0 +1,45 @@
+"""For how many rows the launches of an inference are made, and into which pieces and parts arrays are cut."""
+
+from __future__ import annotations
+
+import math
+
+from ....plan import Plan
+from ..kernels import ceil_div
+from . import thresholds
+
+
+def most_rows() -> int:
+    """The capacity of a plan whose rows nobody bounds."""
+    return thresholds.INFERENCE_MOST_ROWS
+
+
+def piece_rows(plan: Plan, item_bytes: int) -> int:
+    """The most rows of a piece of a large array, whose inputs take so many bytes each on the card."""
+    buffers = sum(4 * math.prod(buffer.shape[2:]) for buffer in plan.buffers.values() if buffer.axes[1] == "row")
+    by_bytes = thresholds.INFERENCE_PIECE_BYTES // (item_bytes * plan.n_in)
+    by_buffers = thresholds.INFERENCE_BUFFER_BYTES // buffers
+    rows = min(by_bytes, by_buffers, thresholds.INFERENCE_MOST_ROWS)
+    return min(plan.capacity, max(rows, thresholds.INFERENCE_LEAST_ROWS))
+
+
+def row_tiers(most: int) -> tuple[int, ...]:
+    """For how many rows launches are made, from few to a whole piece: a call takes the first that has room."""
+    return *(rows for rows in thresholds.INFERENCE_ROWS if rows < most), most
+
+
+def rows_in_flow(rows: int, row_bytes: int, capacity: int) -> int:
+    """The rows of each piece of an array that flows through: at most the capacity."""
+    least = ceil_div(thresholds.INFERENCE_LEAST_PIECE_BYTES, row_bytes)
+    return min(capacity, max(least, ceil_div(rows, thresholds.INFERENCE_PIECES)))
+
+
+def part_rows(rows: int, row_bytes: int) -> int:
+    """The rows of each part of a piece, which a thread copies to page-locked memory; all of them if they are few."""
+    least = ceil_div(thresholds.INFERENCE_PART_BYTES, row_bytes)
+    return max(least, ceil_div(rows, thresholds.INFERENCE_PARTS))
+
+
+def card_checks_inputs(source: str, capacity: int) -> bool:
+    """Whether the card, and not the host, looks for inputs that are not finite."""
+    return source == "float32" and capacity > thresholds.INFERENCE_CHECKED_ROWS
