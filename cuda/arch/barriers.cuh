@@ -1,8 +1,8 @@
 // Barriers in shared memory (mbarrier) and clusters of blocks, for sm_90a.
 //
 // The functions of arch/barriers.cuh, arch/bulk_copy.cuh and arch/wgmma.cuh are one instruction each.  On the host the
-// functions of the same names in tests/kernels/shim/hopper.h stand in for them.  Names and rules: NVIDIA's PTX ISA, "mbarrier",
-// "cp.async.bulk", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions".
+// functions of the same names in tests/kernels/shim/hopper.h stand in for them.  Names and rules: NVIDIA's PTX ISA,
+// "mbarrier", "cp.async.bulk", "cp.async.bulk.tensor", "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
 #include "common/portable.cuh"

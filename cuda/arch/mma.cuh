@@ -62,8 +62,8 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)
 
 namespace mlpgpu {
 
-// The lane's fragments of 16 outer by 16 inner indices from (outer0, inner0) of a matrix in shared memory, whose
-// stored rows begin PITCH elements apart.  INNER_FIRST tells which index is contiguous; OUTER_BIT by which of the lane's bits the
+// The lane's fragments of 16 outer by 16 inner indices from (outer0, inner0) of a matrix in shared memory, whose stored
+// rows begin PITCH elements apart.  INNER_FIRST tells which index is contiguous; OUTER_BIT by which of the lane's bits the
 // second 8 outer indices are chosen, 0 for A's fragments and 1 for B's: the other bit chooses the second 8 inner ones.
 template <bool INNER_FIRST, int OUTER_BIT, int PITCH>
 __device__ __forceinline__ void load_fragments(unsigned (&to)[4], const uint16_t* matrix, int outer0, int inner0) {

@@ -28,7 +28,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address, int
 
 #if !defined(MLPGPU_HOST)
 
-// A warpgroup gives registers up, or takes those that others gave up.
+// A warpgroup lowers the registers of its threads, or raises them, for which it waits until others have lowered theirs.
 
 template <int COUNT>
 __device__ __forceinline__ void registers_lower() {
@@ -89,7 +89,8 @@ struct Wgmma {
 #undef WGMMA
 };
 
-// C (64, 96) += A · B on bfloat16, A in registers, a warp's 16 rows as arch/mma.cuh says, and B as wgmma_descriptor_plain does.
+// C (64, 96) += A · B on bfloat16, A in registers, a warp's 16 rows as arch/mma.cuh says, and B as wgmma_descriptor_plain
+// does.
 __device__ __forceinline__ void wgmma_of_registers(float (&c)[48], const unsigned (&a)[4], uint64_t b, bool add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" R48 "}, {%48, %49, %50, %51}, %52, add, 1, 1, 0;\n}"

@@ -30,8 +30,8 @@ __device__ __forceinline__ PhiloxBlock philox(uint64_t seed, uint64_t purpose, u
     return {{c0, c1, c2, c3}};
 }
 
-// What a dropout makes of x by the random word of its element: it is kept where the word's upper 53 bits are at
-// least `threshold` = rate · 2^53, rounded up; `keep` is 1 / (1 - rate).
+// Dropout of one element: x · keep if the upper 53 bits of its random word are at least `threshold` = rate · 2^53,
+// rounded up, else x · 0, which leaves NaN as it is. `keep` is 1 / (1 - rate).
 __device__ __forceinline__ float keep_or_drop(uint64_t word, uint64_t threshold, float keep, float x) {
     return (word >> 11) >= threshold ? x * keep : x * 0.0f;
 }

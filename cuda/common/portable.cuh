@@ -1,7 +1,7 @@
 // What differs between a GPU and the host on which tests run the same kernels.
 //
-// Tests compile kernels with g++ and `-include tests/kernels/shim/cuda.h`, which defines MLPGPU_HOST and stands in for CUDA's
-// built-ins. The instructions of arch/ and common/async_copy.cuh have host versions there too.
+// Tests compile kernels with g++ and `-include tests/kernels/shim/cuda.h`, which defines MLPGPU_HOST and stands in for
+// CUDA's built-ins. The instructions of arch/ and common/async_copy.cuh have host versions there too.
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +17,8 @@
 
 using Texture = cudaTextureObject_t;
 
-// Element i of a linear texture of floats: read-only, cached apart from the plain loads.
+// Element i of a linear texture of floats, which is read-only. A kernel that reads targets takes a texture object, or a
+// pointer if the array is longer than a texture may be; by the argument's type it calls this function or the one below.
 __device__ __forceinline__ float texel(Texture texture, int64_t i) {
     return tex1Dfetch<float>(texture, static_cast<int>(i));
 }
@@ -28,8 +29,8 @@ __device__ __forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& 
     low = a * b;
 }
 
-// The lanes whose `bits` are 0 if those of this lane are, else the lanes whose `bits` are not 0. nvcc compiles a ballot
-// and a conditional complement to twice the instructions.
+// The lanes whose `bits` are zero, if this lane's are, or else the lanes whose `bits` are nonzero. This is written in PTX
+// because nvcc compiles a ballot and a conditional complement to twice the instructions.
 __device__ __forceinline__ unsigned lanes_like(int bits) {
     unsigned lanes;
     asm("{\n\t"
@@ -95,7 +96,7 @@ __device__ __forceinline__ unsigned count_up(unsigned* word) {
 
 #endif
 
-// The same by a plain load, for arrays longer than a texture can be.
+// Element i of an array, by a plain load.
 __device__ __forceinline__ float texel(const float* data, int64_t i) { return data[i]; }
 
 namespace mlpgpu {

@@ -28,15 +28,15 @@ __device__ __forceinline__ int warp_or(int value) {
     return value;
 }
 
-// Sums values[i] over the 16 lanes of half a warp, and leaves the sum in lane i. In each of four steps a lane passes half of
-// its values to another lane and adds what that lane passes back.
+// Sums values[i] over the 16 lanes of half a warp, and leaves the sum in lane i. In each of four steps a lane passes half
+// of its values to another lane and adds what that lane passes back.
 __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
 #pragma unroll
     for (int halving = 0; halving < 4; ++halving) {
         const int width = 8 >> halving;
         const bool is_upper = threadIdx.x & width;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // up to a constant, since the compiler keeps the values in local memory where the bound varies
+        for (int i = 0; i < 8; ++i) {  // a constant bound: if it varied, values would be in local memory
             if (i >= width) break;
             const float low = values[i], high = values[i + width];
             values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);

@@ -42,7 +42,7 @@ struct StepsBlock {
     static constexpr int THREADS = WARP, SHARED_BYTES = 0;
 };
 
-// steps (count,) = the next steps, one for the launches of each in a graph; `next` goes on behind them.
+// steps (count,) = the next steps, one for the launches of each in a graph; `next` becomes the step after them.
 // Grid: one block.
 __device__ __forceinline__ void initialise_steps(Step* next, Step* steps, int count) {
     const Step first = *next;

@@ -20,7 +20,7 @@ struct StreamUpdate {
         static constexpr int FLOATS = STAGES * STAGE_BYTES / 4, BYTES = STAGES * (STAGE_BYTES + 16);
     };
     static constexpr int SHARED_BYTES = Chunks::BYTES + 4 * 2 * ROWS * PART;  // x of this step and of the next
-    static_assert(WARPS * ROWS * COLUMNS <= Chunks::FLOATS, "in the end the warps' sums take the chunks' room");
+    static_assert(WARPS * ROWS * COLUMNS <= Chunks::FLOATS, "in the end the warps' sums lie where the chunks were");
 };
 
 template <class Rule, int ROWS>

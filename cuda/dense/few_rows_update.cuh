@@ -6,7 +6,7 @@
 
 namespace mlpgpu {
 
-// WIDTH neighbours at an address aligned to them. `once`: they leave the cache soon, since they are used once.
+// Loads WIDTH neighbours from an address aligned to them; if `once`, with the hint that they will not be used again soon.
 template <int WIDTH>
 __device__ __forceinline__ void load_run(const float* address, float (&values)[WIDTH], bool once) {
     if constexpr (WIDTH == 2) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
         }
     }
 
-    // The teams' sums of z take the place of x.
+    // In shared memory the teams' sums of z replace x.
     if (!partials) return;
     const int columns = width * WIDTH;
     __syncthreads();
@@ -153,7 +153,8 @@ __device__ __forceinline__ void update_few(const FewRows& rows, const FewRows& n
     }
 }
 
-// The rows of this step and of the next one. Without dz there is no update, and the rows of this step count as the next ones.
+// The rows of this step and of the next one. Without dz there is no update, and the rows of this step count as the next
+// ones.
 template <class Rule>
 struct FewRowsStep {
     const float* dz;
@@ -185,9 +186,9 @@ struct FewRowsStep {
     }
 };
 
-// Updates weight, bias and slots along dz, and stores partials (grid x, capacity, n) of the next step's z; both for x (B, k),
-// or for the data set by the order. Without dz, before the first step of a run, it only makes this step's z; if `partials` is
-// null, it makes no z.
+// Updates weight, bias and slots along dz, and stores partials (grid x, capacity, n) of the next step's z; both for x (B,
+// k), or for the data set by the order. Without dz, before the first step of a run, it only makes this step's z; if
+// `partials` is null, it makes no z.
 // Grid: (split-K partials, n over 256).
 template <class Rule>
 __device__ __forceinline__ void dense_update_few_rows(const Step* step, const float* x, const int* order, const float* dz,

@@ -1,9 +1,9 @@
 // The update of a weight with large k by few enough rows: dW = xᵀ dz has many rows and few columns, and its sums are short.
 //
 // It takes as long as reading x, W and its slots and writing W and its slots, so all roles keep loads under way. A block
-// splits dz once and goes over tiles of W's rows. Producer warps copy x to a ring of slices. Compute warpgroups, each on its
-// own tile, store sums to shared memory. Update warps hold a tile of W and of its slots in registers by then, update it along
-// the sums, write it back and fetch their next tile.
+// splits dz once and goes over tiles of W's rows. Producer warps copy x to a ring of slices. Compute warpgroups, each on
+// its own tile, store sums to shared memory. Update warps hold a tile of W and of its slots in registers by then, update it
+// along the sums, write it back and fetch their next tile.
 #pragma once
 
 #include "gemm/split_sm90.cuh"
@@ -29,7 +29,8 @@ struct LargeKUpdate {
         static constexpr int STAGES = 12, STAGE_BYTES = 4 * DEPTH * PITCH, ALIGNMENT = 16;
         static constexpr int CONSUMERS = WARPGROUP / WARP, CLUSTER = 1, BYTES = STAGES * (STAGE_BYTES + 16);
     };
-    static constexpr int SUMS = WEIGHT_ROWS * COLUMNS, UNITS = SUMS / 4 / UPDATE_THREADS;  // of a tile; of an update thread, of four elements
+    static constexpr int SUMS = WEIGHT_ROWS * COLUMNS;            // of a tile
+    static constexpr int UNITS = SUMS / 4 / UPDATE_THREADS;  // of an update thread, of four elements each
     static constexpr int SHARED_BYTES =
         Components::BYTES + 4 * GROUPS * SUMS + RingX::BYTES + 2 * GROUPS * 8 + 8 * ROWS + 4 * COLUMNS;
 };
@@ -84,7 +85,8 @@ struct UpdatedTile {
 #pragma unroll
             for (int i = 0; i < T::ARRAYS; ++i) store_four(first[i] + offset + element(unit), values[i]);
         }
-        for (int e = (vectored ? length / 4 * 4 : 0) + thread; e < length; e += T::UPDATE_THREADS) {  // what is not fetched in advance
+        // Elements that fill no vector were not fetched in advance.
+        for (int e = (vectored ? length / 4 * 4 : 0) + thread; e < length; e += T::UPDATE_THREADS) {
             float w = first[0][offset + e], slot[T::ARRAYS];
             for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = first[1 + s][offset + e];
             step_parameter<Rule>(w, slot, sums[e], scale, rates, penalty_slope(w));
@@ -179,7 +181,8 @@ struct LargeKBlock {
             updated.update(tile_offset(tile), length(tile), sums + group * T::SUMS, scale, rates);
             __syncwarp();
             if (threadIdx.x % WARP == 0) barrier_arrive<1>(consumed + 8 * group, 0);
-            // Not one vector at a time between the updates: waiting for a load means waiting for all loads issued after it too.
+            // Not one vector at a time between the updates: waiting for a load means waiting for all loads issued after it
+            // too.
             updated.fetch(tile_offset(tile + 1), length(tile + 1));
         }
     }
@@ -258,7 +261,8 @@ __device__ __forceinline__ void dense_backward_update_large_k(const Step* step, 
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
-    if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {  // it has the fewest rows
+    // The last block, which has the fewest rows of W, updates the bias.
+    if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {
         const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
         float sum = 0.0f;
 #pragma unroll 16

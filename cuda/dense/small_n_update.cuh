@@ -9,16 +9,16 @@
 
 namespace mlpgpu {
 
-// dense_backward_update where tiles would be few or mostly padding: a block takes WEIGHT_ROWS rows of W, where the bias counts as
-// one more row whose x is 1, and COLUMNS columns. Half a warp takes PER_LANE of the rows, and each of its lanes some rows of
-// the shard; lanes add their sums up, and then warps do, in order.
+// dense_backward_update where tiles would be few or mostly padding: a block takes WEIGHT_ROWS rows of W, where the bias
+// counts as one more row whose x is 1, and COLUMNS columns. Half a warp takes PER_LANE of the rows, and each of its lanes
+// some rows of the shard; lanes add their sums up, and then warps do, in order.
 // Grid: (blocks of k + 1, blocks of n).
 struct SmallN {
     static constexpr int WEIGHT_ROWS = 8, COLUMNS = 16, PER_LANE = 4, THREADS = 256, WARPS = THREADS / WARP;
     static constexpr int LANES = WARP * PER_LANE / WEIGHT_ROWS, SLICES = WARPS * LANES;  // rows at once
     static constexpr int BATCH = 8;                                                // rows of x that a thread holds
     static constexpr int DZ_FLOATS = 1024 * 10, SHARED_BYTES = 4 * (DZ_FLOATS + PER_LANE);  // of dz at once, and padding after it
-    static_assert(4 * WARPS * WEIGHT_ROWS * COLUMNS <= SHARED_BYTES, "the sums of all warps take the room of dz");
+    static_assert(4 * WARPS * WEIGHT_ROWS * COLUMNS <= SHARED_BYTES, "the sums of all warps fit where dz was");
     static_assert(LANES == PER_LANE * PER_LANE, "a lane ends with the sum of one row and column");
 };
 
@@ -70,7 +70,8 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     const int* const indices = row_indices(rows, order);
     const bool vectored = k % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
     if (!vectored) pdl_wait_and_trigger();  // single floats are read through the first-level cache
-    const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);  // for 16 rows in other banks
+    // The pitch is no multiple of 4, so that 16 rows begin in different banks.
+    const int columns = min(T::COLUMNS, n - n0), pitch = columns + (columns % 4 == 0);
     const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
     const float* const of_shard = dz + static_cast<int64_t>(rows.first) * n + n0;
     float sums[GROUPS][T::PER_LANE * T::PER_LANE] = {};

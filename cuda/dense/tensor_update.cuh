@@ -82,9 +82,9 @@ struct UpdateEpilogue : NoComponents {
     }
 };
 
-// Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements after
-// the first. If db is not known yet, its partials are stored, and `bias` is null. Components of W are stored if the format
-// has no scales; else they are null. Other arrays are those of tensor_backward_weight.
+// Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements
+// after the first. If db is not known yet, its partials are stored, and `bias` is null. Components of W are stored if the
+// format has no scales; else they are null. Other arrays are those of tensor_backward_weight.
 template <class Product, class Rule>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
                                                        typename Product::Source x_components, int64_t x_stride,

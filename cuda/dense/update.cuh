@@ -1,7 +1,7 @@
 // The gradient of a dense layer and the optimizer's step in one kernel: neither dW nor db is stored.
 //
-// It needs the batch's total weight, so the total is made before the backward pass; and it follows dx, which reads W. Arrays
-// are those of dense/dense.cuh.
+// It needs the batch's total weight, so the total is made before the backward pass; and it follows dx, which reads W.
+// Arrays are those of dense/dense.cuh.
 #pragma once
 
 #include "math/optimizers.cuh"

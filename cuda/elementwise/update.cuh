@@ -72,7 +72,8 @@ struct PartialBias {
     unsigned offset, offset_high;
 };
 
-// Updates biases along the sums of their gradients' partials, added in order; together they have `columns` columns.  slots (SLOTS, size).
+// Updates biases along the sums of their gradients' partials, added in order; together they have `columns` columns.  slots
+// (SLOTS, size).
 // Grid: a thread for each column.
 template <class Rule>
 __device__ __forceinline__ void update_biases(const Step* step, const double* totals, const int* described, int count,

@@ -1,8 +1,8 @@
 // The head: a network's last dense layer, if it has few columns, with the loss and dx in one kernel.
 //
-// A block takes Head::ROWS rows from the layer's input x (B, k) to delta and dx. A thread takes four of them and PER_LANE of
-// k, and keeps their x in registers, since dx may need its slope there. W's columns lie in shared memory one after another,
-// for both products. One more warp adds the loss up meanwhile.
+// A block takes Head::ROWS rows from the layer's input x (B, k) to delta and dx. A thread takes four of them and PER_LANE
+// of k, and keeps their x in registers, since dx may need its slope there. W's columns lie in shared memory one after
+// another, for both products. One more warp adds the loss up meanwhile.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -32,9 +32,9 @@ struct ReadTarget {
     static __device__ __forceinline__ float times(float t, float value) { return Target::times(t, value); }
 };
 
-// Columns [j0, j0 + GROUP) and rows [k0, k0 + DEPTH) of W (k, n), held in registers between memory and shared memory, with zeros
-// after the last row for the warp that multiplies it. Threads read W as it lies in memory, each in one column, and issue all loads before the first
-// store.
+// Columns [j0, j0 + GROUP) and rows [k0, k0 + DEPTH) of W (k, n), held in registers between memory and shared memory, with
+// zeros after the last row for the warp that multiplies it. Threads read W as it lies in memory, each in one column, and
+// issue all loads before the first store.
 struct HeadColumns {
     static constexpr int MOST = Head::DEPTH / (Head::THREADS / Head::GROUP) + 1;
     int start, stride, all;
@@ -92,13 +92,13 @@ struct HeadThread {
         }
     }
 
-    // Its k of a staged column of W.
+    // Loads the thread's k of a staged column of W.
     __device__ __forceinline__ void weights(const float* column, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) load_four(column + offset(v), w + 4 * v);
     }
 
-    // The same from memory, for so many rows `n` apart; 0 after them.
+    // The same from a column in memory, whose first `rows` rows lie n apart; those after them count as 0.
     __device__ __forceinline__ void weights(const float* column, int rows, int n, float (&w)[Head::PER_LANE]) const {
 #pragma unroll
         for (int i = 0; i < Head::PER_LANE; ++i) {
@@ -128,15 +128,16 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
                     sums[c * ROWS + r] = fmaf(x[r * Head::PER_LANE + i], w[i], sums[c * ROWS + r]);
         }
         const float sum = sum_to_lanes(sums);
-        const int mine = thread.lane % Head::LANES, row = thread.row0 + mine % ROWS, column = j0 + j + mine / ROWS;
+        const int sum_number = thread.lane % Head::LANES;  // of those that sum_to_lanes() left in the half warp's lanes
+        const int row = thread.row0 + sum_number % ROWS, column = j0 + j + sum_number / ROWS;
         if (column >= n) continue;
         float& partial_sum = partial[(thread.warp * Head::ROWS + row) * Head::MOST_COLUMNS + column];
         partial_sum = is_first ? sum : partial_sum + sum;
     }
 }
 
-// By one warp: stores the block's errors (ROWS, 2) to sums (blocks, 2). Unless `totals` is null, the last block adds the sums of
-// all blocks up, to totals (2,) and the run's losses (steps, 2).
+// By one warp: stores the block's errors (ROWS, 2) to sums (blocks, 2). Unless `totals` is null, the last block adds the
+// sums of all blocks up, to totals (2,) and the run's losses (steps, 2).
 __device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
                                               double* totals, double* losses) {
     const int lane = threadIdx.x % WARP;

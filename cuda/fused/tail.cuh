@@ -1,5 +1,5 @@
-// The tail: the layers after a tall first one in one kernel, from partial sums of its z to the deltas of all layers. A block
-// takes one row of the batch.
+// The tail: the layers after a tall first one in one kernel, from partial sums of its z to the deltas of all layers. A
+// block takes one row of the batch.
 //
 // For one row these layers are short (some ten thousand multiply-adds); as one launch per product they would wait for each
 // other longer than they compute. Only the gradients need all rows, and other launches make them.
@@ -28,8 +28,8 @@ struct Tail {
     static constexpr int SHARED_BYTES = 4 * (THREADS + MOST_WEIGHTS + 3 * MOST_UNITS + MOST_LAYERS * LAYER_WORDS);
 };
 
-// Calls finish(j, Σ over i < count of a·b) in thread j for each j < n, where `term(i, j)` is (a, b). The block's warps divide
-// columns and terms among themselves, a thread loads BATCH of its terms at once, and sums are added in order.
+// Calls finish(j, Σ over i < count of a·b) in thread j for each j < n, where `term(i, j)` is (a, b). The block's warps
+// divide columns and terms among themselves, a thread loads BATCH of its terms at once, and sums are added in order.
 template <int BATCH, class Term, class Finish>
 __device__ __forceinline__ void sum_terms(int n, int count, float* partial, const Term& term, const Finish& finish) {
     const int side = ceil_div(n, WARP), warp = threadIdx.x / WARP;  // warps that share a term
@@ -57,8 +57,8 @@ __device__ __forceinline__ void sum_terms(int n, int count, float* partial, cons
     __syncthreads();
 }
 
-// partials (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz of all
-// layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does.
+// partials (count, capacity, n) are partial sums of the first layer's z; `layer_count` counts all layers. Stores y and dz
+// of all layers, one layer after another, each (capacity, n), and the batch's loss as elementwise/loss.cuh does.
 // Grid: one block for each row of the capacity.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void tail(const Step* step, int shard, int shards, const int* order, const float* partials,

@@ -38,7 +38,7 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 3) quad.w = value;
 }
 
-// The same for a row of bfloat16 components, where a quad is always a vector; elements beyond n are 0.
+// Stores a quad of a row as bfloat16 components, in each of which it is one vector; elements from column n on become 0.
 template <class Format, bool ALIGNED>
 __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value) {
     const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stri
                                                                inside(2, value.z), inside(3, value.w)));
 }
 
-// A row of components; rows from `rows` on are 0.
+// Stores a quad of row `row` as components; rows from `rows` on are padding and become 0.
 template <class Format, bool ALIGNED>
 __device__ __forceinline__ void store_padded(uint16_t* components, int64_t component_stride, int row, int rows, int column, int n,
                                              const float4& value) {

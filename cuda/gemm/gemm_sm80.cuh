@@ -105,8 +105,8 @@ __device__ __forceinline__ void finish_fragments(const float (&c)[T::FRAGMENTS_M
         }
 }
 
-// The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); the padding fills the last
-// slice up.
+// The tile of C (rows, columns) whose first row is m0 and first column n0, summed over [0, depth); the padding fills the
+// last slice up.
 template <class Format, class T, bool A_INNER, bool B_INNER, class Epilogue>
 __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>& a, const SplitOperand<B_INNER>& b, int m0,
                                             int n0, int rows, int columns, int depth, const Epilogue& epilogue) {
@@ -169,7 +169,8 @@ __device__ __forceinline__ void multiply_components(const SplitOperand<A_INNER>&
             }
             multiply(stage, 1, 0, slice_sums);
             multiply(stage, 0, 1, slice_sums);
-            // Without scales, lo of an infinite number is 0 and its product has either sign or is NaN: hi · hi alone is right.
+            // Without scales, lo of an infinite number is 0 and its product has either sign or is NaN: hi · hi alone is
+            // right.
             for_each(slice_sums, [](float& x) { x = Format::SCALED || fabsf(x) <= LARGEST ? x * STEP : 0.0f; });
             multiply(stage, 0, 0, slice_sums);
 #pragma unroll

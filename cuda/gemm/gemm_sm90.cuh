@@ -2,13 +2,13 @@
 //
 // A block is one producer warpgroup and some consumer warpgroups. One producer thread lets the copy engine load slices of A
 // and B, 64 elements along k, into a ring of stages in shared memory. Each consumer multiplies 64 rows of the tile, keeps
-// its part of C in registers, and releases stages. The blocks of a cluster compute neighbouring tiles and share slices of B:
-// each loads a part of such a slice into all of them at once. The grid is as large as the card, and a cluster computes one
-// tile after another.
+// its part of C in registers, and releases stages. The blocks of a cluster compute neighbouring tiles and share slices of
+// B: each loads a part of such a slice into all of them at once. The grid is as large as the card, and a cluster computes
+// one tile after another.
 //
-// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi), and for halves and small k also + 2^-22 lo · lo. Tensor
-// cores truncate when they accumulate. So if the format is PROMOTED, the sum of hi · hi restarts with each slice, and is
-// added to C by float32 additions.
+// With two components a · b = hi · hi + 2^-SHIFT (hi · lo + lo · hi), and for halves and small k also + 2^-22 lo · lo.
+// Tensor cores truncate when they accumulate. So if the format is PROMOTED, the sum of hi · hi restarts with each slice,
+// and is added to C by float32 additions.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -59,8 +59,8 @@ struct Scheduler {
     }
 };
 
-// One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE portions
-// into all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
+// One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE
+// portions into all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
                                       int component, int portion) {
@@ -147,8 +147,8 @@ struct Slices {
     }
 };
 
-// A barrier after the ring's, passed once the producer's last warp has waited for the launch before. Consumers wait here, as
-// late as they can: to wait for the launch itself takes half a microsecond, even if it is complete.
+// A barrier after the ring's, passed once the producer's last warp has waited for the launch before. Consumers wait here,
+// as late as they can: to wait for the launch itself takes half a microsecond, even if it is complete.
 template <class T>
 __device__ __forceinline__ uint32_t launch_barrier(const Ring<T>& ring) {
     return ring.empty + 8 * T::STAGES;
@@ -157,8 +157,8 @@ __device__ __forceinline__ uint32_t launch_barrier(const Ring<T>& ring) {
 // What could not be prefetched at the start of a tile is prefetched this many slices before its end.
 constexpr int LAST_SLICES = 4;
 
-// c += 2^-SHIFT cross. Without scales only finite terms are added: lo of an infinite operand is 0, and the product with it has
-// either sign or is NaN.
+// c += 2^-SHIFT cross. Without scales only finite terms are added: lo of an infinite operand is 0, and the product with it
+// has either sign or is NaN.
 template <class T>
 __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cross)[T::COUNT]) {
     constexpr float STEP = 1.0f / (1 << T::Format::SHIFT);
@@ -277,7 +277,8 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
     wait_launch();
 }
 
-// By the producer's other warps, which have nothing else to do.
+// Calls the epilogue for the columns of all tiles, by the other warps of the producer's warpgroup, which have nothing else
+// to do.
 template <class T, class Epilogue>
 __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epilogue) {
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {

@@ -4,11 +4,11 @@
 //   Bfloat16Pair  x = hi + lo · 2^-7: hi as Bfloat16, lo the bfloat16 nearest to (x - hi) · 2^7
 //   Half          x' = x · 2^-e; hi is the half nearest to x'
 //   HalfPair      x' = hi + lo · 2^-11: hi as Half, lo the half nearest to (x' - hi) · 2^11
-// A scale 2^e belongs to a row of the first operand or to a column of the second one, so it is constant along what a product
-// sums over: an element of C is its sum times 2^(e of the row + e of the column). The largest |x'| of a row or column lies in
-// [2^14, 2^15). Elements many binades smaller have an absolute error instead of a relative one. A row or column with such
-// an element is flagged inexact, and sums that depend on it are recomputed where they may be wrong. docs/mathematics.md
-// derives why that suffices, and the four scales:
+// A scale 2^e belongs to a row of the first operand or to a column of the second one, so it is constant along what a
+// product sums over: an element of C is its sum times 2^(e of the row + e of the column). The largest |x'| of a row or
+// column lies in [2^14, 2^15). Elements many binades smaller have an absolute error instead of a relative one. A row or
+// column with such an element is flagged inexact, and sums that depend on it are recomputed where they may be wrong.
+// docs/mathematics.md derives why that suffices, and the four scales:
 //   W (k, n)    W' = W · 2^-e_W[row]
 //   X (B, k)    X' = X · 2^(e_W[column] - e_X[row]), for x W, and for xᵀ dz
 //   dZ (B, n)   dZ' = dZ · 2^-e_Z[row], for dz Wᵀ

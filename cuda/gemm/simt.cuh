@@ -4,8 +4,8 @@
 // memory, both with the inner index first, so that a thread reads the values for its part of C as vectors. While the block
 // multiplies one slice, the next one is loaded into registers.
 //
-// Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may follow the shape, and
-// the bits stay the same. Outside the borders operands are read as 0 by a select.
+// Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may follow the shape,
+// and the bits stay the same. Outside the borders operands are read as 0 by a select.
 //
 // An epilogue is anything that can be called as `epilogue(row, column, value)` for each element of C.
 #pragma once
@@ -292,10 +292,10 @@ __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INN
 // Epilogues that change arrays in place.
 //
 // prefetch(row, column) is called first, for a column of each cache line. Then elements come in rows, so that neighbouring threads
-// have neighbouring columns: load(row, column) reads, put(row, column, value, loaded) writes, and a thread reads for several
-// elements before it writes the first.
+// have neighbouring columns: load(row, column) reads, put(row, column, value, loaded) writes, and a thread reads for
+// several elements before it writes the first.
 
-// Lets the arrays come to the cache while the product is made.
+// Prefetches the epilogue's arrays to the second-level cache while the product is computed.
 template <int M, int N, int THREADS, class Epilogue>
 __device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_end, const Epilogue& epilogue) {
     constexpr int CACHE_LINE = 32;  // floats
@@ -333,7 +333,7 @@ __device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Oper
                                                    const Columns& columns, const Epilogue& epilogue) {
     using T = SimtTile<M, N, K>;
     constexpr int RUN = Run<T::THREAD_M>::WIDTH, ROWS = RUN * T::SIDE;
-    static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile take the slices' room");
+    static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile fit where the slices were");
     SHARED(float, shared);
     prefetch_rows<T::M, T::N, T::THREADS>(m0, n0, a.outer, b.outer, epilogue);
     float c[T::THREAD_M][T::THREAD_N] = {};

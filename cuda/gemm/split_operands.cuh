@@ -9,8 +9,8 @@
 
 namespace mlpgpu {
 
-// Words j to j + 3 of an array that reaches as far as the padding; 0 if it is null. Other blocks may be changing them, so they
-// are read past the first-level cache.
+// Words j to j + 3 of an array that reaches as far as the padding; 0 if it is null. Other blocks may be changing them, so
+// they are read past the first-level cache.
 __device__ __forceinline__ int4 vector_of(const int* words, int j) {
     return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
 }
@@ -25,7 +25,8 @@ struct SplitRow {
     int n;
     int shift, flags;
 
-    // Splits four elements from column j on, given the scales of the weights' rows that multiply them and the columns' flags.
+    // Splits four elements from column j on, given the scales of the weights' rows that multiply them and the columns'
+    // flags.
     __device__ __forceinline__ void put(int j, const float4& x, const int4& weight, const int4& there) {
         const int shifts[4] = {shift + exponent_in(weight.x), shift + exponent_in(weight.y),
                                shift + exponent_in(weight.z), shift + exponent_in(weight.w)};
@@ -52,7 +53,7 @@ __device__ __forceinline__ int top_exponent(const float4& x, const int4& weight)
 struct RowTeam {
     static constexpr int THREADS = 256, SHARED_BYTES = 4 * 2 * THREADS / WARP;
     static constexpr int VECTORS = 4;  // of a row that a thread keeps in registers
-    int size, row, thread;          // threads per row; which of the block's rows is this thread's; the thread's number in its team
+    int size, row, thread;          // threads per row; this thread's row among the block's; its number in its team
 
     __device__ __forceinline__ explicit RowTeam(int n) : size(WARP) {
         while (size < static_cast<int>(blockDim.x) && 4 * VECTORS * size < n) size *= 2;
@@ -121,9 +122,9 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     }
 }
 
-// Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and, in `column_scales` (n,), flags of columns. With an
-// order the rows are those of a data set, and `copy` (B, n) receives them. Unscaled rows may be those of several steps, which
-// are stored one after another. Grid: (rows padded to 128, over rows per block; steps).
+// Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and, in `column_scales` (n,),
+// flags of columns. With an order the rows are those of a data set, and `copy` (B, n) receives them. Unscaled rows may be
+// those of several steps, which are stored one after another. Grid: (rows padded to 128, over rows per block; steps).
 template <class Format>
 __device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
                                            const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
@@ -207,11 +208,11 @@ __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* row_s
     return top < NO_EXPONENT / 2 ? 0 : top;
 }
 
-// Splits dz (B, n) for xᵀ dz, unless `components` is null because it is split already; and db (n,) = Σ dz, unless db is null.
-// `row_scales` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as partials (grid
-// y, n padded) and their flags in `partial_flags`; the last block of a column adds them up, in order, and stores the column's
-// scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `row_scales` have exponents already, and flags are
-// added. Grid: (n padded to 64, over 64; any number of parts of the rows).
+// Splits dz (B, n) for xᵀ dz, unless `components` is null because it is split already; and db (n,) = Σ dz, unless db is
+// null. `row_scales` are the row scales of dz; the scales of x's rows move into dz. Blocks store sums over their rows as
+// partials (grid y, n padded) and their flags in `partial_flags`; the last block of a column adds them up, in order, and
+// stores the column's scale. If `row_components` is not null, dz is also split for dz Wᵀ: then `row_scales` have exponents
+// already, and flags are added. Grid: (n padded to 64, over 64; any number of parts of the rows).
 template <class Format, class Source>
 __device__ __forceinline__ void split_columns(const Step* step, int shard, int shards, const Source* dz,
                                               int* row_scales, const int* x_row_scales, uint16_t* components, uint16_t* row_components,

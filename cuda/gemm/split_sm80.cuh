@@ -4,7 +4,8 @@
 // components the three smallest, together at most 2⁻²³ of the whole, are left out. Tensor cores truncate when they
 // accumulate, so the sum over each 64 k is made apart and added to C rounded to nearest. bfloat16 has the range of float32,
 // so no scales are needed. An element that is not finite, or whose last component would be too small for a bfloat16, is
-// flagged as it is split: rows and columns of C that depend on it are recomputed as chains of multiply-adds, and so are elements
+// flagged as it is split: rows and columns of C that depend on it are recomputed as chains of multiply-adds, and so are
+// elements
 // of C that are not finite. (Error bound: docs/mathematics.md.)
 //
 // For products whose operands are read once or twice, this saves the pass that splits them (gemm/split_operands.cuh).
@@ -26,7 +27,7 @@ struct SplitSm80Tile {
     static constexpr int FRAGMENTS = WARP_N / 8;  // of a warp, 16 x 8 each, side by side
     static_assert(WARPS_M * 16 == M && WARPS_M * WARPS_N == THREADS / WARP && FRAGMENTS % 2 == 0,
                   "whole fragments for each warp");
-    // Slices of both operands in three components, and a flag for each row and column; then C takes the slices' room.
+    // Slices of both operands in three components, and a flag for each row and column; then C, where the slices were.
     static constexpr int PITCH = 8;  // padding of a row, in elements
     static constexpr int SLICES = COMPONENTS * 2 * (K * (M + PITCH) > M * (K + PITCH) ? K * (M + PITCH) : M * (K + PITCH)) +
                                   COMPONENTS * 2 * K * (N + PITCH);

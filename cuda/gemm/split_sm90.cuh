@@ -1,8 +1,8 @@
 // C = A · B by wgmma on sm_90a, of float32 operands that are split into three bfloat16 each. gemm/split_sm80.cuh says how
 // they are split, and why the sum of six products is as good as that of float32.
 //
-// Such a product runs at the rate of memory if enough loads are under way. So producer warps only load: they copy slices of A
-// to a ring in shared memory as they are, and hold no data in registers. Compute warpgroups split rows of A as they read
+// Such a product runs at the rate of memory if enough loads are under way. So producer warps only load: they copy slices of
+// A to a ring in shared memory as they are, and hold no data in registers. Compute warpgroups split rows of A as they read
 // them, each its own rows, so that components of A are never stored. All of them read B, so splitter warps store its
 // components once.
 #pragma once
@@ -20,22 +20,22 @@ struct SplitProduct {
     static constexpr int M = 64, N = 96, COMPONENTS = 3, PROMOTED = 64, PER_THREAD = N / 2;  // elements of C
 };
 
-// Orders by magnitude, with 0 after all others. What comes before TOO_SMALL does not split well. Numbers that are too large or
-// not finite need no test: their components leave a sum that is not finite.
+// A key that orders numbers by magnitude, with 0 after all others. A number with a key below TOO_SMALL loses bits when it
+// is split. Numbers that are too large or not finite need no test, because their components make sums that are not finite.
 __device__ __forceinline__ unsigned magnitude_key(float x) { return (__float_as_uint(x) << 1) - 1; }
 constexpr unsigned TOO_SMALL = (27u << 24) - 1;
 
 // --- A: rows of x as they are stored ---
 
-// Stores where rows begin to shared memory; null for rows from `end` on. Copies read nothing else, so they need not wait for
-// an order's entry each time.
+// Stores where rows begin to shared memory; null for rows from `end` on. Copies read nothing else, so they need not wait
+// for an order's entry each time.
 template <int COUNT, int THREADS, bool INNER_FIRST>
 __device__ __forceinline__ void find_rows(const Operand<INNER_FIRST>& from, int first, int end, const float** row_starts) {
     for (int i = threadIdx.x; i < COUNT; i += THREADS) row_starts[i] = first + i < end ? from.row(first + i) : nullptr;
 }
 
-// Starts copies of ROWS rows to shared memory, PITCH floats apart: WIDTH floats of each from `start` on. Rows that do not exist
-// and elements from `end` on become 0. By THREADS threads, which do not wait.
+// Starts copies of ROWS rows to shared memory, PITCH floats apart: WIDTH floats of each from `start` on. Rows that do not
+// exist and elements from `end` on become 0. By THREADS threads, which do not wait.
 template <int ROWS, int WIDTH, int PITCH, int THREADS>
 __device__ __forceinline__ void copy_rows(const float* const* row_starts, const float* data, bool vectored, int start, int end,
                                            uint32_t to, int thread) {
@@ -69,7 +69,8 @@ __device__ __forceinline__ void copy_rows(const float* const* row_starts, const 
 
 // --- B: its components ---
 
-// The components of K x N elements. Each is made of matrices of 8 columns, in which a column's eight elements are neighbours.
+// The components of K x N elements. Each is made of matrices of 8 columns, in which a column's eight elements are
+// neighbours.
 template <int K, int N>
 struct SplitComponents {
     static constexpr int COLUMN = 16, NEXT_COLUMNS = 8 * COLUMN, NEXT_INNER = N * COLUMN;  // bytes
@@ -118,7 +119,8 @@ struct SplitFragments {
     }
 };
 
-// sums = A · B over PROMOTED of k, the smaller products of components first. The fragments of the first sixteen k are in `a`;
+// sums = A · B over PROMOTED of k, the smaller products of components first. The fragments of the first sixteen k are in
+// `a`;
 // fill(k) makes those from k on while products are under way, and at the end the first sixteen of the next sum.
 template <class Components, class Fill>
 __device__ __forceinline__ void multiply_components(float (&sums)[SplitProduct::PER_THREAD], const SplitFragments& a,
@@ -203,7 +205,7 @@ struct SplitSm90Tile {
     static constexpr int SHARED_BYTES = RingA::BYTES + RingB::BYTES + 8 * M + 4 * N;
     // A warp's staging tile, whose rows begin eight banks apart.
     static constexpr int STAGING_PITCH = N + 8, STAGING_SIZE = 16 * STAGING_PITCH;
-    static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they take the room of B's components");
+    static_assert(4 * COMPUTE_THREADS / WARP * STAGING_SIZE <= RingB::BYTES, "in the end they lie where B's components were");
 };
 
 // A slice of B in a splitter's registers, where it waits while the slice before it is multiplied.

@@ -111,8 +111,8 @@ struct StagedEpilogue {
             if (register_piece == piece) stage(c + register_piece * (WIDTH / 2), staging);
     }
 
-    // Where sums are rescaled, a loop goes over the quads, since unrolled code would take longer to fetch than to execute. What
-    // the epilogue reads for DEEP pieces, or for a few quads of one, is loaded together.
+    // Where sums are rescaled, a loop goes over the quads, since unrolled code would take longer to fetch than to execute.
+    // What the epilogue reads for DEEP pieces, or for a few quads of one, is loaded together.
     template <bool ALIGNED>
     __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
@@ -145,8 +145,8 @@ struct StagedEpilogue {
         __syncwarp();
     }
 
-    // A quad of the next piece is loaded as soon as the registers of the same quad are free. Where quads need too many registers
-    // or are not vectors, GROUP quads are loaded together. The code of the epilogue occurs once.
+    // A quad of the next piece is loaded as soon as the registers of the same quad are free. Where quads need too many
+    // registers or are not vectors, GROUP quads are loaded together. The code of the epilogue occurs once.
     template <bool ALIGNED>
     __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr bool LOADS_NEXT = ALIGNED && !READS_IN_GROUPS;
@@ -193,7 +193,7 @@ struct StagedComponents<T, Epilogue, true> {
 
     const Epilogue& epilogue;
     int m0, n0, m, n;
-    // Of the next piece.
+    // What the epilogue reads for the next piece.
     uint4 saved[COMPONENTS][VECTORS];
     float2 column_operand[WIDTH / 8];
     float2 row_operand[Epilogue::HAS_ROW_OPERAND ? WIDTH / 8 : 1][2];
@@ -249,7 +249,7 @@ struct StagedComponents<T, Epilogue, true> {
         }
     }
 
-    // A thread's vectors of a piece, and its words there.
+    // Addresses in the staging tile: of a lane's vector v, as memory holds it, and of a pair's word, as registers hold it.
     __device__ __forceinline__ uint4* vector(uint16_t* staging, int v) const {
         return reinterpret_cast<uint4*>(staging + row_in_piece(v) * PITCH + threadIdx.x % LANES * 8);
     }
@@ -280,7 +280,7 @@ struct StagedComponents<T, Epilogue, true> {
         constexpr bool MANY = COMPONENTS > 1;
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
-            float2 rest[PAIRS];  // first what is read of later components, then the remainders of the results
+            float2 rest[PAIRS];  // at first the later components of what is read, then those of the results
             if (epilogue.saved()) {
 #pragma unroll
                 for (int p = COMPONENTS - 1; p > 0; --p) {

@@ -5,9 +5,9 @@
 // local/stack.cuh, with weights that never leave the chip. A block writes each layer's dz to memory, including the
 // halo.
 //
-// After all layers a block adds up the gradient of its weights, dw'[r, v] = Σ x_v dz_{v + r} over layers and rows. It
-// waits for nobody then: x is from the forward pass, and dz is its own. It updates the weights that it holds, which no
-// other block reads.
+// After all layers a block adds up the gradient of its weights, dw'[r, v] = Σ x_v dz_{v + r} over layers and rows. It waits
+// for no other block then, since the forward pass stored x and the block itself computed dz. It updates the weights that it
+// holds, which no other block reads.
 #pragma once
 
 #include "common/async_copy.cuh"

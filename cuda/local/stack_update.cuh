@@ -13,7 +13,7 @@
 
 namespace mlpgpu {
 
-// What warps leave each other of dx, and the inputs that each warp sees.
+// Partial sums of dx that the warps of a block exchange, and the inputs that each warp sees.
 template <class Shape>
 struct StackDeltas {
     static constexpr int ROWS = Shape::ROWS, WARPS = Shape::WARPS, MOST_HALO = Shape::MOST_HALO;

@@ -6,7 +6,7 @@
 
 namespace mlpgpu {
 
-// Hyper-parameters, which a fit keeps; mlpgpu/optimizers.py has their names.
+// Hyper-parameters, which stay the same during a fit; mlpgpu/optimizers.py has their names.
 struct Hyper {
     float l1, l2;
     float clip_norm;
@@ -119,24 +119,24 @@ struct InPlace {
     };
 
     __device__ __forceinline__ void prefetch(int k, int column) const {
-        const int64_t at = static_cast<int64_t>(k) * n + column;
-        prefetch_to_l2(weight + at);
-        for (int s = 0; s < SLOTS; ++s) prefetch_to_l2(slots + s * pitch + at);
+        const int64_t offset = static_cast<int64_t>(k) * n + column;
+        prefetch_to_l2(weight + offset);
+        for (int s = 0; s < SLOTS; ++s) prefetch_to_l2(slots + s * pitch + offset);
     }
 
     __device__ __forceinline__ Loaded load(int k, int column) const {
-        const int64_t at = static_cast<int64_t>(k) * n + column;
+        const int64_t offset = static_cast<int64_t>(k) * n + column;
         Loaded loaded;
-        loaded.w = __ldcg(weight + at);
-        for (int s = 0; s < SLOTS; ++s) loaded.slot[s] = __ldcg(slots + s * pitch + at);
+        loaded.w = __ldcg(weight + offset);
+        for (int s = 0; s < SLOTS; ++s) loaded.slot[s] = __ldcg(slots + s * pitch + offset);
         return loaded;
     }
 
     __device__ __forceinline__ void put(int k, int column, float sum, Loaded loaded) const {
-        const int64_t at = static_cast<int64_t>(k) * n + column;
+        const int64_t offset = static_cast<int64_t>(k) * n + column;
         step_parameter<Rule>(loaded.w, loaded.slot, sum, scale, row);
-        weight[at] = loaded.w;
-        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + at] = loaded.slot[s];
+        weight[offset] = loaded.w;
+        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + offset] = loaded.slot[s];
     }
 
     __device__ __forceinline__ void operator()(int k, int column, float sum) const {

@@ -7,7 +7,7 @@
 //     fetch_batch            producers, step j: row weights, targets of the block's rows, rates, of batch j + 1
 //     InputCopies::request   one compute thread, step j: the copy engine brings the tile's inputs of batch j + 1
 //
-// Nobody waits for the staging: a tile requests the inputs of step j + 1 when it has dZ of step j of all rows, and
+// No barrier orders the staging: a tile requests the inputs of step j + 1 when it has dZ of step j of all rows, and
 // their blocks sent dZ after they had staged those inputs. Three buffers are enough: the one that is written in step j
 // was last read before the tiles sent Z of step j - 1, which the rows had received before their step j.
 #pragma once

@@ -1,4 +1,4 @@
-// Where a block of the persistent kernel keeps what it has: its arguments, shared memory, and messages.
+// What a block of the persistent kernel works with: its arguments, its shared memory, and its messages.
 #pragma once
 
 #include "common/numbers.cuh"
@@ -25,7 +25,7 @@ template <class K, int L>
 using ProductsOf = Products<LayerOf<K, L>, K::Network::ROWS,
                             (L > 0 && K::Network::TF32_TERMS == BFLOAT16) ? 1 : K::Network::TF32_TERMS>;
 
-// A block at a step, which every stage is given.
+// What every stage is given: the kernel's arguments, and the block's number and step.
 template <class Net, class Loss_, template <class> class Target_, class Source, class Rule_, class Input_>
 struct BlockContext {
     using Network = Net;
@@ -141,7 +141,7 @@ struct RendezvousLayout {
     static constexpr int64_t BEGIN = MessageLayout<K, K::LAST>::END, END = BEGIN + round_up(K::BLOCKS, 2);
 };
 
-// --- what a block has of the two ---
+// --- the block's parts of both ---
 
 template <int L, class K>
 __device__ __forceinline__ WeightTile tile_of(const K& k) {

@@ -13,7 +13,7 @@ constexpr int COMPUTE_THREADS = 512, COMPUTE_WARPS = COMPUTE_THREADS / WARP, PRO
 // The number among compute threads; the remainder tells the compiler that loops over them have no extra rounds.
 __device__ __forceinline__ int compute_thread() { return threadIdx.x % COMPUTE_THREADS; }
 
-// Barriers of all threads, who call it from two places, and of each kind alone.
+// A barrier of all threads, which compute threads and producers call in different places, and one of each kind alone.
 __device__ __forceinline__ void sync_all() { sync_some<1, COMPUTE_THREADS + PRODUCER_THREADS>(); }
 __device__ __forceinline__ void sync_compute_threads() { sync_some<2, COMPUTE_THREADS>(); }
 __device__ __forceinline__ void sync_producers() { sync_some<3, PRODUCER_THREADS>(); }

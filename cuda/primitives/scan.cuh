@@ -225,7 +225,7 @@ __device__ __forceinline__ void prefix_sum(const T* x, T* y, int64_t n, int excl
             const T start = tiles_before.sum(now.number);
             store(now, start + now.before);
         } else {
-            __syncthreads();  // as sum() has it: all threads have read `taken`
+            __syncthreads();  // all threads have read `taken`, as after sum()
         }
         now = next;
         if (now.number >= tiles) break;
