@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from .activations import sigmoid
+from .metrics import Problem
 
 HUBER_DELTA = 1.0
 
@@ -149,6 +150,15 @@ def apply_output(name: OutputName, z: np.ndarray) -> None:
 def class_count(function: OutputName, n_out: int) -> int:
     """How many classes ``n_out`` outputs tell apart: one sigmoid tells two."""
     return 2 if function == "sigmoid" and n_out == 1 else n_out
+
+
+def problem_of(function: OutputName, n_out: int) -> Problem:
+    """What ``n_out`` outputs that predictions are made of by ``function`` tell of a row."""
+    if function == "softmax":
+        return "multiclass"
+    if function == "sigmoid":
+        return "binary" if n_out == 1 else "multilabel"
+    return "regression"
 
 
 def classes_of(function: OutputName, output: np.ndarray) -> np.ndarray:

@@ -22,6 +22,17 @@ __device__ __forceinline__ void classes(const Step* step, const int* order, cons
     if (lane == 0) predicted[row] = of_output, actual[row] = of_target;
 }
 
+// The ranks (B,) of the true classes actual (B,) among predictions output (B, n).  A warp takes a row.  Grid: as for loss.
+__device__ __forceinline__ void true_class_ranks(const Step* step, const float* output, const int* actual, int* ranks,
+                                                 int n) {
+    const Rows rows = shard_rows(step, 0, 1);
+    const int lane = threadIdx.x % WARP, row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= rows.count) return;
+    const float* const y = output + static_cast<int64_t>(row) * n;
+    const int rank = rank_of_class([=](int j) { return y[j]; }, n, actual[row], lane);
+    if (lane == 0) ranks[row] = rank;
+}
+
 // Large, since where the sums have one column, one block adds up the whole batch.
 struct MetricBlock {
     static constexpr int THREADS = 1024, SHARED_BYTES = SumBlock::SHARED_BYTES;

@@ -22,7 +22,8 @@ __device__ __forceinline__ uint32_t rank_key(float score) {
 }
 
 // Keeps a batch's rows at their ranks in the epoch's order: keys (curves, data rows) of the last columns of output (B,
-// n), of_class (data rows,), and of_weight (data rows,); null weights are ones. Grid: any, of one dimension.
+// n), of_class (data rows,), and of_weight (data rows,); null weights are ones. If actual is null, curves are those of
+// labels, and rank_labels gives their classes. Grid: any, of one dimension.
 __device__ __forceinline__ void rank_keys(const Step* step, const int* order, const float* weights, const float* output,
                                           const int* actual, uint32_t* keys, int* of_class, float* of_weight, int n,
                                           int curves) {
@@ -33,8 +34,20 @@ __device__ __forceinline__ void rank_keys(const Step* step, const int* order, co
         const int64_t curve = i / rows.count, row = i % rows.count, rank = rows.order + row;
         keys[curve * step->epoch_rows + rank] = rank_key(output[row * n + n - curves + curve]);
         if (curve > 0) continue;
-        of_class[rank] = actual[row];
+        if (actual) of_class[rank] = actual[row];
         of_weight[rank] = weights ? weights[order[rank]] : 1.0f;
+    }
+}
+
+// Whether a batch's rows have each label, of_class (n, data rows) of 0 and 1, at their ranks as above. Grid: as above.
+template <class Source>
+__device__ __forceinline__ void rank_labels(const Step* step, const int* order, Source targets, int* of_class, int n) {
+    const Rows rows = shard_rows(step, 0, 1);
+    const int64_t count = static_cast<int64_t>(rows.count) * n;
+    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        const int64_t label = i / rows.count, rank = rows.order + i % rows.count;
+        of_class[label * step->epoch_rows + rank] = texel(targets, static_cast<int64_t>(order[rank]) * n + label) > 0.5f;
     }
 }
 

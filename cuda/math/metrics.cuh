@@ -1,4 +1,4 @@
-// Metrics: one struct for each row of the table in mlpgpu/metrics.py, which says what their sums are.
+// What metrics are made of: one struct for each row of the table in mlpgpu/metrics/sums.py, which says what the sums are.
 #pragma once
 
 #include "common/reduce.cuh"
@@ -29,6 +29,18 @@ __device__ __forceinline__ int class_of(Row x, int n, int classes, int lane) {
         if (ranks_above(other, largest) || is_first_of_equals) largest = other, position = other_position;
     }
     return position;
+}
+
+// How many of n values x(j) come before that of a class, in every lane: the higher ones, and of equal ones those of
+// higher numbers; of one value that distinguishes two classes, whether it tells the other one.
+template <class Row>
+__device__ __forceinline__ int rank_of_class(Row x, int n, int actual, int lane) {
+    if (n == 1) return (x(0) > 0.5f) != (actual != 0);
+    const float value = x(actual);
+    int rank = 0;
+    for (int j = lane; j < n; j += WARP) rank += ranks_above(x(j), value) || (j > actual && !ranks_above(value, x(j)));
+    for (int offset = WARP / 2; offset > 0; offset /= 2) rank += __shfl_xor_sync(WARP_ALL, rank, offset);
+    return rank;
 }
 
 // --- what metrics take of a batch ---
@@ -77,6 +89,18 @@ struct Numbers {
 
     __device__ __forceinline__ float target(const Batch& batch, int64_t row, int column) const {
         return texel(targets, batch.data_row(row) * n + column);
+    }
+};
+
+// Probabilities (B, n), and the data set's targets as losses read them.
+template <class Target, class Source>
+struct Probabilities {
+    const float* output;
+    Source targets;
+    int n;
+
+    __device__ __forceinline__ Target target(const Batch& batch, int64_t row) const {
+        return {targets, batch.data_row(row), n, nullptr, nullptr};
     }
 };
 
@@ -156,6 +180,100 @@ struct ConfusionMatrixMetric {
             weight = warp_sum(weight);
             if (lane == 0) sums[static_cast<int64_t>(actual) * columns] += weight;
         }
+    }
+};
+
+// The rows whose true class has the block's column as its rank.
+struct TrueClassRanksMetric {
+    static __device__ __forceinline__ void add(const Batch& batch, const Classes& of, double* sums, int) {
+        const int rank = blockIdx.x;
+        const double weight =
+            batch.sum(batch.rows.count, [=](int64_t row) { return of.output[row] == rank ? batch.weight(row) : 0.0; });
+        if (threadIdx.x == 0) sums[0] += weight;
+    }
+};
+
+// A probability as far from 0 and 1 as float32 tells numbers near 1 apart, so that logarithms are finite.
+__device__ __forceinline__ double clipped(float p) {
+    constexpr float MARGIN = 1.1920929e-7f;
+    return p < MARGIN ? MARGIN : p > 1.0f - MARGIN ? 1.0f - MARGIN : p;
+}
+
+// Σ -t log p over a row's classes.
+struct LogLossMetric {
+    template <class Target, class Source>
+    static __device__ __forceinline__ void add(const Batch& batch, const Probabilities<Target, Source>& of,
+                                               double* sums, int) {
+        const double surprise = batch.sum(static_cast<int64_t>(batch.rows.count) * of.n, [=](int64_t i) {
+            const int64_t row = i / of.n;
+            const float t = of.target(batch, row)(static_cast<int>(i % of.n));
+            return t != 0.0f ? -batch.weight(row) * (t * log(clipped(of.output[i]))) : 0.0;
+        });
+        const double weight = batch.weight_sum();
+        if (threadIdx.x == 0) sums[0] += surprise, sums[1] += weight;
+    }
+};
+
+struct BinaryLogLossMetric {
+    template <class Source>
+    static __device__ __forceinline__ void add(const Batch& batch, const Numbers<Source>& of, double* sums, int) {
+        const double surprise = batch.sum(static_cast<int64_t>(batch.rows.count) * of.n, [=](int64_t i) {
+            const int64_t row = i / of.n;
+            const double t = of.target(batch, row, static_cast<int>(i % of.n)), p = clipped(of.output[i]);
+            return -batch.weight(row) * (t * log(p) + (1.0 - t) * log(1.0 - p));
+        });
+        const double weight = batch.weight_sum();
+        if (threadIdx.x == 0) sums[0] += surprise / of.n, sums[1] += weight;
+    }
+};
+
+// Of the block's label: rows that have it and are given it, that are given it, that have it, all rows.
+struct LabelCountsMetric {
+    template <class Source>
+    static __device__ __forceinline__ void add(const Batch& batch, const Numbers<Source>& of, double* sums,
+                                               int columns) {
+        const int label = blockIdx.x, count = batch.rows.count;
+        const auto given = [=](int64_t row) { return of.output[row * of.n + label] > 0.5f; };
+        const auto there = [=](int64_t row) { return of.target(batch, row, label) > 0.5f; };
+        const double hits =
+            batch.sum(count, [=](int64_t row) { return given(row) && there(row) ? batch.weight(row) : 0.0; });
+        const double predicted = batch.sum(count, [=](int64_t row) { return given(row) ? batch.weight(row) : 0.0; });
+        const double actual = batch.sum(count, [=](int64_t row) { return there(row) ? batch.weight(row) : 0.0; });
+        const double weight = batch.weight_sum();
+        if (threadIdx.x != 0) return;
+        const int64_t pitch = columns;
+        sums[0] += hits, sums[pitch] += predicted, sums[2 * pitch] += actual, sums[3 * pitch] += weight;
+    }
+};
+
+// The rows of which all labels are right.
+struct ExactMatchesMetric {
+    template <class Source>
+    static __device__ __forceinline__ void add(const Batch& batch, const Numbers<Source>& of, double* sums, int) {
+        const double right = batch.sum(batch.rows.count, [=](int64_t row) {
+            bool is_right = true;
+            for (int j = 0; j < of.n; ++j)
+                is_right &= (of.output[row * of.n + j] > 0.5f) == (of.target(batch, row, j) > 0.5f);
+            return is_right ? batch.weight(row) : 0.0;
+        });
+        const double weight = batch.weight_sum();
+        if (threadIdx.x == 0) sums[0] += right, sums[1] += weight;
+    }
+};
+
+// By how much predictions lie below targets, and by how much above: means over a row's numbers.
+struct ErrorSidesMetric {
+    template <class Source>
+    static __device__ __forceinline__ void add(const Batch& batch, const Numbers<Source>& of, double* sums, int) {
+        const auto side = [=](float sign) {
+            return batch.sum(static_cast<int64_t>(batch.rows.count) * of.n, [=](int64_t i) {
+                const int64_t row = i / of.n;
+                const float error = sign * (of.target(batch, row, static_cast<int>(i % of.n)) - of.output[i]);
+                return batch.weight(row) * (error < 0.0f ? 0.0f : error);
+            });
+        };
+        const double below = side(1.0f), above = side(-1.0f), weight = batch.weight_sum();
+        if (threadIdx.x == 0) sums[0] += below / of.n, sums[1] += above / of.n, sums[2] += weight;
     }
 };
 

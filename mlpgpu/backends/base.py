@@ -180,8 +180,8 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        """Sums over a data set: ``"loss"``, as :meth:`run` gives it, (2,), and those of each metric."""
+    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Sums over a data set: ``"loss"``, as :meth:`run` gives it, (2,), and rows of ``metrics.SUMS`` by name."""
 
     @abstractmethod
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:

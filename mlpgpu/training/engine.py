@@ -11,8 +11,8 @@ import numpy as np
 from ..backends import Backend, Histogram, Program, Sampling
 from ..errors import DivergenceError
 from ..layers import Standardize
-from ..losses import TargetKind
-from ..metrics import METRICS
+from ..losses import LOSSES, TargetKind, problem_of
+from ..metrics import sums_of, values_of
 from ..network import Network
 from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
@@ -125,7 +125,7 @@ class Engine:
     def evaluate(
         self, data: Prepared, metrics: Sequence[str], functions: Mapping[str, MetricFunction]
     ) -> dict[str, Any]:
-        """The mean loss over a data set, ``"loss"``, and metrics by name, which ``functions`` has unless METRICS does.
+        """The mean loss over a data set, ``"loss"``, and metrics by name, of which ``functions`` has one's own.
 
         Raises:
             DivergenceError: the loss is not finite, because a parameter is not.
@@ -136,19 +136,19 @@ class Engine:
             plan = self._lower(target_kind=data.kind)
             program = self._compile(dataclasses.replace(plan, training=(), optimizer=None))
             self._network.start(program)
-        sums = program.evaluate(data.dataset, [name for name in metrics if name not in functions])
+        assert self.plan.loss is not None
+        problem = problem_of(LOSSES[self.plan.loss].output, self.plan.n_out)
+        named = [name for name in metrics if name not in functions]
+        sums = program.evaluate(data.dataset, sums_of(named, problem))
         prediction = self._network.shaped(program.predict(data.dataset), data.dataset) if functions else None
         value, weight = sums.pop("loss")
         if not np.isfinite(value):
             self.check_finite()
-        found: dict[str, Any] = {"loss": float(value / weight)}
-        for name in metrics:
-            if name not in functions:
-                found[name] = METRICS[name].finish(sums[name])
-            else:
-                assert prediction is not None
-                found[name] = call_metric(name, functions[name], data.dataset, prediction)
-        return found
+        values: dict[str, Any] = {"loss": float(value / weight), **values_of(named, problem, sums)}
+        for name, function in functions.items():
+            assert prediction is not None
+            values[name] = call_metric(name, function, data.dataset, prediction)
+        return {name: values[name] for name in ("loss", *metrics)}
 
     def check_finite(self) -> None:
         """Raise DivergenceError, as of the last step, if a parameter is not finite."""

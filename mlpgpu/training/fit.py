@@ -18,7 +18,7 @@ from ..schedules import Clock, ReduceOnPlateau
 from .engine import Engine
 from .interrupt import deferred_interrupt
 from .progress import FitProgress
-from .task import MetricFunction, Prepared
+from .task import Columns, MetricFunction, Prepared
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a notebook without widgets: its bar is one of text
@@ -37,6 +37,7 @@ class FitLoop:
         fit: the part of the engine's progress that belongs to this fit.
         sampling: the rows of each step.
         validation: evaluated after each epoch, by ``metrics``, if it is there; ``functions`` are those of one's own.
+        columns: the history's for the numbers of each metric.
     """
 
     trainer: TrainerLike
@@ -47,6 +48,7 @@ class FitLoop:
     validation: Prepared | None
     metrics: tuple[str, ...]
     functions: Mapping[str, MetricFunction]
+    columns: Mapping[str, Columns]
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
@@ -105,7 +107,10 @@ class FitLoop:
         record: Record = {"epoch": progress.epochs + 1, "loss": fit.loss / fit.weight if fit.weight else 0.0}
         if self.validation is not None:
             results = self.engine.evaluate(self.validation, self.metrics, self.functions)
-            record |= {VALIDATION + name: value for name, value in results.items() if np.ndim(value) == 0}
+            for name, value in results.items():
+                if np.ndim(value) == 0 or name not in self.functions:
+                    pairs = zip(self.columns.get(name, ()), np.ravel(value).tolist(), strict=False)
+                    record |= {VALIDATION + column: number for column, number in pairs}
         record |= {"rate": fit.rate, "seconds": time.perf_counter() - started}
         fit.loss = fit.weight = 0.0
         progress.epochs += 1

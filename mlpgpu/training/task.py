@@ -13,13 +13,24 @@ from ..backends import target_values
 from ..callbacks import check_column
 from ..datasets import Dataset
 from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
-from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of
-from ..metrics import METRICS
+from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of, problem_of
+from ..metrics import SUMS, Problem, element_columns, find_metric, is_metric, metric_name, top_k_of
 from ..network import Data, Network
 
 ClassNames = tuple[str, ...] | None
+Columns = tuple[str, ...]
 MetricFunction = Callable[..., Any]  # of (y, prediction[, weight])
 Metrics = Sequence[str | MetricFunction | Mapping[str, MetricFunction]] | Mapping[str, MetricFunction]
+RANKINGS = frozenset(name for name, sums in SUMS.items() if sums.of == "rankings")
+
+# What a metric is for, by the problems that it suits.
+_PROBLEMS: dict[Problem, str] = {
+    "multiclass": "classes",
+    "binary": "two classes",
+    "multilabel": "labels",
+    "regression": "numbers",
+}
+
 ClassWeight = Mapping[Any, float] | str | None
 
 
@@ -52,6 +63,11 @@ class Task:
         return LOSSES[self.loss].output
 
     @property
+    def problem(self) -> Problem:
+        """What the outputs tell of a row."""
+        return problem_of(self.output, self.n_out)
+
+    @property
     def classes(self) -> int:
         """How many there are."""
         return class_count(self.output, self.n_out)
@@ -63,25 +79,51 @@ class Task:
         if isinstance(metrics, str) or not isinstance(metrics, Iterable):
             raise DtypeError("metrics", expected="a list of names and functions", got=repr(metrics))
         functions = own_metrics(metrics)
-        classifies = self.output == "softmax" or (self.output == "sigmoid" and self.n_out == 1)
         names: list[str] = []
         for given in [metrics] if isinstance(metrics, Mapping) else metrics:
             if isinstance(given, Mapping) or callable(given):
                 names += own_metrics([given])
             else:
-                names.append(lookup("metric", given, METRICS))
+                names.append(metric_name(given))
         for name in names:
-            if name in functions:
-                continue
-            what, of = f"metric {name}", METRICS[name].of
-            if of != "numbers" and not classifies:
-                raise ConfigurationError(what, expected="a loss with one class for each row", got=self.loss)
-            if of == "rankings" and self.classes < 2:
-                got = f"{self.n_out} output of {self.loss}"
-                raise ConfigurationError(what, expected="two classes or more", got=got)
-            if of == "numbers" and self.output == "softmax":
-                raise ConfigurationError(what, expected="a loss of numbers", got=self.loss)
+            if name not in functions:
+                self._check_metric(name)
         return {name: functions.get(name) for name in names}
+
+    def columns(self, metrics: Sequence[str], functions: Iterable[str], names: ClassNames) -> dict[str, Columns]:
+        """The history's columns for metrics by name: one for a number, one for each class or output.
+
+        ``names`` are those of the classes.  Metrics of one's own, ``functions``, have one.
+        """
+        found: dict[str, Columns] = {}
+        for name in metrics:
+            per = "set" if name in functions else find_metric(name).per
+            if per == "set":
+                found[name] = (name,)
+            elif per != "pair":
+                count = self.classes if per == "class" else self.n_out
+                labels = names if per == "class" and names is not None and len(names) == count else range(count)
+                found[name] = element_columns(name, [str(label) for label in labels])
+        return found
+
+    def _check_metric(self, name: str) -> None:
+        """Refuse a metric that does not suit the problem."""
+        what, metric, problem = f"metric {name}", find_metric(name), self.problem
+        got = f"{self.n_out} output{'s' * (self.n_out > 1)} of {self.loss}"
+        averages = ", ".join(f"{name}_{average}" for average in ("macro", "micro", "weighted", "per_class"))
+        if problem not in metric.ways:
+            *others, last = (_PROBLEMS[suited] for suited in metric.ways)
+            expected = "a loss for " + ", ".join(others) + f" or {last}" * bool(others) + last * (not others)
+            hint = f"of labels there are {averages}" if metric.asks_two and problem == "multilabel" else ""
+            raise ConfigurationError(what, expected=expected, got=got, hint=hint)
+        if metric.asks_two and self.classes != 2:
+            hint = f"of several classes there are {averages}"
+            raise ConfigurationError(what, expected="two classes", got=got, hint=hint)
+        if metric.ways[problem][0] in RANKINGS and self.classes < 2 and problem != "multilabel":
+            raise ConfigurationError(what, expected="two classes or more", got=got)
+        k = top_k_of(name)
+        if k is not None and k >= self.classes:
+            raise ConfigurationError(what, expected=f"fewer than the {self.classes} classes", got=k)
 
     def check_class_weight(self, class_weight: ClassWeight) -> ClassWeight:
         """Weights by class, or ``"balanced"``."""
@@ -133,8 +175,7 @@ class Task:
         if kind == "dense":
             self._check_probabilities(target)
         if any(_ranks(name) for name in metrics):
-            labels = target if kind == "index" else classes_of(self.output, target)
-            self._check_curves(metrics, labels, data.weight, data.classes or names)
+            self._check_curves(metrics, target, data.weight, data.classes or names)
         return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
 
     def _check_probabilities(self, target: np.ndarray) -> None:
@@ -148,12 +189,21 @@ class Task:
             raise DataError(what, expected="rows that sum to 1", got=got)
 
     def _check_curves(
-        self, metrics: Sequence[str], labels: np.ndarray, weight: np.ndarray | None, names: ClassNames
+        self, metrics: Sequence[str], target: np.ndarray, weight: np.ndarray | None, names: ClassNames
     ) -> None:
-        """Refuse rows of these classes, ``labels`` (rows,), that leave one side of a curve empty."""
-        has_rows = np.bincount(labels, weight, minlength=self.classes) > 0.0
+        """Refuse rows of such targets, (rows,) classes or (rows, n_out), as leave one side of a curve empty."""
+        metric = next(filter(_ranks, metrics))
+        if self.problem == "multilabel":
+            counted = np.ones(len(target), bool) if weight is None else weight > 0.0
+            labels = target[counted] > 0.5
+            mixed = labels.any(axis=0) & ~labels.all(axis=0)
+            if not mixed.all():
+                expected = f"rows with label {int(np.argmin(mixed))} and rows without, of weights over 0"
+                raise DataError(f"data for {metric}", expected=expected, got="all or none with it")
+            return
+        classes = target if target.ndim == 1 else classes_of(self.output, target)
+        has_rows = np.bincount(classes, weight, minlength=self.classes) > 0.0
         if not has_rows.all():
-            metric = next(filter(_ranks, metrics))
             missing = int(np.argmin(has_rows))
             got = f"none of class {missing if names is None else repr(names[missing])}"
             hint = f"evaluate(data, metrics=[…]) without {metric}"
@@ -205,7 +255,7 @@ def own_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
                 expected, got = "a function of (y, prediction) or (y, prediction, weight)", repr(function)
                 raise DtypeError(f"metric {name}", expected=expected, got=got)
             check_column("name of a metric", name)
-            taken = name in METRICS or name == "loss"
+            taken = is_metric(name) or name == "loss"
             if taken or found.get(name, function) is not function:
                 expected = "a name that no other metric has"
                 raise ConfigurationError("name of a metric", expected=expected, got=repr(name))
@@ -240,7 +290,7 @@ def call_metric(name: str, function: MetricFunction, dataset: Dataset, predictio
 
 def _ranks(name: str) -> bool:
     """Whether a metric, which may be one's own, is one of rankings."""
-    return name in METRICS and METRICS[name].of == "rankings"
+    return is_metric(name) and any(of in RANKINGS for of, _ in find_metric(name).ways.values())
 
 
 def _range(values: np.ndarray) -> str:

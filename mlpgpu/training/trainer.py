@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..history import History
 from ..losses import LOSSES
-from ..metrics import METRICS, VALIDATION
+from ..metrics import VALIDATION, is_metric
 from ..names import LossName, OptimizerName, PrecisionName, ReductionName
 from ..network import Data, Network
 from ..optimizers import Optimizer, as_optimizer
@@ -41,7 +41,7 @@ from .engine import Engine
 from .fit import FitLoop
 from .progress import FitProgress
 from .run_file import ARGUMENTS, SavedRun
-from .task import Metrics, Task, own_metrics
+from .task import Columns, Metrics, Task, own_metrics
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -87,10 +87,11 @@ class Trainer:
             ``"float32-ieee"`` names the way instead: IEEE float32 operations alone.  ``"float64"`` is for the CPU.
         streams: shards that each batch is split into, each with a gradient of its own.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
-        metrics: for ``evaluate`` and for validation, names in :data:`~mlpgpu.metrics.METRICS` and functions of your
-            own, ``function(y, prediction)`` or ``function(y, prediction, weight)``: targets as the data set has them,
-            predictions (rows, n_out) as ``predict`` gives them, the rows' weights (rows,).  A function's name is
-            its metric's; a mapping of names to functions gives others.
+        metrics: for ``evaluate`` and for validation, names in :data:`~mlpgpu.metrics.METRICS`, ``top_<k>_accuracy``,
+            ``pinball_<level>``, and functions of your own, ``function(y, prediction)`` or
+            ``function(y, prediction, weight)``: targets as the data set has them, predictions (rows, n_out) as
+            ``predict`` gives them, the rows' weights (rows,).  A function's name is its metric's; a mapping of names
+            to functions gives others.
         class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
         threads: host threads; by a fixed rule of the plan and the cores if None.
@@ -299,7 +300,11 @@ class Trainer:
             expected = f"at least one batch of {self.batch_size} rows with drop_last=True"
             raise ConfigurationError("data", expected=expected, got=f"{len(data)} rows")
         engine, schedule = self._engine, self._engine.schedule
-        monitored = self._columns(is_validated=validated is not None)
+        of_metrics: dict[str, Columns] = {}
+        if validated is not None:
+            names = data.classes or self.network.remembered.classes
+            of_metrics = self._task.columns(("loss", *self.metrics), ("loss", *self._functions), names)
+        monitored = "loss", *(VALIDATION + column for columns in of_metrics.values() for column in columns)
         if clash := set(listeners.columns) & {*monitored, *OWN_COLUMNS}:
             expected = f"names other than {', '.join((*monitored, *OWN_COLUMNS))}"
             raise ConfigurationError("columns of callbacks", expected=expected, got=", ".join(sorted(clash)))
@@ -330,7 +335,7 @@ class Trainer:
         self.history.interrupted = False
         with self._at_work("fit"):
             engine.attach(trained, sampling)
-            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics, self._functions)
+            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics, self._functions, of_metrics)
             loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
             listeners.end(self)
         self._callback_states = listeners.states()
@@ -364,15 +369,6 @@ class Trainer:
                 else f"ends with {unit} {end:g} of {last}; the rest"
             )
             tell(f"{type(schedule).__name__} {when} is trained at {rate}")
-
-    def _columns(self, *, is_validated: bool) -> tuple[str, ...]:
-        """The columns of a fit's records that can be monitored."""
-        names = (
-            ("loss", *(name for name in self.metrics if name not in METRICS or METRICS[name].is_scalar))
-            if is_validated
-            else ()
-        )
-        return "loss", *(VALIDATION + name for name in names)
 
     def step(self, x: ArrayLike, y: ArrayLike, weight: ArrayLike | None = None) -> float:
         """Train for one step on the rows given, at most ``batch_size``, and return the loss before the update.
@@ -410,7 +406,9 @@ class Trainer:
         """The mean loss over a data set or arrays ``(x, y)``, without penalties or class weights, and metrics.
 
         Returns:
-            ``"loss"`` and each metric by name: floats, or an array for a confusion matrix.
+            ``"loss"`` and each metric by name: floats; arrays (classes,) of metrics ``…_per_class``, (n_out,) of
+            ``r2_per_output``, and (classes, classes) of a confusion matrix.  In a history such arrays but the matrix
+            have a column for each element, such as ``validation_f1_per_class.setosa``, or ``.0`` without names.
 
         Raises:
             MlpgpuError: the data do not suit the network, or a metric does not suit the loss.
@@ -525,7 +523,7 @@ class Trainer:
     ) -> Trainer:
         arguments = dict(saved.arguments)
         functions = own_metrics(metrics)
-        lacking = [name for name in arguments["metrics"] if name not in METRICS and name not in functions]
+        lacking = [name for name in arguments["metrics"] if not is_metric(name) and name not in functions]
         if lacking:
             names = ", ".join(lacking)
             hint = f"Trainer.resume(path, metrics=[{names}]) takes them"

@@ -27,7 +27,7 @@ from mlpgpu.backends.cuda.run import feed
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.errors import BackendError, DivergenceError
-from mlpgpu.metrics import METRICS, curve_count, curve_positives
+from mlpgpu.metrics import METRICS, SUMS, curve_count, curve_positives
 from mlpgpu.random import epoch_order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
@@ -117,14 +117,15 @@ def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
         x = random.normal(size=(rows, 20)).round(1) + labels[:, np.newaxis] / 10
         y = labels if n_out > 1 else labels[:, np.newaxis].astype(float)
         data = mg.Dataset(x, y, random.integers(0, 9, rows) / 4)
-        names = [name for name, metric in METRICS.items() if metric.of == "rankings"]
+        names = [name for name, sums in SUMS.items() if sums.of == "rankings"]
         found, curves = trainer.evaluate(data, names), curve_count(max(2, n_out))
         scores = trainer.network.predict(data, backend="cuda")[:, -curves:]
         for name in names:
             sums = np.zeros((3, curves))
-            METRICS[name].accumulate(scores, curve_positives(labels, curves), data.weight, sums)
+            SUMS[name].accumulate(scores, curve_positives(labels, curves), data.weight, sums)
             # Sums of `rows` terms at most, each with a rounding of its own.
-            assert found[name] == pytest.approx(METRICS[name].finish(sums), rel=4 * rows * EPS)
+            expected = METRICS[name].ways["multiclass"][1](sums)
+            assert found[name] == pytest.approx(expected, rel=4 * rows * EPS)
             assert found[name] == trainer.evaluate(data, [name])[name]  # the same bits
 
 

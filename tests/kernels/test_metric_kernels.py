@@ -15,24 +15,25 @@ from sklearn import metrics as reference
 from mlpgpu import Dataset, Dense, Network
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda.kernels.launches import At, Launch
-from mlpgpu.backends.cuda.run.metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
+from mlpgpu.backends.cuda.run.metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.backends.evaluation import MetricSums
 from mlpgpu.losses import TargetKind
-from mlpgpu.metrics import METRICS
+from mlpgpu.metrics import METRICS, SUMS
 from mlpgpu.plan import Plan
 
 CAPACITY, ROWS = 16, 37  # the last batch has five rows
-CLASSIFIERS = [name for name, metric in METRICS.items() if metric.of == "classes"]
-REGRESSIONS = [name for name, metric in METRICS.items() if metric.of == "numbers"]
-RANKINGS = [name for name, metric in METRICS.items() if metric.of == "rankings"]
-# Loss, kind of its targets, outputs, and the metrics that suit them.
+CLASSIFIERS = [name for name, sums in SUMS.items() if sums.of in ("classes", "ranks")]
+LABELLED = ["binary_log_loss", "label_counts", "exact_matches"]
+REGRESSIONS = [name for name, sums in SUMS.items() if sums.of == "numbers" and name not in LABELLED]
+RANKINGS = [name for name, sums in SUMS.items() if sums.of == "rankings"]
+# Loss, kind of its targets, outputs, and the sums that suit them.
 PLANS: list[tuple[str, TargetKind, int, list[str]]] = [
-    ("softmax_cross_entropy", "index", 10, [*CLASSIFIERS, *RANKINGS]),
-    ("softmax_cross_entropy", "dense", 10, CLASSIFIERS),
+    ("softmax_cross_entropy", "index", 10, [*CLASSIFIERS, "log_loss", *RANKINGS]),
+    ("softmax_cross_entropy", "dense", 10, [*CLASSIFIERS, "log_loss"]),
     ("softmax_cross_entropy", "dense", 2, [*CLASSIFIERS, *RANKINGS]),
-    ("binary_cross_entropy", "dense", 1, [*CLASSIFIERS, *REGRESSIONS, *RANKINGS]),
-    ("binary_cross_entropy", "dense", 3, REGRESSIONS),
+    ("binary_cross_entropy", "dense", 1, [*CLASSIFIERS, *REGRESSIONS, *LABELLED, *RANKINGS]),
+    ("binary_cross_entropy", "dense", 3, [*REGRESSIONS, *LABELLED, *RANKINGS]),
     ("squared_error", "dense", 1, REGRESSIONS),
     ("squared_error", "dense", 10, REGRESSIONS),
 ]
@@ -91,7 +92,7 @@ def device_sums(
             host.launch(launch)
     for launch in rank_launches(plan, metrics, rows):
         host.launch(launch)
-    return {name: arrays[sums_of(name)] for name in metrics}
+    return {name: arrays[array_of(name)] for name in metrics}
 
 
 @pytest.mark.parametrize("weighted", first_and_thorough([True, False]))
@@ -143,9 +144,13 @@ def test_ranks_as_scikit_learn_has_them(n_out: int, rows: int, weighted: bool) -
         "average_precision": reference.average_precision_score(positives, of_class, sample_weight=weight),
     }
     for name in RANKINGS:
-        got = METRICS[name].finish(sums[name].reshape(3, -1))
+        got = value_of(name, sums[name].reshape(3, -1))
         # Two values of sums of `rows` terms, each with a rounding of its own.
         assert got == pytest.approx(expected[name], rel=4 * rows * EPS), name
+
+
+def value_of(name: str, sums: np.ndarray) -> Any:
+    return METRICS[name].ways["multiclass"][1](sums)
 
 
 def test_a_score_that_is_no_number_makes_its_curve_nan() -> None:
@@ -158,7 +163,7 @@ def test_a_score_that_is_no_number_makes_its_curve_nan() -> None:
         area, positives, negatives = sums[name].reshape(3, 3)
         assert np.isnan(area).tolist() == [False, True, False]
         assert (positives + negatives == ROWS).all()
-        assert np.isnan(METRICS[name].finish(sums[name].reshape(3, 3)))
+        assert np.isnan(value_of(name, sums[name].reshape(3, 3)))
 
 
 def test_classes_are_found_once_for_all_metrics_that_compare_them() -> None:
@@ -170,4 +175,7 @@ def test_classes_are_found_once_for_all_metrics_that_compare_them() -> None:
         "classes_dense", "metric_accuracy", "metric_r2", "metric_confusion_matrix",
     ]  # fmt: skip
     assert names("squared_error", ["r2"]) == ["metric_r2"]
+    assert names("binary_cross_entropy", ["true_class_ranks"]) == [
+        "classes_dense", "true_class_ranks", "metric_true_class_ranks",
+    ]  # fmt: skip
     assert names("binary_cross_entropy", ["roc_auc", "average_precision"]) == ["classes_dense", "rank_keys"]

@@ -43,6 +43,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
+    "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
     "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
     "network": ("parameters", "statistics", "remembered", "saved", "predictor", "network", "__init__"),

@@ -9,7 +9,7 @@ import pytest
 from helpers import EPS
 from sklearn import metrics as reference
 
-from mlpgpu.metrics import METRICS, curve_count, curve_positives, improves
+from mlpgpu.metrics import METRICS, SUMS, curve_count, curve_positives, find_metric, improves, sums_of
 
 REFERENCES = {
     "accuracy": reference.accuracy_score,
@@ -19,34 +19,46 @@ REFERENCES = {
     "confusion_matrix": reference.confusion_matrix,
     "roc_auc": reference.roc_auc_score,
     "average_precision": reference.average_precision_score,
+    "balanced_accuracy": reference.balanced_accuracy_score,
+    "matthews_corrcoef": reference.matthews_corrcoef,
 }
-EACH = pytest.mark.parametrize("name", METRICS)
-ADDED_UP = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of != "rankings"])
-RANKED = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of == "rankings"])
+# Of the second of two classes, which test_metric_values.py has.
+EACH = pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not metric.asks_two])
+ADDED_UP = pytest.mark.parametrize("name", [name for name, sums in SUMS.items() if sums.of != "rankings"])
+RANKED = pytest.mark.parametrize("name", [name for name, sums in SUMS.items() if sums.of == "rankings"])
 WEIGHTS = pytest.mark.parametrize("weighted", [False, True])
 ROWS, N_OUT = 60, 3
+PROBABLE = ("log_loss", "binary_log_loss", "label_counts", "exact_matches")
+
+
+def way(name: str) -> tuple[str, Any]:
+    """The row of SUMS and the function of the metric's first problem, or of a row of SUMS by itself."""
+    return (name, np.copy) if name in SUMS and name not in METRICS else next(iter(find_metric(name).ways.values()))
 
 
 def example(name: str, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Output, target and weight."""
-    random = np.random.default_rng(3)
+    random, sums = np.random.default_rng(3), way(name)[0]
     weight = random.uniform(0.0, 2.0, ROWS) if weighted else None
-    if METRICS[name].of == "classes":
+    if SUMS[sums].of in ("classes", "ranks"):
         return random.integers(N_OUT, size=ROWS), random.integers(N_OUT, size=ROWS), weight
-    if METRICS[name].of == "rankings":  # many scores are equal
+    if SUMS[sums].of == "rankings":  # many scores are equal
         positives = random.random((ROWS, N_OUT)) < 0.4
         return random.integers(12, size=positives.shape) / 8 + 0.25 * positives, positives, weight
     target = random.normal(size=(ROWS, N_OUT))
-    return target + 0.3 * random.normal(size=target.shape), target, weight
+    output = target + 0.3 * random.normal(size=target.shape)
+    if sums in PROBABLE:
+        return np.clip(output, 0.01, 0.99), (target > 0.3).astype(float), weight
+    return output, target, weight
 
 
 def value(name: str, output: np.ndarray, target: np.ndarray, weight: np.ndarray | None, *bounds: int) -> Any:
     """The metric accumulated over batches that begin at 0 and ``bounds``."""
-    metric = METRICS[name]
-    sums = np.zeros(metric.shape(N_OUT))
+    row, finish = way(name)
+    sums = np.zeros(SUMS[row].shape(N_OUT))
     for rows in np.split(np.arange(len(target)), bounds):
-        metric.accumulate(output[rows], target[rows], None if weight is None else weight[rows], sums)
-    return metric.finish(sums)
+        SUMS[row].accumulate(output[rows], target[rows], None if weight is None else weight[rows], sums)
+    return finish(sums)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -89,11 +101,21 @@ def test_a_batch_without_weight_changes_nothing(name: str) -> None:
 def test_a_perfect_prediction_ranks_above_a_worse_one(name: str) -> None:
     output, target, _ = example(name, False)
     perfect, worse = (value(name, of, target, None) for of in (target.astype(output.dtype), output))
-    if METRICS[name].is_scalar:
-        assert improves(name, perfect, worse, 0.0) and not improves(name, worse, perfect, 0.0)
-        assert improves(f"validation_{name}", perfect, worse, 0.0)
-    else:
+    if METRICS[name].per == "pair":
         assert np.trace(perfect) == ROWS > np.trace(worse)
+        return
+    for better, than in zip(np.atleast_1d(perfect), np.atleast_1d(worse), strict=True):
+        assert improves(name, better, than, 0.0) and not improves(name, than, better, 0.0)
+        assert improves(f"validation_{name}", better, than, 0.0)
+        assert improves(f"validation_{name}.0", better, than, 0.0)
+
+
+def test_sums_are_shared() -> None:
+    assert sums_of(["f1_macro", "recall_micro", "accuracy", "confusion_matrix"], "multiclass") == (
+        "confusion_matrix",
+        "accuracy",
+    )
+    assert sums_of(["pinball_0.1", "pinball_0.9"], "regression") == ("error_sides",)
 
 
 def test_improves_by_more_than_min_delta() -> None:

@@ -131,11 +131,34 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
     "unknown reduction": (make(reduction="order"), UnknownNameError, ("got 'order'", "did you mean 'ordered'?")),
     "unknown metric": (make(metrics=["acuracy"]), UnknownNameError, ("got 'acuracy'", "did you mean 'accuracy'?")),
     "metrics as text": (make(metrics="accuracy"), DtypeError, ("expected a list of names", "got 'accuracy'")),
-    "metric of numbers": (make(metrics=["r2"]), ConfigurationError, ("metric r2", "got softmax_cross_entropy")),
+    "metric of numbers": (
+        make(metrics=["r2"]),
+        ConfigurationError,
+        ("metric r2", "got 3 outputs of softmax_cross_entropy"),
+    ),
+    "score of many classes": (
+        make(metrics=["f1"]),
+        ConfigurationError,
+        ("metric f1: expected two classes, got 3 outputs", "of several classes there are f1_macro"),
+    ),
+    "score of labels": (
+        make(loss="binary_cross_entropy", metrics=["recall"]),
+        ConfigurationError,
+        ("metric recall: expected a loss for classes or two classes", "of labels there are recall_macro"),
+    ),
+    "top of all classes": (
+        make(metrics=["top_3_accuracy"]),
+        ConfigurationError,
+        ("metric top_3_accuracy: expected fewer than the 3 classes, got 3",),
+    ),
+    "top of none": (make(metrics=["top_0_accuracy"]), ConfigurationError, ("k of metric top_0_accuracy",)),
+    "pinball of no level": (make(metrics=["pinball_1.5"]), ConfigurationError, ("level of metric pinball_1.5",)),
+    "pinball of classes": (make(metrics=["pinball_0.5"]), ConfigurationError, ("expected a loss for numbers, got",)),
+    "top of k": (make(metrics=["top_k_accuracy"]), UnknownNameError, ("did you mean 'top_5_accuracy'?",)),
     "metric of classes": (
         make(loss="huber", metrics=["accuracy"]),
         ConfigurationError,
-        ("metric accuracy: expected a loss with one class for each row", "got huber"),
+        ("metric accuracy: expected a loss for classes, two classes or labels", "got 3 outputs of huber"),
     ),
     "class_weight of a regression": (
         make(loss="huber", class_weight={0: 1.0}),
@@ -268,7 +291,11 @@ REFUSED: dict[str, tuple[Call, type[MlpgpuError], tuple[str, ...]]] = {
         DataError,
         ("data for average_precision: expected rows of every class", "got none of class 'b'"),
     ),
-    "evaluate a metric of numbers": (evaluate(GOOD, ["r2"]), ConfigurationError, ("metric r2", "a loss of numbers")),
+    "evaluate a metric of numbers": (
+        evaluate(GOOD, ["r2"]),
+        ConfigurationError,
+        ("metric r2", "a loss for numbers, two classes or labels"),
+    ),
 }
 
 
@@ -362,7 +389,7 @@ def test_ranks_need_two_classes() -> None:
     network = mg.Network([mg.Dense(4, 1)])
     with pytest.raises(ConfigurationError, match="metric roc_auc: expected two classes or more"):
         mg.Trainer(network, "softmax_cross_entropy", mg.SGD(0.1), metrics=["roc_auc"])
-    with pytest.raises(ConfigurationError, match="metric roc_auc: expected a loss with one class for each row"):
+    with pytest.raises(ConfigurationError, match="metric roc_auc: expected a loss for classes, two classes or labels"):
         new_trainer("mean_squared_error", metrics=["roc_auc"])
 
 

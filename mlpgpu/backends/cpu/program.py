@@ -141,8 +141,8 @@ class CpuProgram(Program):
         feed.select(self._epoch[1][rows], self._epoch[2][rows])
         return len(feed.batch)
 
-    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        sums = MetricSums(dataset, self._plan, metrics, self._work.dtype)
+    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+        sums = MetricSums(dataset, self._plan, names, self._work.dtype)
         loss = np.zeros(2)
         for rows in self._sweep(dataset):
             count = rows.stop - rows.start

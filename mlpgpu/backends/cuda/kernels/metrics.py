@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....metrics import METRICS
+from ....metrics import SUMS
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments, camel
 from .losses import TargetReader
 from .primitives import prefix_sum, sort_counts, sort_scatter
@@ -21,14 +21,22 @@ def classes(kind: str, *, textured: bool = True) -> Entry:
     return Entry(name, "elementwise/metrics.cuh", function, arguments(signature), ROW_THREADS)
 
 
-def metric(name: str, *, textured: bool = True) -> Entry:
-    """The sums of a metric; ``textured`` matters to metrics of numbers, whose targets may lie in a texture."""
-    if METRICS[name].of == "classes":
+def true_class_ranks() -> Entry:
+    signature = "const Step* step[0], const float* output[rows,n], const int* actual[rows], int* ranks[rows], int n"
+    return Entry("true_class_ranks", "elementwise/metrics.cuh", "true_class_ranks", arguments(signature), ROW_THREADS)
+
+
+def metric(name: str, kind: str = "dense", *, textured: bool = True) -> Entry:
+    """A row of SUMS; how targets of a ``kind`` are read matters where it is not their classes that are compared."""
+    of = SUMS[name].of
+    if of in ("classes", "ranks"):
         output, targets, compared, suffix = "const int* output[rows]", "const int* targets[rows]", "Classes", ""
     else:
-        reader = TargetReader("dense", textured)
+        reader = TargetReader(kind if of == "probabilities" else "dense", textured)
         output, targets, suffix = "const float* output[rows,n]", reader.argument(), reader.suffix
         compared = f"Numbers<{reader.source}>"
+        if of == "probabilities":
+            compared, suffix = f"Probabilities<{reader.struct}, {reader.source}>", f"_{kind}{reader.suffix}"
     signature = (
         f"const Step* step[0], const int* order[rows], const float* weights[rows], {output}, {targets}, "
         "inout double* sums[0], int n"
@@ -46,9 +54,10 @@ def metric(name: str, *, textured: bool = True) -> Entry:
 
 
 def metric_entries(kind: str, *, textured: bool = True) -> list[Entry]:
-    """The entries of all metrics that are added up batch by batch, on targets of one kind."""
-    added = (name for name, row in METRICS.items() if row.of != "rankings")
-    return [classes(kind, textured=textured), *(metric(name, textured=textured) for name in added)]
+    """The entries of all sums that are added up batch by batch, on targets of one kind."""
+    added = (name for name, row in SUMS.items() if row.of != "rankings")
+    entries = [classes(kind, textured=textured), true_class_ranks()]
+    return [*entries, *(metric(name, kind, textured=textured) for name in added)]
 
 
 def rank_keys() -> Entry:
@@ -58,6 +67,13 @@ def rank_keys() -> Entry:
         "int curves"
     )
     return Entry("rank_keys", "elementwise/ranking.cuh", "rank_keys", arguments(signature), ROW_THREADS)
+
+
+def rank_labels(*, textured: bool = True) -> Entry:
+    reader = TargetReader("dense", textured)
+    signature = f"const Step* step[0], const int* order[rows], {reader.argument()}, int* of_class[n,rows], int n"
+    name, function = f"rank_labels{reader.suffix}", f"rank_labels<{reader.source}>"
+    return Entry(name, "elementwise/ranking.cuh", function, arguments(signature), ROW_THREADS)
 
 
 def rank_weights() -> Entry:
@@ -85,8 +101,8 @@ def rank_area(metric: str) -> Entry:
     )
 
 
-def rank_entries() -> list[Entry]:
+def rank_entries(*, textured: bool = True) -> list[Entry]:
     """The entries of ranking metrics, beside those that find the classes of rows."""
-    areas = [rank_area(name) for name, row in METRICS.items() if row.of == "rankings"]
+    areas = [rank_area(name) for name, row in SUMS.items() if row.of == "rankings"]
     sort = [sort_counts("uint32"), prefix_sum("int32"), sort_scatter("uint32")]
-    return [rank_keys(), *sort, rank_weights(), prefix_sum("float64"), *areas]
+    return [rank_keys(), rank_labels(textured=textured), *sort, rank_weights(), prefix_sum("float64"), *areas]

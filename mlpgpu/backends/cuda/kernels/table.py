@@ -22,7 +22,7 @@ from .updates import update_entries
 def all_entries() -> tuple[Entry, ...]:
     """Every entry that a plan or its metrics can ask for, from the tables of the NumPy specification."""
     entries = [*dense_entries(), *split_entries(), *tensor_entries(), *local_entries(), *row_entries()]
-    entries += [*loss_entries(), *update_entries(), *primitive_entries(), *rank_entries(), *network_entries()]
+    entries += [*loss_entries(), *update_entries(), *primitive_entries(), *network_entries()]
     for kind, textured in product(("index", "dense"), (True, False)):
-        entries += metric_entries(kind, textured=textured)
+        entries += [*metric_entries(kind, textured=textured), *rank_entries(textured=textured)]
     return tuple(dict.fromkeys(entries))

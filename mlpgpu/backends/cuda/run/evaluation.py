@@ -12,7 +12,7 @@ from .. import kernels
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder
 from .feed import Feed
-from .metrics import CLEARED, metric_bytes, metric_launches, rank_bytes, rank_launches, sums_of
+from .metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
 from .workspace import Workspace
 
 
@@ -28,14 +28,14 @@ class Evaluation:
         self._stream, self._addresses = workspace.stream, workspace.arrays.addresses
         self.data: Feed | None = None
 
-    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         """As :meth:`Program.evaluate`."""
-        sums, loss = zero_sums(self._plan, metrics), np.zeros(2)
-        for batch, rows in enumerate(self._sweep(dataset, metrics)):
+        sums, loss = zero_sums(self._plan, names), np.zeros(2)
+        for batch, rows in enumerate(self._sweep(dataset, names)):
             count, is_last = batch % MOST_RUN_STEPS + 1, rows.stop == len(dataset)
             if is_last:
                 for name, array in sums.items():
-                    self._stream.download(array, self._addresses[sums_of(name)])
+                    self._stream.download(array, self._addresses[array_of(name)])
             if is_last or count == MOST_RUN_STEPS:
                 losses = self._workspace.numbers.download_losses(count)
                 self._stream.synchronize()
@@ -60,10 +60,10 @@ class Evaluation:
             self.data = self._workspace.feed(dataset, self._plan.capacity)
         return self.data
 
-    def _sweep(self, dataset: Dataset, metrics: Sequence[str] = ()) -> Iterator[slice]:
+    def _sweep(self, dataset: Dataset, names: Sequence[str] = ()) -> Iterator[slice]:
         """Evaluate a data set; yields the rows of each batch once its launches are on the stream, inside the device.
 
-        The card keeps the losses of ``MOST_RUN_STEPS`` batches, and the sums of ``metrics`` over all batches.
+        The card keeps the losses of ``MOST_RUN_STEPS`` batches, and the sums of ``names`` over all batches.
         """
         capacity, rows = self._plan.capacity, len(dataset)
         with self._workspace.device:
@@ -72,7 +72,7 @@ class Evaluation:
             data.begin(np.arange(rows))
             binder = Binder(self._workspace, data, seed=0)
             lowered = binder.lowered
-            of_metrics, after_last = self._begin_metrics(data, metrics)
+            of_metrics, after_last = self._begin_metrics(data, names)
             launches = [binder.bind(launch) for launch in [*lowered.evaluation, *of_metrics]]
             for launch in lowered.evaluation_begin:
                 binder.bind(launch)(self._stream)
@@ -88,11 +88,11 @@ class Evaluation:
                 data.prepare()
                 yield slice(start, end)
 
-    def _begin_metrics(self, data: Feed, metrics: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
+    def _begin_metrics(self, data: Feed, names: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
         """The launches of metrics, for each batch and after the last one; loads their kernels, clears their sums."""
-        if not metrics:
+        if not names:
             return [], []
-        sizes, of_set = metric_bytes(self._plan, metrics), rank_bytes(self._plan, metrics, len(data.dataset))
+        sizes, of_set = metric_bytes(self._plan, names), rank_bytes(self._plan, names, len(data.dataset))
         self._workspace.take(sizes)
         data.arrays.allocate(of_set)
         for name, size in sizes.items():
@@ -103,6 +103,6 @@ class Evaluation:
         textured = data.texture is not None
         self._workspace.auxiliary.load(kernels.metric_entries(self._plan.target_kind, textured=textured))
         if of_set:
-            self._workspace.auxiliary.load(kernels.rank_entries())
-        of_batch = metric_launches(self._plan, metrics, textured=textured)
-        return of_batch, rank_launches(self._plan, metrics, len(data.dataset))
+            self._workspace.auxiliary.load(kernels.rank_entries(textured=textured))
+        of_batch = metric_launches(self._plan, names, textured=textured)
+        return of_batch, rank_launches(self._plan, names, len(data.dataset))

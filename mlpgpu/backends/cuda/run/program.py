@@ -127,8 +127,8 @@ class CudaProgram(Program):
 
     # --- evaluations ---
 
-    def evaluate(self, dataset: Dataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        return self.evaluation.evaluate(dataset, metrics)
+    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+        return self.evaluation.evaluate(dataset, names)
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         return self.evaluation.predict(dataset, logits=logits)
