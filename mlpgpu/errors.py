@@ -129,8 +129,7 @@ def refuse_setting(owner: object, name: str, settable: Iterable[str], hint: str)
     what = f"{type(owner).__name__}.{name}"
     if hasattr(type(owner), name) or name in vars(owner):
         raise ReadOnlyError(what, expected="to be read: it stays as it was made", got="an assignment", hint=hint)
-    near = difflib.get_close_matches(name.lower(), list(settable), n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else hint
+    hint = did_you_mean(name, tuple(settable)) or hint
     raise ReadOnlyError(what, expected=f"one that can be set: {', '.join(settable)}", got=repr(name), hint=hint)
 
 
@@ -157,11 +156,30 @@ def did_you_mean(name: object, names: Sequence[str]) -> str:
     written = str(name).lower()
     if written.startswith("val_"):  # as Keras has it
         written = "validation_" + written.removeprefix("val_")
-    meant = NEAR.get(written, written)
-    near = [meant] if meant in names else difflib.get_close_matches(written, names, n=1, cutoff=0.5)
+    meant = _meant(written, names)
+    near = [meant] if meant else difflib.get_close_matches(written, names, n=1, cutoff=0.5)
     if near and near[0] == "identity" and written == "softmax":
         return "the loss applies softmax: the last layer's activation is 'identity'"
     return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _meant(written: str, names: Sequence[str]) -> str | None:
+    """The one of ``names`` that ``written`` is another spelling of, or that SYNONYMS and NEAR have for it.
+
+    Spellings may differ in hyphens and the like, and end as other libraries' classes and functions do.
+    """
+    known = {_letters(name): name for name in names}
+    for others in (NEAR, {name: next(iter(set(meant) & set(names)), "") for name, meant in SYNONYMS.items()}):
+        known = {_letters(name): meant for name, meant in others.items() if meant in names} | known
+    spelled = _letters(written)
+    for ending in ("", "loss", "score", "withlogits", "withlogitsloss"):
+        if spelled.endswith(ending) and spelled.removesuffix(ending) in known:
+            return known[spelled.removesuffix(ending)]
+    return None
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def check_integer(what: str, value: object, *, least: int, most: int | None = None) -> int:

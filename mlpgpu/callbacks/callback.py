@@ -17,6 +17,15 @@ ADDS = "a callback that adds a column names it in its columns"
 VALIDATION_LOSS = f"{VALIDATION}loss"
 STATE_TYPES = {type(None): "None", bool: "a boolean", int: "a whole number", float: "a finite float", str: "a string"}
 
+HOOKS = ("begin", "step_end", "epoch_end", "end")
+# What Keras, skorch, PyTorch Lightning and fastai call them.
+OTHER_HOOKS = {
+    **dict.fromkeys(("on_train_begin", "on_train_start", "on_fit_start", "before_fit"), "begin"),
+    **dict.fromkeys(("on_batch_end", "on_train_batch_end", "after_batch"), "step_end"),
+    **dict.fromkeys(("on_epoch_end", "on_train_epoch_end", "on_validation_epoch_end", "after_epoch"), "epoch_end"),
+    **dict.fromkeys(("on_train_end", "on_fit_end", "after_fit"), "end"),
+}
+
 
 class TrainerLike(Protocol):
     """What callbacks use of a trainer."""
@@ -114,13 +123,27 @@ def as_callback(value: object) -> Callback:
 
     Raises:
         DtypeError: it is neither; a class is neither.
+        ConfigurationError: its methods are named as other libraries name hooks, and none would ever be called.
     """
     if isinstance(value, Callback):
+        _check_hooks(type(value))
         return value
     if callable(value) and not isinstance(value, type):
         return FunctionCallback(value)
     got = f"class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
     raise DtypeError("callback", expected="a Callback or a function of an epoch's record", got=got)
+
+
+def _check_hooks(kind: type[Callback]) -> None:
+    """Refuse a class that has hooks of other libraries' names, and none of ours."""
+    if any(getattr(kind, hook) is not getattr(Callback, hook) for hook in HOOKS):
+        return
+    for name in dir(kind):
+        if name.startswith(("on_", "after_", "before_")) and callable(getattr(kind, name)):
+            hint = f"did you mean {OTHER_HOOKS[name]!r}?" if name in OTHER_HOOKS else ""
+            raise ConfigurationError(
+                f"methods of {kind.__name__}", expected=f"one of {', '.join(HOOKS)}", got=name, hint=hint
+            )
 
 
 def check_monitor(owner: str, monitor: str, monitored: Sequence[str]) -> None:

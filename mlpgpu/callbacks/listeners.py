@@ -55,7 +55,7 @@ class Listeners:
     # --- the moments of a fit; the first two results say whether the fit ends ---
 
     def begin(self, trainer: TrainerLike) -> bool:
-        return any([bool(callback.begin(trainer)) for callback in self._callbacks])
+        return any([_truth(callback, "begin", callback.begin(trainer)) for callback in self._callbacks])
 
     def add_columns(self, trainer: TrainerLike, record: Record) -> bool:
         """The end of an epoch for callbacks with columns, which come before all that may watch these."""
@@ -75,7 +75,7 @@ class Listeners:
         is_over = False
         known = dict(record)
         for callback in callbacks:
-            is_over |= bool(callback.epoch_end(trainer, record))
+            is_over |= _truth(callback, "epoch_end", callback.epoch_end(trainer, record))
             added = {name: _added(callback, name, value) for name, value in record.items() if name not in known}
             missing = [name for name in callback.columns if name not in added]
             if missing:
@@ -113,6 +113,20 @@ class Listeners:
             name = type(callback).__name__
             counts[name] = counts.get(name, 0) + 1
             yield f"{name} {counts[name]}", callback
+
+
+def _truth(callback: Callback, hook: str, value: object) -> bool:
+    """Whether what a hook returned is true.
+
+    Raises:
+        DtypeError: it is neither true nor false, as an array of several numbers.
+    """
+    try:
+        return bool(value)
+    except (TypeError, ValueError) as error:
+        what = f"what {type(callback).__name__}.{hook} returns"
+        got = f"{type(value).__name__} {value!r}"
+        raise DtypeError(what, expected="what is true or false; None goes on", got=got) from error
 
 
 _COLUMN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # as a file names an array

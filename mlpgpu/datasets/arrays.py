@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +55,9 @@ def factor(scale: float | None) -> str:
 
 
 def _as_array(what: str, value: ArrayLike, expected: str) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
+        got = f"{masked} of {value.size} masked"
+        raise DataError(what, expected="no masked values", got=got, hint=f"{what}.filled(…), or leave these rows out")
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal length
@@ -186,7 +189,7 @@ def _is_binary(x: np.ndarray) -> bool:
 def check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     if classes is None:
         return None
-    names = () if isinstance(classes, str) else tuple(classes)
+    names = () if isinstance(classes, str) or not isinstance(classes, Iterable) else tuple(classes)
     if not names or not all(isinstance(name, str) for name in names):
         raise DtypeError("classes", expected="a sequence of names", got=repr(classes))
     if len(set(names)) < len(names):

@@ -22,10 +22,11 @@ from ..errors import (
     MlpgpuError,
     ShapeError,
     check_integer,
+    lookup,
     refuse_setting,
 )
 from ..layers import Layer, Standardize, check_layers, input_width, with_trainable
-from ..losses import OutputName, class_count
+from ..losses import OUTPUTS, OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
@@ -379,6 +380,8 @@ class Network:
     def __setattr__(self, name: str, value: object) -> None:
         if "values" in self.__dict__ and type(self) is Network:
             refuse_setting(self, name, SETTABLE, "make a new Network([…])")
+        if name == "output":
+            value = lookup("output", value, OUTPUTS)
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:

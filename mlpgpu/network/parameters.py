@@ -101,6 +101,8 @@ class FlatParameters:
 
     def set(self, values: Mapping[str, ArrayLike]) -> None:
         """Set some of them by name, all or none, as :class:`Parameters` does; from then on the network has them."""
+        if not isinstance(values, Mapping):
+            raise DtypeError("parameters", expected="a mapping of names to arrays", got=type(values).__name__)
         with self._lock.held():
             flat = self._read().copy()
             for name, value in values.items():

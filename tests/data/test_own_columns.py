@@ -251,6 +251,24 @@ def test_two_callbacks_with_one_column_are_refused() -> None:
         fit(trainer_of(), callbacks=Gap())
 
 
+def test_hooks_of_other_names_are_refused() -> None:
+    for name, meant in {"on_epoch_end": "epoch_end", "on_train_begin": "begin", "after_batch": "step_end"}.items():
+        kind = type("Theirs", (mg.Callback,), {name: lambda *_: True})
+        expected = f"methods of Theirs: expected one of begin, .*got {name} .did you mean '{meant}'"
+        with pytest.raises(ConfigurationError, match=expected):
+            fit(trainer_of(), callbacks=[kind()])
+    # A class that has a hook of ours may have methods of any name.
+    own = type("Own", (mg.Callback,), {"on_epoch_end": lambda *_: 1 / 0, "epoch_end": lambda *_: True})
+    assert len(fit(trainer_of(), callbacks=[own()])) == 1
+
+
+@pytest.mark.parametrize("hook", ["begin", "epoch_end"])
+def test_what_has_no_truth_value_is_refused(hook: str) -> None:
+    kind = type("Several", (mg.Callback,), {hook: lambda *_: np.zeros(2)})
+    with pytest.raises(DtypeError, match=rf"what Several\.{hook} returns: expected what is true or false"):
+        fit(trainer_of(), callbacks=[kind()])
+
+
 # --- names ---
 
 
@@ -299,6 +317,18 @@ def test_synonyms_are_understood(tmp_path: Path) -> None:
         (lambda: mg.Dense(4, 3, init="kaiming_normal"), "did you mean 'he_normal'"),
         (lambda: trainer_of(loss="crossentropy"), "did you mean 'softmax_cross_entropy'|binary_cross_entropy"),
         (lambda: trainer_of(["auc"]), "did you mean 'roc_auc'"),
+        (lambda: trainer_of(loss="CrossEntropyLoss"), "did you mean 'softmax_cross_entropy'"),
+        (lambda: trainer_of(loss="cross-entropy"), "did you mean 'softmax_cross_entropy'"),
+        (lambda: trainer_of(loss="sigmoid_cross_entropy"), "did you mean 'binary_cross_entropy'"),
+        (lambda: trainer_of(loss="BCEWithLogitsLoss"), "did you mean 'binary_cross_entropy'"),
+        (lambda: trainer_of(loss="MSELoss"), "did you mean 'mean_squared_error'"),
+        (lambda: trainer_of(loss="l1_loss"), "did you mean 'absolute_error'"),
+        (lambda: trainer_of(loss="smooth_l1_loss"), "did you mean 'huber'"),
+        (lambda: trainer_of(loss="nll_loss"), "did you mean 'softmax_cross_entropy'"),
+        (lambda: mg.Dense(4, 3, "Linear"), "did you mean 'identity'"),
+        (lambda: mg.Dense(4, 3, "LeakyReLU"), "did you mean 'leaky_relu'"),
+        (lambda: fit(trainer_of(), validation=0.5, callbacks=[mg.EarlyStopping("train_loss")]), "did you mean 'loss'"),
+        (lambda: fit(trainer_of())["lr"], "did you mean 'rate'"),
     ],
 )
 def test_near_names_are_hinted_at(call: Callable[[], object], hint: str) -> None:

@@ -174,6 +174,30 @@ def test_what_a_network_was_made_with_is_read_only(name: str) -> None:
         setattr(mg.Network([mg.Dense(2, 1)]), name, None)
 
 
+@pytest.mark.parametrize("name", ["lr", "learning_rate"])
+def test_a_rate_of_another_name_is_hinted_at(name: str) -> None:
+    with pytest.raises(ReadOnlyError, match="did you mean 'rate'"):
+        setattr(classifier(), name, 0.1)
+
+
+@pytest.mark.parametrize("name", ["classes", "parameters", "output"])
+def test_a_network_is_given_what_it_can_have(name: str) -> None:
+    network = classifier().network
+    for value in (3, ["softmax"], "argmax"):
+        with pytest.raises(MlpgpuError, match=name):
+            setattr(network, name, value)
+
+
+@pytest.mark.parametrize("part", ["x", "y", "weight"])
+def test_masked_values_are_refused(part: str) -> None:
+    arrays = {"x": X, "y": LABELS, "weight": np.ones(len(X))}
+    unmasked = {name: np.ma.masked_array(values) for name, values in arrays.items()}
+    assert len(mg.Dataset(**unmasked)) == len(X)
+    arrays[part] = np.ma.masked_array(arrays[part], np.arange(arrays[part].size).reshape(arrays[part].shape) == 5)
+    with pytest.raises(DataError, match=rf"{part}: expected no masked values, got 1 of \d+ masked"):
+        mg.Dataset(**arrays)
+
+
 def test_a_rate_may_be_set() -> None:
     trainer, rates = classifier(), []
 
