@@ -30,13 +30,12 @@ class Binder:
         self._workspace, self.data = workspace, data
         self._kernels = workspace.kernels_for(data)
         self.lowered = self._kernels.lowered
-        targets = data.arrays.addresses.get("targets")
         self._numbers: dict[str, Value] = {
             "scale": data.scale,
             "seed": seed,
             "weights": data.arrays.addresses.get("weights"),
-            "plain targets": targets,
-            "targets": targets if data.texture is None else int(data.texture),
+            "plain targets": data.arrays.addresses.get("targets"),
+            "targets": data.targets,
         }
 
     def bind(self, launch: Launch, stage: int = 0, **others: Value) -> Put:

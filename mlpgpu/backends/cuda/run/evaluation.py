@@ -100,7 +100,7 @@ class Evaluation:
         for name in of_set.keys() & CLEARED:
             self._stream.fill(data.arrays.addresses[name], of_set[name])
         assert self._plan.target_kind is not None
-        textured = data.texture is not None
+        _, textured = data.kind
         self._workspace.auxiliary.load(kernels.metric_entries(self._plan.target_kind, textured=textured))
         if of_set:
             self._workspace.auxiliary.load(kernels.rank_entries(textured=textured))

@@ -52,7 +52,7 @@ class Feed:
     Attributes:
         arrays: ``data``, ``targets``, ``weights`` and ``order`` on the card, those of them that the set has.
         source: the type of the inputs on the card, ``"uint8"`` or ``"float32"``.
-        texture: over the targets, or None where they are more than a texture reaches.
+        targets: what kernels read targets through: a texture object, or where none reaches an address; None without.
         scale: the factor that inputs are multiplied by.
         stays: whether the whole set stays on the card.
         place_of: the position of each row, (rows,) int64, once a set that stays has its order.
@@ -91,9 +91,11 @@ class Feed:
         self.arrays.allocate(sizes)
         self.nbytes = sum(sizes.values())
         self.left_bytes = room - self.nbytes
-        self.texture: Texture | None = None
-        if "targets" in sizes and by_texture(sizes["targets"] // 4, device.most_texels):
-            self.texture = Texture(device, self.arrays.addresses["targets"], sizes["targets"] // 4)
+        address, elements = self.arrays.addresses.get("targets"), sizes.get("targets", 0) // 4
+        self._texture: Texture | None = None
+        if address is not None and by_texture(elements, device.most_texels):
+            self._texture = Texture(device, address, elements)
+        self.targets = address if self._texture is None else int(self._texture)
 
         self._copies = Stream(device, "copies")
         self._pool = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="mlpgpu-feed")
@@ -116,8 +118,8 @@ class Feed:
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """What kernels depend on: ``source``, and whether there is a texture."""
-        return self.source, self.texture is not None
+        """What kernels depend on: ``source``, and whether they read targets through a texture."""
+        return self.source, self._texture is not None
 
     @property
     def pieces(self) -> int:

@@ -10,6 +10,7 @@ from ....plan import Plan
 from ....text import table
 from ..kernels import Team
 from . import loss as losses
+from .data import shard_costs, target_reads
 from .dense import DensePath, dense_path
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format
@@ -143,6 +144,10 @@ class Selection:
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
         if self.work.is_training and not self.tail:
             head.append(f"layers after the first are not fused into one kernel (tail): {self.tail.why}")
+        if self.work.is_training and self.plan.target_kind is not None:
+            head.append(f"targets are read {target_reads(textured=self.work.setting.textured)}")
+        if self.work.shards > 1:
+            head.append(f"the batch is split over {shard_costs(self.work.shards)}")
         return "\n".join([*head, table(rows, "<<<")])
 
 
