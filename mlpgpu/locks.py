@@ -37,8 +37,13 @@ class GroupLock:
     def acquire(self, key: Hashable = None) -> None:
         """Wait until nobody holds the lock with another key, then hold it."""
         with self._mutex:
-            if not self._holders or (self._key == key and not self._waiting):
-                self._enter(key)
+            if not self._holders:
+                self.begin(key)
+                self._key = key
+                self._holders = 1
+                return
+            if self._key == key and not self._waiting:
+                self._holders += 1
                 return
             gate = threading.Lock()
             gate.acquire()
@@ -77,13 +82,6 @@ class GroupLock:
                 self.acquire(key)
                 raise
 
-    def _enter(self, key: Hashable) -> None:
-        """Count one more holder; the first one with its key may have something to prepare."""
-        if not self._holders:
-            self.begin(key)
-        self._key = key
-        self._holders += 1
-
     def _leave(self) -> None:
         self._holders -= 1
         if self._holders:
@@ -91,9 +89,11 @@ class GroupLock:
         self.end()
         if self._waiting:
             key = self._waiting[0][0]
+            self.begin(key)
+            self._key = key
             while self._waiting and self._waiting[0][0] == key:
                 _, gate = self._waiting.popleft()
-                self._enter(key)
+                self._holders += 1
                 gate.release()
 
     def begin(self, key: Hashable) -> None:

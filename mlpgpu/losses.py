@@ -17,6 +17,8 @@ from .activations import sigmoid
 from .metrics import Problem
 
 HUBER_DELTA = 1.0
+BY_COLUMNS_ROWS, BY_COLUMNS_MOST = 32, 16  # rows from which, and columns up to which, softmax goes column by column
+IN_ORDER_BELOW = 8  # columns that NumPy adds up one after another, so that both ways give the same bits
 
 TargetKind = Literal["index", "dense"]
 OutputName = Literal["identity", "sigmoid", "softmax"]
@@ -134,9 +136,23 @@ LOSSES: dict[str, Loss] = {
 
 
 def _softmax(z: np.ndarray) -> None:
-    np.subtract(z, z.max(axis=1, keepdims=True), out=z)
+    rows, n = z.shape
+    by_columns = rows >= BY_COLUMNS_ROWS  # NumPy reduces short rows slowly, and columns of all rows fast
+    if by_columns and n <= BY_COLUMNS_MOST:
+        largest = z[:, :1].copy()
+        for column in range(1, n):
+            np.maximum(largest, z[:, column : column + 1], out=largest)
+    else:
+        largest = np.maximum.reduce(z, axis=1, keepdims=True)
+    np.subtract(z, largest, out=z)
     np.exp(z, out=z)
-    np.divide(z, z.sum(axis=1, keepdims=True), out=z)
+    if by_columns and n < IN_ORDER_BELOW:
+        total = z[:, :1].copy()
+        for column in range(1, n):
+            np.add(total, z[:, column : column + 1], out=total)
+    else:
+        total = np.add.reduce(z, axis=1, keepdims=True)
+    np.divide(z, total, out=z)
 
 
 def apply_output(name: OutputName, z: np.ndarray) -> None:

@@ -53,14 +53,16 @@ class BlasThreads(GroupLock):
     def begin(self, key: Hashable) -> None:
         assert isinstance(key, int)
         self._limit = key
-        self._found = [library.get() for library in self.libraries]
-        for library, found in zip(self.libraries, self._found, strict=True):
+        self._found.clear()
+        for library in self._libraries or self.libraries:
+            found = library.get()
+            self._found.append(found)
             if found != key:
                 library.set(key)
 
     def end(self) -> None:
         is_changed = False
-        for library, found in zip(self.libraries, self._found, strict=True):
+        for library, found in zip(self._libraries or (), self._found, strict=True):
             if library.get() != self._limit:
                 is_changed = True  # by somebody who means it, so that it stays
             elif found != self._limit:

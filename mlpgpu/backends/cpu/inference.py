@@ -25,10 +25,17 @@ from .pool import POOL
 from .program import CpuProgram
 from .threads import available_cores
 
-PIECE_BYTES = 1 << 20  # of the widest array of a piece
+# What cuts a call into pieces.  One-threaded products (SkylakeX, k = 784 and 1,024, n = 128 and 1,024) reach 24 to 52
+# GFLOP/s by 16 rows, 50 to 86 by 64, 84 to 90 by 250 and up to 98 by 1,000, since BLAS copies the weights each time.
+PIECE_FLOPS = 1 << 24  # at least, by more than one piece: about 0.2 ms, many times what waking a thread takes
+LEAST_PIECE_ROWS = 16
+FEW_PIECE_ROWS = 192
+MANY_ROWS, MANY_PIECE_ROWS = 8192, 512  # of a call so long that larger pieces still reach all cores
+PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
 Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], None]
+Steps = Sequence[tuple[Compute, Values]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,10 @@ class Stage:
 class Scratch:
     """Arrays for one piece at a time: its inputs as the plan takes them, and what stages write."""
 
-    def __init__(self, plan: Plan, stages: Sequence[Stage], capacity: int) -> None:
-        self._widths = [stage.width for stage in stages]
+    def __init__(self, plan: Plan, widths: Sequence[int], capacity: int) -> None:
+        self._widths = widths
         self._dtype, self._n_in, self._capacity = plan.dtype, plan.n_in, capacity
-        size = capacity * max(self._widths)
+        size = capacity * max(widths)
         # Each stage reads what the one before wrote, so two arrays serve all.
         self._written = np.empty(size, plan.dtype), np.empty(size, plan.dtype)
         self._scratch = np.empty(size, plan.dtype)
@@ -94,13 +101,19 @@ class CpuInference(Inference):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._stages = [_STAGES[type(op)](plan, op) for op in plan.evaluation if not isinstance(op, ops.Gather)]
-        widest = max(plan.n_in, *(stage.width for stage in self._stages))
-        self._piece_rows = max(1, min(plan.capacity, PIECE_BYTES // (plan.dtype.itemsize * widest)))
+        stages = [_STAGES[type(op)](plan, op) for op in plan.evaluation if not isinstance(op, ops.Gather)]
+        self._computes = [stage.compute for stage in stages]
+        self._names = [stage.names for stage in stages]
+        self._widths = [stage.width for stage in stages]
+        self._last = max(place for place, stage in enumerate(stages) if not stage.is_in_place)  # writes the result
+        self._dtype = plan.dtype
+        most = PIECE_BYTES // (plan.dtype.itemsize * max(plan.n_in, *self._widths))
+        self._capacity = max(1, min(plan.capacity, most))
+        self._row_flops = max(1, sum(plan.flops(op, 1) for op in plan.evaluation))
         self._threads = available_cores()
         self._zeros = np.zeros(plan.n_in, plan.dtype)
         self._free: deque[Scratch] = deque()  # of calls that have ended
-        self._values: list[Values] = []
+        self._steps: tuple[Steps, Steps] = [], []  # what predictions call, and what logits do
 
     # --- parameters ---
 
@@ -127,7 +140,9 @@ class CpuInference(Inference):
         for flat, segments in ((parameters, self._plan.parameters), (statistics, self._plan.statistics)):
             for segment in segments:
                 arrays[segment.name] = flat[segment.offset : segment.end].reshape(segment.shape)
-        self._values = [[arrays[name] for name in stage.names] for stage in self._stages]
+        values = [tuple(arrays[name] for name in names) for names in self._names]
+        steps = [*zip(self._computes, values, strict=True)]
+        self._steps = steps, steps[:-1]  # the last one is the output's function
 
     # --- calls ---
 
@@ -140,73 +155,81 @@ class CpuInference(Inference):
         scale: float | None = None,
         logits: bool = False,
     ) -> bool:
-        values, stages = self._values, self._stages
-        if logits:  # without the output's function
-            stages = stages[:-1]
-        count, step = len(out), self._piece_rows
-        pieces = -(-count // step)
-        is_finite = True
-
-        def compute(piece: int) -> None:
-            nonlocal is_finite
-            part = slice(piece * step, min((piece + 1) * step, count))
-            try:
-                scratch = self._free.pop()
-            except IndexError:
-                scratch = Scratch(self._plan, self._stages, step)
-            BLAS.acquire(1)
-            try:
-                inputs = self._inputs(scratch, x, part, rows, scale)
-                if scale is None and np.dot(inputs, self._zeros).any():  # infinity and NaN times 0 are NaN
-                    is_finite = False
-                _compute(stages, values, inputs, out[part], scratch)
-            finally:
-                BLAS.release()
-                self._free.append(scratch)
-
+        steps = self._steps[logits]
+        count = len(out)
+        piece_rows = self._rows_of_pieces(count)
         with np.errstate(all="ignore"):
-            if pieces == 1 or self._threads == 1:
-                for piece in range(pieces):
-                    compute(piece)
-            else:
-                POOL.run(pieces, compute, self._threads)
-        return is_finite
+            if count <= piece_rows:
+                return self._compute(steps, x, out, rows, scale)
+            parts = [slice(start, min(start + piece_rows, count)) for start in range(0, count, piece_rows)]
+            are_finite = [False] * len(parts)
 
-    def _inputs(
-        self, scratch: Scratch, x: np.ndarray, part: slice, rows: np.ndarray | None, scale: float | None
-    ) -> np.ndarray:
-        """A part of the rows as the plan takes them, (B, n_in): in ``x`` where they are so already."""
-        count = part.stop - part.start
-        if rows is not None:
-            # Rows are in range by construction; mode="clip" spares NumPy a copy.
-            piece = np.take(x, rows[part], axis=0, out=scratch.gathered(count, x.dtype), mode="clip")
-        else:
-            piece = x[part]
-        if piece.dtype == self._plan.dtype and piece.flags.c_contiguous and piece.flags.aligned:
-            return piece
-        inputs = scratch.inputs(count)
-        if scale is not None:
-            np.multiply(piece, scale, out=inputs, dtype=inputs.dtype)
-        else:
-            np.copyto(inputs, piece, casting="unsafe")
-        return inputs
+            def compute(piece: int) -> None:
+                part = parts[piece]
+                if rows is None:
+                    are_finite[piece] = self._compute(steps, x[part], out[part], None, scale)
+                else:
+                    are_finite[piece] = self._compute(steps, x, out[part], rows[part], scale)
+
+            POOL.run(len(parts), compute, self._threads)
+            return all(are_finite)
+
+    def _rows_of_pieces(self, rows: int) -> int:
+        """How many rows at a time a call of ``rows`` is computed by."""
+        pieces = 1
+        most = self._capacity
+        if rows > most or rows * self._row_flops >= 2 * PIECE_FLOPS:
+            least = MANY_PIECE_ROWS if rows >= MANY_ROWS else FEW_PIECE_ROWS
+            bound = min(max(rows // least, rows // LEAST_PIECE_ROWS and 2), rows * self._row_flops // PIECE_FLOPS)
+            while 2 * pieces <= bound:  # powers of two, which cores share evenly
+                pieces *= 2
+        return min(most, -(-rows // pieces))
+
+    def _compute(
+        self,
+        steps: Steps,
+        x: np.ndarray,
+        out: np.ndarray,
+        rows: np.ndarray | None,
+        scale: float | None,
+    ) -> bool:
+        """Compute a piece, whose rows are all of ``x`` or ``rows`` of it; returns whether its inputs are finite."""
+        try:
+            scratch = self._free.pop()
+        except IndexError:
+            scratch = Scratch(self._plan, self._widths, self._capacity)
+        count = len(out)
+        BLAS.acquire(1)
+        try:
+            y = x
+            if rows is not None:
+                # Rows are in range by construction; mode="clip" spares NumPy a copy.
+                y = np.take(x, rows, axis=0, out=scratch.gathered(count, x.dtype), mode="clip")
+            if y.dtype != self._dtype or not y.flags.carray:
+                inputs = scratch.inputs(count)
+                np.copyto(inputs, y, casting="unsafe")
+                if scale is not None:
+                    np.multiply(inputs, scale, out=inputs)
+                y = inputs
+            is_finite = True
+            if scale is None:
+                zeros = np.dot(y, self._zeros)  # infinity and NaN times 0 are NaN
+                is_finite = bool(np.dot(zeros, zeros) == 0.0)
+            last = self._last
+            for place, ((compute, values), (written, spare)) in enumerate(
+                zip(steps, scratch.views(count), strict=False)
+            ):
+                if place >= last:
+                    written = out
+                compute(values, y, written, spare)
+                y = written
+        finally:
+            BLAS.release()
+            self._free.append(scratch)
+        return is_finite
 
     def close(self) -> None:
         self._free.clear()
-
-
-def _compute(
-    stages: Sequence[Stage], values: Sequence[Values], x: np.ndarray, out: np.ndarray, scratch: Scratch
-) -> None:
-    """Call the stages one after another, from the inputs (B, n_in) to ``out`` (B, n_out)."""
-    views = scratch.views(len(out))
-    last = len(stages) - 1
-    while stages[last].is_in_place:
-        last -= 1
-    for place, (stage, arrays, (y, spare)) in enumerate(zip(stages, values, views, strict=False)):
-        written = out if place >= last else y
-        stage.compute(arrays, x, written, spare)
-        x = written
 
 
 def _dense(plan: Plan, op: ops.Dense) -> Stage:
