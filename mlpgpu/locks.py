@@ -14,7 +14,7 @@ class GroupLock:
     """Threads that ask with equal keys may hold the lock at once; with other keys they take turns in order of arrival.
 
     Nobody is passed for ever: who asks while others wait comes after them, even with the key of those that hold
-    the lock.  With keys that differ it is a fair lock.  A thread that holds it does not ask again.
+    the lock.  Without a key a thread holds it alone.  A thread that holds it does not ask again.
     In a forked child nobody holds it, because the threads that did are not there.
     """
 
@@ -42,7 +42,7 @@ class GroupLock:
                 self._key = key
                 self._holders = 1
                 return
-            if self._key == key and not self._waiting:
+            if key is not None and self._key == key and not self._waiting:
                 self._holders += 1
                 return
             gate = threading.Lock()
@@ -91,7 +91,7 @@ class GroupLock:
             key = self._waiting[0][0]
             self.begin(key)
             self._key = key
-            while self._waiting and self._waiting[0][0] == key:
+            while not self._holders or (key is not None and self._waiting and self._waiting[0][0] == key):
                 _, gate = self._waiting.popleft()
                 self._holders += 1
                 gate.release()

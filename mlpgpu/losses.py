@@ -17,8 +17,7 @@ from .activations import sigmoid
 from .metrics import Problem
 
 HUBER_DELTA = 1.0
-BY_COLUMNS_ROWS, BY_COLUMNS_MOST = 32, 16  # rows from which, and columns up to which, softmax goes column by column
-IN_ORDER_BELOW = 8  # columns that NumPy adds up one after another, so that both ways give the same bits
+BY_COLUMNS_ROWS, BY_COLUMNS_BELOW = 32, 16  # rows from which, and columns below which, softmax goes column by column
 
 TargetKind = Literal["index", "dense"]
 OutputName = Literal["identity", "sigmoid", "softmax"]
@@ -137,22 +136,31 @@ LOSSES: dict[str, Loss] = {
 
 def _softmax(z: np.ndarray) -> None:
     rows, n = z.shape
-    by_columns = rows >= BY_COLUMNS_ROWS  # NumPy reduces short rows slowly, and columns of all rows fast
-    if by_columns and n <= BY_COLUMNS_MOST:
-        largest = z[:, :1].copy()
-        for column in range(1, n):
-            np.maximum(largest, z[:, column : column + 1], out=largest)
-    else:
-        largest = np.maximum.reduce(z, axis=1, keepdims=True)
-    np.subtract(z, largest, out=z)
+    if rows >= BY_COLUMNS_ROWS and 2 <= n < BY_COLUMNS_BELOW:
+        _softmax_by_columns(z)
+        return
+    np.subtract(z, np.maximum.reduce(z, axis=1, keepdims=True), out=z)
     np.exp(z, out=z)
-    if by_columns and n < IN_ORDER_BELOW:
-        total = z[:, :1].copy()
-        for column in range(1, n):
-            np.add(total, z[:, column : column + 1], out=total)
-    else:
-        total = np.add.reduce(z, axis=1, keepdims=True)
-    np.divide(z, total, out=z)
+    np.divide(z, np.add.reduce(z, axis=1, keepdims=True), out=z)
+
+
+def _softmax_by_columns(z: np.ndarray) -> None:
+    """The same bits for many short rows, in about half the time: each column of all rows at once."""
+    columns = z.T.copy()  # (n, B)
+    np.subtract(columns, np.maximum.reduce(columns, axis=0), out=columns)
+    np.exp(columns, out=columns)
+    # NumPy adds up a row of eight and more in pairs, then what is left one after another.
+    terms = list(columns)
+    if len(terms) >= 8:
+        first, *rest = terms[:8], *terms[8:]
+        while len(first) > 1:
+            first = [np.add(low, high) for low, high in zip(first[::2], first[1::2], strict=True)]
+        terms = [*first, *rest]
+    total = terms[0].copy()
+    for term in terms[1:]:
+        np.add(total, term, out=total)
+    np.divide(columns, total, out=columns)
+    np.copyto(z, columns.T)
 
 
 def apply_output(name: OutputName, z: np.ndarray) -> None:

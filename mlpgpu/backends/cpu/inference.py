@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,16 @@ MANY_ROWS, MANY_PIECE_ROWS = 8192, 512  # of a call so long that larger pieces s
 PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
 Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
-Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], None]
+Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
 Steps = Sequence[tuple[Compute, Values]]
 
 
 @dataclass(frozen=True)
 class Stage:
     """An operation of the chain: ``compute(values, x, y, scratch)`` writes (B, width) to ``y``.
+
+    Each element of x that is infinite or NaN makes a sum of a weighted layer so, even where its weight is 0.  So these
+    sums, which are fewer, are looked at in place of the inputs: ``compute`` returns whether x may not be finite.
 
     Attributes:
         names: of what it reads beside x.
@@ -111,7 +115,6 @@ class CpuInference(Inference):
         self._capacity = max(1, min(plan.capacity, most))
         self._row_flops = max(1, sum(plan.flops(op, 1) for op in plan.evaluation))
         self._threads = available_cores()
-        self._zeros = np.zeros(plan.n_in, plan.dtype)
         self._free: deque[Scratch] = deque()  # of calls that have ended
         self._steps: tuple[Steps, Steps] = [], []  # what predictions call, and what logits do
 
@@ -211,17 +214,14 @@ class CpuInference(Inference):
                 if scale is not None:
                     np.multiply(inputs, scale, out=inputs)
                 y = inputs
-            is_finite = True
-            if scale is None:
-                zeros = np.dot(y, self._zeros)  # infinity and NaN times 0 are NaN
-                is_finite = bool(np.dot(zeros, zeros) == 0.0)
-            last = self._last
+            inputs, is_finite, last = y, True, self._last
             for place, ((compute, values), (written, spare)) in enumerate(
                 zip(steps, scratch.views(count), strict=False)
             ):
                 if place >= last:
                     written = out
-                compute(values, y, written, spare)
+                if compute(values, y, written, spare):
+                    is_finite = is_finite and bool(np.isfinite(inputs).all())
                 y = written
         finally:
             BLAS.release()
@@ -235,14 +235,16 @@ class CpuInference(Inference):
 def _dense(plan: Plan, op: ops.Dense) -> Stage:
     forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
 
-    def dense(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+    def dense(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> bool:
         weight, bias = values
         assert weight is not None
         np.dot(x, weight, out=y)
+        is_suspect = not isfinite(np.vdot(y, y))  # a sum that is too large for its square is found to be none
         if bias is not None:
             np.add(y, bias, out=y)
         if forward is not None:
             forward(y, y, scratch)
+        return is_suspect
 
     return Stage((op.weight, op.bias), plan.buffers[op.y].shape[-1], dense)
 
@@ -251,7 +253,7 @@ def _locally_connected(plan: Plan, op: ops.LocallyConnected) -> Stage:
     forward = ACTIVATIONS[op.activation].forward if op.activation != "identity" else None
     n = plan.buffers[op.y].shape[-1]
 
-    def locally_connected(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+    def locally_connected(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> bool:
         weight, bias = values
         assert weight is not None
         # One pass over the outputs for each weight of a window, so that scratch does not grow with the window.
@@ -259,31 +261,35 @@ def _locally_connected(plan: Plan, op: ops.LocallyConnected) -> Stage:
         for r in range(1, len(weight)):
             np.multiply(x[:, r : r + n], weight[r, :n], out=scratch)
             np.add(y, scratch, out=y)
+        is_suspect = not isfinite(np.vdot(y, y))
         if bias is not None:
             np.add(y, bias[:n], out=y)
         if forward is not None:
             forward(y, y, scratch)
+        return is_suspect
 
     return Stage((op.weight, op.bias), n, locally_connected)
 
 
 def _standardize(plan: Plan, op: ops.Standardize) -> Stage:
-    def standardize(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+    def standardize(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> bool:
         mean, scale = values
         assert mean is not None and scale is not None
         np.subtract(x, mean, out=y)
         np.divide(y, scale, out=y)
+        return False
 
     return Stage((op.mean, op.scale), plan.n_in, standardize)
 
 
 def _output(plan: Plan, op: ops.Output) -> Stage:
-    def output(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
+    def output(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> bool:
         mean, scale = values
         apply_output(op.function, y)
         if mean is not None and scale is not None:
             np.multiply(y, scale, out=y)
             np.add(y, mean, out=y)
+        return False
 
     return Stage((op.mean, op.scale), plan.n_out, output, is_in_place=True)
 
