@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ....datasets import Dataset
+from ....plan import Plan
 from ...evaluation import zero_sums
 from .. import kernels
 from ..kernels.launches import MOST_RUN_STEPS, Launch
-from .binding import Binder
+from ..runtime import Stream
+from .binding import Binder, Put
 from .feed import Feed
 from .metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
 from .workspace import Workspace
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """The launches of an evaluation of one data set with some metrics, ready for the stream.
+
+    Attributes:
+        begin: what runs before the first batch, ``batch`` for each, and ``end`` after the last one.
+        fills: bytes of the arrays that are cleared before the first batch, by address.
+    """
+
+    data: Feed
+    names: tuple[str, ...]
+    begin: list[Put]
+    batch: list[Put]
+    end: list[Put]
+    fills: dict[int, int]
+
+
 class Evaluation:
     """Evaluates data sets.  The set that was evaluated last stays on the card.
+
+    Arguments:
+        make: gives the plan's arrays and kernels, when they are first needed; its capacity is the rows of a batch.
 
     Attributes:
         data: that set.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace, self._plan = workspace, workspace.plan
-        self._stream, self._addresses = workspace.stream, workspace.arrays.addresses
+    def __init__(self, make: Callable[[], Workspace]) -> None:
+        self._make = make
         self.data: Feed | None = None
+        self._bound: _Bound | None = None
+
+    @cached_property
+    def _workspace(self) -> Workspace:
+        return self._make()
+
+    @property
+    def _plan(self) -> Plan:
+        return self._workspace.plan
+
+    @property
+    def _stream(self) -> Stream:
+        return self._workspace.stream
+
+    @property
+    def _addresses(self) -> dict[str, int]:
+        return self._workspace.arrays.addresses
 
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         """As :meth:`Program.evaluate`."""
@@ -56,7 +96,7 @@ class Evaluation:
         if self.data is None or self.data.dataset is not dataset:
             if self.data is not None:
                 self.data.close()
-            self.data = None  # the old set makes room for the new one
+            self.data = self._bound = None  # the old set makes room for the new one
             self.data = self._workspace.feed(dataset, self._plan.capacity)
         return self.data
 
@@ -65,44 +105,50 @@ class Evaluation:
 
         The card keeps the losses of ``MOST_RUN_STEPS`` batches, and the sums of ``names`` over all batches.
         """
-        capacity, rows = self._plan.capacity, len(dataset)
         with self._workspace.device:
+            capacity, rows = self._plan.capacity, len(dataset)
             self._stream.synchronize()  # an evaluation that was broken off may have left work behind
             data = self.hold(dataset)
-            data.begin(np.arange(rows))
-            binder = Binder(self._workspace, data, seed=0)
-            lowered = binder.lowered
-            of_metrics, after_last = self._begin_metrics(data, names)
-            launches = [binder.bind(launch) for launch in [*lowered.evaluation, *of_metrics]]
-            for launch in lowered.evaluation_begin:
-                binder.bind(launch)(self._stream)
+            data.begin_in_order()
+            if self._bound is None or self._bound.names != tuple(names):
+                self._bound = self._bind(data, names)
+            bound = self._bound
+            for address, size in bound.fills.items():
+                self._stream.fill(address, size)
+            for put in bound.begin:
+                put(self._stream)
             for batch, start in enumerate(range(0, rows, capacity)):
                 data.reach(start)
                 self._workspace.numbers.set_step(0, batch, capacity, rows, run=batch % MOST_RUN_STEPS)
-                for put in launches:
+                for put in bound.batch:
                     put(self._stream)
                 end = min(start + capacity, rows)
                 if end == rows:
-                    for launch in after_last:
-                        binder.bind(launch)(self._stream)
+                    for put in bound.end:
+                        put(self._stream)
                 data.prepare()
                 yield slice(start, end)
 
-    def _begin_metrics(self, data: Feed, names: Sequence[str]) -> tuple[list[Launch], list[Launch]]:
-        """The launches of metrics, for each batch and after the last one; loads their kernels, clears their sums."""
-        if not names:
-            return [], []
-        sizes, of_set = metric_bytes(self._plan, names), rank_bytes(self._plan, names, len(data.dataset))
-        self._workspace.take(sizes)
-        data.arrays.allocate(of_set)
-        for name, size in sizes.items():
-            self._stream.fill(self._addresses[name], size)
-        for name in of_set.keys() & CLEARED:
-            self._stream.fill(data.arrays.addresses[name], of_set[name])
-        assert self._plan.target_kind is not None
-        _, textured = data.kind
-        self._workspace.auxiliary.load(kernels.metric_entries(self._plan.target_kind, textured=textured))
-        if of_set:
-            self._workspace.auxiliary.load(kernels.rank_entries(textured=textured))
-        of_batch = metric_launches(self._plan, names, textured=textured)
-        return of_batch, rank_launches(self._plan, names, len(data.dataset))
+    def _bind(self, data: Feed, names: Sequence[str]) -> _Bound:
+        """The launches of an evaluation, with their kernels and arrays."""
+        binder = Binder(self._workspace, data, seed=0)
+        of_batch: list[Launch] = []
+        after_last: list[Launch] = []
+        fills: dict[int, int] = {}
+        if names:
+            sizes, of_set = metric_bytes(self._plan, names), rank_bytes(self._plan, names, len(data.dataset))
+            self._workspace.take(sizes)
+            data.arrays.allocate(of_set)
+            fills = {self._addresses[name]: size for name, size in sizes.items()}
+            fills |= {data.arrays.addresses[name]: of_set[name] for name in of_set.keys() & CLEARED}
+            assert self._plan.target_kind is not None
+            _, textured = data.kind
+            self._workspace.auxiliary.load(kernels.metric_entries(self._plan.target_kind, textured=textured))
+            if of_set:
+                self._workspace.auxiliary.load(kernels.rank_entries(textured=textured))
+            of_batch = metric_launches(self._plan, names, textured=textured)
+            after_last = rank_launches(self._plan, names, len(data.dataset))
+        lowered = binder.lowered
+        parts = (lowered.evaluation_begin, [*lowered.evaluation, *of_batch], after_last)
+        begin, batch, end = ([binder.bind(launch) for launch in part] for part in parts)
+        return _Bound(data, tuple(names), begin, batch, end, fills)

@@ -113,6 +113,7 @@ class Feed:
         self._first_room = 0  # of the epoch's first piece
         self._end_steps: Callable[[], None] | None = None  # tells the trace that the steps on a piece end
         self.place_of: np.ndarray | None = None
+        self._is_in_order = False  # whether the order on the card is that of the data set
         self._list = pinned(device, (rows,), np.int32)
         self._listed = Event(device)
 
@@ -128,6 +129,7 @@ class Feed:
 
     def begin(self, order: np.ndarray) -> None:
         """Begin an epoch that visits the rows in ``order``, (rows,) int64."""
+        self._is_in_order = False
         self._leave()
         if self.place_of is not None:
             self._send_all()
@@ -142,6 +144,15 @@ class Feed:
                 self._first_room = self._sent % SLOTS
                 places = (places + self._first_room * self.piece_rows) % self._places
         self._send_list(self._stream, places, "order")
+
+    def begin_in_order(self) -> None:
+        """Begin an epoch that visits the rows in their order; that of a set that stays is told the card once."""
+        if self.place_of is None or not self._is_in_order:
+            self.begin(np.arange(len(self.dataset)))
+            self._is_in_order = self.stays
+            return
+        self._leave()
+        self._send_all()
 
     def list_next(self, order: np.ndarray, stream: Stream, array: str) -> None:
         """Write the positions of a later epoch's rows to an array on the card; the set must stay and have its order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ....plan import Plan
 from ...base import Histogram, Program, Sampling, State, scaled
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
+from ..select.inference import evaluation_rows
 from ..select.persistent import choose_kernel
 from .evaluation import Evaluation
 from .graphs import ShardStreams
@@ -52,7 +54,7 @@ class CudaProgram(Program):
         shared: Mapping[str, int] | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self._plan, self.device, self._memory_share = plan, device, memory_share
+        self._plan, self.device, self._memory_share, self._trace = plan, device, memory_share, trace
         self.persistent: PersistentKernel | str = launches_because or choose_kernel(
             plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
         )
@@ -60,12 +62,13 @@ class CudaProgram(Program):
         self._sampler: Sampler | None = None
         with device:
             self.workspace = Workspace(
-                plan, device, self.persistent, memory_share=memory_share, shared=shared, trace=trace
-            )
+                plan, device, self.persistent, memory_share=memory_share, shared=shared, trace=trace,
+                evaluates=not self._has_own_evaluation,
+            )  # fmt: skip
             self._streams = ShardStreams(device, self.workspace.stream, plan.shards)
             self.workspace.stream.synchronize()
         self.state = DeviceState(self.workspace)
-        self.evaluation = Evaluation(self.workspace)
+        self.evaluation = Evaluation(self._evaluation_workspace)
         self.persistent_steps: PersistentSteps | None = None
         if isinstance(self.persistent, PersistentKernel):
             self.persistent_steps = PersistentSteps(self.workspace, self.persistent)
@@ -126,6 +129,22 @@ class CudaProgram(Program):
         return self._sampler.histograms(data.dataset.first(rows), sampling.seed, step, bins)
 
     # --- evaluations ---
+
+    @property
+    def _has_own_evaluation(self) -> bool:
+        """Whether an evaluation takes more rows at a time than a step, and arrays of its own for them."""
+        return bool(self._plan.training) and evaluation_rows(self._plan) > self._plan.capacity
+
+    def _evaluation_workspace(self) -> Workspace:
+        if not self._has_own_evaluation:
+            return self.workspace
+        alone = replace(self._plan, training=(), optimizer=None, partials=())
+        shared = {name: self.address(name) for name in ("parameters", "statistics")}
+        with self.device:
+            return Workspace(
+                alone.with_capacity(evaluation_rows(self._plan)), self.device, "it evaluates alone",
+                memory_share=self._memory_share, shared=shared, trace=self._trace,
+            )  # fmt: skip
 
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         return self.evaluation.evaluate(dataset, names)

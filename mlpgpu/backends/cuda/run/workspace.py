@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Workspace:
         memory_share: how much of the card's memory a data set may take.
         shared: addresses of arrays that another program owns.
         trace: is told what runs when.
+        evaluates: whether it has the plan's evaluation beside its training step.
 
     Attributes:
         stream: the stream that computes.
@@ -61,7 +62,9 @@ class Workspace:
         memory_share: float,
         shared: Mapping[str, int] | None,
         trace: Trace | None,
+        evaluates: bool = True,
     ) -> None:
+        self._evaluates = evaluates
         self.plan, self.device, self.persistent, self.trace = plan, device, persistent, trace
         self._memory_share = memory_share
         self.stream = Stream(device, "0")
@@ -110,6 +113,8 @@ class Workspace:
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
         for name, words in lowered.words.items():
             self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
+        if not self._evaluates:
+            lowered = replace(lowered, evaluation_begin=[], evaluation=[])
         self._maps.make(lowered.maps())
         entries = lowered.entries()
         if isinstance(self.persistent, PersistentKernel):

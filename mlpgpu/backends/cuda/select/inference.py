@@ -19,8 +19,14 @@ def piece_rows(plan: Plan, item_bytes: int) -> int:
     buffers = sum(4 * math.prod(buffer.shape[2:]) for buffer in plan.buffers.values() if buffer.axes[1] == "row")
     by_bytes = thresholds.INFERENCE_PIECE_BYTES // (item_bytes * plan.n_in)
     by_buffers = thresholds.INFERENCE_BUFFER_BYTES // buffers
-    rows = min(by_bytes, by_buffers, thresholds.INFERENCE_MOST_ROWS)
+    rows = min(max(by_bytes, thresholds.INFERENCE_WIDE_ROWS), by_buffers, thresholds.INFERENCE_MOST_ROWS)
     return min(plan.capacity, max(rows, thresholds.INFERENCE_LEAST_ROWS))
+
+
+def evaluation_rows(plan: Plan) -> int:
+    """The rows that an evaluation takes at a time where a step may take fewer, which follows from widths alone."""
+    buffers = sum(4 * math.prod(buffer.shape[2:]) for buffer in plan.buffers.values() if buffer.axes[1] == "row")
+    return max(1, min(thresholds.EVALUATION_ROWS, thresholds.EVALUATION_BUFFER_BYTES // buffers))
 
 
 def row_tiers(most: int) -> tuple[int, ...]:
