@@ -23,7 +23,7 @@ from mlpgpu.backends.cuda.lower.groups import Group
 from mlpgpu.backends.cuda.lower.lowering import passes
 from mlpgpu.backends.cuda.lower.overlap import overlap
 from mlpgpu.backends.cuda.profile.paths import CARDS, Card, describe_on
-from mlpgpu.backends.cuda.select import data, loss
+from mlpgpu.backends.cuda.select import data, loss, thresholds
 from mlpgpu.backends.cuda.select.dense import DensePath, FewRows, SplitK, dense_path
 from mlpgpu.backends.cuda.select.local_stack import choose_stack, runs_of_layers, streamed_weights
 from mlpgpu.backends.cuda.select.operands import plan_format
@@ -97,6 +97,21 @@ def test_each_side_of_the_other_thresholds() -> None:
     assert [data.by_kernel(values).holds for values in ((1 << 20) - 1, 1 << 20)] == [False, True]
     assert [data.sorts_on_card(rows).holds for rows in ((1 << 17) - 1, 1 << 17)] == [False, True]
     assert [data.by_texture(elements, 100).holds for elements in (101, 100)] == [False, True]
+
+
+def test_textures_are_switched_off_by_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "TEXTURES_ARE_USED", False)
+    assert not data.by_texture(1, 100)
+
+
+@pytest.mark.parametrize("textured", [True, False])
+def test_a_selection_says_how_targets_are_read_and_what_streams_cost(textured: bool) -> None:
+    def printed(shards: int) -> str:
+        plan = make_plan([Dense(8, 3)], shards=shards)
+        return str(select(plan, Setting(132, "sm_90a", "float32", textured), is_training=True))
+
+    assert f"targets are read {'through a texture object' if textured else 'by plain loads'}" in printed(1)
+    assert "2 streams, as asked" in printed(2) and "streams, as asked" not in printed(1)
 
 
 def test_a_stage_of_a_ring_has_several_weight_rows_if_there_are_enough_stages() -> None:

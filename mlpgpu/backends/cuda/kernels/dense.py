@@ -50,7 +50,7 @@ class SimtTile(BlockTile):
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The tile as part of an entry's name."""
         return f"{self.m}x{self.n}"
 
 
@@ -81,7 +81,7 @@ class SplitSm80Tile(BlockTile):
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The tile as part of an entry's name."""
         return f"split_sm80_{self.m}x{self.n}"
 
 
@@ -116,7 +116,7 @@ class SplitSm90Tile(BlockTile):
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The tile as part of an entry's name."""
         return f"split_sm90_{self.m}x{self.n}"
 
 

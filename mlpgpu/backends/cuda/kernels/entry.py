@@ -195,7 +195,7 @@ def included(entries: Iterable[Entry]) -> list[str]:
 
 
 def _check(entry: Entry) -> str:
-    """That the kernel lays out its block as the table says."""
+    """An assertion that the kernel's block is what the table says."""
     sizes = f"{entry.block}::THREADS == {entry.threads} && {entry.block}::SHARED_BYTES == {entry.shared_bytes}"
     return f'static_assert({sizes}, "{entry.header} lays out another block than the table of entries");'
 

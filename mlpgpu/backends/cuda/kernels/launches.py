@@ -27,8 +27,8 @@ class At:
 class Map:
     """The copy engine's map of components, (components, rows, columns), as the value of a pointer argument.
 
-    ``box_rows`` is how many rows the kernel copies at once; ``place`` which of several steps' components, one behind
-    another, these are.
+    ``box_rows`` is how many rows the kernel copies at once; ``place`` the number
+    of the step whose components these are, where those of several steps lie one after another.
     """
 
     array: str
@@ -40,7 +40,7 @@ class Map:
 
     @property
     def nbytes(self) -> int:
-        """Of the components."""
+        """The size of the components, padding included."""
         return 2 * self.components * padded_rows(self.rows) * padded_columns(self.columns)
 
 
@@ -75,13 +75,13 @@ class Lowered:
     Attributes:
         bytes: of each array that a program of this plan owns.
         words: what arrays of whole numbers hold, which no launch changes.
-        notes: how parts of the plan run that may run one way or another, and why.
-        columns: lengths of the flags that lie side by side in the array of this name.
-        stages: how many steps of a graph are made ready together; ``staged`` is what does it, with one after another of
-            them along the grid's second axis, and ``staged_bytes`` what it leaves for each, by array.
+        notes: which of several ways some operations take, and why.
+        column_scales: lengths of the column scales that lie side by side in the array ``"column scales"``, by name.
+        stages: for how many steps of a graph one launch of ``staged`` splits the inputs, a step for each index of the
+            grid's second axis; ``staged_bytes`` are what it stores for a step, by array.
         initialise: what a graph begins with.
         run_begin: what runs before the first of several steps, where the parameters may have been set since the last.
-        prologue: what each step does for the one that follows it, for a step that follows none.
+        prologue: what a first step needs that in other steps the step before has done.
         begin: what a step begins with, once.
         shards: what each shard's stream runs in a step; ``finish`` follows when all have.
         evaluation_begin: what runs before the first batch of an evaluation.
@@ -91,7 +91,7 @@ class Lowered:
     bytes: dict[str, int] = field(default_factory=dict)
     words: dict[str, tuple[int, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    columns: dict[str, int] = field(default_factory=dict)
+    column_scales: dict[str, int] = field(default_factory=dict)
     stages: int = 1
     staged: list[Launch] = field(default_factory=list)
     staged_bytes: dict[str, int] = field(default_factory=dict)

@@ -162,7 +162,7 @@ class OnChipWeights:
 
     @property
     def update_bytes(self) -> int:
-        """In the backward pass: all that and a layer's outputs, or the inputs and the gradient, ``GradientShape``."""
+        """Shared memory in the backward pass: a layer's outputs beside all that, or inputs and the gradient."""
         weight_rows = ceil_div(self.window, ceil_div(self.window, 32))
         columns = self.COLUMNS // 2 * WARP
         stage = WARP * ceil_div(columns + weight_rows - 1, WARP) + columns
@@ -174,7 +174,7 @@ class OnChipWeights:
 
     @property
     def mirrored(self) -> str:
-        """As the backward pass has them."""
+        """The struct of the backward pass, which numbers columns from the right."""
         return f"{str(self)[:-1]}, true>"
 
 
@@ -202,7 +202,7 @@ def local_stack_forward(activation: str, weights: StreamedWeights | OnChipWeight
 
 
 def stack_update_stages(optimizer: str, shape: StackShape) -> int:
-    """Of the ring through which weights come with their slots."""
+    """Stages of the ring through which weights come with their slots."""
     return stack_stages(shape, _update_rows(optimizer), shape.delta_bytes)
 
 

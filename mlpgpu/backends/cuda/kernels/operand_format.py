@@ -32,7 +32,7 @@ class OperandFormat:
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The format as part of an entry's name."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.struct).lower()
 
     @property

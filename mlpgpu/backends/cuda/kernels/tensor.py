@@ -49,7 +49,7 @@ class Sm80Tile:
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The tile as part of an entry's name."""
         return f"{self.operand_format.name}_{self.m}x{self.n}"
 
     def column_partials(self, m: int) -> int | None:
@@ -134,7 +134,7 @@ class Sm90Tile:
 
     @property
     def name(self) -> str:
-        """As part of an entry's name."""
+        """The tile as part of an entry's name."""
         return f"{self.operand_format.name}_sm90_{self.m}x{self.n}"
 
     @property

@@ -239,7 +239,7 @@ def _is_done(op: ops.Operation) -> bool:
 
 
 def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
-    """Those that begin with an operation, if there are any."""
+    """The groups that begin with an operation, if there are any."""
     op, path, title = each.operation, each.path, each.title
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)

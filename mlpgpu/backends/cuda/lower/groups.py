@@ -384,7 +384,7 @@ class Fused:
         weights: those that are split before all rows, with the title of an operation that reads each.
         updates_split_weights: whether updates make the operands of later steps.
         finish: groups of what is done once.
-        notes: how parts of the plan run that may run one way or another, and why.
+        notes: which of several ways some operations take, and why.
     """
 
     selection: Selection

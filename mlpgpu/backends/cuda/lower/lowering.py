@@ -73,8 +73,8 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
     lowered.evaluation_begin = split_weights(whole, evaluation.weights)
     lowered.evaluation = emit(whole, evaluation.groups)
     lowered.notes = [note for fused in (training, evaluation) if fused for note in fused.notes]
-    if lowered.columns:
-        forget_all, keep_used = (_mask_columns(lowered, multiprocessors, mask) for mask in (0, kernels.NONZERO))
+    if lowered.column_scales:
+        forget_all, keep_used = (_mask_column_scales(lowered, multiprocessors, mask) for mask in (0, kernels.NONZERO))
         lowered.evaluation_begin.insert(0, forget_all)
         if lowered.begin:
             lowered.run_begin.insert(0, forget_all)
@@ -104,13 +104,13 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
     return lowered
 
 
-def _mask_columns(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
-    """Of the flags of columns only ``mask`` stays.
+def _mask_column_scales(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:
+    """A launch that clears all flags of columns but those of ``mask``.
 
-    From step to step that is what nearly all columns have: all blocks would write their words at once.  It does no
-    harm in a column that has become zero, where sums are 0 whether they are recomputed or not.
+    From step to step the flag NONZERO is kept, because nearly all columns have it, and all blocks would set it at once.
+    It does no harm in a column that has become zero, where sums are 0 whether they are recomputed or not.
     """
-    size = sum(lowered.columns.values())
-    lowered.bytes["columns"] = 4 * size
+    size = sum(lowered.column_scales.values())
+    lowered.bytes["column scales"] = 4 * size
     blocks = min(ceil_div(size, kernels.ROW_THREADS), multiprocessors)
-    return Launch(kernels.mask_words(), (blocks, 1, 1), {"words": At("columns"), "mask": mask, "size": size})
+    return Launch(kernels.mask_words(), (blocks, 1, 1), {"words": At("column scales"), "mask": mask, "size": size})

@@ -12,7 +12,7 @@ MULTIPLY_ADDS_PER_CLOCK, WORDS_PER_CLOCK = 64, 2  # words from and to other bloc
 def layer_clocks(
     dense: DenseLayer, products: TileProducts, blocks: int, *, is_first: bool, is_replicated: bool
 ) -> float:
-    """Of a step of the layer on the block that has a tile of it, on a grid of so many."""
+    """About the clocks that a step of the layer takes on a block with one of its tiles, on a grid of ``blocks``."""
     tiling, rows = products.tiling, products.rows
     rows_per_block, weight_rows = ceil_div(rows, blocks), 4 * tiling.quads
     z_clocks, dw_clocks = _fma_clocks(products) if isinstance(products, FmaProducts) else _mma_clocks(products)
@@ -29,7 +29,7 @@ def layer_clocks(
 
 
 def _fma_clocks(products: FmaProducts) -> tuple[float, float]:
-    """Of Z and of dW.  What bounds them is what they read of shared memory, a word of each lane a clock."""
+    """Clocks of Z's and of dW's products, bound by reads of shared memory: a word for each lane a clock."""
     tiling, rows = products.tiling, products.rows
     rows_and_columns = (2 if rows > WARP else 1) + tiling.columns
     z = 4 * round_up(tiling.quads, products.z_partials) * products.row_warps * rows_and_columns
@@ -37,7 +37,7 @@ def _fma_clocks(products: FmaProducts) -> tuple[float, float]:
 
 
 def _mma_clocks(products: TileProducts) -> tuple[float, float]:
-    """Of Z and of dW.  What bounds them is that a warp issues an instruction every fourth clock or so."""
+    """Clocks of Z's and of dW's products, bound by issue: about one instruction of a warp in four clocks."""
     assert isinstance(products, Tf32Products)
     instructions = 20 + 12 * ceil_div(products.tiling.columns, 8)
     clocks = []

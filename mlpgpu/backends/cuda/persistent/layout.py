@@ -1,4 +1,4 @@
-"""Where the persistent kernel keeps what it holds: each block's shared memory, and the messages between blocks.
+"""Where the persistent kernel keeps its arrays: each block's shared memory, and the messages between blocks.
 
 ``persistent/memory.cuh`` lays out the same; the kernel is instantiated with the sizes found here, and asserts them.
 """
@@ -60,7 +60,7 @@ class Layout:
 
     @cached_property
     def products(self) -> tuple[TileProducts, ...]:
-        """Of each layer."""
+        """How each layer's products are made."""
         return tuple(
             products_of(layer.tiling, self.network.rows, self.tf32_terms, is_first=number == 0)
             for number, layer in enumerate(self.layers)
@@ -68,7 +68,7 @@ class Layout:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Of a block: ``LayerMemory`` and ``BatchMemory`` of persistent/memory.cuh."""
+        """Shared memory of a block: ``LayerMemory`` and ``BatchMemory`` of persistent/memory.cuh."""
         rows, most_rows, network = self.network.rows, self.rows_per_block, self.network
         floats = 0
         for products, layer in zip(self.products, self.layers, strict=True):
@@ -96,14 +96,14 @@ class Layout:
 
     @property
     def staged_bytes(self) -> int:
-        """Of the inputs of some batches, cut up for the tiles: ``StagedInputs`` of persistent/inputs.cuh."""
+        """Memory for the inputs of some batches, cut up for the tiles: ``StagedInputs`` of persistent/inputs.cuh."""
         products = self.products[0]
         row_bytes = products.input_pitch * products.input_bytes
         return STAGED_BATCHES * products.tiling.row_slices * self.network.rows * row_bytes
 
     @cached_property
     def message_words(self) -> int:
-        """Between blocks: ``Messages`` of persistent/memory.cuh, for even and for odd steps."""
+        """Words of messages between blocks: ``Messages`` of persistent/memory.cuh, for even and for odd steps."""
         rows, words = self.network.rows, 0
         for number, layer in enumerate(self.layers):
             tiling = layer.tiling
@@ -119,6 +119,6 @@ class Layout:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Of each array that the kernel takes beside the launches' arrays."""
+        """The size of each array that the kernel takes beside those of the launches."""
         errors = 8 * self.network.rows * MOST_RUN_STEPS
         return {"messages": 8 * self.message_words, "staged inputs": self.staged_bytes, "row errors": errors}

@@ -24,7 +24,7 @@ def round_up(a: int, b: int) -> int:
 
 
 def most_columns(tf32_terms: int) -> int:
-    """Of a tile."""
+    """The most columns of a tile."""
     return MOST_MMA_COLUMNS if tf32_terms else MOST_FMA_COLUMNS
 
 
@@ -56,27 +56,27 @@ class Tiling:
 
     @property
     def out_pitch(self) -> int:
-        """Of a row of outputs among others: blocks send each other pairs of values."""
+        """Floats from one row of outputs to the next: an even number, as blocks send each other pairs of values."""
         return round_up(self.n_out, 2)
 
     @property
     def copy_pitch(self) -> int:
-        """Of a weight row in a replicated layer's copy: an odd multiple of two."""
+        """Floats from one weight row to the next in a replicated layer's copy: an odd multiple of two."""
         return self.out_pitch | 2
 
     @property
     def input_pitch(self) -> int:
-        """Of a row of the tile's inputs in shared memory."""
+        """Floats from one row of the tile's inputs to the next in shared memory."""
         return round_up(4 * self.quads, 8) + 4
 
     @property
     def floats(self) -> int:
-        """Of a tile in shared memory."""
+        """Floats of a tile in shared memory."""
         return round_up(self.quads, 2) * (4 * (24 if self.columns > 8 else 8) + 4)
 
     @property
     def sum_pitch(self) -> int:
-        """Of a row of a partial sum of Z in shared memory."""
+        """Floats from one row of a partial sum of Z to the next in shared memory."""
         return self.columns + 4
 
 
@@ -91,7 +91,7 @@ class TileProducts(ABC):
 
     @property
     def input_pitch(self) -> int:
-        """Of a row of the tile's inputs in shared memory."""
+        """Floats from one row of the tile's inputs to the next in shared memory."""
         return self.tiling.input_pitch
 
     @property
@@ -155,7 +155,7 @@ class Tf32Products(TileProducts):
 
     @property
     def dw_steps(self) -> tuple[int, int]:
-        """As ``z_steps``, of dW."""
+        """The same numbers as ``z_steps``, for dW."""
         return ceil_div(4 * self.tiling.quads, 16), ceil_div(self.rows, 8)
 
 

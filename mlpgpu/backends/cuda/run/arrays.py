@@ -28,7 +28,7 @@ class Arrays:
         self.sizes: dict[str, int] = {}
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Those of the arrays that are not there yet, with the bytes that each takes, which are at least 1."""
+        """The arrays that are not there yet, with the bytes that each takes, which are at least 1."""
         return {name: max(1, size) for name, size in sizes.items() if name not in self.addresses}
 
     def allocate(self, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Evaluation:
         return self._workspace.arrays.addresses
 
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """As :meth:`Program.evaluate`."""
+        """See :meth:`Program.evaluate`."""
         sums, loss = zero_sums(self._plan, names), np.zeros(2)
         for batch, rows in enumerate(self._sweep(dataset, names)):
             count, is_last = batch % MOST_RUN_STEPS + 1, rows.stop == len(dataset)
@@ -83,7 +83,7 @@ class Evaluation:
         return {**sums, "loss": loss}
 
     def predict(self, dataset: Dataset, *, logits: bool) -> np.ndarray:
-        """As :meth:`Program.predict`."""
+        """See :meth:`Program.predict`."""
         result = np.empty((len(dataset), self._plan.n_out), np.float32)
         for rows in self._sweep(dataset):
             source = self._addresses[self._plan.logits if logits else self._plan.output]

@@ -167,7 +167,7 @@ class Sampler:
         )
 
     def histograms(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:
-        """Of what layers put out for these rows, and of the gradient."""
+        """Histograms of the layers' outputs for these rows, and of the gradient."""
         plan, rows, count = self._plan, len(data), self._program.state.count
         self._program.attach(data, Sampling(rows, rows, seed=seed, shuffle=False, first_step=step))
         ((_, weight),) = self._program.run(step, np.zeros(1))

@@ -53,7 +53,7 @@ class DeviceState:
     # --- to the card and back ---
 
     def load(self, state: State, *, snapshot: bool) -> None:
-        """As :meth:`Program.load`."""
+        """See :meth:`Program.load`."""
         with self._device:
             self.end_prefetch()
             if snapshot:
@@ -66,7 +66,7 @@ class DeviceState:
             self._stream.synchronize()
 
     def read(self, *, snapshot: bool) -> State:
-        """As :meth:`Program.read`."""
+        """See :meth:`Program.read`."""
         with self._device:
             if snapshot:
                 self._take_snapshot_array()
@@ -83,7 +83,7 @@ class DeviceState:
         return state
 
     def prefetch(self) -> None:
-        """As :meth:`Program.prefetch`: a stream of its own copies; what changes the state waits for the copy."""
+        """See :meth:`Program.prefetch`: a stream of its own copies; what changes the state waits for the copy."""
         with self._device:
             if not self._host:
                 self._host = {
@@ -108,7 +108,7 @@ class DeviceState:
     # --- initial values ---
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
-        """As :meth:`Program.draw`: a kernel draws large uniform parameters in place; others come from the host."""
+        """See :meth:`Program.draw`: a kernel draws large uniform parameters in place; others come from the host."""
         with self._device:
             self.end_prefetch()
             draw_parameters(self._plan, seed, self._addresses["parameters"], self._stream, self._workspace.auxiliary)
@@ -124,13 +124,13 @@ class DeviceState:
         self._workspace.take({"snapshot": 4 * self._plan.parameter_count})
 
     def snapshot(self) -> None:
-        """As :meth:`Program.snapshot`."""
+        """See :meth:`Program.snapshot`."""
         with self._device:
             self._take_snapshot_array()
             self._copy_parameters("parameters", "snapshot")
 
     def restore(self) -> None:
-        """As :meth:`Program.restore`."""
+        """See :meth:`Program.restore`."""
         with self._device:
             self.end_prefetch()
             self.were_set = True
@@ -143,7 +143,7 @@ class DeviceState:
     # --- looking at it ---
 
     def is_finite(self) -> bool:
-        """As :meth:`Program.is_finite`: a kernel looks at many values, the host at few."""
+        """See :meth:`Program.is_finite`: a kernel looks at many values, the host at few."""
         count = self._plan.parameter_count
         if not by_kernel(count):
             return bool(np.isfinite(self.read(snapshot=False).parameters).all())
@@ -157,7 +157,7 @@ class DeviceState:
         return not found.any()
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
-        """As :meth:`Program.histograms`."""
+        """See :meth:`Program.histograms`."""
         with self._device:
             return {p.name: self.count("parameters", p.offset, p.size, bins) for p in self._plan.parameters}
 

@@ -60,7 +60,7 @@ class Training:
         self._stream.synchronize()
 
     def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
-        """As :meth:`Program.run`."""
+        """See :meth:`Program.run`."""
         sampling, numbers = self.sampling, self._workspace.numbers
         table = self._optimizer.table(first_step, rates).astype(np.float32)
         sums = np.empty((len(rates), 2))

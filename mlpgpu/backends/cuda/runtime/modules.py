@@ -80,7 +80,7 @@ class Function(Resource):
         self.handle.set_attribute(getattr(drv.function_attribute, attribute), value)
 
     def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, pdl: bool = False) -> None:
-        """Put it on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`.
+        """Put the kernel on a stream: ``grid`` blocks, (x,), (x, y) or (x, y, z), with arguments from :func:`pack`.
 
         ``pdl`` concerns functions of an :class:`ExtendedModule`; others begin when all work before is complete.
         """
@@ -115,7 +115,7 @@ class ExtendedFunction(Function):
         call(cu.cuFuncSetAttribute, self.handle, kind, value)
 
     def launch(self, stream: Stream, grid: tuple[int, ...], arguments: bytes, *, pdl: bool = False) -> None:
-        """As of any function; one with ``pdl`` may begin before the launch before it on the stream is complete.
+        """Like :meth:`Function.launch`; with ``pdl`` it may begin before the launch before it is complete.
 
         That is a permission: where the card cannot, or has no room for the blocks, they begin later.
         """
@@ -150,7 +150,7 @@ class PreparedLaunch:
         self._config = config
 
     def launch(self, **changed: float) -> None:
-        """Put it on its stream, with arguments that have changed by name."""
+        """Put the launch on its stream, with the arguments that have changed, by name."""
         for name, value in changed.items():
             code, offset = self._function.places[name]
             code.pack_into(self._buffer, offset, value)
@@ -219,7 +219,7 @@ class ExtendedModule(Module):
         return ExtendedFunction(self, entry, call(cu.cuModuleGetFunction, self.handle, entry.name.encode()))
 
     def constant(self, name: str) -> tuple[int, int]:
-        """As of any module; each module has variables of its own."""
+        """Like :meth:`Module.constant`; each module has variables of its own."""
         address, nbytes = call(cu.cuModuleGetGlobal, self.handle, name.encode())
         return int(address), int(nbytes)
 

@@ -16,7 +16,7 @@ class Event(Resource):
         super().__init__(device, drv.Event(0 if timing else drv.event_flags.DISABLE_TIMING))
 
     def synchronize(self) -> None:
-        """Wait until the work before it is done."""
+        """Wait until all work before the event is done."""
         self.handle.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
@@ -66,7 +66,7 @@ class Stream(Resource):
         self.handle.wait_for_event(event.handle)
 
     def synchronize(self) -> None:
-        """Wait until the work so far is done."""
+        """Wait until all work that the stream has been given is done."""
         self.handle.synchronize()
 
 

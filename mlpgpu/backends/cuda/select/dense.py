@@ -131,7 +131,7 @@ class DensePath:
 
     @property
     def products(self) -> dict[str, Forward | Input | Update]:
-        """Those that there are, by name."""
+        """The products that the layer has, by name."""
         named = {"forward": self.forward, "dx": self.dx, "update": self.update}
         return {name: product for name, product in named.items() if product is not None}
 
@@ -161,7 +161,7 @@ def part_length(k: int, n: int) -> int:
 
 
 def split_part_length(k: int) -> int:
-    """The same of a product whose operands are split."""
+    """How much of k each partial sum takes, where the kernel splits operands."""
     of_slices = thresholds.SPLIT_OPERANDS_SLICE
     return max(thresholds.PART_LEAST_K, of_slices * ceil_div(k, of_slices * thresholds.SPLIT_OPERANDS_MOST_PARTS))
 

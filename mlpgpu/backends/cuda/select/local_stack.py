@@ -76,7 +76,7 @@ class LocalStack:
 
     @cached_property
     def kept_elements(self) -> int:
-        """Of all layers' y, for a whole batch."""
+        """Elements of all layers' y, for a whole batch."""
         return int(self.table["y"][-1]) + _padded(self.rows * int(self.table["n"][-1]))
 
     @cached_property
@@ -94,14 +94,14 @@ class LocalStack:
 
     @property
     def message_words(self) -> int:
-        """Of all passes, laid out as ``local_stack_forward`` has it."""
+        """Words of messages of all passes, laid out as ``local_stack_forward`` has them."""
         shape = self.weights.shape
         passes = ceil_div(self.rows, shape.rows)
         return passes * len(self.layers) * self.blocks * shape.rows * self.halo
 
     @cached_property
     def bytes(self) -> dict[str, int]:
-        """Of each array that its kernels take beside the plan's own: the kernels' arguments name them."""
+        """The size of each array that its kernels take beside the plan's: the kernels' arguments name them."""
         shared_biases = {layer["bias"] for layer in self.table if layer["bias"] >= 0 and not layer["bias_step"]}
         sums = 1 if isinstance(self.weights, OnChipWeights) else len(self.layers)
         kept, shape = 4 * self.kept_elements, self.weights.shape

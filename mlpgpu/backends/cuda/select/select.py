@@ -210,7 +210,7 @@ class _Choices:
         return k, n
 
     def path(self, op: ops.Operation) -> Path:
-        """That of one operation."""
+        """The path of one operation."""
         if isinstance(op, (ops.Dense, ops.DenseBackward)):
             return dense_path(*self.widths(op.weight), self.work, is_frozen=op.weight in self._frozen)
         if isinstance(op, (ops.LocallyConnected, ops.LocallyConnectedBackward)):

@@ -13,7 +13,7 @@ from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
 from .operands import (
-    column_flags,
+    collected_column_scales,
     component_elements,
     components,
     components_of,
@@ -63,7 +63,7 @@ def split_rows(shard: Shard, group: SplitRows) -> None:
     is_input = group.reader.x == name
     operands = components_of(shard, name) if group.operands else None
     columns = (
-        column_flags(shard, of_shard(shard, f"{name}.column_scales"), n)
+        collected_column_scales(shard, of_shard(shard, f"{name}.column_scales"), n)
         if is_input and shard.work.is_training
         else None
     )
@@ -199,7 +199,7 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     operands: dict[str, Value] = {
         "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
         "dz_stride": component_elements(shard, n),
-        "x_column_scales": column_flags(shard, of_shard(shard, f"{op.x}.column_scales"), k),
+        "x_column_scales": collected_column_scales(shard, of_shard(shard, f"{op.x}.column_scales"), k),
         "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
         "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
     }  # fmt: skip

@@ -28,7 +28,7 @@ def component_elements(shard: Shard, n: int) -> int:
 
 
 def elements_of(shard: Shard, name: str) -> int:
-    """The same of a buffer; 0 where there are no tensor cores."""
+    """Elements of one component of a buffer; 0 where there are no tensor cores."""
     return component_elements(shard, shard.width(name)) if shard.work.operand_format else 0
 
 
@@ -43,7 +43,7 @@ def components(shard: Shard, name: str, elements: int) -> At:
 
 
 def components_of(shard: Shard, name: str) -> At:
-    """Those of a buffer."""
+    """The components beside a buffer."""
     return components(shard, of_shard(shard, f"{name}.components"), elements_of(shard, name))
 
 
@@ -53,12 +53,12 @@ def weight_components(shard: Shard, weight: str) -> At:
 
 
 def words(shard: Shard, name: str, count: int) -> Value:
-    """An array that tells of scaled rows or columns."""
+    """An array of ``count`` row or column scales; None in formats without scales."""
     return shard.room(name, 4 * count) if format_of(shard).scaled else None
 
 
 def rows_words(shard: Shard, name: str) -> Value:
-    """That of a buffer's rows."""
+    """The row scales of a buffer."""
     return words(shard, of_shard(shard, f"{name}.row_scales"), padded_rows(shard.rows))
 
 
@@ -67,27 +67,27 @@ def floats(shard: Shard, name: str) -> Value:
     return shard.ref(name) if format_of(shard).scaled else None
 
 
-def column_flags(shard: Shard, name: str, n: int) -> Value:
-    """Flags of columns that several blocks set: all lie in one array, which is cleared at once."""
+def collected_column_scales(shard: Shard, name: str, n: int) -> Value:
+    """Column scales whose flags several blocks set: all lie in one array, which one launch clears."""
     if not format_of(shard).scaled:
         return None
-    sizes = shard.lowered.columns
+    sizes = shard.lowered.column_scales
     sizes.setdefault(name, padded_columns(n))
     names = list(sizes)
-    return At("columns", sum(sizes[other] for other in names[: names.index(name)]))
+    return At("column scales", sum(sizes[other] for other in names[: names.index(name)]))
 
 
 def weight_words(shard: Shard, weight: str) -> dict[str, Value]:
-    """What tells of a weight's rows and columns."""
+    """A weight's row scales and column scales."""
     k, n = shard.shapes[weight]
     return {
         "row_scales": words(shard, f"{weight}.row_scales", padded_rows(k)),
-        "column_scales": column_flags(shard, f"{weight}.column_scales", n),
+        "column_scales": collected_column_scales(shard, f"{weight}.column_scales", n),
     }
 
 
 def written(shard: Shard, name: str | None, forms: Stored | None) -> tuple[Value, Value]:
-    """The arrays that a kernel leaves a buffer in: of floats, and of components."""
+    """The arrays that a kernel stores a buffer to: of floats, and of components."""
     if name is None or forms is None:
         return None, None
     operands = components_of(shard, name) if forms.operands else None
