@@ -26,6 +26,8 @@ ReadOnlyError          AttributeError    an attribute is set that stays what it 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -116,6 +118,15 @@ class DownloadError(MlpgpuError, OSError):
 
 class ReadOnlyError(MlpgpuError, AttributeError):
     """An attribute is set that stays what it was made with, or one that there is not."""
+
+
+def warn_caller(message: str) -> None:
+    """Warn of something at the place outside this package that led to it."""
+    package, depth = __name__.partition(".")[0], 2  # 1 is here
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
 
 
 def refuse_setting(owner: object, name: str, settable: Iterable[str], hint: str) -> None:

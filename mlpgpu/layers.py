@@ -206,7 +206,8 @@ class Dropout(Layer):
 class Standardize(Layer):
     """Shifts and scales each of ``n_in`` columns to mean 0 and standard deviation 1 over the training set.
 
-    As the first layer it standardizes inputs.  As the last layer of a regression it standardizes
+    As the first layer it standardizes inputs; those of float64 and integers in float64, before they are rounded to
+    the network's precision, so that timestamps keep their digits.  As the last layer of a regression it standardizes
     targets: the network learns them so, and ``predict`` and the metrics scale its outputs back.
     ``Network.adapt`` fits it; a column that does not vary is only shifted.
 

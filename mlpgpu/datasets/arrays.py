@@ -15,6 +15,10 @@ from ..errors import ConfigurationError, DataError, DtypeError, EmptyDataError, 
 
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
+INPUT_DTYPES: tuple[np.dtype, ...] = (*KEPT_DTYPES, *map(np.dtype, ("i1", "i2", "i4", "i8", "u2", "u4", "u8")))
+EXACT_MOST = 1 << 24  # whole numbers up to here are float32's own
+FEW_STEPS = 1 << 18  # of rounded numbers between the least and the greatest of a column
+MERGED_ROWS = 1 << 20  # that are looked at for values that merge
 NAMED_MOST = 5  # of a table's columns, in a message
 
 
@@ -94,13 +98,55 @@ def check_finite(what: str, array: np.ndarray, columns: Sequence[str] | None = N
             raise DataError(what, expected="finite numbers", got=f"{array[(row, *column)]} at {where}")
 
 
-def _real_dtype(what: str, array: np.ndarray, expected: str) -> np.dtype:
-    """The dtype to keep ``array`` in, if that is one of KEPT_DTYPES: its own, otherwise float32."""
+def _real_dtype(what: str, array: np.ndarray, expected: str, kept: Sequence[np.dtype] = KEPT_DTYPES) -> np.dtype:
+    """The dtype to keep ``array`` in: its own if that is one of ``kept``, otherwise float32."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         hint = f"if they are numbers: {what}.astype('float32')" if array.dtype.kind in "OUSTg" else ""
         raise DtypeError(what, expected=expected, got=f"dtype {array.dtype}", hint=hint)
     native = array.dtype.newbyteorder("=")
-    return native if native in KEPT_DTYPES else np.dtype(np.float32)
+    return native if native in kept else np.dtype(np.float32)
+
+
+def find_merged(x: np.ndarray, dtype: np.dtype, columns: Sequence[str] | None) -> str:
+    """What a warning says of the first column of ``x`` (rows, n_in) with values that ``dtype`` merges, if there is one.
+
+    Whole numbers count wherever two become one.  Of others it is common that two in a million do: they count where
+    their column has fewer than FEW_STEPS steps of ``dtype`` between its least and its greatest, because these are
+    close to each other beside how far they are from 0.
+    """
+    if x.dtype.kind not in "iuf" or x.dtype.itemsize <= (4 if x.dtype.kind == "f" else 2) or x.dtype == dtype:
+        return ""
+    least, most = x[0].copy(), x[0].copy()  # (n_in,)
+    for rows in chunks(len(x), x[:1].nbytes):
+        np.minimum(least, x[rows].min(axis=0), out=least)
+        np.maximum(most, x[rows].max(axis=0), out=most)
+    is_one = least == most
+    least, most = least.astype(np.float64), most.astype(np.float64)
+    largest = np.maximum(abs(least), abs(most))
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.spacing(largest.astype(dtype)).astype(np.float64)
+        is_close = most - least < FEW_STEPS * step
+    bits = np.finfo(dtype).nmant + 1
+    is_close &= x.dtype.kind == "f"  # smaller integers are exact
+    for place in map(int, np.flatnonzero(~is_one & (is_close | (largest > 2.0**bits)))):
+        values = np.unique(x[:MERGED_ROWS, place])
+        if not is_close[place] and not is_whole(values):
+            continue
+        with np.errstate(over="ignore"):
+            same = np.flatnonzero(np.diff(values.astype(dtype)) == 0)
+        if len(same):
+            one, other = (_digits(value) for value in values[same[0] : same[0] + 2])
+            name = place if columns is None else repr(columns[place])
+            way = "subtract a number near them beforehand"
+            if dtype == np.float32:
+                way = "a first Standardize layer subtracts their mean in float64, before it rounds them"
+            return f"x, column {name}: {dtype} merges values that differ, such as {one} and {other}; {way}"
+    return ""
+
+
+def _digits(value: Any) -> str:
+    """All digits of a number."""
+    return str(int(value)) if value == np.floor(value) else repr(float(value))
 
 
 def is_bytes(x: Any) -> bool:
@@ -149,7 +195,7 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
         raise DtypeError("x", expected=f"an array {expected}", got=f"a {type(x).__name__}", hint="x.toarray()")
     names = _column_names(x)
     array = _as_array("x", x, expected) if names is None or not len(names) else _table_array(x, names)
-    dtype = _real_dtype("x", array, "real numbers of up to 64 bits")
+    dtype = _real_dtype("x", array, "real numbers of up to 64 bits", INPUT_DTYPES)
     if array.ndim < 2:
         hint = "one feature is x.reshape(-1, 1), one row is x.reshape(1, -1)"
         raise ShapeError("x", expected=expected, got=f"shape {array.shape}", hint=hint)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number, warn_caller
 from ..random import Purpose, check_seed, order
 from ..text import html, public_names
 from .arrays import (
+    EXACT_MOST,
     Inputs,
     check_classes,
     check_finite,
@@ -22,6 +23,7 @@ from .arrays import (
     check_targets,
     check_weight,
     chunks,
+    find_merged,
     first_row,
     frozen,
     is_bytes,
@@ -37,9 +39,10 @@ class Dataset:
     so ``x`` may be a memory map larger than memory.
 
     Args:
-        x: (rows, …); all axes but the first are flattened to one.  uint8, float32 and float64 are kept
-            if C-contiguous; other real numbers are converted to float32 once.  A table (pandas, Polars, Arrow)
-            may mix types of numbers; the names of its columns are kept.
+        x: (rows, …); all axes but the first are flattened to one.  Integers, float32 and float64 are kept if
+            C-contiguous; booleans and float16 are converted to float32 once.  A network in float32 rounds
+            integers and float64 batch by batch, after a first ``Standardize`` layer has standardized them in
+            float64.  A table (pandas, Polars, Arrow) may mix types of numbers; the names of its columns are kept.
         y: None; (rows,) integers, booleans or strings, which are class labels; or (rows,) or (rows, m)
             numbers.  Strings become int64 positions in ``classes``.
         weight: None or (rows,), at least 0, not all 0; float64 is kept, all else becomes float32.
@@ -57,14 +60,17 @@ class Dataset:
         ConfigurationError: ``scale`` or ``classes`` do not go with the data.
     """
 
-    __slots__ = ("_classes", "_columns", "_crc", "_index", "_inputs", "_labels", "_storage_x", "_weight", "_y")
+    __slots__ = (
+        *("_classes", "_columns", "_crc", "_index", "_inputs", "_labels", "_merging", "_storage_x", "_weight", "_y"),
+    )
 
     _storage_x: np.ndarray  # (storage rows, n_in)
     _index: np.ndarray | None  # (rows,) int64 into _storage_x; None: all of it, in order
     _y: np.ndarray | None  # (rows,) or (rows, m)
     _weight: np.ndarray | None  # (rows,)
     _labels: tuple[int, np.ndarray] | None  # the last number of classes asked for, and (rows,) intp
-    _crc: int | None
+    _crc: tuple[int, str] | None  # the CRC, and the type of inputs that it was made of
+    _merging: dict[str, str]  # what merges values of the inputs, by the type they are rounded to; splits share it
 
     def __init__(
         self,
@@ -80,11 +86,12 @@ class Dataset:
         self._y, self._classes = check_targets(y, len(self._storage_x), check_classes(classes))
         self._weight = check_weight(weight, len(self._storage_x))
         self._index = self._labels = self._crc = None
+        self._merging = {}
 
     def _with(self, *, index: np.ndarray | None, y: np.ndarray | None, weight: np.ndarray | None) -> Dataset:
         """Other rows of the same inputs."""
         other = object.__new__(Dataset)
-        for name in ("_storage_x", "_columns", "_inputs", "_classes"):
+        for name in ("_storage_x", "_columns", "_inputs", "_classes", "_merging"):
             setattr(other, name, getattr(self, name))
         other._index, other._y, other._weight = index, y, weight
         other._labels = other._crc = None
@@ -115,7 +122,9 @@ class Dataset:
         return html(rows, "<<", f"Dataset of {len(self):,} rows")
 
     def __dir__(self) -> list[str]:
-        return public_names(self, ("has_bytes", "identity", "storage_index", "storage_rows", "storage_x"))
+        return public_names(
+            self, ("has_bytes", "identity", "warn_of_merging", "storage_index", "storage_rows", "storage_x")
+        )
 
     @property
     def n_in(self) -> int:
@@ -223,23 +232,45 @@ class Dataset:
         order, row by row; it is computed once.
         """
         if self._crc is None:
-            self._crc = 0
-            for rows in chunks(len(self), self._storage_x[:1].nbytes):
-                chunk = self._storage_x[rows if self._index is None else self._index[rows]]
-                self._crc = zlib.crc32(chunk, self._crc)
-            for array in (self._y, self._weight):
-                if array is not None:
-                    self._crc = zlib.crc32(np.ascontiguousarray(array), self._crc)
+            self._crc = self._check_sum()
         return {
             "rows": len(self),
             "n_in": self.n_in,
-            "x_dtype": self._storage_x.dtype.name,
+            "x_dtype": self._crc[1],
             "scale": self.scale,
             "y_shape": None if self._y is None else list(self._y.shape),
             "y_dtype": None if self._y is None else self._y.dtype.name,
             "has_weight": self._weight is not None,
-            "crc": self._crc,
+            "crc": self._crc[0],
         }
+
+    def _check_sum(self) -> tuple[int, str]:
+        """The CRC, and the type of the inputs that it is of.
+
+        Integers that float32 holds count as float32, as older versions kept them: their runs go on.
+        """
+        dtype = self._storage_x.dtype
+        may_be_float = dtype.kind in "iu" and dtype != np.uint8
+        plain = as_float = 0
+        for rows in chunks(len(self), self._storage_x[:1].nbytes):
+            chunk = self._storage_x[rows if self._index is None else self._index[rows]]
+            plain = zlib.crc32(chunk, plain)
+            if may_be_float:
+                rounded = chunk.astype(np.float32)
+                may_be_float = bool((abs(rounded) <= EXACT_MOST).all())
+                as_float = zlib.crc32(rounded, as_float)
+        crc, name = (as_float, "float32") if may_be_float else (plain, dtype.name)
+        for array in (self._y, self._weight):
+            if array is not None:
+                crc = zlib.crc32(np.ascontiguousarray(array), crc)
+        return crc, name
+
+    def warn_of_merging(self, dtype: np.dtype) -> None:
+        """Warn, once for a data set and its splits, if inputs that differ are the same once rounded to ``dtype``."""
+        if dtype.name not in self._merging:
+            self._merging[dtype.name] = found = find_merged(self._storage_x, dtype, self._columns)
+            if found:
+                warn_caller(found)
 
     def with_weight(self, weight: ArrayLike | None) -> Dataset:
         """The same rows with other weights, checked as the constructor checks them."""

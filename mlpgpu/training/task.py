@@ -13,6 +13,7 @@ from ..backends import target_values
 from ..callbacks import check_column
 from ..datasets import Dataset
 from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
+from ..layers import Standardize
 from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of, problem_of
 from ..metrics import SUMS, Problem, element_columns, find_metric, is_metric, metric_name, top_k_of
 from ..network import Data, Network
@@ -176,6 +177,8 @@ class Task:
             self._check_probabilities(target)
         if any(_ranks(name) for name in metrics):
             self._check_curves(metrics, target, data.weight, data.classes or names)
+        # A first Standardize layer is given float64.
+        data.warn_of_merging(np.dtype(np.float64) if isinstance(network.layers[0], Standardize) else self.dtype)
         return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
 
     def _check_probabilities(self, target: np.ndarray) -> None:

@@ -520,3 +520,26 @@ def test_a_prefetched_state_is_what_is_read_until_something_changes_it(optimizer
     program.load(plain)
     program.prefetch()
     np.testing.assert_array_equal(program.read().parameters, plain.parameters)
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_digits_beyond_float32_reach_standardize(is_persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of a training on inputs that were standardized in float64 beforehand, and rounded once."""
+    monkeypatch.setattr(thresholds, "PERSISTENT_IS_USED", is_persistent)
+    x = 1e9 + DRAW.normal(size=(ROWS, N_IN))
+    layers = [mg.Standardize(N_IN), mg.Dense(N_IN, HIDDEN, "tanh"), mg.Dense(HIDDEN, CLASSES)]
+    ours, given = (mg.Network(layers, seed=3) for _ in range(2))
+    ours.adapt(x)
+    given.adapted = True  # by a mean of 0 and a scale of 1
+    mean, scale = np.split(ours.flat_statistics(), 2)
+    found: list[Any] = []
+    for net, inputs in ((ours, x), (given, ((x - mean) / scale).astype(np.float32))):
+        trainer = mg.Trainer(net, "softmax_cross_entropy", mg.Adam(0.003), batch_size=BATCH, backend="cuda")
+        trainer.fit((inputs, DATA.y), 2, progress=False)
+        found.append((trainer.evaluate((inputs, DATA.y)), trainer.histograms(8, of=("activations", "gradients"))))
+    (loss, counted), (expected, as_counted) = found
+    assert loss == expected
+    for name, (counts, edges) in counted.items():
+        np.testing.assert_array_equal(counts, as_counted[name][0])
+        np.testing.assert_array_equal(edges, as_counted[name][1])
+    np.testing.assert_array_equal(ours.flat_parameters(), given.flat_parameters())

@@ -49,7 +49,7 @@ INNER_LEVELS = {
     "network": ("parameters", "statistics", "remembered", "saved", "predictor", "network", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
-    "backends": ("base", "evaluation", "cpu", "cuda", "__init__"),
+    "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": (
         *("blas", "threads", "pool", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
     ),

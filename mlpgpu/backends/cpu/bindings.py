@@ -11,6 +11,7 @@ from ... import plan as ops
 from ...activations import ACTIVATIONS
 from ...losses import LOSSES, apply_output
 from ...random import WORDS_PER_BLOCK
+from ..inputs import input_standardize
 from .threads import Bound
 from .workspace import Workspace
 
@@ -34,7 +35,9 @@ def _bind_gather(work: Workspace, op: ops.Gather, rows: slice, shard: int) -> Bo
         else:
             staging = feed.staging[rows]
             np.take(feed.dataset.storage_x, storage, axis=0, out=staging, mode="clip")
-            if feed.dataset.scale is None:
+            if feed.wide is not None:
+                pass  # the next operation rounds them
+            elif feed.dataset.scale is None:
                 np.copyto(x, staging, casting="same_kind")
             else:
                 np.multiply(staging, feed.dataset.scale, out=x, dtype=x.dtype)
@@ -50,7 +53,13 @@ def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: 
     x, y = work.view(op.x, rows), work.view(op.y, rows)
     mean, scale = work.arrays[op.mean], work.arrays[op.scale]
 
+    is_of_inputs = op == input_standardize(work.plan)
+
     def standardize() -> None:
+        feed = work.feed
+        if is_of_inputs and feed.wide is not None and feed.staging is not None and work.input_scaling is not None:
+            work.input_scaling.standardize(feed.staging[rows], feed.wide[rows], y)
+            return
         np.subtract(x, mean, out=y)
         np.divide(y, scale, out=y)
 

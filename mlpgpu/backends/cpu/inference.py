@@ -21,6 +21,7 @@ from ...initializers import initial_values
 from ...losses import apply_output
 from ...plan import Plan
 from ..base import Inference, Program, State
+from ..inputs import InputScaling, has_more_digits
 from .blas import BLAS
 from .pool import POOL
 from .program import CpuProgram
@@ -117,19 +118,20 @@ class CpuInference(Inference):
         self._threads = available_cores()
         self._free: deque[Scratch] = deque()  # of calls that have ended
         self._steps: tuple[Steps, Steps] = [], []  # what predictions call, and what logits do
+        self._steps_of_digits: tuple[Steps, Steps] = [], []  # on inputs that are standardized before they are rounded
 
     # --- parameters ---
 
     def load(self, state: State) -> None:
         dtype = self._plan.dtype
-        self._set(state.parameters[0].astype(dtype, copy=False), state.statistics[0].astype(dtype))
+        self._set(state.parameters[0].astype(dtype, copy=False), state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
         parameters = np.empty(self._plan.parameter_count, self._plan.dtype)
         for p in self._plan.parameters:
             values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
             parameters[p.offset : p.end] = values.ravel().astype(np.float32)
-        self._set(parameters, statistics[0].astype(self._plan.dtype))
+        self._set(parameters, statistics[0])
 
     def load_from(self, program: Program) -> bool:
         if not isinstance(program, CpuProgram):
@@ -140,12 +142,17 @@ class CpuInference(Inference):
     def _set(self, parameters: np.ndarray, statistics: np.ndarray) -> None:
         """Use these flat arrays from the next call on; whoever computes by others keeps them until it has done."""
         arrays: dict[str | None, np.ndarray | None] = {None: None}
-        for flat, segments in ((parameters, self._plan.parameters), (statistics, self._plan.statistics)):
+        rounded = statistics.astype(self._plan.dtype)
+        for flat, segments in ((parameters, self._plan.parameters), (rounded, self._plan.statistics)):
             for segment in segments:
                 arrays[segment.name] = flat[segment.offset : segment.end].reshape(segment.shape)
         values = [tuple(arrays[name] for name in names) for names in self._names]
         steps = [*zip(self._computes, values, strict=True)]
         self._steps = steps, steps[:-1]  # the last one is the output's function
+        scaling = InputScaling.of(self._plan, statistics.astype(np.float64))
+        if scaling is not None:
+            steps = [(_standardize_in_float64(scaling), ()), *steps[1:]]
+            self._steps_of_digits = steps, steps[:-1]
 
     # --- calls ---
 
@@ -158,21 +165,20 @@ class CpuInference(Inference):
         scale: float | None = None,
         logits: bool = False,
     ) -> bool:
-        steps = self._steps[logits]
+        is_rounded = not has_more_digits(x.dtype, self._plan)
+        steps = (self._steps if is_rounded else self._steps_of_digits)[logits]
         count = len(out)
         piece_rows = self._rows_of_pieces(count)
         with np.errstate(all="ignore"):
             if count <= piece_rows:
-                return self._compute(steps, x, out, rows, scale)
+                return self._compute(steps, x, out, rows, scale, is_rounded=is_rounded)
             parts = [slice(start, min(start + piece_rows, count)) for start in range(0, count, piece_rows)]
             are_finite = [False] * len(parts)
 
             def compute(piece: int) -> None:
                 part = parts[piece]
-                if rows is None:
-                    are_finite[piece] = self._compute(steps, x[part], out[part], None, scale)
-                else:
-                    are_finite[piece] = self._compute(steps, x, out[part], rows[part], scale)
+                of_piece, chosen = (x[part], None) if rows is None else (x, rows[part])
+                are_finite[piece] = self._compute(steps, of_piece, out[part], chosen, scale, is_rounded=is_rounded)
 
             POOL.run(len(parts), compute, self._threads)
             return all(are_finite)
@@ -195,8 +201,13 @@ class CpuInference(Inference):
         out: np.ndarray,
         rows: np.ndarray | None,
         scale: float | None,
+        *,
+        is_rounded: bool,
     ) -> bool:
-        """Compute a piece, whose rows are all of ``x`` or ``rows`` of it; returns whether its inputs are finite."""
+        """Compute a piece, whose rows are all of ``x`` or ``rows`` of it; returns whether its inputs are finite.
+
+        ``is_rounded`` says whether the steps take them in the plan's precision, and not as they are.
+        """
         try:
             scratch = self._free.pop()
         except IndexError:
@@ -208,7 +219,7 @@ class CpuInference(Inference):
             if rows is not None:
                 # Rows are in range by construction; mode="clip" spares NumPy a copy.
                 y = np.take(x, rows, axis=0, out=scratch.gathered(count, x.dtype), mode="clip")
-            if y.dtype != self._dtype or not y.flags.carray:
+            if is_rounded and (y.dtype != self._dtype or not y.flags.carray):
                 inputs = scratch.inputs(count)
                 np.copyto(inputs, y, casting="unsafe")
                 if scale is not None:
@@ -280,6 +291,14 @@ def _standardize(plan: Plan, op: ops.Standardize) -> Stage:
         return False
 
     return Stage((op.mean, op.scale), plan.n_in, standardize)
+
+
+def _standardize_in_float64(scaling: InputScaling) -> Compute:
+    def standardize(values: Values, x: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> bool:
+        scaling.standardize(x, np.empty(x.shape), y)
+        return False
+
+    return standardize
 
 
 def _output(plan: Plan, op: ops.Output) -> Stage:

@@ -48,7 +48,7 @@ class CpuProgram(Program):
         with self._lock.held():
             np.copyto(self._work.parameters, state.parameters[0])
             np.copyto(self._work.slots, state.slots[:, 0])
-            np.copyto(self._work.statistics, state.statistics[0])
+            self._work.set_statistics(state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
         with self._lock.held():
@@ -56,7 +56,7 @@ class CpuProgram(Program):
                 values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
                 self._work.arrays[p.name][...] = values.astype(np.float32)
             self._work.slots.fill(0.0)
-            np.copyto(self._work.statistics, statistics[0])
+            self._work.set_statistics(statistics[0])
 
     def read(self, *, snapshot: bool = False) -> State:
         work = self._work
@@ -66,9 +66,9 @@ class CpuProgram(Program):
             return State(*(array.copy() for array in replicated))
 
     def copy_parameters(self) -> tuple[np.ndarray, np.ndarray]:
-        """The parameters (P,) and the statistics (C,) after the last finished step."""
+        """The parameters (P,) after the last finished step, and the statistics (C,) as they were fitted, in float64."""
         with self._lock.held():
-            return self._work.parameters.copy(), self._work.statistics.copy()
+            return self._work.parameters.copy(), self._work.fitted
 
     def snapshot(self) -> None:
         if self._snapshot is None:

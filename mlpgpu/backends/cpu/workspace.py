@@ -11,6 +11,7 @@ from ...datasets import Dataset
 from ...plan import Dropout, Plan
 from ...random import Purpose, UniformStream
 from ..base import target_array
+from ..inputs import InputScaling, has_more_digits
 from .threads import Threads
 
 
@@ -22,6 +23,7 @@ class Feed:
     target: np.ndarray | None  # (rows,) class numbers or (rows, n_out)
     weight: np.ndarray | None  # (rows,)
     staging: np.ndarray | None  # (capacity, n_in) of the inputs' type, where that is not the plan's
+    wide: np.ndarray | None  # (capacity, n_in) float64, where inputs are standardized before they are rounded
     batch: np.ndarray  # (B,) the batch's rows in the data set
     storage: np.ndarray  # (B,) the same rows in the array of inputs
 
@@ -32,8 +34,9 @@ class Feed:
         weight = None if dataset.weight is None else dataset.weight.astype(plan.dtype)
         inputs = dataset.storage_x.dtype
         staging = None if inputs == plan.dtype else np.empty((plan.capacity, plan.n_in), inputs)
+        wide = np.empty((plan.capacity, plan.n_in)) if has_more_digits(inputs, plan) else None
         nothing = np.empty(0, np.int64)
-        return cls(dataset, target, weight, staging, nothing, nothing)
+        return cls(dataset, target, weight, staging, wide, nothing, nothing)
 
     def select(self, batch: np.ndarray, storage: np.ndarray) -> None:
         """Set the batch's rows, (B,) each."""
@@ -45,6 +48,7 @@ class Workspace:
 
     Attributes:
         parameters (P,), slots (K, P), statistics (C,): the state.
+        fitted: the statistics as they came, (C,) float64, and ``input_scaling`` those of a first ``Standardize`` layer.
         partials: (S, Q), each shard's partial gradients.
         arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
         ones: (capacity,).
@@ -64,6 +68,8 @@ class Workspace:
         self.parameters = np.zeros(plan.parameter_count, self.dtype)
         self.slots = np.zeros((slots, plan.parameter_count), self.dtype)
         self.statistics = np.zeros(plan.statistic_count, self.dtype)
+        self.fitted = np.zeros(plan.statistic_count)
+        self.input_scaling: InputScaling | None = None
         self.partials = np.zeros((plan.shards, plan.partials[-1].end if plan.partials else 0), self.dtype)
         self.arrays: dict[str, np.ndarray] = {}
         for buffer in plan.buffers.values():
@@ -81,6 +87,12 @@ class Workspace:
         self.step = 0
         self.inverse_weight = 0.0
         self.row: Sequence[float] = ()
+
+    def set_statistics(self, fitted: np.ndarray) -> None:
+        """Take statistics (C,)."""
+        self.fitted = fitted.astype(np.float64)
+        self.input_scaling = InputScaling.of(self.plan, self.fitted)
+        np.copyto(self.statistics, self.fitted)
 
     def seed(self, seed: int) -> None:
         """Draw the masks of dropout layers from the random numbers of ``seed``."""

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ...inputs import InputScaling
+
 DOT_MOST = 8192  # elements of which BLAS makes a dot product on one thread
 
 
@@ -23,8 +25,8 @@ def parts(rows: slice, most: int) -> Iterator[slice]:
         yield slice(start, min(start + most, rows.stop))
 
 
-def fill_from(x: np.ndarray, rows: np.ndarray | None) -> Fill:
-    """What copies a part of the rows of ``x``, or of those that ``rows`` lists."""
+def fill_from(x: np.ndarray, rows: np.ndarray | None, scaling: InputScaling | None = None) -> Fill:
+    """What copies a part of the rows of ``x``, or of those that ``rows`` lists; ``scaling`` standardizes them first."""
     is_same = x.dtype in (np.float32, np.uint8)  # byte order included
     is_float, can_overflow = x.dtype.kind == "f", x.dtype.kind == "f" and x.dtype.itemsize > 4
 
@@ -36,6 +38,10 @@ def fill_from(x: np.ndarray, rows: np.ndarray | None) -> Fill:
             return not check or not is_float or all_finite(to)
         else:
             source = x[rows[part]]
+        if scaling is not None:
+            with np.errstate(all="ignore"):
+                scaling.standardize(source, np.empty(source.shape), to)
+            return not check or all_finite(to)
         if can_overflow:
             with np.errstate(over="ignore", invalid="ignore"):
                 np.copyto(to, source, casting="unsafe")

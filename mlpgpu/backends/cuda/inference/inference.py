@@ -14,6 +14,7 @@ import numpy as np
 from ....errors import BackendError
 from ....plan import Plan
 from ...base import Inference, Program, State
+from ...inputs import InputScaling, has_more_digits, input_standardize
 from ..kernels import NETWORK_MOST_ROWS
 from ..run.arrays import Arrays
 from ..run.program import CudaProgram
@@ -26,6 +27,9 @@ from .copies import Fill, fill_from, parts
 from .few_rows import FewRows
 from .room import Room
 from .tiers import COPIES, ROOMS, Tier, Tiers
+
+STANDARDIZED = "standardized"  # inputs that go up as float32, once the host has standardized them
+LEFT = "statistics after the host"  # what such inputs leave of the statistics
 
 
 class CudaInference(Inference):
@@ -54,7 +58,10 @@ class CudaInference(Inference):
             self._stream, self._up, self._down = (Stream(device, name) for name in ("predict", "up", "down"))
             self._arrays = Arrays(device)
             sizes = {"parameters": plan.parameter_count, "statistics": plan.statistic_count}
+            if input_standardize(plan) is not None:
+                sizes[LEFT] = plan.statistic_count
             self._arrays.allocate({name: 4 * size for name, size in sizes.items()})
+        self._scaling: InputScaling | None = None
 
     # --- parameters ---
 
@@ -62,6 +69,7 @@ class CudaInference(Inference):
         with self._at_work():
             self._upload("parameters", state.parameters)
             self._upload("statistics", state.statistics)
+            self._set_scaling(state.statistics[0])
             self._changed()
 
     def load_from(self, program: Program) -> bool:
@@ -73,6 +81,7 @@ class CudaInference(Inference):
             for name, size in sizes.items():
                 if size:
                     self._stream.copy(self._arrays.addresses[name], program.address(name), 4 * size)
+            self._set_scaling(program.workspace.fitted)
             self._changed()
             self._stream.synchronize()
         return True
@@ -82,6 +91,7 @@ class CudaInference(Inference):
             address = self._arrays.addresses
             draw_parameters(self._plan, seed, address["parameters"], self._stream, LoadedKernels(self._device))
             self._upload("statistics", statistics)
+            self._set_scaling(statistics[0])
             self._changed()
             self._stream.synchronize()
 
@@ -89,6 +99,12 @@ class CudaInference(Inference):
         if array.size:
             self._stream.upload(self._arrays.addresses[name], np.ascontiguousarray(array, np.float32))
             self._stream.synchronize()  # before the array goes
+
+    def _set_scaling(self, fitted: np.ndarray) -> None:
+        """Standardize inputs that have more digits than float32 on the host, by statistics (C,) in float64."""
+        self._scaling = InputScaling.of(self._plan, fitted.astype(np.float64))
+        if self._scaling is not None:
+            self._upload(LEFT, self._scaling.left_of(fitted.astype(np.float64)))
 
     def _changed(self) -> None:
         for tiers in self._tiers.values():
@@ -106,27 +122,36 @@ class CudaInference(Inference):
         logits: bool = False,
     ) -> bool:
         with self._at_work():
-            source, count = "float32" if scale is None else "uint8", len(out)
+            kind, count, scaling = "float32" if scale is None else "uint8", len(out), None
+            if has_more_digits(x.dtype, self._plan):
+                kind, scaling = STANDARDIZED, self._scaling
+            fill = fill_from(x, rows, scaling)
             if isinstance(self._network, FewRowsNetwork) and count <= NETWORK_MOST_ROWS:
-                few = self._few_rows_of(source, self._network)
-                return few.run(fill_from(x, rows), out, scale=1.0 if scale is None else scale, logits=logits)
-            tiers = self._tiers_of(source)
+                few = self._few_rows_of(kind, self._network)
+                return few.run(fill, out, scale=1.0 if scale is None else scale, logits=logits)
+            tiers = self._tiers_of(kind)
             tiers.set_scale(1.0 if scale is None else scale)
             array = self._plan.logits if logits else self._plan.output
-            tier, fill = tiers.tier(count), fill_from(x, rows)
+            tier = tiers.tier(count)
             predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
             return predict(tiers, tier, fill, array, out)
 
-    def _tiers_of(self, source: str) -> Tiers:
-        if source not in self._tiers:
-            self._tiers[source] = Tiers(self._plan, self._device, self._stream, source, self._arrays.addresses)
-        return self._tiers[source]
+    def _tiers_of(self, kind: str) -> Tiers:
+        if kind not in self._tiers:
+            self._tiers[kind] = Tiers(self._plan, self._device, self._stream, *self._given(kind))
+        return self._tiers[kind]
 
-    def _few_rows_of(self, source: str, network: FewRowsNetwork) -> FewRows:
-        if source not in self._few_rows:
-            shared = self._arrays.addresses
-            self._few_rows[source] = FewRows(network, self._device, self._stream, source, shared)
-        return self._few_rows[source]
+    def _few_rows_of(self, kind: str, network: FewRowsNetwork) -> FewRows:
+        if kind not in self._few_rows:
+            self._few_rows[kind] = FewRows(network, self._device, self._stream, *self._given(kind))
+        return self._few_rows[kind]
+
+    def _given(self, kind: str) -> tuple[str, dict[str, int]]:
+        """The type of inputs of a kind on the card, and addresses of the parameters and the statistics."""
+        addresses = self._arrays.addresses
+        if kind != STANDARDIZED:
+            return kind, addresses
+        return "float32", {**addresses, "statistics": addresses[LEFT]}
 
     def _predict_piece(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
         """Rows that go up together, each part as soon as it is copied."""

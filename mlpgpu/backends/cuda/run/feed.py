@@ -5,6 +5,10 @@ before: threads of the host gather a piece into one of two page-locked buffers, 
 it.  A set that fits into the memory allowed stays on the card in that order, and later epochs are lists of positions in
 it.  A larger set is uploaded again in every epoch, into room for two pieces that are used in turns.  Either way a
 kernel finds row i of the epoch at position ``order[i]``, and computes the same bits.
+
+Inputs that have more digits than float32 and come to a first ``Standardize`` layer are standardized while they are
+gathered, in float64, and rounded once.  The layer's operation then finds a mean of 0 and a scale of 1 among statistics
+that belong to the set.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from ....datasets import Dataset
 from ....errors import BackendError
 from ....plan import Plan
 from ...base import target_array
+from ...inputs import InputScaling
 from ..runtime import Device, Event, Stream, Texture, pinned
 from ..select.data import by_texture
 from .arrays import Arrays
@@ -47,10 +52,12 @@ class Feed:
         stream: the stream that computes; it waits for rows that are not on the card yet.
         batch_rows: a piece holds whole batches of this many rows.
         room: bytes of the card's memory that the rows may take.
+        scaling: standardizes inputs while they are gathered, or None where the card does.
         trace: is told of the copies of pieces, and of the steps on each.
 
     Attributes:
-        arrays: ``data``, ``targets``, ``weights`` and ``order`` on the card, those of them that the set has.
+        arrays: ``data``, ``targets``, ``weights``, ``order`` and ``statistics`` on the card, those of them that the set
+            has; they come before a program's arrays of these names.
         source: the type of the inputs on the card, ``"uint8"`` or ``"float32"``.
         targets: what kernels read targets through: a texture object, or where none reaches an address; None without.
         scale: the factor that inputs are multiplied by.
@@ -71,6 +78,7 @@ class Feed:
         *,
         batch_rows: int,
         room: int,
+        scaling: InputScaling | None = None,
         trace: Trace | None = None,
     ) -> None:
         rows = len(dataset)
@@ -78,7 +86,7 @@ class Feed:
             raise BackendError("data on a GPU", expected=f"at most {MOST_DATA_ROWS:,} rows", got=f"{rows:,}")
         self.dataset, self.scale = dataset, 1.0 if dataset.scale is None else dataset.scale
         self.source = "float32" if dataset.scale is None else "uint8"
-        self._device, self._stream, self._trace = device, stream, trace
+        self._device, self._stream, self._trace, self._scaling = device, stream, trace, scaling
         self._rows = _rows_of(plan, dataset)
         row_bytes = sum(each.row_bytes for each in self._rows.values())
         self.piece_rows = min(rows, batch_rows * max(1, PIECE_BYTES // (row_bytes * batch_rows)))
@@ -87,6 +95,8 @@ class Feed:
 
         sizes = {name: self._places * each.row_bytes for name, each in self._rows.items()}
         sizes["order"] = 4 * rows
+        if scaling is not None:
+            sizes["statistics"] = 4 * plan.statistic_count
         self.arrays = Arrays(device)
         self.arrays.allocate(sizes)
         self.nbytes = sum(sizes.values())
@@ -121,6 +131,13 @@ class Feed:
     def kind(self) -> tuple[str, bool]:
         """What kernels depend on: ``source``, and whether they read targets through a texture."""
         return self.source, self._texture is not None
+
+    def follow(self, fitted: np.ndarray) -> None:
+        """Statistics are ``fitted`` (C,) from now on."""
+        if self._scaling is not None:
+            left = self._scaling.left_of(fitted).astype(np.float32)
+            self._stream.upload(self.arrays.addresses["statistics"], left)
+            self._stream.synchronize()  # before the array goes
 
     @property
     def pieces(self) -> int:
@@ -249,7 +266,10 @@ class Feed:
             stored = self.dataset.storage_rows(rows[part])
             for name, each in self._rows.items():
                 index, out = stored if each.is_stored else rows[part], buffer[name][part]
-                if each.source.dtype == each.dtype:
+                if name == "data" and self._scaling is not None:
+                    taken = each.source[index]
+                    self._scaling.standardize(taken, np.empty(taken.shape), out)
+                elif each.source.dtype == each.dtype:
                     np.take(each.source, index, axis=0, out=out, mode="clip")
                 else:
                     out[...] = each.source[index]

@@ -126,6 +126,7 @@ class CudaProgram(Program):
             addresses = self.workspace.arrays.addresses
             shared = {name: addresses[name] for name in ("parameters", "slots", "statistics")}
             self._sampler = Sampler(self._plan, self.device, self._memory_share, shared)
+        self._sampler.set_statistics(self.workspace.fitted)
         return self._sampler.histograms(data.dataset.first(rows), sampling.seed, step, bins)
 
     # --- evaluations ---
@@ -165,6 +166,11 @@ class Sampler:
         self._program = CudaProgram(
             self._plan, device, memory_share, launches_because="its arrays are read", shared=shared
         )
+
+    def set_statistics(self, fitted: np.ndarray) -> None:
+        """Take the statistics (C,) of the first program, whose arrays it shares."""
+        with self._device:
+            self._program.workspace.set_statistics(fitted)
 
     def histograms(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:
         """Histograms of the layers' outputs for these rows, and of the gradient."""

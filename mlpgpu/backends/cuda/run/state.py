@@ -63,6 +63,7 @@ class DeviceState:
                 self.were_set = True
                 self._upload("slots", state.slots)
                 self._upload("statistics", state.statistics)
+                self._workspace.set_statistics(state.statistics[0])
             self._stream.synchronize()
 
     def read(self, *, snapshot: bool) -> State:
@@ -114,6 +115,7 @@ class DeviceState:
             draw_parameters(self._plan, seed, self._addresses["parameters"], self._stream, self._workspace.auxiliary)
             self._stream.fill(self._addresses["slots"], max(1, self._workspace.arrays.sizes["slots"]))
             self._upload("statistics", statistics)
+            self._workspace.set_statistics(statistics[0])
             self.were_set = True
             self._stream.synchronize()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ....plan import Plan
+from ...inputs import InputScaling, has_more_digits
 from ..kernels import Entry
 from ..kernels.launches import Lowered
 from ..lower.lowering import lower
@@ -51,6 +53,7 @@ class Workspace:
         auxiliary: kernels that belong to no plan, loaded when they are first asked for.
         maps: addresses of tensor maps on the card.
         numbers: numbers of steps, in page-locked memory for copies to the card and back.
+        fitted: the statistics as they were fitted, (C,) float64.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Workspace:
         self._maps = TensorMaps(device, self.stream, self.arrays)
         self.maps = self._maps.addresses
         self._compiled: dict[tuple[str, bool], PlanKernels] = {}  # by the kind of the data
+        self.fitted = np.zeros(plan.statistic_count)
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.take(self._lower("float32").bytes)
         if isinstance(persistent, PersistentKernel):
             self.take(persistent.layout.bytes)
@@ -91,8 +96,22 @@ class Workspace:
 
     def feed(self, dataset: Dataset, batch_rows: int) -> Feed:
         """The feed of a data set, in batches of so many rows."""
-        room = int(self._memory_share * self.device.total_bytes)
-        return Feed(self.device, self.stream, self.plan, dataset, batch_rows=batch_rows, room=room, trace=self.trace)
+        room, scaling = int(self._memory_share * self.device.total_bytes), None
+        if has_more_digits(dataset.storage_x.dtype, self.plan):
+            scaling = InputScaling.of(self.plan, self.fitted)
+        feed = Feed(
+            self.device, self.stream, self.plan, dataset, batch_rows=batch_rows, room=room, scaling=scaling,
+            trace=self.trace,
+        )  # fmt: skip
+        feed.follow(self.fitted)
+        self._feeds.add(feed)
+        return feed
+
+    def set_statistics(self, fitted: np.ndarray) -> None:
+        """Statistics (C,) were loaded; sets whose rows are standardized on the host are told what is left to do."""
+        self.fitted = fitted.astype(np.float64)
+        for feed in self._feeds:
+            feed.follow(self.fitted)
 
     # --- the plan's kernels ---
 
