@@ -166,7 +166,7 @@ def serve(key: Key, connection: Connection) -> None:
                 answer.append((task, name, np.array(run(), np.float64)))
                 runs[task, name] = run
             except Exception as error:
-                if name == "all":
+                if name == "all" and not any(form == "all" for _, form, _ in answer):
                     traceback.print_exc()
                 answer.append((task, name, f"{type(error).__name__}: {error}".splitlines()[0]))
     connection.send(answer)
@@ -228,8 +228,13 @@ class Process:
         return found
 
     def turn(self, task: Task, form: str, seconds: float) -> list[float]:
-        self._near.send((task, form, seconds))
-        found: list[float] = self._near.recv()
+        """Seconds of its calls; none if its process has ended."""
+        try:
+            self._near.send((task, form, seconds))
+            found: list[float] = self._near.recv()
+        except (EOFError, OSError):
+            progress(f"the process of {self.key.library} for {self.key.network.name} ended in {form}")
+            return []
         return found
 
     def close(self) -> None:
@@ -339,6 +344,7 @@ def measure(tasks: Sequence[Task], names: Sequence[str], rounds: int, seconds: f
             excess=contenders[process, task, form],
         )
         for (process, task, form), taken in seconds_of.items()
+        if taken
     ]
 
 
