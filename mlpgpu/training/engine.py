@@ -164,7 +164,7 @@ class Engine:
         if not isinstance(layers[0], Standardize):
             ways.append("inputs standardized by mlpgpu.Standardize as the first layer")
         if self._network.output == "identity" and not isinstance(layers[-1], Standardize):
-            ways.append("targets standardized by one as the last layer")
+            ways.append("targets standardized by mlpgpu.Standardize as the last layer")
         hint = f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
         hint += " may help; the network's parameters are of no use any more"
         if self.saved is not None:

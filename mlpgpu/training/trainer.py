@@ -328,6 +328,7 @@ class Trainer:
             first_epoch=fit.first_epoch,
         )
         self._tell(sampling, epochs, is_over=is_over)
+        self.network.check_finite()
 
         # Nothing is left to refuse: from here on the trainer and the network change.
         self.network.remember(data)

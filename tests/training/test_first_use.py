@@ -356,11 +356,24 @@ def test_divergence_says_what_may_help_and_what_stands(tmp_path: Path) -> None:
 
     plain = diverge().hint
     assert "lower rate" in plain and "clip_norm=" in plain and "Standardize" in plain and "checkpoint" not in plain
-    assert "Standardize" not in diverge(mg.Standardize(4)).hint
+    assert "inputs" not in diverge(mg.Standardize(4)).hint
     saved = diverge(callbacks=[mg.Checkpoint(tmp_path / "run.h5", unit="step")]).hint
     assert "run.h5" in saved and mg.Trainer.resume(tmp_path / "run.h5").steps > 0
     never = diverge(callbacks=[mg.Checkpoint(tmp_path / "never.h5", every=1000)]).hint
     assert "never.h5" not in never and not (tmp_path / "never.h5").exists()
+
+
+def test_what_diverged_is_not_trained_on() -> None:
+    """A lower rate would not help it, whoever trains it."""
+    network = mg.Network([mg.Standardize(4), mg.Dense(4, 1)], seed=1)
+    trainer = mg.Trainer(network, "mean_squared_error", mg.SGD(1e30), batch_size=8, backend="cpu")
+    with pytest.raises(DivergenceError, match=r"targets standardized by mlpgpu\.Standardize as the last layer"):
+        fit(trainer, (X, VALUES), 9)
+    steps = trainer.steps
+    for other in (trainer, mg.Trainer(network, "mean_squared_error", mg.SGD(1e-3), backend="cpu")):
+        with pytest.raises(DivergenceError, match=r"parameters of the network.*train a new network"):
+            fit(other, (X, VALUES))
+    assert trainer.steps == steps
 
 
 def test_what_overflows_without_a_divergence_is_predicted() -> None:
