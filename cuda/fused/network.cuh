@@ -207,13 +207,13 @@ struct NetworkWalk {
 // layers in the order of the network, the first `spread` of them by all blocks, the others by one.  Leaves predictions, or
 // logits with `is_logits`, in y (rows, n), and then `sequence` in done.  Scratch memory is for as many rows as there are.
 // Grid: any, of one dimension; one block where no layer is spread.
-template <class Output, class Source>
+template <class Source>
 __device__ __forceinline__ void network_forward(const Source* data, float scale, const float* mean,
                                                 const float* deviation, const float* parameters,
                                                 const NetworkLayer* layers, int layer_count, int spread,
                                                 float* scratch, int pitch, unsigned* arrived, uint64_t* meetings,
                                                 const float* target_mean, const float* target_scale, float* y,
-                                                unsigned* done, int n_in, int n, int rows, int is_logits,
+                                                unsigned* done, int n_in, int n, int rows, int output, int is_logits,
                                                 uint32_t sequence) {
     SHARED(float, shared);
     const NetworkWalk walk = {layers, parameters, {scratch, pitch, arrived, meetings}, {shared}, n_in, rows};
@@ -266,7 +266,7 @@ __device__ __forceinline__ void network_forward(const Source* data, float scale,
     for (int row = threadIdx.x / WARP; row < rows; row += NetworkForward::WARPS) {
         const float* const z = logits + row * pitch;
         float* const made = predictions + row * pitch;
-        if (!is_logits) Output::template row<WarpTeam>(z, made, n);
+        if (!is_logits) Outputs::row<WarpTeam>(output, z, made, n);
         for (int j = WarpTeam::rank(); j < n; j += WARP) {
             float value = is_logits ? z[j] : made[j];
             if (target_scale && !is_logits) value = value * target_scale[j] + target_mean[j];

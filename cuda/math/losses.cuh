@@ -170,4 +170,15 @@ struct SoftmaxOutput {
     }
 };
 
+// All outputs, in the order of the table, for kernels that select one by its number.
+template <class... Each>
+struct OutputList {
+    template <class Team>
+    static __device__ __forceinline__ void row(int number, const float* z, float* y, int n) {
+        int index = 0;
+        ((number == index++ ? Each::template row<Team>(z, y, n) : static_cast<void>(0)), ...);
+    }
+};
+using Outputs = OutputList<IdentityOutput, SigmoidOutput, SoftmaxOutput>;
+
 }  // namespace mlpgpu

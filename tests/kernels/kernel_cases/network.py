@@ -77,7 +77,7 @@ def network_forward(
         "scratch": np.full(3 * rows * pitch, np.nan, np.float32), "pitch": pitch, "arrived": np.zeros(1, np.uint32),
         "meetings": np.full(1, 5, np.uint64), "target_mean": target_mean, "target_scale": target_scale,
         "y": blank(rows, widths[-1]), "done": np.full(1, 3, np.uint32), "n_in": widths[0], "n": widths[-1],
-        "rows": rows, "is_logits": int(logits), "sequence": SEQUENCE,
+        "rows": rows, "output": kernels.output_number(output), "is_logits": int(logits), "sequence": SEQUENCE,
     }  # fmt: skip
     meetings = np.full(1, 5.0 + spread)
     outputs = {
@@ -86,7 +86,7 @@ def network_forward(
     }  # fmt: skip
     what = "-".join(map(str, widths)) + f"-{rows}rows-{blocks}blocks-{activation}" + "-logits" * logits
     what += "-standardized" * standardized + "-shifted" * bool(shifted)
-    return Case(what, kernels.network_forward(output, source), (blocks,), args, outputs)
+    return Case(f"{output}-{what}", kernels.network_forward(source), (blocks,), args, outputs)
 
 
 def network_cases() -> Iterator[Case]:

@@ -30,7 +30,7 @@ class FewRows:
     ) -> None:
         self._network, self._stream = network, stream
         plan, most = network.plan, NETWORK_MOST_ROWS
-        entry = kernels.network_forward(network.output.function, source)
+        entry = kernels.network_forward(source)
         self._function = LoadedKernels(device, [entry])[entry]
         self._arrays = Arrays(device)
         words = np.array(network.layers, np.int32)
@@ -55,7 +55,8 @@ class FewRows:
             "scratch": address["scratch"], "pitch": network.pitch, "arrived": address["arrived"],
             "meetings": address["meetings"], "target_mean": at[output.mean] if output.mean else None,
             "target_scale": at[output.scale] if output.scale else None, "y": self._result.ctypes.data,
-            "done": self._done.ctypes.data, "n_in": plan.n_in, "n": plan.n_out, "rows": most, "is_logits": 0,
+            "done": self._done.ctypes.data, "n_in": plan.n_in, "n": plan.n_out, "rows": most,
+            "output": kernels.output_number(output.function), "is_logits": 0,
             "sequence": 0,
         }  # fmt: skip
         self._launches: dict[int, PreparedLaunch] = {}  # by the number of blocks

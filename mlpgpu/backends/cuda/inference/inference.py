@@ -20,7 +20,7 @@ from ..run.arrays import Arrays
 from ..run.program import CudaProgram
 from ..run.state import draw_parameters
 from ..runtime import Device, LoadedKernels, Stream
-from ..select.inference import part_rows, rows_in_flow
+from ..select.inference import by_threads, half_rows, rows_in_flow
 from ..select.network import FewRowsNetwork, few_rows_network
 from ..select.setting import Setting
 from .copies import Fill, fill_from, parts
@@ -36,7 +36,7 @@ class CudaInference(Inference):
     """A network on a card, to predict with; any thread may call it, one at a time computes.
 
     A small array is one piece: it is copied up, computed and copied back.  A large one flows through in pieces: threads
-    of the host copy the next piece to page-locked memory while one goes up, one is computed, and one comes back.
+    of the host copy pieces to page-locked memory while one goes up, one is computed, and one comes back.
 
     Arguments:
         plan: without a training step; its capacity bounds the rows of a piece.
@@ -154,18 +154,13 @@ class CudaInference(Inference):
         return "float32", {**addresses, "statistics": addresses[LEFT]}
 
     def _predict_piece(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
-        """Rows that go up together, each part as soon as it is copied."""
+        """Rows that go up together; where they are many, half of them while the others are copied."""
         (room,), stream, count = tiers.rooms(tier, 1), self._stream, len(out)
         room.begin(count)
         check, is_finite = not tier.checks_inputs, True
-        first, *others = parts(slice(0, count), part_rows(count, room.row_bytes))
-        copied = [self._threads().submit(fill, part, room.inputs[part], check=check) for part in others]
-        is_finite &= fill(first, room.inputs[first], check=check)
-        room.upload(stream, first)
-        for part, future in zip(others, copied, strict=True):
-            # What no thread has begun yet, this one does sooner than they do.
-            is_finite &= fill(part, room.inputs[part], check=check) if future.cancel() else future.result()
-            room.upload(stream, part)
+        for half in parts(slice(0, count), half_rows(count, room.row_bytes)):
+            is_finite &= fill(half, room.inputs[half], check=check)
+            room.upload(stream, half)
         room.launch(stream)
         room.download(stream, array, count)
         stream.synchronize()
@@ -173,25 +168,31 @@ class CudaInference(Inference):
         return is_finite and room.is_finite
 
     def _predict_pieces(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
-        """Rows that flow through in pieces, each copied by a thread."""
+        """Rows that flow through in pieces, each copied by a thread; few by the calling one."""
         rows, row_bytes = len(out), tiers.item_bytes * self._plan.n_in
         pieces = deque(enumerate(parts(slice(0, rows), rows_in_flow(rows, row_bytes, tier.capacity))))
         rooms = tiers.rooms(tier, min(ROOMS, len(pieces)))
-        filling: deque[tuple[slice, Room, Future[bool]]] = deque()
+        filling: deque[tuple[slice, Room, Future[bool] | None]] = deque()
         left: deque[tuple[slice, Room]] = deque()  # pieces whose results come back
         check, is_finite = not tier.checks_inputs, True
+        threads = self._threads() if by_threads(rows * row_bytes) else None
         while pieces or filling:
-            while pieces and len(filling) < COPIES:
+            while pieces and len(filling) < (COPIES if threads else 1):
                 number, piece = pieces.popleft()
                 if number >= len(rooms):
                     is_finite &= self._take(*left.popleft(), out)
                 room = rooms[number % len(rooms)]
                 room.begin(piece.stop - piece.start)
                 to = room.inputs[: piece.stop - piece.start]
-                filling.append((piece, room, self._threads().submit(fill, piece, to, check=check)))
+                copied = threads.submit(fill, piece, to, check=check) if threads else None
+                filling.append((piece, room, copied))
             piece, room, copied = filling.popleft()
             count = piece.stop - piece.start
-            is_finite &= fill(piece, room.inputs[:count], check=check) if copied.cancel() else copied.result()
+            # What no thread has begun yet, this one does sooner than they do.
+            if copied is None or copied.cancel():
+                is_finite &= fill(piece, room.inputs[:count], check=check)
+            else:
+                is_finite &= copied.result()
             room.upload(self._up, slice(0, count))
             self._up.record(room.is_up)
             self._stream.wait(room.is_up)

@@ -40,10 +40,14 @@ def rows_in_flow(rows: int, row_bytes: int, capacity: int) -> int:
     return min(capacity, max(least, ceil_div(rows, thresholds.INFERENCE_PIECES)))
 
 
-def part_rows(rows: int, row_bytes: int) -> int:
-    """The rows of each part of a piece, which a thread copies to page-locked memory; all of them if they are few."""
-    least = ceil_div(thresholds.INFERENCE_PART_BYTES, row_bytes)
-    return max(least, ceil_div(rows, thresholds.INFERENCE_PARTS))
+def half_rows(rows: int, row_bytes: int) -> int:
+    """How many rows of an array of one piece go up while the others are copied; all of them if they are few."""
+    return rows if rows * row_bytes <= thresholds.INFERENCE_WHOLE_BYTES else ceil_div(rows, 2)
+
+
+def by_threads(nbytes: int) -> bool:
+    """Whether several threads copy an array of so many bytes to page-locked memory."""
+    return nbytes > thresholds.INFERENCE_ALONE_BYTES
 
 
 def card_checks_inputs(source: str, capacity: int) -> bool:

@@ -147,10 +147,12 @@ INFERENCE_BUFFER_BYTES = 1 << 30
 INFERENCE_WIDE_ROWS = 32
 INFERENCE_LEAST_ROWS = 8
 
-# Of an array of one piece threads copy so many parts, of so many bytes at least: 50 µs from memory that no cache has,
-# beside 15 µs to ask a thread.
-INFERENCE_PARTS = 4
-INFERENCE_PART_BYTES = 1 << 19
+# Arrays of more bytes are copied by several threads, each a piece at a time: 188 MB 22 -> 5.6 ms, 4.8 MB 0.55 -> 0.63,
+# 1.2 MB 0.23 -> 0.45, since to ask and wake a thread takes 50 µs.  In parts of 512 KiB threads gain nothing.
+INFERENCE_ALONE_BYTES = 8 << 20
+
+# Of one piece of more bytes, one half goes up while the other is copied.  Not measured: follows from 0.1 ms a MiB.
+INFERENCE_WHOLE_BYTES = 1 << 20
 
 # Of few rows a network of multiply-adds alone is one launch.
 NETWORK_IS_USED = True  # False: every prediction is as many launches as its plan asks for

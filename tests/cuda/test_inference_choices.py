@@ -1,0 +1,125 @@
+"""How predictions and evaluations are cut and launched, decided without a card."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import mlpgpu as mg
+from mlpgpu.backends.cuda.inference.copies import fill_from, parts
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.inference import evaluation_rows, half_rows, piece_rows, row_tiers, rows_in_flow
+from mlpgpu.backends.cuda.select.network import FewRowsNetwork, few_rows_network
+from mlpgpu.backends.cuda.select.setting import Setting
+from mlpgpu.layers import Layer
+from mlpgpu.plan import Plan
+
+
+def plan_of(layers: list[Layer], rows: int = 1 << 20, **options: object) -> Plan:
+    return mg.Network(layers, seed=1).lower(capacity=rows, **options)  # type: ignore[arg-type]
+
+
+def chosen(layers: list[Layer], arch: str = "sm_90a", **options: object) -> FewRowsNetwork | str:
+    return few_rows_network(plan_of(layers, **options), Setting(132, arch, "float32", textured=False))
+
+
+TINY: list[Layer] = [mg.Standardize(784), mg.Dense(784, 128, activation="relu"), mg.Dropout(0.1), mg.Dense(128, 10)]
+MEDIUM: list[Layer] = [mg.Dense(784, 1024, activation="relu"), mg.Dense(1024, 1024), mg.Dense(1024, 10)]
+
+
+def test_a_small_network_is_one_launch_for_few_rows() -> None:
+    network = chosen(TINY, output="softmax")
+    assert isinstance(network, FewRowsNetwork)
+    assert len(network.layers) == 2 and network.spread == 1 and network.standardize is not None
+    assert [network.blocks(rows) for rows in (1, 8, 9, 32)] == [16, 16, 32, 64]
+    assert network.pitch == 784 and "1 layers by all blocks, 1 by one" in str(network)
+
+
+def test_a_network_of_few_weights_is_one_block() -> None:
+    network = chosen([mg.Dense(20, 64), mg.Dense(64, 64), mg.Dense(64, 2)])
+    assert isinstance(network, FewRowsNetwork) and network.spread == 0
+    assert network.blocks(32) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "arch", "why"),
+    [
+        (MEDIUM, "sm_90a", "1 Dense is made otherwise"),
+        ([mg.Dense(9000, 90)], "sm_75", "1 Dense is made otherwise"),
+        ([mg.LocallyConnected(50, 3)], "sm_75", "1 LocallyConnected has no part"),
+        ([mg.Dense(4, 20_000)], "sm_75", "a block takes a row"),
+    ],
+)
+def test_what_is_no_such_network_says_why(layers: list[Layer], arch: str, why: str) -> None:
+    found = chosen(layers, arch)
+    assert isinstance(found, str) and re.search(why, found)
+
+
+def test_multiply_adds_make_wide_layers_where_there_are_no_tensor_cores() -> None:
+    assert isinstance(chosen(MEDIUM, "sm_75"), FewRowsNetwork)
+
+
+@pytest.mark.parametrize("layers", [TINY, MEDIUM, [mg.Dense(90_000, 90), mg.Dense(90, 10)]])
+def test_a_plan_for_predictions_keeps_neither_z_nor_masks(layers: list[Layer]) -> None:
+    plan = plan_of(layers, 1000, output="softmax")
+    lowered = lower(plan, multiprocessors=132, source="float32", textured=False, arch="sm_90a")
+    assert lowered.evaluation and not lowered.shards and not any(lowered.bytes[name] for name in ("slots", "partials"))
+    assert all(launch.values.get("z") is None for launch in lowered.evaluation)
+    assert not any("dropout" in launch.entry.name for launch in lowered.evaluation)
+
+
+def test_pieces_have_room_and_bytes_enough() -> None:
+    for layers, item_bytes in ((TINY, 4), (TINY, 1), (MEDIUM, 4), ([mg.Dense(90_000, 90)], 4), ([mg.Dense(2, 2)], 4)):
+        plan = plan_of(layers)
+        most = piece_rows(plan, item_bytes)
+        assert 8 <= most <= thresholds.INFERENCE_MOST_ROWS
+        assert most <= 32 or most * item_bytes * plan.n_in <= thresholds.INFERENCE_PIECE_BYTES
+        tiers = row_tiers(most)
+        assert list(tiers) == sorted(set(tiers)) and tiers[-1] == most
+        for rows in (most + 1, 10 * most, 1000 * most):
+            assert 1 <= rows_in_flow(rows, item_bytes * plan.n_in, most) <= most
+    assert piece_rows(plan_of(TINY, 100), 4) == 100
+
+
+def test_an_evaluation_takes_many_rows_whatever_the_batch_size() -> None:
+    options = {"loss": "softmax_cross_entropy", "optimizer": mg.Momentum(0.1)}
+    found = {evaluation_rows(plan_of(TINY, rows, **options)) for rows in (1, 128, 9000)}
+    assert found == {8192}
+    assert evaluation_rows(plan_of([mg.Dense(10_000_000, 2)], 1)) == 3
+
+
+def test_a_plan_of_another_capacity_is_the_same_otherwise() -> None:
+    options = {"loss": "softmax_cross_entropy", "optimizer": mg.Momentum(0.1)}
+    for layers in (TINY, MEDIUM):
+        assert plan_of(layers, 7, **options).with_capacity(300) == plan_of(layers, 300, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">f4", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("rows", [3, 5000])
+def test_rows_are_copied_in_the_type_of_the_card(dtype: str, rows: int) -> None:
+    random = np.random.default_rng(1)
+    x = random.integers(0, 200, (6000, 90)).astype(dtype)
+    order = random.permutation(6000)
+    for listed in (None, order):
+        to = np.full((rows, 90), np.nan, np.float32)
+        assert fill_from(x, listed)(slice(100, 100 + rows), to, check=True)
+        assert np.array_equal(to, x[slice(100, 100 + rows) if listed is None else order[100 : 100 + rows]])
+
+
+@pytest.mark.parametrize("rows", [3, 5000])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_what_is_not_finite_in_float32_is_found(value: float, rows: int) -> None:
+    x, to = np.full((rows, 90), 3e38), np.empty((rows, 90), np.float32)  # whose sum and squares are beyond float32
+    assert fill_from(x, None)(slice(0, rows), to, check=True)
+    x[-2, 7] = value
+    assert not fill_from(x, None)(slice(0, rows), to, check=True)
+
+
+def test_parts_cover_all_rows_once() -> None:
+    for rows, most in ((10, 3), (9, 3), (1, 5)):
+        covered = [row for part in parts(slice(2, 2 + rows), most) for row in range(part.start, part.stop)]
+        assert covered == list(range(2, 2 + rows))
+    assert half_rows(10, 4) == 10 and half_rows(1_000_001, 400) == 500_001
