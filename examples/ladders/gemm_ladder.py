@@ -84,7 +84,7 @@ def _rung(
 ) -> Rung:
     signature = arguments("const float* a, const float* b, float* c, int m, int n, int k")
     entry = Entry(
-        f"{function}_rung", "gemm_ladder.cuh", function, signature, threads, shared_bytes, blocks=blocks
+        f"{function}_rung", "gemm_ladder.cuh", function, signature, threads, shared_bytes, blocks=blocks, block=None
     )  # fmt: skip
     return Rung(function.removeprefix("gemm_").replace("_", " "), entry, grid, in_panels)
 

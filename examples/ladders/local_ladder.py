@@ -111,9 +111,8 @@ def rungs(window: int) -> tuple[Rung, ...]:
             "arrays": "const float* x, float* y, float bias, int n" + weights,
         }[layout]
         instance = function if layout == "arrays" else f"{function}<{window}>"
-        entry = Entry(
-            f"{function}_{window}", "local_ladder.cuh", instance, arguments(signature), THREADS, shared_bytes
-        )  # fmt: skip
+        name_of_entry, takes = f"{function}_{window}", arguments(signature)
+        entry = Entry(name_of_entry, "local_ladder.cuh", instance, takes, THREADS, shared_bytes, block=None)
         return Rung(name, entry, layout, values)
 
     each = "".join(f", const float* w{r}" for r in range(window))

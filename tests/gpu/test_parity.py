@@ -36,7 +36,7 @@ from mlpgpu.backends.cuda.kernels import (
     sm80_tiles,
     sm90_tiles,
 )
-from mlpgpu.backends.cuda.runtime import Arena, Device, Module, Stream, Texture, aligned, pack, tensor_map
+from mlpgpu.backends.cuda.runtime import Arena, Device, Stream, Texture, aligned, module_of, pack, tensor_map
 from mlpgpu.backends.cuda.runtime.compiler import Cubin
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ class Bench:
         self.device = device
         with device:
             self.stream = Stream(device)
-            loaded = {name: Module(device, cubin.image) for name, cubin in cubins.items()}
+            loaded = {name: module_of(pieces[name])(device, cubin.image) for name, cubin in cubins.items()}
             self.modules = {entry: loaded[name] for name, entries in pieces.items() for entry in entries}
             self.functions = {entry: module.function(entry) for entry, module in self.modules.items()}
 

@@ -8,7 +8,7 @@ from .device import Device
 from .graphs import Graph, Replay, capture
 from .machine import describe_machine, find_device
 from .memory import Arena, aligned, pinned
-from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, pack
+from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
 from .streams import Event, Stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
@@ -32,6 +32,7 @@ __all__ = [
     "capture",
     "describe_machine",
     "find_device",
+    "module_of",
     "pack",
     "pinned",
     "seconds_of",

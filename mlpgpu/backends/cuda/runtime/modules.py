@@ -224,6 +224,11 @@ class ExtendedModule(Module):
         return int(address), int(nbytes)
 
 
+def module_of(entries: Iterable[Entry]) -> type[Module]:
+    """The kind of module that can launch each of these entries."""
+    return ExtendedModule if any(entry.is_extended for entry in entries) else Module
+
+
 class LoadedKernels:
     """Kernels by entry, compiled and loaded when they are first asked for.
 
@@ -249,10 +254,7 @@ class LoadedKernels:
             return
         grouped = units(missing)
         cubins = compiler.compile_units(grouped, self._device.arch, sources=self._sources)
-        modules = {
-            unit: (ExtendedModule if any(e.is_extended for e in grouped[unit]) else Module)(self._device, cubin.image)
-            for unit, cubin in cubins.items()
-        }
+        modules = {unit: module_of(grouped[unit])(self._device, cubin.image) for unit, cubin in cubins.items()}
         self._functions |= {e: modules[unit].function(e) for unit, entries in grouped.items() for e in entries}
 
     def constants(self, name: str) -> list[int]:
