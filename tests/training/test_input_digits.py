@@ -12,6 +12,7 @@ import pytest
 from helpers import EPS32
 
 import mlpgpu as mg
+from mlpgpu.backends.cuda.inference.copies import fill_from
 from mlpgpu.backends.cuda.run.feed import Feed, _rows_of
 from mlpgpu.backends.inputs import InputScaling, has_more_digits
 
@@ -145,6 +146,23 @@ def test_rows_go_to_a_card_standardized(x: np.ndarray) -> None:
     moved = np.concatenate([mean + 2.0 * scale, 4.0 * scale])
     shift, factor = np.split(scaling.left_of(moved), 2)
     np.testing.assert_allclose((expected - shift) / factor, (x - mean - 2.0 * scale) / (4.0 * scale), atol=1e-5)
+
+
+@EACH
+def test_rows_to_predict_go_to_a_card_standardized(x: np.ndarray) -> None:
+    """What a predictor's threads put into page-locked memory, of all rows in order or of some that are listed."""
+    net = network()
+    net.adapt(x)
+    scaling = InputScaling.of(net.lower(capacity=16), net.flat_statistics())
+    mean, scale = np.split(net.flat_statistics(), 2)
+    expected = ((x.astype(np.float64) - mean) / scale).astype(np.float32)
+    to, listed = np.empty((11, N_IN), np.float32), DRAW.permutation(ROWS)
+    for rows, chosen in ((None, slice(5, 16)), (listed, listed[5:16])):
+        assert fill_from(x, rows, scaling)(slice(5, 16), to, check=True)
+        np.testing.assert_array_equal(to, expected[chosen])
+    endless = x.astype(np.float64)
+    endless[7, 1] = np.inf
+    assert not fill_from(endless, None, scaling)(slice(5, 16), to, check=True)
 
 
 def test_what_a_card_standardizes_itself() -> None:
