@@ -101,13 +101,12 @@ def fit(method: Method, cell: Cell) -> Outcome:
     if found is None:
         failed = 0.0 if KINDS[cell.set] == "accuracy" else WORST
         return Outcome(failed, failed, diverged=True, seconds=seconds)
-    train, test = (_score(cell, data, prediction, rows) for prediction, rows in zip(found, ("y", "test_y"), strict=True))
+    train, test = (_score(cell, y, prediction) for y, prediction in zip((data.y, data.test_y), found, strict=True))
     return Outcome(max(test, WORST), max(train, WORST), diverged=train < -1.0, seconds=seconds)
 
 
-def _score(cell: Cell, data: Split, prediction: np.ndarray, rows: str) -> float:
+def _score(cell: Cell, y: np.ndarray, prediction: np.ndarray) -> float:
     """Accuracy of classes, or R² of values, averaged over the columns of values."""
-    y = getattr(data, rows)
     if KINDS[cell.set] == "accuracy":
         return float((prediction == y).mean())
     # Beside a constant as it is known before the test rows are: few rows may have nearly no variance of their own.

@@ -21,7 +21,6 @@ from sklearn.preprocessing import StandardScaler
 from mlpgpu.datasets.idx import read_idx
 
 Kind = Literal["accuracy", "R²"]
-Half = Literal["choose", "confirm"]
 
 DRAW = 13  # the seed of the halves, of generated sets, and of all cells
 HELD_OUT = 0.25
@@ -91,10 +90,10 @@ SETS: dict[Kind, dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]]] = {
 KINDS: dict[str, Kind] = {name: kind for kind, makers in SETS.items() for name in makers}
 
 
-def halves() -> dict[Half, list[str]]:
-    """The names of the sets to choose on and to confirm on."""
+def halves() -> dict[str, list[str]]:
+    """The names of the sets of either half, "choose" and "confirm"."""
     random = np.random.default_rng(DRAW)
-    found: dict[Half, list[str]] = {"choose": [], "confirm": []}
+    found: dict[str, list[str]] = {"choose": [], "confirm": []}
     for makers in SETS.values():
         names = [str(name) for name in random.permutation(list(makers))]
         count = len(names) // 2
@@ -108,10 +107,7 @@ def split(name: str, seed: int) -> Split:
     """A set's rows in two parts, which ``seed`` draws, both standardized by the first one's."""
     kind = KINDS[name]
     x, y = SETS[kind][name]()
-    if kind == "accuracy":
-        y = np.unique(y, return_inverse=True)[1]
-    else:
-        y = np.asarray(y, np.float64).reshape(len(x), -1)
+    y = np.unique(y, return_inverse=True)[1] if kind == "accuracy" else np.asarray(y, np.float64).reshape(len(x), -1)
     parts = train_test_split(
         np.asarray(x, np.float64), y, test_size=HELD_OUT, random_state=seed, stratify=y if kind == "accuracy" else None
     )

@@ -20,6 +20,13 @@ from .names import ActivationName, InitializerName
 MOST_LAYERS = 1024  # of a network
 
 
+# Initial values of a dense layer that is told none; docs/defaults.md has the measurements.
+# Sigmoid and softplus pass on a constant and little of what changes, and would need long to learn from small weights.
+WEIGHTS: InitializerName = "small_uniform"
+WEIGHTS_BEFORE: dict[str, InitializerName] = {"sigmoid": "he_uniform", "softplus": "glorot_uniform"}
+BIASES: InitializerName = "fan_in_uniform"
+
+
 class Layer(ABC):
     """A step from rows of one width to rows of another.  Layers are frozen dataclasses of plain data.
 
@@ -68,8 +75,10 @@ class Dense(Layer):
     Arguments:
         n_in, n_out: widths, at least 1.
         activation: f, a name in :data:`~mlpgpu.activations.ACTIVATIONS`.
-        bias: whether there is a b; it starts at 0.
-        init: how W starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; None follows the activation.
+        bias: whether there is a b.
+        init: how W starts, a name in :data:`~mlpgpu.initializers.INITIALIZERS`; b then starts at 0.  With None
+            both start by what ``docs/defaults.md`` chose: W by ``"small_uniform"``, before sigmoid by
+            ``"he_uniform"`` and softplus by ``"glorot_uniform"``, and b by ``"fan_in_uniform"``.
         trainable: whether steps move W and b.  Where not, neither rate, penalty nor clipped norm touches them, their
             slots stay 0, and no gradient of theirs is computed; nor is any below the lowest layer that is trained.
             :meth:`Network.frozen` changes it of a network that has values.
@@ -101,10 +110,11 @@ class Dense(Layer):
     def lower(self, builder: plan.Builder, x: str) -> str:
         activation = ACTIVATIONS[self.activation]
         fans = (self.n_in, self.n_out)
-        init = self.init or activation.initializer
-        weight = builder.parameter("weight", fans, fans, init, trainable=self.trainable)
+        chosen = WEIGHTS_BEFORE.get(self.activation, WEIGHTS), BIASES
+        of_weight, of_bias = chosen if self.init is None else (self.init, "zeros")
+        weight = builder.parameter("weight", fans, fans, of_weight, trainable=self.trainable)
         shape = (self.n_out,)
-        bias = builder.parameter("bias", shape, fans, "zeros", trainable=self.trainable) if self.bias else None
+        bias = builder.parameter("bias", shape, fans, of_bias, trainable=self.trainable) if self.bias else None
         z = builder.buffer(f"z{builder.place}", self.n_out) if activation.saves == "z" else None
         y = builder.buffer(f"y{builder.place}", self.n_out)
         builder.add(plan.Dense(x, weight, bias, self.activation, z, y))

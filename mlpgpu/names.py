@@ -12,7 +12,9 @@ ActivationName: TypeAlias = Literal[
     "identity", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "softplus", "gelu", "silu",
     "linear", "logistic", "swish",
 ]  # fmt: skip
-InitializerName: TypeAlias = Literal["glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "zeros"]
+InitializerName: TypeAlias = Literal[
+    "glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "small_uniform", "fan_in_uniform", "zeros",
+]  # fmt: skip
 LossName: TypeAlias = Literal[
     "squared_error", "mean_squared_error", "absolute_error", "huber", "binary_cross_entropy", "softmax_cross_entropy",
     "mse", "mae", "bce", "cross_entropy",

@@ -81,6 +81,8 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """``w ← w - η g``."""
 
+    rate: float | Schedule = 0.03
+
     def _rule(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
     ) -> None:

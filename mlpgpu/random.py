@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     EPOCH_ORDER = 2
     DROPOUT = 3
     SPLIT = 4
+    INITIAL_BIASES = 5
 
 
 def check_seed(seed: int | None) -> int:

@@ -387,6 +387,13 @@ class Network:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "values": self.values.copy(), "_kept": KeptPredictions()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # The plan says how initial values are drawn.  That of an older version may say otherwise than a trainer's
+        # would today; its values are drawn as it says.
+        if self.is_new and self._plan.parameters != self.lower(capacity=1).parameters:
+            self.flat_parameters()
+
     # --- files ---
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -70,7 +70,8 @@ class FlatParameters:
 
     def _draw(self) -> np.ndarray:
         drawn = (
-            initial_values(p.initializer, p.shape, p.fans, seed=self._seed, layer=p.layer) for p in self._parameters
+            initial_values(p.initializer, p.shape, p.fans, seed=self._seed, layer=p.layer, purpose=p.purpose)
+            for p in self._parameters
         )
         return np.concatenate([values.ravel().astype(np.float32) for values in drawn])
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..losses import TargetKind
 from ..optimizers import Optimizer
+from ..random import Purpose
 from ..text import html, table
 from .operations import Norm, Operation, Update, Weighted, WeightedBackward
 
@@ -58,6 +59,11 @@ class Parameter(Segment):
     fans: tuple[int, int]
     initializer: str
     trainable: bool = True
+
+    @property
+    def purpose(self) -> Purpose:
+        """Of the random words of its initial values: a bias shares none with its layer's weights."""
+        return Purpose.INITIAL_BIASES if self.name.endswith(".bias") else Purpose.INITIAL_VALUES
 
 
 @dataclass(frozen=True)

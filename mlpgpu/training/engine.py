@@ -159,6 +159,11 @@ class Engine:
         """The error for ``what`` not being finite after ``step``, with what is not done yet as the way out."""
         optimizer, layers = self.plan.optimizer, self._network.layers
         ways = ["a lower rate"]
+        if optimizer is not None:
+            kind = type(optimizer)
+            rate, usual = optimizer.rate, kind().rate
+            if not isinstance(rate, Schedule) and not isinstance(usual, Schedule) and rate > usual:
+                ways = [f"a lower rate ({kind.__name__} has {usual:g} by default)"]
         if optimizer is not None and optimizer.clip_norm is None:
             ways.append("clip_norm=")
         if not isinstance(layers[0], Standardize):

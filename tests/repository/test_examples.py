@@ -23,7 +23,7 @@ RUNS = {
         ["--name", "digits"],
         r" 6 epochs, peak  0\.3: validation accuracy 0\.[89]\d+\n.*ms\n.*\n(.*0\.[89]\d\d\d\n){6}",
     ),
-    "regression": (["--rows", "500", "--epochs", "30"], r"test R²: 0\.[89]"),
+    "regression": (["--rows", "1000", "--epochs", "30"], r"test R²: 0\.[89]"),
     "resume": (
         ["--epochs", "3", "--step", "40"],
         "resumed after step 40 of 87\nbit for bit the same: True",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from mlpgpu import Dense, Network
+from mlpgpu import SGD, Dense, LocallyConnected, Network, Trainer
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.initializers import INITIALIZERS, initial_values
+from mlpgpu.network.parameters import FlatParameters
+from mlpgpu.plan import Parameter
 from mlpgpu.random import Purpose, uniforms
 
 EACH = pytest.mark.parametrize("name", INITIALIZERS)
@@ -22,6 +27,8 @@ VARIANCES = {
     "glorot_normal": 2.0 / 100,
     "he_uniform": 2.0 / 60,
     "he_normal": 2.0 / 60,
+    "small_uniform": 2.0 / 300,
+    "fan_in_uniform": 1.0 / 180,
     "zeros": 0.0,
 }
 
@@ -84,7 +91,45 @@ def test_a_network_casts_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_default_follows_the_activation(activation: str) -> None:
+def test_defaults_of_a_dense_layer(activation: str) -> None:
     network = Network([Dense(7, 3, activation)], seed=11)
-    expected = initial_values(ACTIVATIONS[activation].initializer, (7, 3), (7, 3), seed=11, layer=0)
+    name = {"sigmoid": "he_uniform", "softplus": "glorot_uniform"}.get(activation, "small_uniform")
+    weight = initial_values(name, (7, 3), (7, 3), seed=11, layer=0)
+    assert (network.parameters["0.weight"] == weight.astype(np.float32)).all()
+    purpose = Purpose.INITIAL_BIASES
+    bias = initial_values("fan_in_uniform", (3,), (7, 3), seed=11, layer=0, purpose=purpose)
+    assert (network.parameters["0.bias"] == bias.astype(np.float32)).all()
+    assert np.abs(bias).max() <= 1.0 / math.sqrt(7)
+
+
+def test_biases_share_no_words_with_weights() -> None:
+    network = Network([Dense(9, 9, "relu")], seed=11)
+    weight, bias = (network.parameters[f"0.{name}"] for name in ("weight", "bias"))
+    limits = [INITIALIZERS[name].limit((9, 9)) for name in ("small_uniform", "fan_in_uniform")]
+    assert limits[0] == pytest.approx(limits[1])  # so that the same words would be the same values
+    assert not np.isin(bias, weight).any()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_defaults_of_a_locally_connected_layer_keep_variances(activation: str) -> None:
+    network = Network([LocallyConnected(7, 3, activation)], seed=11)
+    expected = initial_values(ACTIVATIONS[activation].initializer, (3, 5), (3, 3), seed=11, layer=0)
     assert (network.parameters["0.weight"] == expected.astype(np.float32)).all()
+    assert not network.parameters["0.bias"].any()
+
+
+def test_a_pickle_of_an_older_version_keeps_its_initial_values() -> None:
+    def as_it_was(parameter: Parameter) -> Parameter:
+        return replace(parameter, initializer="zeros" if parameter.name.endswith("bias") else "he_uniform")
+
+    network = Network([Dense(7, 3, "relu"), Dense(3, 2)], seed=11)
+    parameters = tuple(map(as_it_was, network.lower(capacity=1).parameters))
+    older = copy.copy(network)
+    older.__dict__["_plan"] = replace(network.lower(capacity=1), parameters=parameters)
+    older.__dict__["values"] = FlatParameters(parameters, 11)
+    loaded = pickle.loads(pickle.dumps(older))
+    expected = initial_values("he_uniform", (7, 3), (7, 3), seed=11, layer=0).astype(np.float32)
+    assert not loaded.is_new
+    Trainer(loaded, "mse", SGD(0.0), backend="cpu").fit((np.ones((4, 7)), np.ones((4, 2))), 1, progress=False)
+    assert (loaded.parameters["0.weight"] == expected).all() and not loaded.parameters["0.bias"].any()
+    assert pickle.loads(pickle.dumps(network)).is_new

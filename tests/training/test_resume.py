@@ -52,7 +52,8 @@ class Case:
 
 
 def classifier(optimizer: Any, **options: Any) -> mg.Trainer:
-    layers = [mg.Dense(6, 8, "tanh"), mg.Dropout(0.3), mg.Dense(8, 3)]
+    initial = "glorot_uniform"  # by which "stopping early" does
+    layers = [mg.Dense(6, 8, "tanh", init=initial), mg.Dropout(0.3), mg.Dense(8, 3, init=initial)]
     return mg.Trainer(mg.Network(layers, seed=3), "softmax_cross_entropy", optimizer, batch_size=8, **options)
 
 

@@ -443,9 +443,9 @@ def test_the_last_good_checkpoint_stands_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "run.h5"
     data = mg.Dataset(X, VALUES)
     # The rate grows by a factor of ten each epoch: some are good, then it diverges.
-    trainer = mg.Trainer(
-        new_network(), "mean_squared_error", mg.SGD(mg.ExponentialDecay(1e-3, 10.0, epochs=1)), batch_size=8
-    )
+    layers = [mg.Dense(4, 5, "tanh", init="glorot_uniform"), mg.Dense(5, 3, init="glorot_uniform")]
+    rate = mg.ExponentialDecay(1e-3, 10.0, epochs=1)
+    trainer = mg.Trainer(mg.Network(layers, seed=1), "mean_squared_error", mg.SGD(rate), batch_size=8)
     with pytest.raises(DivergenceError):
         trainer.fit(data, 50, progress=False, callbacks=[mg.Checkpoint(path)])
     good = path.read_bytes()

@@ -129,7 +129,7 @@ class CpuInference(Inference):
     def draw(self, seed: int, statistics: np.ndarray) -> None:
         parameters = np.empty(self._plan.parameter_count, self._plan.dtype)
         for p in self._plan.parameters:
-            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
             parameters[p.offset : p.end] = values.ravel().astype(np.float32)
         self._set(parameters, statistics[0])
 

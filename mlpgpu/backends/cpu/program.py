@@ -53,7 +53,7 @@ class CpuProgram(Program):
     def draw(self, seed: int, statistics: np.ndarray) -> None:
         with self._lock.held():
             for p in self._plan.parameters:
-                values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+                values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
                 self._work.arrays[p.name][...] = values.astype(np.float32)
             self._work.slots.fill(0.0)
             self._work.set_statistics(statistics[0])

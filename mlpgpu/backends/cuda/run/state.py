@@ -6,7 +6,7 @@ import numpy as np
 
 from ....initializers import INITIALIZERS, initial_values
 from ....plan import Plan
-from ....random import WORDS_PER_BLOCK, Purpose
+from ....random import WORDS_PER_BLOCK
 from ...base import MOST_BINS, Histogram, State, bin_edges
 from .. import kernels
 from ..runtime import Event, LoadedKernels, Stream, pack, pinned
@@ -195,9 +195,9 @@ def draw_parameters(plan: Plan, seed: int, address: int, stream: Stream, loaded:
         elif scheme.distribution == "uniform" and by_kernel(p.size):
             entry = kernels.initial_uniform()
             loaded.load([entry])
-            values = seed, int(Purpose.INITIAL_VALUES), p.layer, scheme.limit(p.fans), p.size, place
+            values = seed, int(p.purpose), p.layer, scheme.limit(p.fans), p.size, place
             loaded[entry].launch(stream, grid_over(p.size // WORDS_PER_BLOCK), pack(entry, values))
         else:
-            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer)
+            drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
             stream.upload(place, drawn.astype(np.float32))
             stream.synchronize()  # before the array goes
