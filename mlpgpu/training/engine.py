@@ -52,6 +52,9 @@ class Engine:
         self._slots: np.ndarray | None = None  # (K, 1, P), while no program has them
         self._kept: np.ndarray | None = None  # (P,), likewise
         self._keeps = False  # whether parameters were kept
+        # For the other kind of targets: the kind, a program that only evaluates, and which values it has.
+        self._other: tuple[TargetKind, Program] | None = None
+        self._loaded: tuple[int | None, np.ndarray | None] = None, None
 
     # --- the program ---
 
@@ -133,9 +136,7 @@ class Engine:
         if self.program is None or data.kind == self.plan.target_kind:
             program = self.ready(data.kind)
         else:  # a fit may be under way on the other kind, and goes on with its program
-            plan = self._lower(target_kind=data.kind)
-            program = self._compile(dataclasses.replace(plan, training=(), optimizer=None))
-            self._network.start(program)
+            program = self._evaluator(data.kind)
         assert self.plan.loss is not None
         problem = problem_of(LOSSES[self.plan.loss].output, self.plan.n_out)
         named = [name for name in metrics if name not in functions]
@@ -149,6 +150,18 @@ class Engine:
             assert prediction is not None
             values[name] = call_metric(name, function, data.dataset, prediction)
         return {name: values[name] for name in ("loss", *metrics)}
+
+    def _evaluator(self, kind: TargetKind) -> Program:
+        """A program that only evaluates, on targets of this kind, with the network's current parameters."""
+        if self._other is None or self._other[0] != kind:
+            plan = self._lower(target_kind=kind)
+            self._other = kind, self._compile(dataclasses.replace(plan, training=(), optimizer=None))
+            self._loaded = None, None
+        version, statistics = self._network.values.version, self._network.flat_statistics()
+        if version is None or version != self._loaded[0] or statistics is not self._loaded[1]:
+            self._network.start(self._other[1])
+            self._loaded = version, statistics
+        return self._other[1]
 
     def check_finite(self) -> None:
         """Raise DivergenceError, as of the last step, if a parameter is not finite."""

@@ -276,6 +276,29 @@ def test_sixteen_threads_get_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) ->
         assert all(pool.map(call, range(16)))
 
 
+@pytest.mark.parametrize("rows", [2, 9, ROWS])
+def test_threads_share_columns_of_wide_layers_with_the_same_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "PIECE_FLOPS", 1)
+    monkeypatch.setattr(inference, "WIDE", 4)
+    layers = [mg.LocallyConnected(12, 3, "gelu"), mg.LocallyConnected(10, 2, "silu", bias="layer")]
+    for first in ([mg.Dense(12, 9, "relu")], [mg.Standardize(12), mg.Dense(12, 9, "elu", bias=False)], layers):
+        net = mg.Network([*first, mg.Dense(9, 17, "softplus"), mg.Dense(17, 3)], seed=4)
+        x = inputs(rows)
+        net.adapt(x)
+        results = []
+        for cores in (1, 2, 5):
+            monkeypatch.setattr(inference, "available_cores", lambda cores=cores: cores)
+            results += [net.predictor("cpu")(x) for _ in range(3)]
+        with monkeypatch.context() as alone:
+            alone.setattr(inference, "WIDE", 1 << 30)
+            np.testing.assert_allclose(results[0], net.predictor("cpu")(x), atol=1e-5)
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0])
+        x[-1, 5] = np.inf
+        with pytest.raises(errors.DataError, match=f"row {rows - 1}, column 5"):
+            net.predictor("cpu")(x)
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_an_error_in_a_piece_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "available_cores", lambda: 3)
@@ -454,3 +477,24 @@ def test_locally_connected_layers_and_all_activations_are_predicted_as_trained()
         with net.predictor("cpu") as predictor:
             error = np.abs(predictor(x) - y).mean()
         assert trainer.evaluate((x, y))["mean_absolute_error"] == pytest.approx(error, rel=1e-5), name
+
+
+def test_an_evaluation_on_other_targets_keeps_its_program_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = inputs(), np.arange(ROWS) % 3
+    shares = np.eye(3, dtype=np.float32)[labels]  # which say the same
+    net = mg.Network([mg.Standardize(12), mg.Dense(12, 3)], seed=2)
+    net.adapt(x)
+    trainer = mg.Trainer(net, "softmax_cross_entropy", mg.SGD(0.5), backend="cpu", batch_size=16)
+    trainer.step(x[:16], labels[:16])
+    losses = [trainer.evaluate((x, shares))["loss"]]
+    compiled = trainer._engine._compile
+    monkeypatch.setattr(trainer._engine, "_compile", lambda _: pytest.fail("compiled again"))
+    trainer.step(x[:16], labels[:16])
+    losses.append(trainer.evaluate((x, shares))["loss"])
+    net.parameters["1.bias"] = [1.0, 2.0, 3.0]
+    losses.append(trainer.evaluate((x, shares))["loss"])
+    net.adapt(3.0 * x)
+    losses.append(trainer.evaluate((x, shares))["loss"])
+    assert len(set(losses)) == 4
+    monkeypatch.setattr(trainer._engine, "_compile", compiled)
+    assert trainer.evaluate((x, labels))["loss"] == pytest.approx(losses[-1], rel=1e-6)
