@@ -6,6 +6,19 @@ from .datasets import Dataset
 from .errors import MlpgpuError
 from .history import History
 from .layers import Dense, Dropout, LocallyConnected, Standardize
+from .losses import (
+    AbsoluteError,
+    BinaryCrossEntropy,
+    BinaryFocal,
+    Focal,
+    Huber,
+    Loss,
+    MeanSquaredError,
+    Poisson,
+    Quantile,
+    SoftmaxCrossEntropy,
+    SquaredError,
+)
 from .network import Network, Predictor, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
@@ -19,8 +32,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "SGD",
+    "AbsoluteError",
     "Adam",
     "AdamW",
+    "BinaryCrossEntropy",
+    "BinaryFocal",
     "CSVLogger",
     "Callback",
     "Checkpoint",
@@ -31,17 +47,25 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "ExponentialDecay",
+    "Focal",
     "Histograms",
     "History",
+    "Huber",
     "LocallyConnected",
+    "Loss",
+    "MeanSquaredError",
     "MlpgpuError",
     "Momentum",
     "Nesterov",
     "Network",
     "OneCycle",
+    "Poisson",
     "Predictor",
+    "Quantile",
     "RMSprop",
     "ReduceOnPlateau",
+    "SoftmaxCrossEntropy",
+    "SquaredError",
     "Standardize",
     "StepDecay",
     "Trainer",

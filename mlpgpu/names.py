@@ -17,6 +17,8 @@ InitializerName: TypeAlias = Literal[
 ]  # fmt: skip
 LossName: TypeAlias = Literal[
     "squared_error", "mean_squared_error", "absolute_error", "huber", "binary_cross_entropy", "softmax_cross_entropy",
+    "quantile", "poisson", "binary_focal", "focal",
+    "pinball", "poisson_nll_loss", "binary_focal_crossentropy",
     "mse", "mae", "bce", "cross_entropy",
     "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy",
 ]  # fmt: skip
@@ -37,6 +39,9 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "swish": ("silu",),
     "mse": ("mean_squared_error",),
     "mae": ("absolute_error", "mean_absolute_error"),
+    "pinball": ("quantile",),
+    "poisson_nll_loss": ("poisson",),
+    "binary_focal_crossentropy": ("binary_focal",),
     "bce": ("binary_cross_entropy",),
     "binary_crossentropy": ("binary_cross_entropy",),
     "cross_entropy": ("softmax_cross_entropy",),
@@ -84,6 +89,7 @@ NEAR: Mapping[str, str] = {
     "top_k_categorical_accuracy": "top_5_accuracy",
     "mean_pinball_loss": "pinball_0.5",
     "pinball": "pinball_0.5",
+    "categorical_focal_crossentropy": "focal",
     "nll": "softmax_cross_entropy",
     "crossentropy": "softmax_cross_entropy",
     "sigmoid_cross_entropy": "binary_cross_entropy",

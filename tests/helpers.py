@@ -10,7 +10,7 @@ import pytest
 
 from mlpgpu import SGD, Dataset, Network
 from mlpgpu.backends import Program, Sampling, State, get_backend
-from mlpgpu.losses import LOSSES, TargetKind
+from mlpgpu.losses import FORMS, LOSSES, Loss, TargetKind, as_loss
 
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
@@ -19,22 +19,28 @@ EPS32 = float(np.finfo(np.float32).eps)
 # its derivatives are of order one, this step makes both of the order of its square.
 STEP = EPS ** (1 / 3)
 
-LOSS_KINDS: list[tuple[str, TargetKind]] = [(name, kind) for name, loss in LOSSES.items() for kind in loss.targets]
+# A loss of each form, by its name.
+LOSS_OF: dict[str, Loss] = {name: loss() for name, loss in LOSSES.items()}
+LOSS_OF |= {"huber": LOSSES["huber"](delta=0.75), "quantile": LOSSES["quantile"](level=0.8)}
+LOSS_OF |= {"smoothed_softmax_cross_entropy": LOSSES["softmax_cross_entropy"](label_smoothing=0.2)}
+LOSS_KINDS: list[tuple[str, TargetKind]] = [(name, kind) for name, loss in FORMS.items() for kind in loss.targets]
 
 
 def dataset(
-    loss: str, kind: TargetKind, *, rows: int, n_in: int, n_out: int, weighted: bool = False, seed: int = 0
+    loss: str | Loss, kind: TargetKind, *, rows: int, n_in: int, n_out: int, weighted: bool = False, seed: int = 0
 ) -> Dataset:
     """Random rows that ``loss`` can train on, in float64."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(rows, n_in))
-    output = LOSSES[loss].output
+    output = (LOSS_OF.get(loss) or as_loss(loss) if isinstance(loss, str) else loss).output
     if kind == "index":
         y = random.integers(n_out, size=rows)
     elif output == "softmax":
         y = random.dirichlet(np.ones(n_out), size=rows)
     elif output == "sigmoid":
         y = random.random((rows, n_out))
+    elif output == "exp":
+        y = random.poisson(2.0, size=(rows, n_out)).astype(float)
     else:
         y = random.normal(size=(rows, n_out))
     return Dataset(x, y, random.uniform(0.5, 2.0, rows) if weighted else None)
@@ -50,11 +56,16 @@ class Oracle:
     """One batch, all rows of ``data``, on the float64 CPU backend: its loss and gradient at any parameters."""
 
     def __init__(
-        self, network: Network, data: Dataset, loss: str, kind: TargetKind | None = None, *, shards: int = 1
+        self, network: Network, data: Dataset, loss: str | Loss, kind: TargetKind | None = None, *, shards: int = 1
     ) -> None:
         rows = len(data)
         self.plan = network.lower(
-            capacity=rows, loss=loss, target_kind=kind, optimizer=SGD(1.0), precision="float64", shards=shards
+            capacity=rows,
+            loss=LOSS_OF.get(loss, loss),
+            target_kind=kind,
+            optimizer=SGD(1.0),
+            precision="float64",
+            shards=shards,
         )
         self._statistics = network.flat_statistics()[np.newaxis]
         self._program: Program = get_backend("cpu").compile(self.plan, threads=1)

@@ -1,4 +1,4 @@
-// Losses and outputs: one struct for each row of the tables in mlpgpu/losses.py.  `row` gives a row's value in every
+// Losses and outputs: one struct for each form of a loss and each output in mlpgpu/losses.py.  `row` gives a row's value in every
 // lane of its team.  If a loss is a sum or a mean over outputs, `term` gives one output's part of it and its delta.
 #pragma once
 
@@ -7,6 +7,18 @@
 #include "math/teams.cuh"
 
 namespace mlpgpu {
+
+// The numbers of a loss, which a program keeps; mlpgpu/losses.py has their names.
+struct LossNumbers {
+    float delta;
+    float level, level_rest;  // a rest is 1 minus the number, rounded once
+    float label_smoothing, label_smoothing_rest;
+    float gamma;
+};
+
+extern "C" {
+__constant__ LossNumbers loss_numbers;
+}
 
 // A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta.
 template <class Team_, class Target, class Delta>
@@ -87,9 +99,36 @@ struct AbsoluteError : MeanOfTerms<AbsoluteError> {
 
 struct Huber : MeanOfTerms<Huber> {
     static __device__ __forceinline__ float term(float z, float t, float& delta) {
-        const float e = z - t;
-        delta = e > 1.0f ? 1.0f : e < -1.0f ? -1.0f : e;
+        const float e = z - t, limit = loss_numbers.delta;
+        delta = e > limit ? limit : e < -limit ? -limit : e;
         return delta * (e - 0.5f * delta);
+    }
+};
+
+struct Quantile : MeanOfTerms<Quantile> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        const float e = z - t;
+        delta = e > 0.0f ? loss_numbers.level_rest : e < 0.0f ? -loss_numbers.level : e;
+        return e * delta;
+    }
+};
+
+struct Poisson : MeanOfTerms<Poisson> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        const float rate = expf(z);
+        delta = rate - t;
+        return rate - z * t;
+    }
+};
+
+// Σ t (1 - p)^gamma s over both classes, with surprises s = -log p.
+struct BinaryFocal : MeanOfTerms<BinaryFocal> {
+    static __device__ __forceinline__ float term(float z, float t, float& delta) {
+        const float gamma = loss_numbers.gamma, p1 = logistic(z), p0 = logistic(-z);
+        const float s1 = Softplus::forward(-z), s0 = Softplus::forward(z);
+        const float hard1 = t * expf(-gamma * s0), hard0 = (1.0f - t) * expf(-gamma * s1);  // t p0^gamma, …
+        delta = hard0 * (p1 + gamma * (p0 * s0)) - hard1 * (p0 + gamma * (p1 * s1));
+        return hard1 * s1 + hard0 * s0;
     }
 };
 
@@ -131,6 +170,82 @@ struct SoftmaxCrossEntropy {
     }
 };
 
+// The same, of targets of which a share goes to all classes alike.
+struct SmoothedSoftmaxCrossEntropy {
+    static constexpr int FEW_COLUMNS = 0;
+    static __device__ __forceinline__ float smoothed(float t, int n) {
+        return loss_numbers.label_smoothing_rest * t + loss_numbers.label_smoothing / n;
+    }
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        using Team = typename R::Team;
+        const int first = Team::rank();
+        float largest = -INFINITY;
+        for (int j = first; j < r.n; j += Team::SIZE) largest = fmaxf(largest, r.z[j]);
+        largest = Team::max(largest);
+        float sum = 0.0f, mass = 0.0f, dot = 0.0f;
+        for (int j = first; j < r.n; j += Team::SIZE) {
+            const float shifted = r.z[j] - largest, t = smoothed(r.target(j), r.n);
+            sum += expf(shifted);
+            mass += t;
+            dot += t * shifted;
+        }
+        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
+        for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
+            r.delta(j, mass * (expf(r.z[j] - largest) / sum) - smoothed(r.target(j), r.n));
+        return mass * logf(sum) - dot;
+    }
+    template <class Team, class Target>
+    static __device__ __forceinline__ float delta(float z, bool is_there, float t, int n) {
+        const float largest = Team::max(is_there ? z : -INFINITY);
+        const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power), to = smoothed(t, n);
+        return Team::sum(is_there ? to : 0.0f) * (power / sum) - to;
+    }
+};
+
+// Σ t (1 - p)^gamma s over classes, with surprises s = -log p.
+struct Focal {
+    static constexpr int FEW_COLUMNS = 0;
+    struct Term {
+        float value, slope;  // slope: its derivative by s, through p as well
+    };
+    // Of a class whose target is t; 0 for another class even if the surprise is infinite.
+    static __device__ __forceinline__ Term term(float surprise, float t) {
+        if (t == 0.0f) return {0.0f, 0.0f};
+        const float gamma = loss_numbers.gamma, rest = -expm1f(-surprise), hard = powf(rest, gamma);
+        const float quotient = rest != 0.0f ? surprise / rest : 1.0f;
+        return {t * (hard * surprise), t * (hard * (1.0f + gamma * (expf(-surprise) * quotient)))};
+    }
+    template <class R>
+    static __device__ __forceinline__ float row(const R& r) {
+        using Team = typename R::Team;
+        const int first = Team::rank();
+        float largest = -INFINITY, sum = 0.0f, value = 0.0f, slope = 0.0f;
+        for (int j = first; j < r.n; j += Team::SIZE) largest = fmaxf(largest, r.z[j]);
+        largest = Team::max(largest);
+        for (int j = first; j < r.n; j += Team::SIZE) sum += expf(r.z[j] - largest);
+        sum = Team::sum(sum);
+        const float log_sum = logf(sum);
+        for (int j = first; j < r.n; j += Team::SIZE) {
+            const Term found = term(log_sum - (r.z[j] - largest), r.target(j));
+            value += found.value, slope += found.slope;
+        }
+        value = Team::sum(value), slope = Team::sum(slope);
+        for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE) {
+            const float shifted = r.z[j] - largest;
+            r.delta(j, expf(shifted) / sum * slope - term(log_sum - shifted, r.target(j)).slope);
+        }
+        return value;
+    }
+    template <class Team, class Target>
+    static __device__ __forceinline__ float delta(float z, bool is_there, float t, int) {
+        const float shifted = z - Team::max(is_there ? z : -INFINITY);
+        const float power = is_there ? expf(shifted) : 0.0f, sum = Team::sum(power);
+        const float slope = is_there ? term(logf(sum) - shifted, t).slope : 0.0f;
+        return power / sum * Team::sum(slope) - slope;
+    }
+};
+
 // The value of a row of logits z (n,) times its weight, in every thread of the team; `store(j, d)` gets the deltas,
 // times the weight too.
 template <class Loss, class Team = WarpTeam, class Target, class Store>
@@ -154,6 +269,13 @@ struct SigmoidOutput {
     template <class Team>
     static __device__ __forceinline__ void row(const float* z, float* y, int n) {
         for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = logistic(z[j]);
+    }
+};
+
+struct ExpOutput {
+    template <class Team>
+    static __device__ __forceinline__ void row(const float* z, float* y, int n) {
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = expf(z[j]);
     }
 };
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..datasets import Dataset
-from ..losses import LOSSES, TargetKind
+from ..losses import Loss, TargetKind
 from ..plan import Plan
 from ..random import epoch_order
 
@@ -84,7 +84,7 @@ def target_array(dataset: Dataset, plan: Plan, dtype: np.dtype) -> np.ndarray:
 
 
 def target_values(
-    dataset: Dataset, loss: str | None, kind: TargetKind | None, n_out: int, dtype: np.dtype
+    dataset: Dataset, loss: Loss | None, kind: TargetKind | None, n_out: int, dtype: np.dtype
 ) -> np.ndarray:
     """The targets as a loss takes them: (rows,) class numbers, or (rows, n_out) of ``dtype``.
 
@@ -93,7 +93,7 @@ def target_values(
     """
     if kind == "index":
         return dataset.labels(n_out)
-    is_binary = loss is not None and LOSSES[loss].output == "sigmoid" and n_out == 1
+    is_binary = loss is not None and loss.output == "sigmoid" and n_out == 1
     if is_binary and dataset.classes is not None:
         return dataset.labels(2)[:, np.newaxis].astype(dtype)
     return dataset.targets(n_out, dtype)

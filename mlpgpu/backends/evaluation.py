@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..datasets import Dataset
-from ..losses import LOSSES, class_count, classes_of, problem_of
+from ..losses import class_count, classes_of, problem_of
 from ..metrics import SUMS, Compared, Problem, curve_count, curve_positives, true_class_ranks
 from ..plan import Plan
 from .base import target_array
@@ -16,13 +16,13 @@ from .base import target_array
 def problem(plan: Plan) -> Problem:
     """What the outputs of a plan tell of a row."""
     assert plan.loss is not None
-    return problem_of(LOSSES[plan.loss].output, plan.n_out)
+    return problem_of(plan.loss.output, plan.n_out)
 
 
 def compared_widths(plan: Plan) -> dict[Compared, int]:
     """How many classes, numbers of a row and curves the metrics of a plan compare."""
     assert plan.loss is not None
-    classes = class_count(LOSSES[plan.loss].output, plan.n_out)
+    classes = class_count(plan.loss.output, plan.n_out)
     curves = plan.n_out if problem(plan) == "multilabel" else curve_count(classes)
     numbers = plan.n_out
     return {"classes": classes, "ranks": classes, "numbers": numbers, "probabilities": numbers, "rankings": curves}
@@ -43,7 +43,7 @@ class MetricSums:
 
     def __init__(self, dataset: Dataset, plan: Plan, names: Sequence[str], dtype: np.dtype) -> None:
         assert plan.loss is not None
-        self._function = LOSSES[plan.loss].output
+        self._function = plan.loss.output
         self.sums = zero_sums(plan, names)
         self._weight = dataset.weight
         self._targets: dict[str, np.ndarray] = {}

@@ -70,7 +70,7 @@ class Network:
     Attributes:
         layers, seed: as given; the same ones make the same network everywhere.
         n_in, n_out: columns of its inputs and of its logits.
-        output: what ``predict`` makes of logits, ``"identity"``, ``"sigmoid"`` or ``"softmax"``;
+        output: what ``predict`` makes of logits, ``"identity"``, ``"sigmoid"``, ``"softmax"`` or ``"exp"``;
             recorded when a trainer takes the network.
         remembered: of the data that it was trained on.
         adapted: whether ``Standardize`` layers, if there are any, have been fitted.

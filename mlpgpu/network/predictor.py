@@ -298,7 +298,7 @@ class KeptPredictions:
 
 def check_classifies(network: Predictable) -> None:
     """Raise ConfigurationError unless the network was trained to classify."""
-    if network.output == "identity" or (network.output == "sigmoid" and network.n_out > 1):
+    if network.output in ("identity", "exp") or (network.output == "sigmoid" and network.n_out > 1):
         raise ConfigurationError("labels", expected="a network trained to classify", got=f"output {network.output}")
 
 

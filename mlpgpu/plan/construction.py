@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from ..errors import ConfigurationError
-from ..losses import LOSSES, OutputName, TargetKind
+from ..losses import Loss as LossFunction
+from ..losses import OutputName, TargetKind, as_loss
 from ..optimizers import Optimizer
 from .operations import (
     ActivationBackward,
@@ -190,14 +191,14 @@ def _lower_forward(layers: Sequence[Lowerable], n_in: int, builder: Builder) -> 
     return y
 
 
-def _gather(builder: Builder, loss: str | None, kind: TargetKind | None, n_out: int) -> list[Operation]:
+def _gather(builder: Builder, loss: LossFunction | None, kind: TargetKind | None, n_out: int) -> list[Operation]:
     """What comes before the layers: the rows are gathered, and standardized targets are scaled."""
     if loss is None or kind is None:
         return [Gather("x")]
     target = builder.buffer("target", None if kind == "index" else n_out, holds="index" if kind == "index" else "real")
     operations: list[Operation] = [Gather("x", target, builder.buffer("row_weight", None))]
     if builder.target_statistics:
-        if kind == "index" or LOSSES[loss].output != "identity":
+        if kind == "index" or loss.output != "identity":
             raise ConfigurationError("Standardize as the last layer", expected="a regression loss", got=loss)
         mean, scale = builder.target_statistics
         operations.append(Standardize(target, mean, scale, target))
@@ -209,7 +210,7 @@ def lower(
     n_in: int,
     *,
     capacity: int,
-    loss: str | None = None,
+    loss: str | LossFunction | None = None,
     target_kind: TargetKind | None = None,
     optimizer: Optimizer | None = None,
     output: OutputName = "identity",
@@ -229,8 +230,9 @@ def lower(
             optimizer and all layers are frozen.
     """
     if loss is not None:
-        target_kind = target_kind or LOSSES[loss].targets[0]
-        output = LOSSES[loss].output
+        loss = as_loss(loss)
+        target_kind = target_kind or loss.targets[0]
+        output = loss.output
 
     inference = Builder(training=False, capacity=capacity, replicas=replicas)
     logits = _lower_forward(layers, n_in, inference)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..losses import Loss as LossFunction
 from ..losses import OutputName, TargetKind
 from ..optimizers import Optimizer
 
@@ -93,7 +94,7 @@ class Loss(Operation):
     """Each row's value, and its derivative by the logits; both times the row's sample weight."""
 
     READS, WRITES = ("logits", "target", "weight"), ("value", "delta")
-    loss: str
+    loss: LossFunction
     kind: TargetKind
     logits: str
     target: str

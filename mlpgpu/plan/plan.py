@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..losses import TargetKind
+from ..losses import Loss, TargetKind
 from ..optimizers import Optimizer
 from ..random import Purpose
 from ..text import html, table
@@ -119,7 +119,7 @@ class Plan:
     buffers: Mapping[str, Buffer]
     training: tuple[Operation, ...]
     evaluation: tuple[Operation, ...]
-    loss: str | None
+    loss: Loss | None
     target_kind: TargetKind | None
     optimizer: Optimizer | None
     logits: str

@@ -11,7 +11,7 @@ import numpy as np
 from ..backends import Backend, Histogram, Program, Sampling
 from ..errors import DivergenceError
 from ..layers import Standardize
-from ..losses import LOSSES, TargetKind, problem_of
+from ..losses import TargetKind, problem_of
 from ..metrics import sums_of, values_of
 from ..network import Network
 from ..plan import Plan
@@ -138,7 +138,7 @@ class Engine:
         else:  # a fit may be under way on the other kind, and goes on with its program
             program = self._evaluator(data.kind)
         assert self.plan.loss is not None
-        problem = problem_of(LOSSES[self.plan.loss].output, self.plan.n_out)
+        problem = problem_of(self.plan.loss.output, self.plan.n_out)
         named = [name for name in metrics if name not in functions]
         sums = program.evaluate(data.dataset, sums_of(named, problem))
         prediction = self._network.shaped(program.predict(data.dataset), data.dataset) if functions else None

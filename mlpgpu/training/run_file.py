@@ -20,7 +20,7 @@ from ..errors import (
     lookup,
 )
 from ..history import History
-from ..losses import LOSSES, TargetKind
+from ..losses import LOSSES, TargetKind, as_loss
 from ..optimizers import OPTIMIZERS
 from ..schedules import SCHEDULES, Plateau
 from ..storage.descriptions import describe, rebuild
@@ -58,9 +58,10 @@ class SavedRun:
 
     def contents(self, network: storage.Contents) -> storage.Contents:
         """The contents of a file that holds ``network`` as well."""
-        progress, optimizer = self.progress, self.arguments["optimizer"]
+        progress, optimizer, loss = self.progress, self.arguments["optimizer"], self.arguments["loss"]
         run = {
             **self.arguments,
+            "loss": loss if isinstance(loss, str) else describe(loss),
             "optimizer": describe(optimizer),
             "metrics": list(self.arguments["metrics"]),
             "class_weight": _pairs(self.arguments["class_weight"]),
@@ -96,6 +97,8 @@ class SavedRun:
         arguments["class_weight"] = _class_weight(run["class_weight"])
         if not isinstance(run["callbacks"], dict):
             raise DtypeError("callbacks", expected="states by name", got=run["callbacks"])
+        kinds = {kind.__name__: kind for kind in LOSSES.values()}
+        loss = as_loss(run["loss"] if isinstance(run["loss"], str) else rebuild("loss", run["loss"], kinds))
         progress = Progress(
             steps=run["steps"],
             epochs=run["epochs"],
@@ -111,8 +114,8 @@ class SavedRun:
         if run["has_kept"]:
             kept = _expect(contents.arrays.get(_KEPT), *form)
         return cls(
-            arguments={**arguments, "optimizer": optimizer},
-            kind=lookup("target kind", run["target_kind"], LOSSES[lookup("loss", run["loss"], LOSSES)].targets),
+            arguments={**arguments, "loss": loss.described, "optimizer": optimizer},
+            kind=lookup("target kind", run["target_kind"], loss.targets),
             made_by=run["made_by"],
             progress=progress,
             callbacks=run["callbacks"],

@@ -14,7 +14,7 @@ from ..callbacks import check_column
 from ..datasets import Dataset
 from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
 from ..layers import Standardize
-from ..losses import LOSSES, OutputName, TargetKind, class_count, classes_of, problem_of
+from ..losses import Loss, OutputName, TargetKind, class_count, classes_of, problem_of
 from ..metrics import SUMS, Problem, element_columns, find_metric, is_metric, metric_name, top_k_of
 from ..network import Data, Network
 
@@ -54,14 +54,14 @@ class Prepared:
 class Task:
     """A loss on the logits of a network of ``n_out`` outputs, with targets of ``dtype``."""
 
-    loss: str
+    loss: Loss
     n_out: int
     dtype: np.dtype
 
     @property
     def output(self) -> OutputName:
         """The function that makes predictions of logits."""
-        return LOSSES[self.loss].output
+        return self.loss.output
 
     @property
     def problem(self) -> Problem:
@@ -130,7 +130,7 @@ class Task:
         """Weights by class, or ``"balanced"``."""
         if class_weight is None:
             return None
-        if self.output == "identity":
+        if self.problem == "regression":
             raise ConfigurationError("class_weight", expected="a loss for classification", got=self.loss)
         if isinstance(class_weight, str):
             return lookup("class_weight", class_weight, ("balanced",))
@@ -171,20 +171,22 @@ class Task:
             hint = "Dataset(x, y, classes=[…]) names all of them, in the training data's order: classes=train.classes"
             expected = f"{self.classes} names, one for each output"
             raise ConfigurationError("classes", expected=expected, got=data.classes, hint=hint)
-        kind: TargetKind = "index" if data.y.ndim == 1 and "index" in LOSSES[self.loss].targets else "dense"
+        kind: TargetKind = "index" if data.y.ndim == 1 and "index" in self.loss.targets else "dense"
         target = target_values(data, self.loss, kind, self.n_out, self.dtype)
         if kind == "dense":
-            self._check_probabilities(target)
+            self._check_range(target)
         if any(_ranks(name) for name in metrics):
             self._check_curves(metrics, target, data.weight, data.classes or names)
         # A first Standardize layer is given float64.
         data.warn_of_merging(np.dtype(np.float64) if isinstance(network.layers[0], Standardize) else self.dtype)
         return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
 
-    def _check_probabilities(self, target: np.ndarray) -> None:
-        """Refuse targets (rows, n_out) that are no probabilities where the loss asks for such."""
+    def _check_range(self, target: np.ndarray) -> None:
+        """Refuse targets (rows, n_out) that are no probabilities, or no rates, where the loss asks for such."""
         what = f"targets of {self.loss}"
-        if self.output != "identity" and not ((target >= 0.0) & (target <= 1.0)).all():
+        if self.output == "exp" and not (target >= 0.0).all():
+            raise DataError(what, expected="values of at least 0", got=_range(target))
+        if self.problem != "regression" and not ((target >= 0.0) & (target <= 1.0)).all():
             hint = "labels of 1 and 2 are y - 1, and of -1 and 1 (y > 0)" if self.classes == 2 else ""
             raise DataError(what, expected="values from 0 to 1", got=_range(target), hint=hint)
         if self.output == "softmax" and not np.allclose(target.sum(axis=1), 1.0, atol=1e-3):

@@ -29,7 +29,7 @@ from ..errors import (
     refuse_setting,
 )
 from ..history import History
-from ..losses import LOSSES
+from ..losses import Loss, as_loss
 from ..metrics import VALIDATION, is_metric
 from ..names import LossName, OptimizerName, PrecisionName, ReductionName
 from ..network import Data, Network
@@ -76,7 +76,8 @@ class Trainer:
 
     Arguments:
         network: taken over; its parameters are the trainer's from the first fit, step or evaluation on.
-        loss: a name in :data:`~mlpgpu.losses.LOSSES`; it takes logits.
+        loss: a name in :data:`~mlpgpu.losses.LOSSES`, or a loss with its numbers, such as ``mlpgpu.Huber(delta=2.0)``;
+            it takes logits.
         optimizer: such as ``mlpgpu.Momentum(0.1)``, or its name, such as ``"momentum"``, for its default rate.
         batch_size: rows of a step; a data set's last batch may be smaller.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` for another card.
@@ -109,7 +110,7 @@ class Trainer:
     def __init__(
         self,
         network: Network,
-        loss: LossName,
+        loss: LossName | Loss,
         optimizer: Optimizer | OptimizerName = "adam",
         *,
         batch_size: int = 32,
@@ -125,7 +126,7 @@ class Trainer:
         if not isinstance(network, Network):
             raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
         self.network = network
-        self.loss = lookup("loss", loss, LOSSES)
+        self.loss = as_loss(loss).described
         self.optimizer = as_optimizer(optimizer)
         self.batch_size = check_integer("batch_size", batch_size, least=1)
         self.streams = check_integer("streams", streams, least=1)
@@ -133,7 +134,7 @@ class Trainer:
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
         lower = self._lowering()
         plan = lower()
-        self._task = Task(self.loss, network.n_out, plan.dtype)
+        self._task = Task(as_loss(loss), network.n_out, plan.dtype)
         found = self._task.check_metrics(metrics)
         self.metrics, self._functions = tuple(found), {name: own for name, own in found.items() if own is not None}
         self.class_weight = self._task.check_class_weight(class_weight)

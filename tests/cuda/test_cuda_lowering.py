@@ -20,7 +20,7 @@ from kernel_cases.case import constants_of
 from kernel_cases.tensor import ERRORS
 from shim_runner import From, run
 
-from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
+from mlpgpu import Dataset, Dense, Dropout, Huber, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends import Sampling, State, get_backend
 from mlpgpu.backends.base import target_array
@@ -28,7 +28,7 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.backends.cuda.run.steps import STEP, loss_numbers
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.dense import is_cut, part_length
 from mlpgpu.backends.cuda.select.tiles import gemm_tile, simt_tile
@@ -654,12 +654,12 @@ class HostProgram:
         rows = self.sampling.rows
         self.arrays["order"] = self.sampling.order(0).astype(np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.sampling.batch_size, rows)], STEP)
-        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(0, rates))
+        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(0, rates), self.plan.loss)
         for launch in (*self.low.run_begin, *self.low.prologue):
-            self._launch(launch, constants if launch.entry.constants else {})
+            self._launch(launch, constants)
         for _ in rates:
             for launch in itertools.chain(self.low.staged, self.low.begin, *self.low.shards, self.low.finish):
-                self._launch(launch, constants if launch.entry.constants else {})
+                self._launch(launch, constants)
             for name in ("number", "run", "batch"):
                 self.arrays["step"][name] += 1
         return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
@@ -668,8 +668,9 @@ class HostProgram:
         """Predictions of the first batch."""
         self.arrays["order"] = np.arange(len(self.data), dtype=np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.plan.capacity, len(self.data))], STEP)
+        assert self.plan.loss is not None
         for launch in (*self.low.evaluation_begin, *self.low.evaluation):
-            self._launch(launch, {})
+            self._launch(launch, {"loss_numbers": loss_numbers(self.plan.loss)})
         return self.arrays[self.plan.output].reshape(-1, self.plan.n_out)
 
     def _launch(self, launch: Launch, constants: dict[str, np.ndarray]) -> None:
@@ -685,7 +686,7 @@ class HostProgram:
             if isinstance(value, At) and isinstance(resolved, np.ndarray) and argument.is_pointer:
                 resolved = From(resolved, value.offset * argument.item_bytes)
             args[argument.name] = resolved
-        entry = launch.entry
+        entry, constants = launch.entry, {name: constants[name] for name in launch.entry.constant_names}
         # How far atomic sums may differ from order to order is held in test_kernels.py.
         tolerance = {"dx": np.inf} if launch.entry == kernels.dense_backward_atomic() else None
         got = run(entry, launch.grid, entry.threads, args, constants=constants, tolerance=tolerance)
@@ -744,7 +745,7 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [LocallyConnected(9, 3, "tanh"), Dense(7, 12), STACK, STACK, LocallyConnected(6, 4, bias=None)],
         {"loss": "softmax_cross_entropy", "shards": 2, "optimizer": OPTIMIZERS["Adam"](0.05, clip_norm=0.5)},
     ),
-    "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": "huber", "shards": 2}),
+    "cut along k": ([Dense(4100, 5, "sigmoid"), Dense(5, 3, "elu")], {"loss": Huber(0.5), "shards": 2}),
     "few rows, and a tail": (
         [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh", bias=False), Dense(9, 3)],
         {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1)},
@@ -759,7 +760,7 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     ),
     "frozen and cut along k": (
         [Dense(4100, 65, "relu", trainable=False), Dense(65, 7, "tanh"), Dense(7, 3, trainable=False)],
-        {"loss": "huber"},
+        {"loss": Huber(0.5)},
     ),
     "frozen and tied": (
         [Dense(9, 8), FROZEN_TIED, Dropout(0.2), FROZEN_TIED, Dense(8, 3), Standardize(3)],
@@ -773,7 +774,7 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu", trainable=False), Dense(36, 3)],
         {"loss": "binary_cross_entropy", "reduction": "atomic", "optimizer": OPTIMIZERS["RMSprop"](0.01)},
     ),
-    "few rows": ([Dense(4100, 65, "relu"), Dropout(0.3), Dense(65, 3)], {"loss": "huber"}),
+    "few rows": ([Dense(4100, 65, "relu"), Dropout(0.3), Dense(65, 3)], {"loss": Huber(0.5)}),
     "atomic": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
         {"loss": "binary_cross_entropy", "reduction": "atomic", "optimizer": OPTIMIZERS["RMSprop"](0.01)},
@@ -805,7 +806,7 @@ def test_an_epoch_as_on_the_cpu(case: str) -> None:
 TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "components from product to product": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu"), Dense(36, 3)],
-        {"loss": "huber"},
+        {"loss": Huber(0.5)},
     ),
     "dropout between, shards": (
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
@@ -813,13 +814,13 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     ),
     "frozen between": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu", trainable=False), Dense(36, 3)],
-        {"loss": "huber"},
+        {"loss": Huber(0.5)},
     ),
     "frozen below and at the end": (
         [Dense(9, 40, "gelu", trainable=False), Dense(40, 36, "relu"), Dense(36, 72, trainable=False)],
-        {"loss": "huber", "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
+        {"loss": Huber(0.5), "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
     ),
-    "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": "huber"}),
+    "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": Huber(0.5)}),
     "a loss at the end, shards": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shards": 2}),
     "tied, clipped": (
         [Dense(9, 33, "relu"), *[Dense(33, 33, "sigmoid")] * 2, Dense(33, 3)],

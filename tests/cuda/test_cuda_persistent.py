@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_cases.case import constants_of
 from shim_runner import plant, run
 
-from mlpgpu import Dataset, Dense, Dropout, LocallyConnected, Network, Standardize
+from mlpgpu import Dataset, Dense, Dropout, Huber, LocallyConnected, Network, Standardize
 from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda.kernels import units
@@ -59,7 +59,7 @@ class HostKernel:
     def run(self, first: int, rates: np.ndarray) -> np.ndarray:
         """Train from step ``first`` of the epoch on; returns losses and weights."""
         assert self.plan.optimizer is not None
-        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(first, rates))
+        constants = constants_of(self.plan.optimizer, self.plan.optimizer.table(first, rates), self.plan.loss)
         sampling = self.sampling
         self.values |= {
             "step": np.array([(first, 0, first, sampling.batch_size, sampling.rows)], STEP),
@@ -69,7 +69,7 @@ class HostKernel:
         }
         source = "float32" if self.data.scale is None else "uint8"
         self._launch(self.kernel.train(source, textured=True), constants)
-        self._launch(self.kernel.add_errors(len(rates)), {})
+        self._launch(self.kernel.add_errors(len(rates)), constants)
         self.values["sequence"] += len(rates)
         return self.values["losses"]
 
@@ -81,7 +81,8 @@ class HostKernel:
             return found[value.offset :] if value.offset else found
 
         args = {name: resolve(value) for name, value in launch.values.items()}
-        got = run(launch.entry, launch.grid, launch.entry.threads, args, constants=constants)
+        read = {name: constants[name] for name in launch.entry.constant_names}
+        got = run(launch.entry, launch.grid, launch.entry.threads, args, constants=read)
         for name, array in got.items():
             value = launch.values[name]
             assert isinstance(value, At)
@@ -104,7 +105,7 @@ CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     ),
     "dropped, in fours, tiled": (
         [Dropout(0.2), Dense(8, 8, "sigmoid"), Dropout(0.3), Dense(8, 7, "tanh"), Dense(7, 3)],
-        {"loss": "huber", "optimizer": OPTIMIZERS["AdamW"](0.1)}, WIDE,
+        {"loss": Huber(0.5), "optimizer": OPTIMIZERS["AdamW"](0.1)}, WIDE,
     ),
     "one layer": ([Dense(40, 3)], {"loss": "binary_cross_entropy", "optimizer": OPTIMIZERS["SGD"](0.1)}, {}),
 }  # fmt: skip

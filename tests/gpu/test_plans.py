@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from helpers import EPS32, LOSS_KINDS, dataset
+from helpers import EPS32, LOSS_KINDS, LOSS_OF, dataset
 from kernel_cases.tensor import ERRORS
 
 from mlpgpu import SGD, Adam, Dataset, Dense, Dropout, LocallyConnected, Momentum, Network, Standardize, Trainer
 from mlpgpu.activations import ACTIVATIONS
-from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, OperandFormat
+from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, SUMS_OF_TERMS, OperandFormat
 from mlpgpu.backends.cuda.run import training
 from mlpgpu.backends.cuda.runtime import Device, modules
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.layers import Layer
-from mlpgpu.losses import LOSSES, TargetKind
+from mlpgpu.losses import LOSSES, Loss, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 
 # Networks inside one kernel are for test_persistent.py: to compile one for each plan would take minutes.
@@ -44,7 +44,7 @@ class Case:
     """A network, its data and how it is trained."""
 
     layers: tuple[Layer, ...]
-    loss: str = "softmax_cross_entropy"
+    loss: str | Loss = "softmax_cross_entropy"
     kind: TargetKind = "index"
     optimizer: Optimizer = MOMENTUM
     rows: int = 70
@@ -159,9 +159,9 @@ def test_activations(activation: str, reduction: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("loss", "kind"), LOSS_KINDS)
+@pytest.mark.parametrize(("loss", "kind"), [case for case in LOSS_KINDS if case[0] != "poisson"])
 def test_losses_and_optimizers(loss: str, kind: TargetKind, optimizer: str) -> None:
-    check_both(Case(mlp(7, 33, 5), loss, kind, OPTIMIZERS[optimizer](0.01), weighted=True))
+    check_both(Case(mlp(7, 33, 5), LOSS_OF[loss], kind, OPTIMIZERS[optimizer](0.01), weighted=True))
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -231,13 +231,17 @@ def test_products_cut_along_k(k: int, streams: int, reduction: str) -> None:
     check(Case(layers, rows=40, batch_size=16, epochs=1, streams=streams, reduction=reduction, optimizer=SGD(0.01)))
 
 
+# Losses whose deltas are no larger than errors of order one.
+RANDOM_KINDS = [(loss, kind) for loss, kind in LOSS_KINDS if loss in (*SUMS_OF_TERMS, "softmax_cross_entropy")]
+
+
 def random_case(seed: int) -> Case:
     random = np.random.default_rng(seed)
 
     def pick(options: Sequence[Any]) -> Any:
         return options[random.integers(len(options))]
 
-    loss, kind = pick(LOSS_KINDS)
+    loss, kind = pick(RANDOM_KINDS)
     widths = [pick((*SIZES, int(random.integers(2, 300)))) for _ in range(random.integers(2, 6))]
     layers: list[Layer] = [
         Dense(n_in, n_out, pick(list(ACTIVATIONS)), bias=bool(random.integers(2)))

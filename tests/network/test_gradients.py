@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers import EPS, LOSS_KINDS, STEP, Oracle, dataset
+from helpers import EPS, LOSS_KINDS, LOSS_OF, STEP, Oracle, dataset
 
 from mlpgpu import Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.layers import LAYERS, Layer
-from mlpgpu.losses import LOSSES, TargetKind
+from mlpgpu.losses import TargetKind
 
 ROWS, N_IN, N_OUT = 5, 3, 2
 
@@ -80,7 +80,7 @@ CASES = [
     (layers, loss, kind)
     for layers in NETWORKS
     for loss, kind in LOSS_KINDS
-    if layers != "standardize last" or LOSSES[loss].output == "identity"
+    if layers != "standardize last" or LOSS_OF[loss].output == "identity"
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from helpers import EPS, LOSS_KINDS, Oracle, dataset
+from helpers import EPS, LOSS_KINDS, LOSS_OF, Oracle, dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ from mlpgpu import (
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.errors import ConfigurationError
 from mlpgpu.layers import Layer
-from mlpgpu.losses import TargetKind
+from mlpgpu.losses import Loss, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 from mlpgpu.random import Purpose, epoch_order, uniforms
 
@@ -46,7 +46,7 @@ def trained(
     network: Network,
     data: Dataset,
     *,
-    loss: str = SOFTMAX,
+    loss: str | Loss = SOFTMAX,
     optimizer: Optimizer | None = None,
     epochs: int = 3,
     batch_size: int = 8,
@@ -500,7 +500,9 @@ def networks(draw: Callable) -> tuple[list[Layer], str, TargetKind]:
     ]
     if draw(st.booleans()):
         layers.insert(draw(st.integers(0, len(layers))), Dropout(0.25))
-    return layers, *draw(st.sampled_from(LOSS_KINDS))
+    # The exponential of logits that a network of any weights gives is too large to train on.
+    kinds = [(loss, kind) for loss, kind in LOSS_KINDS if loss != "poisson"]
+    return layers, *draw(st.sampled_from(kinds))
 
 
 @given(case=networks(), rows=st.integers(1, 40), batch_size=st.integers(1, 50), streams=st.integers(1, 4))
@@ -518,7 +520,7 @@ def test_any_network(case: tuple[list[Layer], str, TargetKind], rows: int, batch
         trained(
             Network(layers, seed=5),
             data,
-            loss=loss,
+            loss=LOSS_OF[loss],
             optimizer=SGD(0.01),
             epochs=2,
             batch_size=batch_size,

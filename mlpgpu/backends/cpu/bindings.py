@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import plan as ops
 from ...activations import ACTIVATIONS
-from ...losses import LOSSES, apply_output
+from ...losses import apply_output
 from ...random import WORDS_PER_BLOCK
 from ..inputs import input_standardize
 from .threads import Bound
@@ -139,7 +139,7 @@ def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Bound:
     # An evaluation discards the delta: it goes to the buffer of the output, which is written after the loss.
     delta = work.view(op.delta or work.plan.output, rows)
     scratch = work.scratch_like(logits, rows)
-    evaluate = LOSSES[op.loss].evaluate
+    evaluate = op.loss.evaluate
 
     def loss() -> None:
         evaluate(logits, target, value, delta, scratch)

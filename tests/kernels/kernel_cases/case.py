@@ -10,7 +10,8 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import Entry
-from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS, hyper_parameters
+from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS, hyper_parameters, loss_numbers
+from mlpgpu.losses import Loss
 from mlpgpu.optimizers import Optimizer
 
 # Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
@@ -267,8 +268,9 @@ def chained(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return a @ b, (a.shape[1] + 2) * EPS32 * (abs(a) @ abs(b))
 
 
-def constants_of(optimizer: Optimizer, table: np.ndarray) -> dict[str, np.ndarray]:
-    """The constant variables of math/optimizers.cuh, for a table of rates."""
+def constants_of(optimizer: Optimizer, table: np.ndarray, loss: Loss | None = None) -> dict[str, np.ndarray]:
+    """The constant variables of math/optimizers.cuh, for a table of rates, and with a loss that of math/losses.cuh."""
     schedule = np.zeros((len(table), TABLE_COLUMNS), np.float32)
     schedule[:, : table.shape[1]] = table
-    return {"hyper": hyper_parameters(optimizer), "schedule": schedule}
+    numbers = {} if loss is None else {"loss_numbers": loss_numbers(loss)}
+    return {"hyper": hyper_parameters(optimizer), "schedule": schedule, **numbers}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from helpers import EPS, EPS32, LOSS_KINDS
+from helpers import EPS, EPS32, LOSS_KINDS, LOSS_OF
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import Team, ceil_div, padded_columns, padded_rows
-from mlpgpu.backends.cuda.run.steps import STEP
-from mlpgpu.losses import LOSSES, OUTPUTS, OutputName, TargetKind, apply_output
+from mlpgpu.backends.cuda.kernels import Entry, Team, ceil_div, padded_columns, padded_rows
+from mlpgpu.backends.cuda.run.steps import STEP, loss_numbers
+from mlpgpu.losses import OUTPUTS, OutputName, TargetKind, apply_output
 
 from .case import (
     BFLOAT_ERRORS,
@@ -38,9 +38,11 @@ from .case import (
 
 def _targets(loss: str, kind: TargetKind, rows: int, n: int) -> np.ndarray:
     """Targets of a data set, as a texture holds them."""
-    random, function = generator(), LOSSES[loss].output
+    random, function = generator(), LOSS_OF[loss].output
     if kind == "index":
         return random.integers(n, size=rows).astype(np.float32)
+    if function == "exp":
+        return random.poisson(2.0, (rows, n)).astype(np.float32)
     if function == "softmax":
         return random.dirichlet(np.ones(n), size=rows).astype(np.float32)
     return (random.random((rows, n)) if function == "sigmoid" else random.normal(size=(rows, n))).astype(np.float32)
@@ -97,17 +99,24 @@ def loss(
     z = wide(logits[part])
     row_values, deltas = np.empty(rows), np.empty((rows, n))
     with np.errstate(all="ignore"):
-        LOSSES[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
+        LOSS_OF[name].evaluate(z, target, row_values, deltas, np.empty((rows, n)))
 
     # A lane adds up every 32nd term or fewer, a team five or ten times; terms are no larger than the value itself, or
     # in a cross entropy than differences of logits.  An error of a target passes on by the delta, and to
     # the delta with a factor of 2 at most.
     w = np.ones(rows) if weights is None else wide(weights[batch.fetched])
     relative = (n / 32 + 10 + ROUNDINGS) * EPS32
-    is_cross_entropy = LOSSES[name].output != "identity"
+    is_cross_entropy = LOSS_OF[name].output in ("sigmoid", "softmax")
     spread = 2 * magnitude(z).max(axis=1) if is_cross_entropy else np.zeros(rows)
+    reach = np.full((rows, n), float(is_cross_entropy))  # of the terms of a delta, beside itself
+    if "focal" in name:  # an error of a probability passes on by γ and γ², as those of (1 - p)^γ do
+        spread, reach = spread * 9.0, reach * 9.0 * (1.0 + spread[:, np.newaxis])
+    if name == "poisson":
+        with np.errstate(all="ignore"):
+            reach = magnitude(np.exp(z))
+        spread = 2 * (reach + magnitude(target * z)).max(axis=1)
     value_bound = w * (relative * (abs(row_values) + spread) + (magnitude(deltas) * target_error).sum(axis=1))
-    delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + is_cross_entropy) + 2 * target_error)
+    delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + reach) + 2 * target_error)
 
     blocks = ceil_div(batch.most_rows, team.block_rows)
     sums, sums_bound = np.zeros((blocks, 2)), np.zeros((blocks, 2))
@@ -139,7 +148,7 @@ def loss(
             args |= _components_of(components, batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "")
             blocks, variant = len(args["sums"]), variant + f"-components-{components}"
         entry = kernels.loss(name, kind, textured=textured, team=team)
-        return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs)
+        return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs, _numbers_of(entry, name))
 
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
@@ -166,7 +175,12 @@ def loss(
             scales = np.full(batch.most_rows, -77, np.int32)
             args["dx_row_scales"], outputs["dx_row_scales"] = scales, _row_scales_of(dx[part], scales)
     entry = kernels.head(name, kind, textured=textured)
-    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs)
+    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs, _numbers_of(entry, name))
+
+
+def _numbers_of(entry: Entry, name: str) -> dict[str, np.ndarray]:
+    """The loss's numbers, where the entry reads them."""
+    return dict.fromkeys(entry.constant_names, loss_numbers(LOSS_OF[name]))
 
 
 def _row_scales_of(dx: np.ndarray, into: np.ndarray) -> Output:
@@ -236,7 +250,8 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
         "dz": blank(rows * (width + n)), "sums": blank(rows, 2, dtype=np.float64), "count": 3, "capacity": rows,
         "n": width,
     }  # fmt: skip
-    return Case(f"{batch}-{width}x{n}", kernels.tail(name, kind, textured=textured), (rows,), args, outputs)
+    entry = kernels.tail(name, kind, textured=textured)
+    return Case(f"{batch}-{width}x{n}", entry, (rows,), args, outputs, _numbers_of(entry, name))
 
 
 def total_error(count: int) -> Case:
@@ -304,7 +319,7 @@ def loss_cases() -> Iterator[Case]:
         for n, textured in ((2100, True), (70, False)):
             yield loss(name, kind, batches(7)[-1], n, textured=textured, team=kernels.WIDE_TEAM)
         yield loss(name, kind, whole(3), 40, total=True, team=kernels.WIDE_TEAM)
-        if kind == "dense" and LOSSES[name].output == "identity":
+        if kind == "dense" and LOSS_OF[name].output == "identity":
             yield loss(name, kind, whole(17), 33, scaled=True)
             yield loss(name, kind, whole(17), 31, scaled=True, width=9, activation="identity")
         yield loss(name, kind, whole(31), 7, total=True)

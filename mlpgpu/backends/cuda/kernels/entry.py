@@ -115,6 +115,7 @@ class Entry:
         unawaited: whether nothing in its step waits for it.
         constants: whether it reads the constant variables of math/optimizers.cuh, which each compiled unit has for
             itself.
+        loss_numbers: whether it reads that of math/losses.cuh.
         products: the matrix products that it makes.
         operand_format: what its tensor cores multiply in the place of float32 numbers, if they do.
     """
@@ -132,12 +133,18 @@ class Entry:
     needs: str = "sm_75"
     cluster: int = 1
     constants: bool = False
+    loss_numbers: bool = False
     prefetched: tuple[tuple[str, int], ...] | None = None
     unawaited: bool = False
     main_loop: str | None = None
     block: str | None = "PlainBlock"
     products: tuple[Product, ...] = ()
     operand_format: OperandFormat | None = None
+
+    @property
+    def constant_names(self) -> tuple[str, ...]:
+        """The constant variables that it reads."""
+        return ("hyper", "schedule") * self.constants + ("loss_numbers",) * self.loss_numbers
 
     @property
     def headers(self) -> tuple[str, ...]:

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 
 from ....activations import ACTIVATIONS
-from ....losses import LOSSES, OUTPUTS
+from ....losses import FORMS, OUTPUTS
 from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel
 
-# Of these each output has a term by itself: SumOfTerms and MeanOfTerms of math/losses.cuh.
-SUMS_OF_TERMS = tuple(name for name, row in LOSSES.items() if row.output != "softmax")
+# Losses that a product may end with: each output has a term by itself (SumOfTerms and MeanOfTerms of math/losses.cuh).
+# Of the others that are such sums there is no such product, to compile fewer kernels.
+SUMS_OF_TERMS = ("squared_error", "mean_squared_error", "absolute_error", "huber", "binary_cross_entropy")
+
+
+def reads_numbers(form: str) -> bool:
+    """Whether the kernels of a form of a loss read its numbers; of a softmax cross entropy the smoothed form does."""
+    return form != "softmax_cross_entropy" and bool(fields(FORMS[form]))
+
 
 # Head of fused/head.cuh.
 HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
@@ -86,8 +93,9 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     function = f"loss<{camel(name)}, {reader.struct}, {team.struct}>"
     full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
     return Entry(
-        full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES, block=team.block
-    )
+        full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
+        block=team.block, loss_numbers=reads_numbers(name),
+    )  # fmt: skip
 
 
 def total_error() -> Entry:
@@ -146,6 +154,7 @@ def head(name: str, kind: str, *, textured: bool = True) -> Entry:
         HEAD_SHARED_BYTES,
         block="Head",
         spill_bytes=32,  # on sm_120 alone
+        loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
     )
@@ -172,7 +181,8 @@ def tail(name: str, kind: str, *, textured: bool = True) -> Entry:
     function = f"tail<{camel(name)}, {reader.struct}>"
     return Entry(
         f"tail_{name}_{kind}{reader.suffix}", "fused/tail.cuh", function, arguments(signature), TAIL_THREADS,
-        TAIL_SHARED_BYTES, block="Tail", products=2 * (Product(("rows", "products")),),
+        TAIL_SHARED_BYTES, block="Tail", loss_numbers=reads_numbers(name),
+        products=2 * (Product(("rows", "products")),),
     )  # fmt: skip
 
 
@@ -184,7 +194,7 @@ def activation_number(name: str) -> int:
 def loss_entries() -> list[Entry]:
     """The entries of all losses and outputs."""
     entries = []
-    for name, row in LOSSES.items():
+    for name, row in FORMS.items():
         for kind, textured in product(row.targets, (True, False)):
             entries += [make(name, kind, textured=textured) for make in (loss, head, tail)]
             entries.append(loss(name, kind, textured=textured, team=WIDE_TEAM))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ....activations import ACTIVATIONS
 from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
-from .losses import LOSS_SUMS, SUMS_OF_TERMS
+from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import slot_count
 
@@ -255,7 +255,8 @@ def tensor_forward_loss(loss: str, tile: GemmTile) -> Entry:
         f"const float* weights[rows], {LOSS_SUMS}, uint16_t* delta_components[COMPONENTS,rows,n], int k, int n"
     )
     name, header = "tensor_forward_loss", "dense/tensor_loss.cuh"
-    return _tensor_product(name, loss, tile, rest, a_inner=True, b_inner=False, header=header)
+    entry = _tensor_product(name, loss, tile, rest, a_inner=True, b_inner=False, header=header)
+    return replace(entry, loss_numbers=reads_numbers(loss))
 
 
 def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:

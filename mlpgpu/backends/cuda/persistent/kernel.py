@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ....random import Purpose
 from .. import kernels
-from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, camel
+from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, camel, reads_numbers
 from ..kernels.launches import At, Launch, Value
 from .layout import Layout
 from .tiles import COMPUTE_THREADS, PRODUCER_THREADS
@@ -77,6 +77,6 @@ class PersistentKernel:
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
             layout.shared_bytes, block=f"PersistentBlock<{layout.shared_bytes}>", cooperative=True, spill_bytes=256,
-            constants=True, needs=self._needs,
+            constants=True, loss_numbers=reads_numbers(network.loss), needs=self._needs,
             products=(*products, *products, *products[1:]),
         )  # fmt: skip

@@ -119,6 +119,6 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
     if not layers:
         return "nothing is trained"
     return PersistentNetwork(
-        plan.capacity, tuple(layers), plan.loss, plan.target_kind, type(plan.optimizer).__name__,
+        plan.capacity, tuple(layers), plan.loss.form, plan.target_kind, type(plan.optimizer).__name__,
         len(plan.optimizer.slots), input_dropout, scaled_inputs, scaled_targets,
     )  # fmt: skip

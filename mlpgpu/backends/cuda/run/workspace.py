@@ -20,7 +20,7 @@ from .arrays import Arrays, check_room
 from .feed import Feed
 from .maps import TensorMaps
 from .primitives import grid_over
-from .steps import StepNumbers
+from .steps import StepNumbers, loss_numbers
 from .trace import Trace
 
 CONSTANTS = "hyper", "schedule"  # the constant variables of math/optimizers.cuh
@@ -140,6 +140,9 @@ class Workspace:
             training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
             entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
         loaded = LoadedKernels(self.device, entries)
+        if self.plan.loss is not None:
+            for address in loaded.constants("loss_numbers"):
+                self.stream.upload(address, loss_numbers(self.plan.loss))
         return PlanKernels(lowered, loaded, {name: loaded.constants(name) for name in CONSTANTS})
 
     # --- kernels of no plan ---

@@ -258,8 +258,10 @@ class LoadedKernels:
         self._functions |= {e: modules[unit].function(e) for unit, entries in grouped.items() for e in entries}
 
     def constants(self, name: str) -> list[int]:
-        """The addresses of a constant variable, one in each module with an entry that reads constants."""
-        modules = dict.fromkeys(function.module for entry, function in self._functions.items() if entry.constants)
+        """The addresses of a constant variable, one in each module with an entry that reads it."""
+        modules = dict.fromkeys(
+            function.module for entry, function in self._functions.items() if name in entry.constant_names
+        )
         return [module.constant(name)[0] for module in modules]
 
     def __contains__(self, entry: Entry) -> bool:

@@ -58,7 +58,7 @@ def product_with_loss(n: int, activation: str, loss: str, work: Work) -> Verdict
     if activation != "identity":
         return Verdict(False, f"the last layer has the activation {activation}")
     if loss not in SUMS_OF_TERMS:
-        return Verdict(False, f"{loss} needs whole rows of logits")
+        return Verdict(False, f"{loss} needs whole rows of logits, or no product ends with it")
     if n % LOSS_COLUMNS:
         return Verdict(False, f"{n:,} outputs are not a multiple of {LOSS_COLUMNS}")
     return Verdict(True, f"each term of {loss} needs one logit alone: the product's epilogue computes it")

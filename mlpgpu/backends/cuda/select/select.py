@@ -252,7 +252,7 @@ class _Choices:
             apart = Verdict(False, "the last layer is not dense" if last is None else "an evaluation stores the logits")
             return LossPath(apart, apart, losses.team_of(n))
         head = losses.head(*self.widths(last.weight), last.activation, self.work)
-        product = losses.product_with_loss(n, last.activation, op.loss, self.work)
+        product = losses.product_with_loss(n, last.activation, op.loss.form, self.work)
         return LossPath(head, product, losses.team_of(n))
 
 

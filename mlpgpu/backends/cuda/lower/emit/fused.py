@@ -27,7 +27,7 @@ def head(shard: Shard, group: Head) -> None:
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
     grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
     shard.add(
-        group, kernels.head(op.loss, op.kind, textured=shard.setting.textured), grid,
+        group, kernels.head(op.loss.form, op.kind, textured=shard.setting.textured), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), x=shard.ref(dense.x), w=shard.ref(dense.weight),
         b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
         activation=kernels.activation_number(derivative.activation), dx=dx, dx_components=components,
@@ -47,7 +47,7 @@ def tail(shard: Shard, group: Tail) -> None:
     shard.lowered.words["tail.layers"] = _described(shard, group)
     grid = shard.rows, 1, 1
     shard.add(
-        group, kernels.tail(op.loss, op.kind, textured=shard.setting.textured), grid,
+        group, kernels.tail(op.loss.form, op.kind, textured=shard.setting.textured), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), **added_partials(shard, first, group.path),
         parameters=At("parameters"), described=At("tail.layers"), layer_count=len(group.layers), y=At("tail.y"),
         dz=At("tail.dz"), n=shard.width(first.y),

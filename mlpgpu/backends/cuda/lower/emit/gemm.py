@@ -153,7 +153,7 @@ def forward_loss(shard: Shard, group: GemmForwardLoss) -> None:
     delta_components = components_of(shard, loss.delta)
     grid = tile.grid(padded_rows(shard.rows), n, shard.multiprocessors)
     given = {**_forward_operands(shard, group), **weighed(shard, grid), "targets": At("plain targets")}
-    entry = kernels.tensor_forward_loss(loss.loss, tile)
+    entry = kernels.tensor_forward_loss(loss.loss.form, tile)
     shard.add(group, entry, grid, **given, b=shard.ref(op.bias), delta_components=delta_components, k=k, n=n)
 
 

@@ -62,7 +62,7 @@ def loss(shard: Shard, group: LossRows) -> None:
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
     grid = ceil_div(rows, group.team.block_rows), 1, 1
     shard.add(
-        group, kernels.loss(op.loss, op.kind, textured=shard.setting.textured, team=group.team), grid,
+        group, kernels.loss(op.loss.form, op.kind, textured=shard.setting.textured, team=group.team), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, components=components,
         component_stride=elements_of(shard, op.logits), component_count=component_count(shard),
         logits=shard.ref(op.logits), n=n,
