@@ -259,6 +259,8 @@ def test_both_pages_tell_what_was_measured(report: dict[str, Any]) -> None:
     records = report["read"](report["RESULTS"])
     for path, part in ((report["README"], "readme_part"), (report["PAGE"], "page_part")):
         assert report["insert"](path, report[part](records)) == path.read_text(encoding="utf-8")
+    predictions = report["predictions_part"](report["read"](report["PREDICTIONS"]))
+    assert report["insert"](page := report["PAGE"], predictions, report["PREDICTIONS_MARKS"]) == page.read_text("utf-8")
     steps = {(record["workload"], record["precision"]) for record in records}
     assert len(report["README_ROWS"]) == 6 and steps.issuperset(report["README_ROWS"])
 
