@@ -86,15 +86,17 @@ class GroupLock:
         self._holders -= 1
         if self._holders:
             return
-        self.end()
-        if self._waiting:
-            key = self._waiting[0][0]
-            self.begin(key)
-            self._key = key
-            while not self._holders or (key is not None and self._waiting and self._waiting[0][0] == key):
-                _, gate = self._waiting.popleft()
-                self._holders += 1
-                gate.release()
+        try:
+            self.end()
+        finally:  # whatever it raises, such as a warning that is an error, holds up nobody
+            if self._waiting:
+                key = self._waiting[0][0]
+                self.begin(key)
+                self._key = key
+                while not self._holders or (key is not None and self._waiting and self._waiting[0][0] == key):
+                    _, gate = self._waiting.popleft()
+                    self._holders += 1
+                    gate.release()
 
     def begin(self, key: Hashable) -> None:
         """What is done before the first thread holds the lock with ``key``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -119,6 +120,21 @@ def test_a_change_of_threads_by_others_is_told_and_stays(found: int) -> None:
     library.set(found)
     with pytest.warns(RuntimeWarning, match="set by somebody else"):
         BLAS.release()
+    assert library.get() == found
+
+
+def test_a_warning_that_is_an_error_holds_up_nobody(found: int) -> None:
+    (library, *_) = BLAS.libraries
+    BLAS.acquire(1)
+    waiting = started(BLAS.acquire, found)
+    wait_until(lambda: BLAS.is_awaited)
+    library.set(found)
+    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="set by somebody else"):
+        warnings.simplefilter("error")
+        BLAS.release()
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    BLAS.release()
     assert library.get() == found
 
 
