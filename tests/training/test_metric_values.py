@@ -142,6 +142,7 @@ def test_equal_scores_rank_as_scikit_learns(k: int) -> None:
     y = np.arange(ROWS) % 4
     problem = Problem("softmax_cross_entropy", 4, y, False)
     problem.trainer.network.parameters["0.weight"] = np.zeros((4, 4))
+    problem.trainer.network.parameters["0.bias"] = np.zeros(4)
     equal = np.full((ROWS, 4), 0.25)
     problem.check(f"top_{k}_accuracy", reference.top_k_accuracy_score, y, equal, k=k)
 
