@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -282,8 +282,10 @@ def keys_of(backend: str, network: Network, names: Sequence[str]) -> list[Key]:
     return found
 
 
-def measure(tasks: Sequence[Task], names: Sequence[str], rounds: int, seconds: float) -> list[Result]:
-    """Everyone's results on tasks of one backend.
+def measure(
+    tasks: Sequence[Task], names: Sequence[str], rounds: int, seconds: float, keep: Callable[[list[Result]], None]
+) -> list[Result]:
+    """Everyone's results on tasks of one backend; ``keep`` is called with those so far after each task.
 
     Raises:
         SystemExit: a contender's result is wrong.
@@ -322,13 +324,24 @@ def measure(tasks: Sequence[Task], names: Sequence[str], rounds: int, seconds: f
                         time.sleep(PAUSE[backend])
                     last = process
                     seconds_of[process, own, form] += process.turn(own, form, seconds)
+            keep(results_of(seconds_of, contenders, rounds))
             progress(f"{task.network.name}, {task.dtype}, {task.rows:,} rows, {PLACE_NAMES[task.place]}: timed")
     finally:
         for process in processes:
             process.close()
+    return results_of(seconds_of, contenders, rounds)
+
+
+Contender = tuple[Process, Task, str]  # and a form
+
+
+def results_of(
+    seconds_of: Mapping[Contender, Sequence[float]], excesses: Mapping[Contender, float], rounds: int
+) -> list[Result]:
+    """The results of those that were timed."""
     return [
         Result(
-            backend=backend,
+            backend=task.backend,
             network=task.network.name,
             dtype=task.dtype,
             rows=task.rows,
@@ -341,7 +354,7 @@ def measure(tasks: Sequence[Task], names: Sequence[str], rounds: int, seconds: f
             fastest=1e6 * min(taken),
             calls=len(taken),
             rounds=rounds,
-            excess=contenders[process, task, form],
+            excess=excesses[process, task, form],
         )
         for (process, task, form), taken in seconds_of.items()
         if taken
@@ -450,10 +463,18 @@ def main() -> None:
         ] + random_tasks(arguments.random, arguments.seed, backend, max(arguments.rows or ROWS[backend]))
         of_backend: list[Result] = []
         for group in groups(tasks, NETWORKS_AT_ONCE[backend]):
-            of_backend += measure(group, names, rounds, seconds)
-            lines[backend] = bench.json_lines(of_backend, about)
-            if arguments.json:
-                arguments.json.write_text("".join(lines.values()), encoding="utf-8")
+
+            def keep(
+                found: list[Result],
+                before: list[Result] = of_backend,
+                backend: str = backend,
+                about: dict[str, Any] = about,
+            ) -> None:
+                lines[backend] = bench.json_lines([*before, *found], about)
+                if arguments.json:
+                    arguments.json.write_text("".join(lines.values()), encoding="utf-8")
+
+            of_backend = of_backend + measure(group, names, rounds, seconds, keep)
         results += of_backend
         print(f"{about.get('card') or about['machine']}, {about['cores']} cores, {about['versions']}")
     print(table(results))
