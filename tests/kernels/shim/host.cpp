@@ -7,6 +7,8 @@
 // ends the program with a message: a barrier not reached by all, a shuffle from a lane that is not
 // there, a texel outside of its texture, a wait without end.
 //
+// The sanitizers check the kernels, not this file: its loops over threads take a large part of a test's time.
+//
 // What this does not show: memory order, races between warps that run truly at once, speed.
 
 #include <dlfcn.h>
@@ -69,8 +71,11 @@ constexpr size_t GIFT_BYTES = 32;
 constexpr int BARRIERS = 4;  // of a block, by number: as many as kernels use
 constexpr int PATIENCE = 1000;  // rounds of nothing but pauses until a wait counts as endless
 
+// Texts are literals, of which a compiler mostly keeps one copy: where they lie tells most of them apart or alike.
+bool same_text(const char* a, const char* b) { return a == b || !strcmp(a, b); }
+
 bool operator==(const Site& a, const Site& b) {
-    return a.line == b.line && !strcmp(a.operation, b.operation) && !strcmp(a.file, b.file);
+    return a.line == b.line && same_text(a.operation, b.operation) && same_text(a.file, b.file);
 }
 
 enum class State { ready, at_barrier, in_warp, pausing, exited };
