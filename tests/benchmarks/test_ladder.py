@@ -30,6 +30,8 @@ from mlpgpu.backends.cuda.runtime.compiler import compile_units
 from mlpgpu.bench import json_lines
 from mlpgpu.plan import Plan
 
+pytestmark = pytest.mark.xdist_group("ladder")  # one process makes what its tests share
+
 LADDERS = Path(gemm.__file__).parent
 
 SIZES = ((1, 1, 1), (33, 31, 5), (129, 5, 17), (7, 130, 300), (12, 132, 36))

@@ -47,6 +47,7 @@ def test_efficiency(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {line.size for line in lines} == {100}
 
 
+@pytest.mark.thorough
 def test_it_runs(tmp_path: Path) -> None:
     results, picture = tmp_path / "scaling.json", tmp_path / "scaling.png"
     sizes = ["--n", "500", "--k", "3", "--window", "5", "--batch", "8", "--threads", "2", "--rounds", "1"]

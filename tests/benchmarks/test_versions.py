@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "versions.py"
 
 
+@pytest.mark.thorough
 def test_a_checkout_has_the_bits_of_itself(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     options = ["--backend", "cpu", "--only", "narrow", "large", "--rounds", "2", "--json", str(path)]

@@ -261,7 +261,7 @@ COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("arch", first_and_thorough(["sm_90a", "sm_75", "sm_80"]))
-@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.parametrize("case", first_and_thorough(COMPILED))
 def test_kernels_compile_to_what_their_entries_say(case: str, arch: str) -> None:
     """Warnings are errors; a block's registers fit, and what a thread spills is no more than a few words."""
     layers, options = COMPILED[case]

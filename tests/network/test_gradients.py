@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers import EPS, LOSS_KINDS, LOSS_OF, STEP, Oracle, dataset
+from helpers import EPS, LOSS_KINDS, LOSS_OF, STEP, Oracle, dataset, first_and_thorough
 
 from mlpgpu import Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS
@@ -84,15 +84,15 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("weighted", first_and_thorough([True, False]))
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("layers", "loss", "kind"), CASES)
-def test_gradient(layers: str, loss: str, kind: TargetKind, activation: str) -> None:
-    for weighted in (False, True):
-        data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=weighted, seed=2)
-        network = Network(NETWORKS[layers](activation), seed=4)
-        network.adapt(data)
-        for shards in (1, 3):
-            check(network, Oracle(network, data, loss, kind, shards=shards))
+def test_gradient(layers: str, loss: str, kind: TargetKind, activation: str, weighted: bool) -> None:
+    data = dataset(loss, kind, rows=ROWS, n_in=N_IN, n_out=N_OUT, weighted=weighted, seed=2)
+    network = Network(NETWORKS[layers](activation), seed=4)
+    network.adapt(data)
+    for shards in (1, 3):
+        check(network, Oracle(network, data, loss, kind, shards=shards))
 
 
 def test_every_layer_is_checked() -> None:

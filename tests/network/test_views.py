@@ -13,6 +13,8 @@ import pytest
 
 import mlpgpu as mg
 
+pytestmark = pytest.mark.xdist_group("views")  # one process makes what its tests share
+
 X = np.random.default_rng(3).standard_normal((40, 4))
 LABELS = np.arange(40) % 3
 

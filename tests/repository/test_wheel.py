@@ -18,6 +18,8 @@ SCRIPT = """
 import sys
 import mlpgpu as mg
 
+pytestmark = pytest.mark.xdist_group("wheel")  # one process makes what its tests share
+
 assert mg.__file__.startswith(sys.argv[1]), mg.__file__
 train, test = mg.datasets.load("digits")
 net = mg.Network([mg.Dense(64, 16, activation="relu"), mg.Dense(16, 10)], seed=1)

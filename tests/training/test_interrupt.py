@@ -18,6 +18,8 @@ import pytest
 import mlpgpu as mg
 from mlpgpu.training import interrupt
 
+pytestmark = pytest.mark.xdist_group("interrupt")  # one process makes what its tests share
+
 EPOCHS = 4
 STEPS_PER_EPOCH = 5
 DRAW = np.random.default_rng(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property, wraps
+from typing import Any
 
 import numpy as np
 from helpers import EPS32
@@ -95,6 +97,41 @@ class Case:
 
 def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.dtype(f"u{array.itemsize}"))
+
+
+class Deferred(Mapping):
+    """A mapping that is made when somebody first looks into it."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, Any]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def deferred(make: Callable[..., Iterator[Any]]) -> Callable[..., Case]:
+    """A maker of cases that yields name, entry and grid, by which tests are collected; and then, when the case is run,
+    its arguments, outputs and constants."""
+
+    @wraps(make)
+    def case(*args: Any, **kwargs: Any) -> Case:
+        steps = make(*args, **kwargs)
+        name, entry, grid = next(steps)
+        contents = cache(lambda: next(steps))
+        parts = (Deferred(lambda part=part: contents()[part]) for part in range(3))
+        return Case(name, entry, grid, *parts)
+
+    return case
 
 
 def blank(*shape: int, dtype: type = np.float32) -> np.ndarray:

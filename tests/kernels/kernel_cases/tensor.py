@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 from helpers import EPS32
@@ -43,6 +44,7 @@ from .case import (
     batches,
     bfloat16_words,
     blank,
+    deferred,
     derivative,
     expect,
     joined,
@@ -431,6 +433,7 @@ def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
     return tile.grid(rows if tile.operand_format.scaled else padded_rows(rows), n, 1)
 
 
+@deferred
 def tensor_forward(
     tile: GemmTile,
     activation: str,
@@ -440,9 +443,11 @@ def tensor_forward(
     *,
     plain: bool = False,
     components_alone: bool = False,
-) -> Case:
+) -> Iterator[Any]:
     """``plain`` is without a bias and without z; ``components_alone`` without y as floats."""
     operand_format, (rows, k), n = tile.operand_format, x.shape, w.shape[1]
+    name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone
+    yield name, kernels.tensor_forward(activation, tile), _row_grid(tile, batch.most_rows, n)
     b = None if plain else normal(n)
     w_components = split(operand_format, w)
     x_components = split(operand_format, x[batch.part], w_components.row_scales if operand_format.scaled else None)
@@ -468,20 +473,22 @@ def tensor_forward(
         "y_components": y_components,
         "y_stride": into[0].size, "prefetch": _prefetch(rows, k), "k": k, "n": n,
     }  # fmt: skip
-    entry = kernels.tensor_forward(activation, tile)
-    name = f"{batch}-{k}x{n}" + "-plain" * plain + "-components-alone" * components_alone
-    return Case(name, entry, _row_grid(tile, batch.most_rows, n), args, outputs)
+    yield args, outputs, {}
 
 
-def tensor_forward_loss(tile: GemmTile, name: str, batch: Batch, k: int, n: int, *, plain: bool = False) -> Case:
+@deferred
+def tensor_forward_loss(
+    tile: GemmTile, name: str, batch: Batch, k: int, n: int, *, plain: bool = False
+) -> Iterator[Any]:
     """Arguments of a head whose logits are exact, also of bfloat16; ``plain`` is without a bias and weights of rows."""
+    grid = _row_grid(tile, batch.most_rows, n)
+    yield f"{batch}-{k}x{n}" + "-plain" * plain, kernels.tensor_forward_loss(name, tile), grid
     head = loss(name, "dense", batch, n, width=k, weighted=not plain, total=True, bias=not plain)
     x, w, part = head.args["x"], head.args["w"], batch.part
     assert isinstance(x, np.ndarray) and isinstance(w, np.ndarray)
     into, rows = blank_components(tile.operand_format, batch.most_rows, n), part.stop - part.start
     x_components, w_components = split(tile.operand_format, x[part]).bits, split(tile.operand_format, w).bits
     x_source, w_source = _sources(tile, x_components if rows else into, w_components, a_inner=True, b_inner=False)
-    grid = _row_grid(tile, batch.most_rows, n)
     args = {name: head.args[name] for name in ("order", "b", "targets", "weights", "arrived", "totals", "losses")}
     args |= {
         **batch.args, "x_components": x_source, "x_stride": x_components[0].size, "w_components": w_source,
@@ -492,15 +499,17 @@ def tensor_forward_loss(tile: GemmTile, name: str, batch: Batch, k: int, n: int,
     for total in ("totals", "losses"):  # a thread adds a quarter of a row's terms up in float32
         outputs[total] = replace(outputs[total], bound=outputs[total].bound + n / 4 * EPS32 * abs(outputs[total].value))
     outputs["delta_components"] = component_output(delta.value[part], delta.bound[part], rows, into)
-    entry = kernels.tensor_forward_loss(name, tile)
-    return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, grid, args, outputs)
+    yield args, outputs, {}
 
 
+@deferred
 def tensor_backward_input(
     tile: GemmTile, activation: str, batch: Batch, dz: np.ndarray, w: np.ndarray, *, plain: bool = False
-) -> Case:
+) -> Iterator[Any]:
     """``plain`` is without an activation below; and of bfloat16, what is saved and dx are components."""
     operand_format, (k, n), rows = tile.operand_format, w.shape, batch.part.stop - batch.part.start
+    entry = kernels.tensor_backward_input(activation, tile)
+    yield f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k)
     w_components, dz_components = split(operand_format, w), split(operand_format, dz[batch.part])
     dx, bound = product_of(operand_format, dz, w.T)
     into = blank_components(operand_format, batch.most_rows, k)
@@ -534,8 +543,7 @@ def tensor_backward_input(
         "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_components": dx_components,
         "dx_stride": into[0].size, "prefetch": _prefetch(rows, n), "k": k, "n": n,
     }  # fmt: skip
-    entry = kernels.tensor_backward_input(activation, tile)
-    return Case(f"{batch}-{k}x{n}" + "-plain" * plain, entry, _row_grid(tile, batch.most_rows, k), args, outputs)
+    yield args, outputs, {}
 
 
 def _prefetch(m: int, k: int) -> int:
@@ -553,6 +561,7 @@ def _column_partials(dz: np.ndarray, count: int, pitch: int) -> tuple[np.ndarray
     return value, len(dz) * EPS32 * reach
 
 
+@deferred
 def tensor_backward_weight(
     tile: GemmTile,
     batch: Batch,
@@ -562,10 +571,16 @@ def tensor_backward_weight(
     optimizer: str | None = None,
     plain: bool = False,
     multiprocessors: int = 1,
-) -> Case:
+) -> Iterator[Any]:
     """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
     unless the product leaves partial sums of it."""
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
+    name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
+    grid = tile.grid(k, n, multiprocessors)
+    if optimizer is None:
+        yield name, kernels.tensor_backward_weight(tile), grid
+    else:
+        yield name + "-plain" * plain, kernels.tensor_backward_update(optimizer, tile), grid
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
     dz_components = split_deltas(
@@ -583,10 +598,10 @@ def tensor_backward_weight(
         "dz_column_scales": dz_components.column_scales, "x": batch.rows_of(x), "dz": batch.rows_of(dz),
         "prefetch": _prefetch(k, rows), "k": k, "n": n,
     }  # fmt: skip
-    dw, grid = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part])), tile.grid(k, n, multiprocessors)
-    name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
+    dw = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part]))
     if optimizer is None:
-        return Case(name, kernels.tensor_backward_weight(tile), grid, {**args, "dw": blank(k, n)}, {"dw": dw})
+        yield {**args, "dw": blank(k, n)}, {"dw": dw}, {}
+        return
     gradients, db, sums = {"weight": dw}, None, {}
     parts = None if plain else tile.column_partials(k)
     if parts is not None:
@@ -603,9 +618,7 @@ def tensor_backward_weight(
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)
         written[:, :k, : 4 * ceil_div(n, 4)] = True
         outputs["w_components"] = replace(component_output(after.value, after.bound, k, w_components), written=written)
-    entry = kernels.tensor_backward_update(optimizer, tile)
-    args |= {"w_components": w_components, **moved}
-    return Case(name + "-plain" * plain, entry, grid, args, outputs, constants)
+    yield {**args, "w_components": w_components, **moved}, outputs, constants
 
 
 def hard(rows: int, n: int) -> np.ndarray:
@@ -655,10 +668,11 @@ def not_finite(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def products(operand_format: OperandFormat, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[Case, str]]:
-    """A · B as each of a layer's three products, on every tile; and the array that it is left in."""
-    tiles: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
-    for tile in tiles:
+def products(
+    operand_format: OperandFormat, a: np.ndarray, b: np.ndarray, tiles: Sequence[GemmTile] = ()
+) -> Iterator[tuple[Case, str]]:
+    """A · B as each of a layer's three products, on these tiles or all; and the array that it is left in."""
+    for tile in tiles or (*sm80_tiles(operand_format), *sm90_tiles(operand_format)):
         yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
         transposed = np.ascontiguousarray(b.T)
         yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"

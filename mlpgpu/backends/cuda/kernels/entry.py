@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from .operand_format import OperandFormat
 
@@ -168,6 +169,7 @@ class Entry:
         return architecture(arch) >= architecture(self.needs)
 
 
+@cache
 def arguments(signature: str) -> tuple[Argument, ...]:
     """Arguments from a C parameter list that also states the axes of arrays.
 
