@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from kept_builds import forget_unused
+
+CACHE = Path(__file__).parents[1] / ".venv" / "cache"
 
 # What is tested here is the NumPy backend, on a machine with a card too; tests/gpu asks for cuda by name.
 os.environ.setdefault("MLPGPU_BACKEND", "cpu")
 
 # What nvcc and g++ made is kept beside the environments, for the next run of this checkout.
-os.environ.setdefault("MLPGPU_CACHE", str(Path(__file__).parents[1] / ".venv" / "cache"))
+os.environ.setdefault("MLPGPU_CACHE", str(CACHE))
 
 # Products of tests are small: a thread of BLAS beside another waits longer than it multiplies.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -19,3 +23,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The same examples on every run and no clock: a red run can be repeated on any machine.
 settings.register_profile("mlpgpu", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("mlpgpu")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    is_first_process = not hasattr(session.config, "workerinput")
+    if is_first_process and os.environ["MLPGPU_CACHE"] == str(CACHE):  # another folder may be somebody's own
+        forget_unused(CACHE)

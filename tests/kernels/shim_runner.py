@@ -459,6 +459,7 @@ def _build(name: str, contents: Iterable[str], command: Sequence[str | Path], so
             if done.returncode:
                 raise RuntimeError(f"g++ does not compile {name} for the host:\n{done.stderr}")
             built.replace(result)
+    result.touch()  # what is used is kept (kept_builds.py)
     return result
 
 

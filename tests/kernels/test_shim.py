@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import shim_runner
+from kept_builds import KEPT_DAYS, forget_unused
 from shim_runner import KernelFault, Unwritten, prepare, run
 
 from mlpgpu.backends.cuda.kernels import Entry, arguments
@@ -485,3 +487,14 @@ def test_programs_are_kept_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path:
     second = launch(2)
     assert len(second - first) == 2  # an object and a program, the part they share is kept
     assert launch(1) == second
+
+
+def test_what_was_not_used_for_long_is_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "shim"
+    folder.mkdir()
+    for name, days in (("new", 0), ("used", KEPT_DAYS - 1), ("unused", KEPT_DAYS + 1)):
+        (folder / name).touch()
+        moment = time.time() - 86400 * days
+        os.utime(folder / name, (moment, moment))
+    forget_unused(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"new", "used"}
