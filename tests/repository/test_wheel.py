@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("wheel")  # one process makes what its tests share
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"mlpgpu": "mlpgpu", "cuda": "mlpgpu/_cuda", "datasets": "mlpgpu/_datasets"}  # in the checkout, in the wheel
 
 SCRIPT = """
 import sys
 import mlpgpu as mg
-
-pytestmark = pytest.mark.xdist_group("wheel")  # one process makes what its tests share
 
 assert mg.__file__.startswith(sys.argv[1]), mg.__file__
 train, test = mg.datasets.load("digits")
