@@ -1,4 +1,4 @@
-"""Dense layers on plain cores, and those whose products are split along k: ``dense/dense.cuh``, ``dense/update.cuh``."""
+"""Dense layers on plain cores, some of them split along k: ``dense/dense.cuh``, ``dense/update.cuh``."""
 
 from __future__ import annotations
 
