@@ -47,6 +47,16 @@ TORCH_LOSSES: dict[str, Callable[..., Any]] = {
     "huber": functional.huber_loss,
     "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
     "softmax_cross_entropy": functional.cross_entropy,
+    "quantile": lambda z, t: functional.l1_loss(z, t) / 2,
+    "poisson": functional.poisson_nll_loss,
+    "binary_focal": lambda z, t: (
+        -(t * (-z).sigmoid() ** 2 * functional.logsigmoid(z) + (1 - t) * z.sigmoid() ** 2 * functional.logsigmoid(-z))
+    ).mean(),
+    "focal": lambda z, t: (
+        (-((t if t.ndim == 2 else functional.one_hot(t, z.shape[1])) * (1 - z.softmax(1)) ** 2 * z.log_softmax(1)))
+        .sum(1)
+        .mean()
+    ),
 }
 
 TORCH_OPTIMIZERS: dict[str, Callable[..., Any]] = {
