@@ -301,6 +301,6 @@ struct OutputList {
         ((number == index++ ? Each::template row<Team>(z, y, n) : static_cast<void>(0)), ...);
     }
 };
-using Outputs = OutputList<IdentityOutput, SigmoidOutput, SoftmaxOutput>;
+using Outputs = OutputList<IdentityOutput, SigmoidOutput, SoftmaxOutput, ExpOutput>;
 
 }  // namespace mlpgpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -22,7 +23,9 @@ from mlpgpu.backends.cuda.profile.explain import Profile, gantt
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.profile.probe import TimedLaunch
 from mlpgpu.backends.cuda.run.trace import Span
+from mlpgpu.backends.cuda.select.network import FewRowsNetwork, few_rows_network
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
+from mlpgpu.backends.cuda.select.setting import Setting
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -128,6 +131,7 @@ def test_flops_are_those_of_the_plan() -> None:
     """Of some hundred plans, on each kind of card, and of all kernels that multiply."""
     multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "train_persistent"}
     missing = multiplied | {family(entry) for entry in kernels.all_entries() if multiplies(entry)}
+    missing.remove("network_forward")  # of predictions alone, which are below
     for seed in range(250):
         step = any_plan(Random(seed))
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
@@ -148,6 +152,16 @@ def test_flops_are_those_of_the_plan() -> None:
                 assert flops(launch, step.capacity) == of_step, (seed, arch)
                 missing.discard(family(launch.entry))
     assert not missing
+
+
+@pytest.mark.parametrize("widths", [(3, 2), (784, 128, 10), (20, 64, 64, 2), (33, 1025, 7, 5, 1)])
+def test_flops_of_a_network_in_one_launch_are_those_of_the_plan(widths: tuple[int, ...]) -> None:
+    plan = mg.Network([mg.Dense(k, n, "relu") for k, n in pairwise(widths)], seed=1).lower(capacity=8, output="exp")
+    network = few_rows_network(plan, Setting(132, "sm_90a", "float32", textured=False))
+    assert isinstance(network, FewRowsNetwork)
+    launch = Launch(kernels.network_forward("float32"), (1, 1, 1), {}, lengths=network.lengths)
+    for rows in (1, 8):
+        assert flops(launch, rows) == sum(plan.flops(operation, rows) for operation in plan.evaluation) > 0
 
 
 def test_what_multiplies_has_products() -> None:

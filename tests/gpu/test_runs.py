@@ -99,7 +99,7 @@ def test_digits_are_learnt_from_their_bytes() -> None:
         trainer = mg.Trainer(
             network, "softmax_cross_entropy", mg.Momentum(0.1), backend=backend, metrics=["accuracy"], batch_size=32
         )
-        trainer.fit(train, 10, progress=False)
+        trainer.fit(train, 15, progress=False)
         accuracies.append(trainer.evaluate(test)["accuracy"])
     assert accuracies[0] > 0.95
     # Rounding may tip rows that lie between two classes, and moves the rest of the run.

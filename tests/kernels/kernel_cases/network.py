@@ -64,10 +64,11 @@ def network_forward(
         h = forward(name, z)
         bound = 1.2 * of_z + activation_bound(z, h)  # no slope exceeds 1.2
     if not logits:
-        # Outputs move no more than twice as far as logits: a softmax by its probabilities, a sigmoid by a quarter.
         apply_output(output, h)
-        widest = 2.0 * bound.max(axis=1, keepdims=True)
-        bound = np.maximum(bound, widest) + ROUNDINGS * (1 + widths[-1]) * EPS32 * abs(h)
+        # Outputs move no more than twice as far as logits: a softmax by its probabilities, a sigmoid by a quarter.
+        widest = np.maximum(bound, 2.0 * bound.max(axis=1, keepdims=True))
+        bound = h * np.expm1(bound) if output == "exp" else widest
+        bound += ROUNDINGS * (1 + widths[-1]) * EPS32 * abs(h)
         if target_scale is not None:
             h, bound = h * target_scale + target_mean, bound * target_scale + 4 * EPS32 * (abs(h * target_scale) + 3.0)
     pitch = 4 * ceil_div(max(widths), 4)

@@ -499,7 +499,7 @@ def tensor_forward_loss(
     for total in ("totals", "losses"):  # a thread adds a quarter of a row's terms up in float32
         outputs[total] = replace(outputs[total], bound=outputs[total].bound + n / 4 * EPS32 * abs(outputs[total].value))
     outputs["delta_components"] = component_output(delta.value[part], delta.bound[part], rows, into)
-    yield args, outputs, {}
+    yield args, outputs, head.constants
 
 
 @deferred

@@ -56,6 +56,11 @@ class Evaluation:
     def _workspace(self) -> Workspace:
         return self._make()
 
+    def set_statistics(self, fitted: np.ndarray) -> None:
+        """Statistics (C,), which lie on the card already, were loaded; a data set that is held is told."""
+        if "_workspace" in vars(self):
+            self._workspace.set_statistics(fitted)
+
     @property
     def _plan(self) -> Plan:
         return self._workspace.plan

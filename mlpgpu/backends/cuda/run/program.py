@@ -81,9 +81,16 @@ class CudaProgram(Program):
 
     def load(self, state: State, *, snapshot: bool = False) -> None:
         self.state.load(state, snapshot=snapshot)
+        self._tell_statistics()
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
         self.state.draw(seed, statistics)
+        self._tell_statistics()
+
+    def _tell_statistics(self) -> None:
+        """Evaluations may have a workspace of their own, whose feeds scale rows on the host."""
+        with self.device:
+            self.evaluation.set_statistics(self.workspace.fitted)
 
     def read(self, *, snapshot: bool = False) -> State:
         return self.state.read(snapshot=snapshot)
@@ -142,10 +149,12 @@ class CudaProgram(Program):
         alone = replace(self._plan, training=(), optimizer=None, partials=())
         shared = {name: self.address(name) for name in ("parameters", "statistics")}
         with self.device:
-            return Workspace(
+            workspace = Workspace(
                 alone.with_capacity(evaluation_rows(self._plan)), self.device, "it evaluates alone",
                 memory_share=self._memory_share, shared=shared, trace=self._trace,
             )  # fmt: skip
+            workspace.set_statistics(self.workspace.fitted)
+            return workspace
 
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         return self.evaluation.evaluate(dataset, names)
