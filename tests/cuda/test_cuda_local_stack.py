@@ -98,8 +98,8 @@ def test_an_epoch_as_on_the_cpu(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert in_place == any(re.match("local_stack_(tied_)?update", name) for name in names)
     assert in_place == (case not in ("more rows than a pass", "on chip twice") and "nobody uses" not in case)
     assert not any(name.startswith("local_forward") for name in names)
-    back = [note.partition("; back ")[2] for note in host.low.notes if note.startswith("training")]
-    assert {"more rows than a pass": "only 8 of 11 rows", "on chip twice": "more to do"}.get(
+    back = [note.partition("; backward ")[2] for note in host.low.notes if note.startswith("training")]
+    assert {"more rows than a pass": "8 of 11 rows at once", "on chip twice": "stored before the update"}.get(
         case, "no layer uses" if "nobody" in case else "in one kernel"
     ) in back[0]
 
