@@ -59,7 +59,8 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
         [Dense(9, 500, "tanh"), *[Local(500, 33, "gelu", "output")] * 3, Dense(404, 3)], (2, 1),
         {"optimizer": Adam(0.01)},
     ),
-    "on chip twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 3)], (1, 1), {}),
+    # Of three outputs the largest error would be a matter of luck.
+    "on chip twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 30)], (1, 1), {}),
     "columns that nobody uses": (
         [Local(400, 5, "tanh"), Local(500, 5, "tanh"), Dense(392, 3)], (1, 1),
         {"optimizer": AdamW(0.01, weight_decay=0.1)},
