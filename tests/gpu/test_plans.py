@@ -37,6 +37,9 @@ SIZES = (1, 31, 32, 33, 127, 257)
 ROUNDINGS = 16  # of a formula beside its sums, as in kernel_cases/
 MOMENTUM = Momentum(0.05)
 NUDGES = 3  # runs from moved weights and inputs
+# Where roundings are large, an optimizer that divides by a gradient's size turns the step of a small one round, and
+# three runs may miss it: of 60 runs of one step by RMSprop the first three strayed by 0.02, a sixth of all by 0.15.
+ROUGH_NUDGES = 12
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,9 @@ def on_card(case: Case) -> dict[str, np.ndarray]:
 
 
 def check(case: Case) -> None:
+    nudges = range(NUDGES if case.precision == "float32" else ROUGH_NUDGES)
     expected, *nudged = (
-        train(case, nudge=nudge, backend="cpu", precision="float64", threads=1) for nudge in (None, *range(NUDGES))
+        train(case, nudge=nudge, backend="cpu", precision="float64", threads=1) for nudge in (None, *nudges)
     )
     # What else is rounded: in each step the weights themselves, and terms of order one in a loss.
     beside = {"change": np.linalg.norm(expected["parameters"]), "losses": ROUNDINGS, "evaluation": ROUNDINGS}
