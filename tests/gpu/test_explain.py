@@ -15,7 +15,7 @@ from mlpgpu.backends.cuda.profile.explain import Profile, profile
 from mlpgpu.backends.cuda.profile.probe import PIECES
 from mlpgpu.backends.cuda.runtime import Device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def measured(

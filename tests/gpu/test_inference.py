@@ -194,6 +194,7 @@ def test_it_follows_a_trainer_on_the_card(device: Device) -> None:
                 assert np.array_equal(predict(anew, x, network.n_out), followed)
 
 
+@pytest.mark.alone
 def test_predictions_leave_memory_where_it_was(device: Device) -> None:
     network = network_of("tiny")
     x, out = inputs(1500, network.n_in), np.empty((1500, 10), np.float32)
@@ -209,6 +210,7 @@ def test_predictions_leave_memory_where_it_was(device: Device) -> None:
             assert device.free_bytes == before
 
 
+@pytest.mark.alone
 def test_closing_gives_everything_back(device: Device) -> None:
     network = network_of("medium")
     x, out = inputs(5000, network.n_in), np.empty((5000, 10), np.float32)

@@ -209,6 +209,7 @@ def test_a_large_parameter_that_is_not_finite_is_found() -> None:
     assert not program.is_finite()
 
 
+@pytest.mark.alone
 def test_a_network_that_no_card_holds_is_refused(device: Device) -> None:
     """Its values would be 580 GB, and are made nowhere."""
     layers = [mg.LocallyConnected(5_000_000 - 28 * k, 29) for k in range(1000)]
@@ -472,6 +473,7 @@ def test_out_of_memory_leaves_the_process_usable(device: Device, unbroken: mg.Tr
     np.testing.assert_array_equal(flat(fit(new_trainer())), flat(unbroken))
 
 
+@pytest.mark.alone
 def test_device_memory_does_not_grow(device: Device) -> None:
     def free_bytes() -> int:
         gc.collect()

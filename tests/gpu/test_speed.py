@@ -13,7 +13,7 @@ from mlpgpu import bench
 from mlpgpu.__main__ import main
 from mlpgpu.backends.cuda.runtime import Device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_epochs_after_a_reset_have_the_same_bits(device: Device) -> None:
