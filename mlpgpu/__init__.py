@@ -1,6 +1,6 @@
 """Train multilayer perceptrons fast, with GPU kernels anyone can read."""
 
-from . import datasets, errors
+from . import datasets, errors, tables
 from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, Histograms
 from .datasets import Dataset
 from .errors import MlpgpuError
@@ -22,6 +22,7 @@ from .losses import (
 from .network import Network, Predictor, load
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
+from .tables import Table
 from .training import Trainer
 from .version import __version__
 
@@ -68,10 +69,12 @@ __all__ = [
     "SquaredError",
     "Standardize",
     "StepDecay",
+    "Table",
     "Trainer",
     "WarmUp",
     "__version__",
     "datasets",
     "errors",
     "load",
+    "tables",
 ]

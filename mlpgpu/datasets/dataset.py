@@ -61,7 +61,19 @@ class Dataset:
     """
 
     __slots__ = (
-        *("_classes", "_columns", "_crc", "_index", "_inputs", "_labels", "_merging", "_storage_x", "_weight", "_y"),
+        *(
+            "_classes",
+            "_columns",
+            "_crc",
+            "_index",
+            "_inputs",
+            "_labels",
+            "_merging",
+            "_storage_x",
+            "_table",
+            "_weight",
+        ),
+        "_y",
     )
 
     _storage_x: np.ndarray  # (storage rows, n_in)
@@ -70,6 +82,7 @@ class Dataset:
     _weight: np.ndarray | None  # (rows,)
     _labels: tuple[int, np.ndarray] | None  # the last number of classes asked for, and (rows,) intp
     _crc: tuple[int, str] | None  # the CRC, and the type of inputs that it was made of
+    _table: Any  # what the inputs were made by, or None
     _merging: dict[str, str]  # what merges values of the inputs, by the type they are rounded to; splits share it
 
     def __init__(
@@ -85,13 +98,13 @@ class Dataset:
         self._inputs = check_scale(scale, self._storage_x)
         self._y, self._classes = check_targets(y, len(self._storage_x), check_classes(classes))
         self._weight = check_weight(weight, len(self._storage_x))
-        self._index = self._labels = self._crc = None
+        self._index = self._labels = self._crc = self._table = None
         self._merging = {}
 
     def _with(self, *, index: np.ndarray | None, y: np.ndarray | None, weight: np.ndarray | None) -> Dataset:
         """Other rows of the same inputs."""
         other = object.__new__(Dataset)
-        for name in ("_storage_x", "_columns", "_inputs", "_classes", "_merging"):
+        for name in ("_storage_x", "_columns", "_inputs", "_classes", "_table", "_merging"):
             setattr(other, name, getattr(self, name))
         other._index, other._y, other._weight = index, y, weight
         other._labels = other._crc = None
@@ -123,7 +136,8 @@ class Dataset:
 
     def __dir__(self) -> list[str]:
         return public_names(
-            self, ("has_bytes", "identity", "warn_of_merging", "storage_index", "storage_rows", "storage_x")
+            self,
+            ("has_bytes", "identity", "warn_of_merging", "with_table", "storage_index", "storage_rows", "storage_x"),
         )
 
     @property
@@ -165,6 +179,11 @@ class Dataset:
     def columns(self) -> tuple[str, ...] | None:
         """Names of the columns of ``x``, or None if it came without."""
         return self._columns
+
+    @property
+    def table(self) -> Any:
+        """The :class:`~mlpgpu.Table` that made the inputs of raw rows, or None."""
+        return self._table
 
     @property
     def storage_x(self) -> np.ndarray:
@@ -275,6 +294,12 @@ class Dataset:
     def with_weight(self, weight: ArrayLike | None) -> Dataset:
         """The same rows with other weights, checked as the constructor checks them."""
         return self._with(index=self._index, y=self._y, weight=check_weight(weight, len(self)))
+
+    def with_table(self, table: Any, columns: Sequence[str]) -> Dataset:
+        """The same rows as what ``table`` made of raw ones, with the names of their inputs, one for each."""
+        other = self._with(index=self._index, y=self._y, weight=self._weight)
+        other._table, other._columns = table, tuple(columns)
+        return other
 
     def first(self, rows: int) -> Dataset:
         """The first so many rows, at most all of them; they share this data set's inputs."""

@@ -30,6 +30,7 @@ from ..losses import OUTPUTS, OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
+from ..tables import Table
 from ..text import html, public_names, table
 from .parameters import FlatParameters, Parameters
 from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
@@ -120,6 +121,11 @@ class Network:
     def columns(self) -> tuple[str, ...] | None:
         """Names of the columns that it was trained on, or None."""
         return self.remembered.columns
+
+    @property
+    def table(self) -> Table | None:
+        """What made the inputs that it was trained on of raw rows, and does so in predictions; or None."""
+        return self.remembered.table
 
     @property
     def scale(self) -> float | None:

@@ -11,6 +11,7 @@ import numpy as np
 from ..datasets import Dataset, Inputs
 from ..datasets.arrays import NAMED_MOST, factor
 from ..errors import ConfigurationError, ShapeError, check_number, lookup
+from ..tables import Table
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Remembered:
         columns: the names of the inputs' columns.
         inputs: bytes or floats, and their scale.
         has_vector_targets: whether ``y`` was (rows,); one output is then predicted as (rows,) too.
+        table: what made inputs of raw rows.
     """
 
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     inputs: Inputs | None = None
     has_vector_targets: bool = False
+    table: Table | None = None
 
     @property
     def scale(self) -> float | None:
@@ -40,10 +43,13 @@ class Remembered:
         if inputs.scale is None and self.inputs is not None:
             inputs = self.inputs  # floats of which nobody said what they are now are what they were
         vector = self.has_vector_targets if dataset.y is None else dataset.y.ndim == 1
-        return Remembered(dataset.classes or self.classes, dataset.columns or self.columns, inputs, vector)
+        classes, columns = dataset.classes or self.classes, dataset.columns or self.columns
+        return Remembered(classes, columns, inputs, vector, dataset.table or self.table)
 
     def dataset(self, x: Any, y: Any = None, weight: Any = None) -> Dataset:
-        """A data set of these arrays: bytes and labels mean what they meant in training."""
+        """A data set of these arrays, or raw rows: bytes, labels and columns mean what they meant in training."""
+        if self.table is not None and Table.is_table(x):
+            x = self.table.encode(x)
         scale = self.inputs.scale if self.inputs is not None and Dataset.has_bytes(x) else None
         has_labels = y is not None and self.classes is not None and np.ndim(y) == 1
         return Dataset(x, y, weight, self.classes if has_labels else None, scale=scale)
@@ -98,6 +104,7 @@ class Remembered:
             "columns": None if self.columns is None else list(self.columns),
             "inputs": inputs,
             "has_vector_targets": self.has_vector_targets,
+            "table": None if self.table is None else self.table.described(),
         }
 
     @classmethod
@@ -114,11 +121,15 @@ class Remembered:
         else:
             found = None if scale is None else Inputs("bytes", _check_scale(scale))
         _check_scale(scale)
+        table = None if described.get("table") is None else Table.parse(described["table"])
+        if table is not None and table.n_in != n_in:
+            raise ConfigurationError("table", expected=f"{n_in} inputs", got=table.n_in)
         return cls(
             classes=_check_names("classes", described["classes"], class_count),
             columns=_check_names("columns", described.get("columns"), n_in),
             inputs=found,
             has_vector_targets=described.get("has_vector_targets") is True,
+            table=table,
         )
 
 

@@ -30,6 +30,7 @@ LEVELS = (
     {"plan"},
     {"layers"},
     {"datasets"},
+    {"tables"},
     {"backends"},
     {"network", "history"},
     {"callbacks"},
@@ -46,6 +47,10 @@ INNER_LEVELS = {
     "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
     "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
+    "tables": (
+        *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
+        *("table", "__init__"),
+    ),
     "network": ("parameters", "statistics", "remembered", "saved", "predictor", "network", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
@@ -110,6 +115,8 @@ LAZY = {
     ("datasets/named.py", "_download"): {"pooch"},
     ("callbacks/histograms.py", "plot"): {"matplotlib"},
     ("history.py", "plot"): {"matplotlib"},
+    ("tables/frames.py", "load_pandas"): {"pandas"},
+    ("tables/sources.py", "__init__"): {"pyarrow"},
 }
 CUDA_BINDINGS = "backends/cuda/runtime/bindings.py"
 
@@ -233,7 +240,8 @@ def test_a_folder_of_python_is_seen_at_a_glance(folder: str) -> None:
 
 
 def test_import_is_light() -> None:
-    unwanted = {"cuda", "keras", "matplotlib", "mlpgpu.backends.cpu", "pooch", "pycuda", "scipy", "sklearn", "torch"}
+    unwanted = {"cuda", "keras", "matplotlib", "mlpgpu.backends.cpu", "pandas", "pooch", "pycuda", "scipy", "sklearn"}
+    unwanted |= {"polars", "pyarrow", "torch"}
     script = f"import sys, mlpgpu; print(sorted({unwanted!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
