@@ -329,7 +329,7 @@ def test_what_cannot_be_learnt(columns: Any, arguments: Any, error: Any, message
         (
             lambda f: f.assign(size="big"),
             DataError,
-            "column 'size': expected a number, as in training, got 'big' at row 0",
+            "'size': expected a number, as in training, got 'big' at row 0",
         ),
         (lambda f: f.assign(size=f["sold"]), DtypeError, "column 'size': expected numbers, as in training, got dates"),
         (lambda f: f.assign(city=3.0), DtypeError, "column 'city': expected categories, .* got numbers, such as 3"),
