@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -21,6 +22,7 @@ from ..errors import (
     FileFormatError,
     MlpgpuError,
     ShapeError,
+    StorageError,
     check_integer,
     lookup,
     refuse_setting,
@@ -30,8 +32,10 @@ from ..losses import OUTPUTS, OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
+from ..storage.files import check_path, reason, replace_file
 from ..tables import Table
 from ..text import html, public_names, table
+from .formats import FORMATS, Hints, reader_of
 from .parameters import FlatParameters, Parameters
 from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
 from .remembered import Remembered
@@ -51,10 +55,13 @@ INTERNAL = (
         "refuse_parameters",
         "remember",
         "remembered",
+        "from_saved",
+        "saved",
         "segments",
         "shaped",
         "start",
         "state",
+        "to_export",
         "values",
     ),
 )
@@ -419,8 +426,43 @@ class Network:
         Raises:
             DataError: a parameter is not finite; such a file would not be read back.
         """
+        return self.saved().contents()
+
+    def saved(self) -> SavedNetwork:
+        """Description and values as they are now, which no longer change."""
         described = {name: getattr(self, name) for name in ("layers", "seed", *SAVED)}
-        return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics()).contents()
+        return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics())
+
+    def export(self, path: str | PathLike[str], *, logits: bool = False) -> None:
+        """Write the network as a file of another program, replacing it whole or not at all.
+
+        The name's ending tells the format: ``.onnx`` (extra ``onnx``), ``.safetensors`` (extra ``safetensors``).  What
+        is written computes what :meth:`predict` does, (rows, n_out).  ``docs/formats.md`` has what each format keeps.
+
+        Arguments:
+            logits: leave out the output's function and the scaling back of standardized targets, as :meth:`forward`.
+
+        Raises:
+            ConfigurationError: the name ends in something else, a ``Standardize`` layer was never fitted, or the format
+                cannot say what the network is.
+            DataError: a parameter is not finite.
+            BackendError: a package is missing.
+            StorageError: the file cannot be written.
+        """
+        target = check_path("path to export to", path, tuple(FORMATS))
+        replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(), logits=logits))
+
+    def to_export(self) -> SavedNetwork:
+        """As :meth:`saved`, if other programs can compute the same with it.
+
+        Raises:
+            ConfigurationError: a ``Standardize`` layer was never fitted.
+            DataError: a parameter is not finite.
+        """
+        self.check_adapted("net.adapt(data), or train it")
+        saved = self.saved()
+        saved.check_finite()
+        return saved
 
     @classmethod
     def from_contents(cls, contents: storage.Contents) -> Network:
@@ -430,13 +472,17 @@ class Network:
             FileFormatError: the description has no meaning, or arrays are missing or of other shapes.
         """
         try:
-            saved = SavedNetwork.parse(contents)
-            network = cls(saved.layers, saved.seed)
+            return cls.from_saved(SavedNetwork.parse(contents))
         except FileFormatError:
             raise
         except (MlpgpuError, KeyError, TypeError, ValueError, IndexError) as error:
             what = "description of the network"
             raise FileFormatError(what, expected="one that mlpgpu wrote", got=str(error)) from error
+
+    @classmethod
+    def from_saved(cls, saved: SavedNetwork) -> Network:
+        """The network that :meth:`saved` gave."""
+        network = cls(saved.layers, saved.seed)
         for name in SAVED:
             setattr(network, name, getattr(saved, name))
         network.values.replace(saved.parameters)
@@ -444,11 +490,36 @@ class Network:
         return network
 
 
-def load(path: str | PathLike[str]) -> Network:
-    """The network in a file that ``Network.save`` or ``Trainer.save`` wrote.
+def load(
+    path: str | PathLike[str], *, activation: str | Sequence[str] | None = None, output: str | None = None
+) -> Network:
+    """The network in a file: one of ``Network.save`` or ``Trainer.save``, or of another program.
+
+    Of others it reads safetensors of Linear layers; ``docs/formats.md`` has what is taken and what is refused.  What
+    a file is, is told by what is in it.  Nothing in a file is ever executed.
+
+    Arguments:
+        activation: where the file has weights alone, that of all layers but the last, or a list of one for each layer.
+        output: likewise, what makes predictions of logits: ``"identity"``, ``"sigmoid"``, ``"softmax"`` or ``"exp"``.
 
     Raises:
         StorageError: the file cannot be read.
-        FileFormatError: it is damaged, or not one of ours, or from a newer version.
+        FileFormatError: it is damaged, or of no format that is known, or has what no network of ours does, or is from
+            a newer version.
+        ConfigurationError: functions are not said of a file without them, or are of a file that has them.
+        BackendError: a package that reads the format is missing.
     """
+    hints = Hints(activation, output)
+    source = check_path("path of a file", path)
+    what = f"file {source}"
+    try:
+        # Asked first because opening a pipe would wait for its other end.
+        read = reader_of(what, source) if stat.S_ISREG(source.stat().st_mode) else None
+        if read is not None:
+            return Network.from_saved(read(source, hints))
+    except MlpgpuError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StorageError(what, expected="a readable file", got=reason(error)) from error
+    hints.refuse(what)
     return Network.from_contents(storage.read(path))

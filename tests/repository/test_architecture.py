@@ -51,7 +51,8 @@ INNER_LEVELS = {
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
         *("table", "__init__"),
     ),
-    "network": ("parameters", "statistics", "remembered", "saved", "predictor", "network", "__init__"),
+    "network": ("parameters", "statistics", "remembered", "saved", "formats", "predictor", "network", "__init__"),
+    "network/formats": ("limits", "steps", "hints", "state_dict", "onnx_file", "safetensors_file", "table", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
     "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
@@ -117,6 +118,9 @@ LAZY = {
     ("history.py", "plot"): {"matplotlib"},
     ("tables/frames.py", "load_pandas"): {"pandas"},
     ("tables/sources.py", "__init__"): {"pyarrow"},
+    ("network/formats/onnx_file.py", "write_onnx"): {"onnx"},
+    ("network/formats/safetensors_file.py", "read_safetensors"): {"safetensors"},
+    ("network/formats/safetensors_file.py", "write_safetensors"): {"safetensors"},
 }
 CUDA_BINDINGS = "backends/cuda/runtime/bindings.py"
 

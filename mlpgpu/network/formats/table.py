@@ -1,0 +1,58 @@
+"""The formats of other programs: by the endings of file names, and by the first bytes of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import FileFormatError
+from ..saved import SavedNetwork
+from .hints import Hints
+from .onnx_file import write_onnx
+from .safetensors_file import read_safetensors, write_safetensors
+
+
+class Write(Protocol):
+    """Makes the bytes of a file of a network, of its predictions or its logits."""
+
+    def __call__(self, network: SavedNetwork, *, logits: bool) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format that networks are exported to.
+
+    Attributes:
+        name: for people.
+        write: makes a file's bytes.
+    """
+
+    name: str
+    write: Write
+
+
+FORMATS: dict[str, Format] = {
+    ".onnx": Format("ONNX, opset 17", write_onnx),
+    ".safetensors": Format("safetensors, with PyTorch's names", write_safetensors),
+}
+
+Read = Callable[[Path, Hints], SavedNetwork]
+
+
+def reader_of(what: str, path: Path) -> Read | None:
+    """What reads the file at ``path``, by its first bytes; None if it is none of these formats.
+
+    Raises:
+        OSError: the file cannot be read.
+        FileFormatError: it is a pickle, which may do anything when it is read.
+    """
+    with open(path, "rb") as file:
+        first = file.read(16)
+    if first[8:9] == b"{" and first[:8] != b"\x89HDF\r\n\x1a\n":
+        return read_safetensors
+    if first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05":
+        hint = "torch.save(model.state_dict(), path) of PyTorch 1.6 or later writes an archive that is safe to read"
+        raise FileFormatError(what, expected="a format that nothing is executed of", got="a pickle", hint=hint)
+    return None
