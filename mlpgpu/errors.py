@@ -15,6 +15,7 @@ DataError              ValueError        the values are unusable: NaN, infinity,
 EmptyDataError         ValueError        there are no rows (a kind of DataError)
 DataMismatchError      ValueError        a run is resumed on another data set than it was started on
 DivergenceError        ArithmeticError   a loss or a parameter stopped being finite
+TornStateError         RuntimeError      a trainer is used on after an exception ended a step in its middle
 BackendError           RuntimeError      a backend, a card or a driver is missing or unusable
 FileFormatError        ValueError        a file's contents are damaged, foreign, too new or hostile
 StorageError           OSError           the file system refused: no permission, no space, no folder
@@ -93,6 +94,10 @@ class DivergenceError(MlpgpuError, ArithmeticError):
     """A loss or a parameter stopped being finite.  ``step`` is the first such step, from 0."""
 
     step: int = -1
+
+
+class TornStateError(MlpgpuError, RuntimeError):
+    """A trainer is used on after an exception ended a step in its middle; what was saved before stands."""
 
 
 class BackendError(MlpgpuError, RuntimeError):

@@ -14,7 +14,8 @@ class GroupLock:
     """Threads that ask with equal keys may hold the lock at once; with other keys they take turns in order of arrival.
 
     Nobody is passed for ever: who asks while others wait comes after them, even with the key of those that hold
-    the lock.  Without a key a thread holds it alone.  A thread that holds it does not ask again.
+    the lock.  Without a key a thread holds it alone.  A thread that holds it does not ask again: if one does, Ctrl-C
+    or the like came between its getting the lock and the code that gives it back, and it is given back before.
     In a forked child nobody holds it, because the threads that did are not there.
     """
 
@@ -24,10 +25,10 @@ class GroupLock:
 
     def forget_holders(self) -> None:
         """Begin anew, in a process that has none of the threads that held the lock or waited for it."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a handler of signals may ask while its thread does
         self._key: Hashable = None
-        self._holders = 0
-        self._waiting: deque[tuple[Hashable, threading.Lock]] = deque()
+        self._holders: set[int] = set()  # threads
+        self._waiting: deque[tuple[Hashable, threading.Lock, int]] = deque()
 
     @property
     def is_awaited(self) -> bool:
@@ -36,32 +37,35 @@ class GroupLock:
 
     def acquire(self, key: Hashable = None) -> None:
         """Wait until nobody holds the lock with another key, then hold it."""
+        thread = threading.get_ident()
         with self._mutex:
+            if thread in self._holders:
+                self._leave(thread)
             if not self._holders:
                 self.begin(key)
                 self._key = key
-                self._holders = 1
+                self._holders.add(thread)
                 return
             if key is not None and self._key == key and not self._waiting:
-                self._holders += 1
+                self._holders.add(thread)
                 return
             gate = threading.Lock()
             gate.acquire()
-            self._waiting.append((key, gate))
+            self._waiting.append((key, gate, thread))
         try:
             gate.acquire()  # the thread that leaves last opens it
         except BaseException:  # Ctrl-C, while this thread waited or as it was let in
             with self._mutex:
-                if (key, gate) in self._waiting:
-                    self._waiting.remove((key, gate))
+                if (key, gate, thread) in self._waiting:
+                    self._waiting.remove((key, gate, thread))
                 else:
-                    self._leave()
+                    self._leave(thread)
             raise
 
     def release(self) -> None:
         """Hold the lock no longer."""
         with self._mutex:
-            self._leave()
+            self._leave(threading.get_ident())
 
     @contextmanager
     def held(self, key: Hashable = None) -> Iterator[None]:
@@ -82,8 +86,10 @@ class GroupLock:
                 self.acquire(key)
                 raise
 
-    def _leave(self) -> None:
-        self._holders -= 1
+    def _leave(self, thread: int) -> None:
+        if thread not in self._holders:  # it was given back already
+            return
+        self._holders.remove(thread)
         if self._holders:
             return
         try:
@@ -94,8 +100,8 @@ class GroupLock:
                 self.begin(key)
                 self._key = key
                 while not self._holders or (key is not None and self._waiting and self._waiting[0][0] == key):
-                    _, gate = self._waiting.popleft()
-                    self._holders += 1
+                    _, gate, thread = self._waiting.popleft()
+                    self._holders.add(thread)
                     gate.release()
 
     def begin(self, key: Hashable) -> None:

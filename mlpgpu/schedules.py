@@ -6,6 +6,7 @@ epochs, counted with fractions within an epoch: a length is given as one or the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -246,12 +247,13 @@ class ReduceOnPlateau(Schedule):
         return np.full(len(clock.step), max(self.rate * clock.factor, self.least))
 
     def observe(self, plateau: Plateau, value: float) -> Plateau:
-        """The memory after an epoch that ended with ``value`` in the column monitored."""
-        if plateau.best is None or improves(self.monitor, value, plateau.best, self.min_delta, self.mode):
+        """The memory after an epoch with ``value`` in the column monitored, where NaN and infinity never improve."""
+        best = plateau.best
+        if math.isfinite(value) and (best is None or improves(self.monitor, value, best, self.min_delta, self.mode)):
             return Plateau(value, 0, plateau.factor)
         if plateau.wait + 1 >= self.patience:
-            return Plateau(plateau.best, 0, plateau.factor * self.factor)
-        return Plateau(plateau.best, plateau.wait + 1, plateau.factor)
+            return Plateau(best, 0, plateau.factor * self.factor)
+        return Plateau(best, plateau.wait + 1, plateau.factor)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

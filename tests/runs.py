@@ -32,7 +32,7 @@ def run_of(trainer: mg.Trainer, path: Path) -> dict[str, Any]:
     run = dict(contents.description["run"])
     run["callbacks"] = {name: state for name, state in run["callbacks"].items() if state}
     arrays = {name: (value.dtype, value.shape, value.tobytes()) for name, value in contents.arrays.items()}
-    del arrays["/mlpgpu/run/history/seconds"]
+    arrays.pop("/mlpgpu/run/history/seconds", None)  # of single steps there is no history
     return run | contents.description["network"] | arrays
 
 

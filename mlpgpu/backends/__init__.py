@@ -16,6 +16,7 @@ from .base import Inference as Inference
 from .base import Program as Program
 from .base import Sampling as Sampling
 from .base import State as State
+from .base import StepLog as StepLog
 from .base import target_values as target_values
 
 BACKENDS = ("auto", "cpu", "cuda")

@@ -7,7 +7,7 @@ input: checks stand in the public classes above them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,60 @@ def scaled(histogram: Histogram, factor: float) -> Histogram:
     return counts, edges * factor
 
 
+class StepLog:
+    """Which steps of a run are finished, known whatever ends the run.
+
+    A program tells the log before it begins to change its state and when the state is that of a finished step again.
+    Each of these changes the log by one assignment, so an exception between any two instructions leaves the truth in
+    it, or less: a step that was finished and not yet said to be counts as unfinished.
+
+    Attributes:
+        sums: (steps, 2), float64, those of finished steps: as :meth:`Program.run` gives them.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.sums = np.empty((steps, 2))
+        # How many are finished; whether the state is theirs; and what waits for further ones and gives their sums.
+        self._stands: tuple[int, bool, Callable[[], np.ndarray] | None] = 0, True, None
+
+    @property
+    def finished(self) -> int:
+        """How many steps are finished."""
+        return self._stands[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of the finished steps; otherwise it lies between two steps."""
+        return self._stands[1]
+
+    def begin(self) -> None:
+        """The state is about to change."""
+        self._stands = self._stands[0], False, None
+
+    def end(self, finished: int) -> None:
+        """The state is that of so many finished steps, whose sums are there."""
+        self._stands = finished, True, None
+
+    def put(self, wait: Callable[[], np.ndarray]) -> None:
+        """Further steps are under way elsewhere, and nothing more has to be done for them.
+
+        ``wait()`` returns their sums once they are finished, however often it is called.
+        """
+        self._stands = self._stands[0], False, wait
+
+    def settle(self) -> None:
+        """Wait for the steps that are under way.
+
+        Raises:
+            BackendError: they cannot be finished any more.
+        """
+        finished, _, wait = self._stands
+        if wait is not None:
+            sums = wait()
+            self.sums[finished : finished + len(sums)] = sums
+            self.end(finished + len(sums))
+
+
 class Program(ABC):
     """A compiled plan with its arrays.
 
@@ -171,8 +225,10 @@ class Program(ABC):
         """Name the data set that steps train on, and the rows of each step."""
 
     @abstractmethod
-    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+    def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
         """Train for ``len(rates)`` steps from ``first_step``, at ``rates`` (steps,), float64.
+
+        ``log``, of so many steps, knows afterwards which of them are finished, also if an exception ends the run.
 
         Returns:
             (steps, 2), float64: the loss summed over each step's rows with their weights, and the

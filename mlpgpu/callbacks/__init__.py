@@ -15,5 +15,6 @@ from .checkpoint import Checkpoint as Checkpoint
 from .csv_logger import CSVLogger as CSVLogger
 from .early_stopping import EarlyStopping as EarlyStopping
 from .histograms import Histograms as Histograms
+from .listeners import SCHEDULE as SCHEDULE
 from .listeners import Listeners as Listeners
 from .listeners import check_column as check_column

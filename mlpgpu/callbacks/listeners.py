@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,13 @@ from ..errors import ConfigurationError, DtypeError
 from ..history import Record
 from .callback import Callback, TrainerLike, as_callback
 
+SCHEDULE = "schedule"  # no key of a callback, which ends in a number
+
 
 class Listeners:
     """Callbacks in the order in which they are called: as given, those with columns first, those that save last.
+
+    Each has a key, by which a run file knows it: its class and its number among those of one class.
 
     Raises:
         DtypeError: one is neither a callback nor a function, or has columns that are no names.
@@ -25,10 +29,9 @@ class Listeners:
         if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
             got = f"{type(callbacks).__name__}"
             raise DtypeError("callbacks", expected="a list of callbacks", got=got, hint="callbacks=[…]")
-        self._callbacks: list[Callback] = sorted(
-            map(as_callback, callbacks), key=lambda callback: (callback.runs_last, not callback.columns)
-        )
-        for callback in self._callbacks:
+        ordered = sorted(map(as_callback, callbacks), key=lambda callback: (callback.runs_last, not callback.columns))
+        self._callbacks = _keyed(ordered)
+        for callback in ordered:
             if isinstance(callback.columns, str):
                 raise DtypeError(_columns_of(callback), expected="a tuple of names", got=repr(callback.columns))
             for name in callback.columns:
@@ -40,79 +43,115 @@ class Listeners:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that they add to each record."""
-        return tuple(name for callback in self._callbacks for name in callback.columns)
+        return tuple(name for callback in self._callbacks.values() for name in callback.columns)
 
     @property
     def save(self) -> bool:
         """Whether one of them saves the run."""
-        return any(callback.runs_last for callback in self._callbacks)
+        return any(callback.runs_last for callback in self._callbacks.values())
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Their names, by class and by number among those of one class, in order."""
+        return tuple(self._callbacks)
 
     def steps_until_due(self, step: int, most: int) -> int:
         """How many steps may follow ``step`` finished ones until a ``step_end`` is due, at most ``most``."""
-        intervals = [callback.every_steps for callback in self._callbacks]
+        intervals = [callback.every_steps for callback in self._callbacks.values()]
         return min([most, *(every - step % every for every in intervals if every)])
 
-    # --- the moments of a fit; the first two results say whether the fit ends ---
+    # --- the moments of a fit ---
 
     def begin(self, trainer: TrainerLike) -> bool:
-        return any([_truth(callback, "begin", callback.begin(trainer)) for callback in self._callbacks])
+        """Whether the fit has nothing to do."""
+        return any([_truth(callback, "begin", callback.begin(trainer)) for callback in self._callbacks.values()])
 
-    def add_columns(self, trainer: TrainerLike, record: Record) -> bool:
-        """The end of an epoch for callbacks with columns, which come before all that may watch these."""
-        return self._end_epoch([c for c in self._callbacks if c.columns and not c.runs_last], trainer, record)
+    def due_after_step(self, steps: int) -> tuple[str, ...]:
+        """The keys of those that are told of the end of this step, in order."""
+        keyed = self._callbacks.items()
+        return tuple(key for key, callback in keyed if callback.every_steps and steps % callback.every_steps == 0)
 
-    def epoch_end(self, trainer: TrainerLike, record: Record) -> bool:
-        """The end of an epoch for all others."""
-        return self._end_epoch([c for c in self._callbacks if not c.columns or c.runs_last], trainer, record)
+    def due_after_epoch(self) -> tuple[str, ...]:
+        """The keys of those that are told of an epoch's end, in order.
 
-    def _end_epoch(self, callbacks: Sequence[Callback], trainer: TrainerLike, record: Record) -> bool:
-        """What one adds to ``record`` is a column of the history before the next one is called.
+        :data:`SCHEDULE` among them stands for the schedule of the rates: those with columns come before it.
+        """
+        keyed = [(key, callback) for key, callback in self._callbacks.items() if _hears_of_epochs(callback)]
+        first = [key for key, callback in keyed if callback.columns and not callback.runs_last]
+        return (*first, SCHEDULE, *(key for key, _ in keyed if key not in first))
+
+    def step_end(self, key: str, trainer: TrainerLike) -> None:
+        """Tell one of a step's end."""
+        if key in self._callbacks:
+            self._callbacks[key].step_end(trainer)
+
+    def epoch_end(self, key: str, trainer: TrainerLike, record: Record) -> bool:
+        """Tell one of an epoch's end; what it adds to ``record`` is a column of the history when the next one is told.
+
+        Returns:
+            whether the fit ends.
 
         Raises:
             DtypeError: something is added that is no number, or a column is not.
             ConfigurationError: the name of what is added is no name in a file.
         """
-        is_over = False
-        known = dict(record)
-        for callback in callbacks:
-            is_over |= _truth(callback, "epoch_end", callback.epoch_end(trainer, record))
-            added = {name: _added(callback, name, value) for name, value in record.items() if name not in known}
-            missing = [name for name in callback.columns if name not in added]
-            if missing:
-                expected, got = f"{missing[0]!r} in the record after epoch_end", ", ".join(added) or "none"
-                raise DtypeError(_columns_of(callback), expected=expected, got=got)
-            known |= added
-            record.clear()  # what was there is the trainer's
-            record.update(known)
-            if added:
-                trainer.history.extend_last(added)
+        if key not in self._callbacks:  # a resumed fit has other callbacks
+            return False
+        callback, known = self._callbacks[key], dict(record)
+        is_over = _truth(callback, "epoch_end", callback.epoch_end(trainer, record))
+        added = {name: _added(callback, name, value) for name, value in record.items() if name not in known}
+        missing = [name for name in callback.columns if name not in added]
+        if missing:
+            expected, got = f"{missing[0]!r} in the record after epoch_end", ", ".join(added) or "none"
+            raise DtypeError(_columns_of(callback), expected=expected, got=got)
+        known |= added
+        record.clear()  # what was there is the trainer's
+        record.update(known)
+        if added:
+            trainer.history.extend_last(added)
         return is_over
 
-    def step_end(self, trainer: TrainerLike) -> None:
-        for callback in self._callbacks:
-            if callback.every_steps and trainer.steps % callback.every_steps == 0:
-                callback.step_end(trainer)
+    def columns_of(self, keys: Iterable[str]) -> set[str]:
+        """The columns that those with these keys add."""
+        return {name for key in keys if key in self._callbacks for name in self._callbacks[key].columns}
 
-    def end(self, trainer: TrainerLike) -> None:
-        for callback in self._callbacks:
-            callback.end(trainer)
+    def end(self, key: str, trainer: TrainerLike) -> None:
+        """Tell one of the fit's end."""
+        self._callbacks[key].end(trainer)
 
-    # --- states, by class and by number among those of one class ---
+    # --- states ---
 
     def states(self) -> dict[str, dict[str, Any]]:
-        return {key: callback.state() for key, callback in self._keyed()}
+        """Copies of their states, by key."""
+        return {key: _copy(callback.state()) for key, callback in self._callbacks.items()}
 
     def load_states(self, states: Mapping[str, Any]) -> None:
-        for key, callback in self._keyed():
+        """Hand back what :meth:`states` gave."""
+        for key, callback in self._callbacks.items():
             if key in states:
                 callback.load_state(states[key])
 
-    def _keyed(self) -> Iterator[tuple[str, Callback]]:
-        counts: dict[str, int] = {}
-        for callback in self._callbacks:
-            name = type(callback).__name__
-            counts[name] = counts.get(name, 0) + 1
-            yield f"{name} {counts[name]}", callback
+
+def _keyed(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Callbacks by class and by number among those of one class."""
+    counts: dict[str, int] = {}
+    keyed = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        counts[name] = counts.get(name, 0) + 1
+        keyed[f"{name} {counts[name]}"] = callback
+    return keyed
+
+
+def _hears_of_epochs(callback: Callback) -> bool:
+    return bool(callback.columns) or getattr(callback.epoch_end, "__func__", None) is not Callback.epoch_end
+
+
+def _copy(state: Any) -> Any:
+    """A copy that does not change with the callback."""
+    if isinstance(state, Mapping):
+        return {key: _copy(value) for key, value in state.items()}
+    return [_copy(value) for value in state] if isinstance(state, list) else state
 
 
 def _truth(callback: Callback, hook: str, value: object) -> bool:

@@ -117,8 +117,9 @@ class FlatParameters:
             self._replace(values)
 
     def _replace(self, values: np.ndarray) -> None:
-        self._values, self._owner, self.dtype = _frozen(values), None, values.dtype
-        self.version = next(self._versions)
+        # No call stands between the assignments, so Ctrl-C does not come there; likewise in give_to.
+        values, version = _frozen(values), next(self._versions)
+        self._values, self._owner, self.dtype, self.version = values, None, values.dtype, version
 
     def take_back(self) -> None:
         """Take them from the program that owns them, if one does."""
@@ -129,8 +130,8 @@ class FlatParameters:
     def give_to(self, program: Program, dtype: np.dtype) -> None:
         """Make ``program``, which has loaded or drawn them as ``dtype``, their owner."""
         with self._lock.held():
-            self._values, self._owner, self.dtype = None, program, dtype
-            self.version = next(self._versions)
+            version = next(self._versions)
+            self._values, self._owner, self.dtype, self.version = None, program, dtype, version
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..backends import Backend, Histogram, Program, Sampling
-from ..errors import DivergenceError
+from ..backends import Backend, Histogram, Program, Sampling, StepLog
+from ..errors import BackendError, DivergenceError, TornStateError
 from ..layers import Standardize
 from ..losses import TargetKind, problem_of
 from ..metrics import sums_of, values_of
@@ -20,12 +24,30 @@ from .progress import Progress
 from .task import MetricFunction, Prepared, call_metric
 
 
+@dataclass(frozen=True, eq=False)
+class Aside:
+    """What belongs to a run while no program has it: the optimizer's slots (K, 1, P), and the kept parameters (P,)."""
+
+    slots: np.ndarray | None
+    kept: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Steps that a program was asked for: what it says of them, the number of the first, and their rates."""
+
+    log: StepLog
+    first_step: int
+    rates: np.ndarray
+
+
 class Engine:
     """Trains and evaluates a network through one program, which owns the network's parameters meanwhile.
 
     Whatever uses the program comes through :meth:`ready`.  It is the only place that asks whether somebody
     else took or set the parameters since, and then loads them.  The optimizer's slots and the kept
     parameters belong to the run: they are taken along where a program is loaded anew or replaced.
+    An exception at any moment, such as Ctrl-C, leaves them with the program or aside, and never half with either.
 
     Arguments:
         lower: gives the plan for a ``target_kind``.
@@ -49,9 +71,10 @@ class Engine:
         self.progress = Progress()
         self.saved: tuple[str, int] | None = None
         self._network, self._backend, self._lower, self._options = network, backend, lower, options
-        self._slots: np.ndarray | None = None  # (K, 1, P), while no program has them
-        self._kept: np.ndarray | None = None  # (P,), likewise
+        self._aside: Aside | None = None  # while the program has it not
         self._keeps = False  # whether parameters were kept
+        self._run: Run | None = None  # the last one
+        self._runner: int | None = None  # the thread in which it is under way
         # For the other kind of targets: the kind, a program that only evaluates, and which values it has.
         self._other: tuple[TargetKind, Program] | None = None
         self._loaded: tuple[int | None, np.ndarray | None] = None, None
@@ -64,11 +87,12 @@ class Engine:
             plan = self.plan if kind is None else self._lower(target_kind=kind)
             program = self._compile(plan)
             self._set_aside()
+            self._load(program, plan)
             self.plan, self.program = plan, program
-            self._load(program)
         elif not self._network.values.is_owned_by(self.program):
             self._set_aside()
-            self._load(self.program)
+            self._load(self.program, self.plan)
+        self._aside = None
         return self.program
 
     def _compile(self, plan: Plan) -> Program:
@@ -76,24 +100,26 @@ class Engine:
 
     def _set_aside(self) -> None:
         """Take what belongs to the run out of the program, and the parameters if it owns them."""
-        if self.program is not None:
-            state = self.program.read()
-            self._slots = state.slots
-            self._kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
-            if self._network.values.is_owned_by(self.program):
-                self._network.values.replace(state.parameters[0])
+        if self.program is None or self._aside is not None:  # it is there since an exception ended a call
+            return
+        state = self.program.read()
+        kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
+        if self._network.values.is_owned_by(self.program):
+            self._network.values.replace(state.parameters[0])
+        self._aside = Aside(state.slots, kept)
 
-    def _load(self, program: Program) -> None:
+    def _load(self, program: Program, plan: Plan) -> None:
         """Give the program the network's parameters, which it owns from then on, and what was set aside."""
-        if self._slots is None:
-            self._network.start(program, self.plan.optimizer)
+        if self._aside is None:
+            self._network.start(program, plan.optimizer)
         else:
-            state = dataclasses.replace(self._network.state(), slots=self._slots)
+            state = self._network.state(plan.optimizer)
+            if self._aside.slots is not None:
+                state = dataclasses.replace(state, slots=self._aside.slots)
             program.load(state)
-            if self._kept is not None:
-                program.load(dataclasses.replace(state, parameters=self._kept[np.newaxis]), snapshot=True)
-        self._slots = self._kept = None
-        self._network.values.give_to(program, self.plan.dtype)
+            if self._aside.kept is not None:
+                program.load(dataclasses.replace(state, parameters=self._aside.kept[np.newaxis]), snapshot=True)
+        self._network.values.give_to(program, plan.dtype)
 
     # --- training ---
 
@@ -101,7 +127,7 @@ class Engine:
         """Train at other rates from here on; what a schedule remembered is forgotten."""
         self._lower = lower
         self.plan = self._lower(target_kind=self.plan.target_kind)
-        self.schedule, self.progress.plateau = schedule, Plateau()
+        self.schedule, self.progress = schedule, dataclasses.replace(self.progress, plateau=Plateau())
 
     def attach(self, data: Prepared, sampling: Sampling) -> None:
         """Make ready to train on a data set."""
@@ -113,17 +139,57 @@ class Engine:
         Raises:
             DivergenceError: a loss is not finite.
         """
-        rates, progress = self.schedule.rates(clock), self.progress
-        program = self.ready()
-        with self._network.values.changing():
-            sums = program.run(progress.steps, rates)
-            progress.steps += len(rates)
-        if progress.fit is not None:
-            progress.fit.rate = float(rates[-1])
-        is_finite = np.isfinite(sums[:, 0])
+        self.check_whole()
+        rates, first_step = self.schedule.rates(clock), self.progress.steps
+        program, log = self.ready(), StepLog(len(rates))
+        self._run, self._runner = Run(log, first_step, rates), threading.get_ident()
+        try:
+            with self._network.values.changing():
+                program.run(first_step, rates, log)
+        finally:
+            self.settle()
+            self._runner = None
+        is_finite = np.isfinite(log.sums[:, 0])
         if not is_finite.all():
-            raise self._diverged("loss", progress.steps - len(rates) + int(np.argmin(is_finite)))
-        return sums
+            raise self._diverged("loss", first_step + int(np.argmin(is_finite)))
+        return log.sums
+
+    def settle(self) -> None:
+        """Count what is finished of the last run, whatever ended it; nothing is counted twice."""
+        run, progress = self._run, self.progress
+        if run is None or self._runner not in (None, threading.get_ident()):
+            return
+        with contextlib.suppress(BackendError):  # then the state lies between two steps
+            run.log.settle()
+        counted, finished = progress.steps - run.first_step, run.log.finished
+        if not 0 <= counted < finished:
+            return
+        fit = progress.fit
+        if fit is not None:
+            loss, weight = fit.loss, fit.weight
+            # Added one by one, so that the sum does not depend on how many steps ran at a time.
+            for of_loss, of_weight in run.log.sums[counted:finished].tolist():
+                loss += of_loss
+                weight += of_weight
+            fit = dataclasses.replace(fit, loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
+        self.progress = dataclasses.replace(progress, steps=run.first_step + finished, fit=fit, pending=None)
+
+    def check_whole(self) -> None:
+        """Count what is finished, and refuse to go on from between two steps.
+
+        Raises:
+            TornStateError: an exception ended a step in its middle.
+        """
+        self.settle()
+        if self._run is not None and not self._run.log.is_whole and self._runner in (None, threading.get_ident()):
+            what = f"trainer after {self.progress.steps} finished steps"
+            got = "parameters and slots in the middle of the next step, which an exception ended"
+            raise TornStateError(what, expected="the state of a finished step", got=got, hint=self._last_saved())
+
+    def _last_saved(self) -> str:
+        if self.saved is None:
+            return "this run was never saved: a new Trainer begins anew"
+        return f"Trainer.resume({self.saved[0]!r}) goes on from step {self.saved[1]}"
 
     def evaluate(
         self, data: Prepared, metrics: Sequence[str], functions: Mapping[str, MetricFunction]
@@ -164,7 +230,10 @@ class Engine:
         return self._other[1]
 
     def check_finite(self) -> None:
-        """Raise DivergenceError, as of the last step, if a parameter is not finite."""
+        """Raise DivergenceError, as of the last step, if a parameter or a loss of this epoch is not finite."""
+        fit = self.progress.fit
+        if fit is not None and not math.isfinite(fit.loss):
+            raise self._diverged("loss", self.progress.steps - 1)
         if not self._network.values.is_finite():
             raise self._diverged("a parameter", self.progress.steps - 1)
 
@@ -221,12 +290,14 @@ class Engine:
 
     def slots_and_kept(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The optimizer's slots (K, 1, P), None before the first step; the kept parameters (P,), None without any."""
+        if self._aside is not None:
+            return self._aside.slots, self._aside.kept
         if self.program is None:
-            return self._slots, self._kept
+            return None, None
         kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
         return self.program.read().slots, kept
 
     def resume(self, kind: TargetKind, progress: Progress, slots: np.ndarray | None, kept: np.ndarray | None) -> None:
         """Go on from where another engine stood, on targets of this kind."""
         self.plan, self.progress = self._lower(target_kind=kind), progress
-        self._slots, self._kept, self._keeps = slots, kept, kept is not None
+        self._aside, self._keeps = Aside(slots, kept), kept is not None

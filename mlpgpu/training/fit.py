@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..backends import Sampling
-from ..callbacks import Listeners, TrainerLike
+from ..callbacks import SCHEDULE, Listeners, TrainerLike
 from ..history import Record
 from ..metrics import VALIDATION
 from ..schedules import Clock, ReduceOnPlateau
 from .engine import Engine
-from .interrupt import deferred_interrupt
-from .progress import FitProgress
+from .interrupt import Interrupts, interrupts_of_fit
+from .progress import Pending, Progress
 from .task import Columns, MetricFunction, Prepared
 
 with warnings.catch_warnings():
@@ -34,56 +35,67 @@ class FitLoop:
 
     Attributes:
         trainer: what callbacks are called with.
-        fit: the part of the engine's progress that belongs to this fit.
         sampling: the rows of each step.
+        monitored: the columns that its records have.
         validation: evaluated after each epoch, by ``metrics``, if it is there; ``functions`` are those of one's own.
         columns: the history's for the numbers of each metric.
     """
 
     trainer: TrainerLike
     engine: Engine
-    fit: FitProgress
     sampling: Sampling
     listeners: Listeners
+    monitored: tuple[str, ...]
     validation: Prepared | None
     metrics: tuple[str, ...]
     functions: Mapping[str, MetricFunction]
     columns: Mapping[str, Columns]
 
+    def __post_init__(self) -> None:
+        self._called: str | None = None  # the key of the callback that is being told of a step's or an epoch's end
+
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
-        progress = self.engine.progress
-        with (
-            tqdm(total=epochs, initial=progress.epochs, unit="epoch", disable=not (shows_bar and _has_viewer())) as bar,
-            deferred_interrupt() as stop,
-        ):
-            while progress.epochs < epochs and not is_over:
-                started, before = time.perf_counter(), progress.steps
-                self._train_epoch(stop)
-                if stop:
-                    progress.history.interrupted = True
-                    where = f"after step {progress.steps}, in epoch {progress.epochs + 1}"
-                    told = f"mlpgpu: interrupted {where}; the network is as that step left it"
-                    print(f"{told} (Ctrl-C again at once ends the program)", file=sys.stderr)
+        done, hidden = self.engine.progress.epochs, not (shows_bar and _has_viewer())
+        with tqdm(total=epochs, initial=done, unit="epoch", disable=hidden) as bar, interrupts_of_fit() as interrupts:
+            is_over |= self._tell_pending(interrupts, fills=True)
+            while self.engine.progress.epochs < epochs and not is_over and not interrupts.is_received:
+                started, before = time.perf_counter(), self.engine.progress.steps
+                self._train_epoch(interrupts)
+                if interrupts.is_received:
                     break
                 if self.listeners.save:
                     self.engine.prefetch()  # what they save is copied while the validation is under way
-                record = self._end_epoch(started)
-                is_over = self.listeners.add_columns(self.trainer, record)
-                schedule = self.engine.schedule  # which a callback may have set
-                if isinstance(schedule, ReduceOnPlateau):
-                    progress.plateau = schedule.observe(progress.plateau, record[schedule.monitor])
-                is_over |= self.listeners.epoch_end(self.trainer, record)
-                of_epoch = (progress.steps - before) / self.sampling.steps_per_epoch
+                self._end_epoch(started, interrupts)
+                is_over = self._tell_pending(interrupts)
+                record = self.engine.progress.history.last
+                of_epoch = (self.engine.progress.steps - before) / self.sampling.steps_per_epoch
                 bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
                 bar.update()
+            self._note(interrupts, epochs)
+            for key in self.listeners.keys:
+                with interrupts.open():
+                    self.listeners.end(key, self.trainer)
+                self.engine.progress = replace(self.engine.progress, callbacks=self.listeners.states())
+            self._note(interrupts, epochs)
 
-    def _train_epoch(self, stop: list[int]) -> None:
-        """Train from where the epoch stands to its end, or until ``stop`` is not empty."""
-        progress, fit, steps = self.engine.progress, self.fit, self.sampling.steps_per_epoch
-        first = fit.first_step + (progress.epochs - fit.first_epoch) * steps
-        count = 1
-        while (done := progress.steps - first) < steps and not stop:
+    def _note(self, interrupts: Interrupts, epochs: int) -> None:
+        """Mark the history and tell the user if there was a Ctrl-C, once."""
+        progress = self.engine.progress
+        if not interrupts.is_received or progress.history.interrupted:
+            return
+        progress.history.interrupted = True
+        where = f"in epoch {progress.epochs + 1}" if progress.epochs < epochs else "at the end of the last epoch"
+        told = f"mlpgpu: interrupted after step {progress.steps}, {where}; the network is as that step left it"
+        print(f"{told} (Ctrl-C again at once ends the program)", file=sys.stderr)
+
+    def _train_epoch(self, interrupts: Interrupts) -> None:
+        """Train from where the epoch stands to its end, or until Ctrl-C."""
+        engine, sampling, count = self.engine, self.sampling, 1
+        steps = sampling.steps_per_epoch
+        first = sampling.first_step + (engine.progress.epochs - sampling.first_epoch) * steps
+        while (done := engine.progress.steps - first) < steps and not interrupts.is_received:
+            progress = engine.progress
             count = self.listeners.steps_until_due(progress.steps, min(count, RUN_STEPS, steps - done))
             clock = Clock(
                 step=progress.steps + np.arange(count),
@@ -92,30 +104,94 @@ class FitLoop:
                 factor=progress.plateau.factor,
             )
             started = time.perf_counter()
-            sums = self.engine.take_steps(clock)
+            engine.take_steps(clock)
             elapsed = time.perf_counter() - started
-            # Added one by one, so that the sum does not depend on how many steps ran at a time.
-            for loss, weight in sums.tolist():
-                fit.loss += loss
-                fit.weight += weight
-            self.listeners.step_end(self.trainer)
+            interrupts.check()
+            if due := self.listeners.due_after_step(engine.progress.steps):
+                engine.progress = replace(engine.progress, pending=Pending("step_end", due))
+                self._tell_pending(interrupts)
             count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
 
-    def _end_epoch(self, started: float) -> Record:
+    def _end_epoch(self, started: float, interrupts: Interrupts) -> None:
         """Close the epoch's books: its record, the history."""
-        progress, fit = self.engine.progress, self.fit
-        record: Record = {"epoch": progress.epochs + 1, "loss": fit.loss / fit.weight if fit.weight else 0.0}
+        progress = self.engine.progress
+        assert progress.fit is not None
+        loss, weight = progress.fit.loss, progress.fit.weight
+        record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0}
         if self.validation is not None:
-            results = self.engine.evaluate(self.validation, self.metrics, self.functions)
+            with interrupts.open():
+                results = self.engine.evaluate(self.validation, self.metrics, self.functions)
             for name, value in results.items():
                 if np.ndim(value) == 0 or name not in self.functions:
                     pairs = zip(self.columns.get(name, ()), np.ravel(value).tolist(), strict=False)
                     record |= {VALIDATION + column: number for column, number in pairs}
-        record |= {"rate": fit.rate, "seconds": time.perf_counter() - started}
-        fit.loss = fit.weight = 0.0
-        progress.epochs += 1
+        record |= {"rate": progress.fit.rate, "seconds": time.perf_counter() - started}
         progress.history.append(record)
-        return record
+        self.engine.progress = replace(
+            progress,
+            epochs=progress.epochs + 1,
+            fit=replace(progress.fit, loss=0.0, weight=0.0),
+            pending=Pending("epoch_end", self.listeners.due_after_epoch()),
+        )
+
+    # --- callbacks, each of which is told once of a step or an epoch, whatever ends the fit in between ---
+
+    def _tell_pending(self, interrupts: Interrupts, *, fills: bool = False) -> bool:
+        """Tell those that have not been told of the last step or epoch; returns whether one ends the fit.
+
+        What a resumed fit watches and the record has not is NaN where ``fills`` says so.
+        """
+        engine, pending = self.engine, self.engine.progress.pending
+        if pending is None:
+            return False
+        record = self._last_record(pending.left, fills) if pending.hook == "epoch_end" else {}
+        while pending is not None and pending.left:
+            key, ends = pending.left[0], False
+            if key == SCHEDULE:
+                self._tell_schedule(record)
+            else:
+                ends = self._tell(key, pending.hook, record, interrupts)
+            engine.progress = self._after(key, engine.progress, is_over=ends)
+            pending = engine.progress.pending
+        engine.progress = replace(engine.progress, pending=None)
+        return pending is not None and pending.is_over
+
+    def _tell(self, key: str, hook: str, record: Record, interrupts: Interrupts) -> bool:
+        try:
+            self._called = key
+            with interrupts.open():
+                if hook == "epoch_end":
+                    return self.listeners.epoch_end(key, self.trainer, record)
+                self.listeners.step_end(key, self.trainer)
+                return False
+        finally:
+            self._called = None
+
+    def _tell_schedule(self, record: Record) -> None:
+        schedule, progress = self.engine.schedule, self.engine.progress  # which a callback may have set
+        if isinstance(schedule, ReduceOnPlateau):
+            plateau = schedule.observe(progress.plateau, record[schedule.monitor])
+            self.engine.progress = self._after(SCHEDULE, replace(progress, plateau=plateau))
+
+    def _after(self, key: str, progress: Progress, *, is_over: bool = False) -> Progress:
+        """The progress after the one of that key was told of what is pending."""
+        if progress.pending is None:
+            return progress
+        return replace(
+            progress, callbacks=self.listeners.states(), pending=progress.pending.without(key, is_over=is_over)
+        )
+
+    def to_save(self) -> Progress:
+        """The progress as a file is to hold it that a callback has the trainer write while it is told of something."""
+        progress = self.engine.progress
+        return progress if self._called is None else self._after(self._called, progress)
+
+    def _last_record(self, left: tuple[str, ...], fills: bool) -> Record:
+        """The record of the last epoch, as the first of those ``left`` is to see it."""
+        added = self.listeners.columns_of(left)
+        record = {name: value for name, value in self.engine.progress.history.last.items() if name not in added}
+        lacking = [name for name in self.monitored if name not in record and name not in added] if fills else []
+        return record | dict.fromkeys(lacking, math.nan)
 
 
 def _has_viewer() -> bool:

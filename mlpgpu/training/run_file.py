@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,16 @@ from ..errors import (
     DtypeError,
     FileFormatError,
     ShapeError,
+    check_integer,
     check_number,
     lookup,
 )
-from ..history import History
+from ..history import History, Record
 from ..losses import LOSSES, TargetKind, as_loss
 from ..optimizers import OPTIMIZERS
 from ..schedules import SCHEDULES, Plateau
 from ..storage.descriptions import describe, rebuild
-from .progress import FitProgress, Progress
+from .progress import FitProgress, Pending, Progress
 
 # The trainer's arguments that a file holds, by name.
 ARGUMENTS = (
@@ -43,7 +44,6 @@ class SavedRun:
         arguments: the trainer's, by name.
         kind: the targets that it was trained on last.
         made_by: what the bits of the run depend on.
-        callbacks: their states.
         slots: the optimizer's arrays, (K, 1, P), or None before the first step.
         kept: the parameters of the best epoch, (P,), or None.
     """
@@ -52,13 +52,15 @@ class SavedRun:
     kind: TargetKind
     made_by: dict[str, Any]
     progress: Progress
-    callbacks: dict[str, Any]
     slots: np.ndarray | None
     kept: np.ndarray | None
 
     def contents(self, network: storage.Contents) -> storage.Contents:
         """The contents of a file that holds ``network`` as well."""
         progress, optimizer, loss = self.progress, self.arguments["optimizer"], self.arguments["loss"]
+        # An exception may have come between a record and the count of its epoch.
+        records, pending = progress.history.records[: progress.epochs], progress.pending
+        columns = History(records).columns
         run = {
             **self.arguments,
             "loss": loss if isinstance(loss, str) else describe(loss),
@@ -71,12 +73,14 @@ class SavedRun:
             "epochs": progress.epochs,
             "plateau": describe(progress.plateau),
             "fit": None if progress.fit is None else dataclasses.asdict(progress.fit),
-            "callbacks": self.callbacks,
-            "columns": list(progress.history.columns),
+            "callbacks": progress.callbacks,
+            "pending": None if pending is None else {**dataclasses.asdict(pending), "left": list(pending.left)},
+            "columns": list(columns),
+            "lacking": {name: lacking for name in columns if (lacking := _lacking(records, name))},
             "has_slots": self.slots is not None,
             "has_kept": self.kept is not None,
         }
-        arrays = {f"{_HISTORY}/{name}": np.array(progress.history[name]) for name in progress.history.columns}
+        arrays = {f"{_HISTORY}/{name}": np.array([record.get(name, np.nan) for record in records]) for name in columns}
         if self.slots is not None:
             arrays |= {f"{_SLOTS}/{name}": self.slots[k, 0] for k, name in enumerate(optimizer.slots)}
         if self.kept is not None:
@@ -95,17 +99,18 @@ class SavedRun:
         arguments = {name: run[name] for name in ARGUMENTS}
         optimizer = rebuild("optimizer", run["optimizer"], OPTIMIZERS, SCHEDULES)
         arguments["class_weight"] = _class_weight(run["class_weight"])
-        if not isinstance(run["callbacks"], dict):
-            raise DtypeError("callbacks", expected="states by name", got=run["callbacks"])
         kinds = {kind.__name__: kind for kind in LOSSES.values()}
         loss = as_loss(run["loss"] if isinstance(run["loss"], str) else rebuild("loss", run["loss"], kinds))
         progress = Progress(
             steps=run["steps"],
             epochs=run["epochs"],
-            history=_history(contents, run["columns"], run["epochs"]),
+            history=_history(contents, run["columns"], run["epochs"], run.get("lacking")),
             plateau=rebuild("plateau", run["plateau"], {"Plateau": Plateau}),
             fit=None if run["fit"] is None else FitProgress(**run["fit"]),
+            callbacks=run["callbacks"],
+            pending=_pending(run.get("pending")),
         )
+        progress.check()
         form = (parameter_count,), np.dtype("float64" if run["precision"] == "float64" else "float32")
         slots = kept = None
         if run["has_slots"]:
@@ -118,28 +123,67 @@ class SavedRun:
             kind=lookup("target kind", run["target_kind"], loss.targets),
             made_by=run["made_by"],
             progress=progress,
-            callbacks=run["callbacks"],
             slots=slots,
             kept=kept,
         )
 
 
-def _history(contents: storage.Contents, names: Any, epochs: int) -> History:
-    """The history of so many epochs with these columns, where NaN stands for what an epoch's record lacks."""
+def _lacking(records: Sequence[Record], column: str) -> list[list[int]]:
+    """Which records lack the column, as ranges [first, end)."""
+    ranges: list[list[int]] = []
+    for place, record in enumerate(records):
+        if column in record:
+            continue
+        if ranges and ranges[-1][1] == place:
+            ranges[-1][1] = place + 1
+        else:
+            ranges.append([place, place + 1])
+    return ranges
+
+
+def _pending(described: Any) -> Pending | None:
+    if described is None:
+        return None
+    if not isinstance(described, dict) or not isinstance(described["left"], list):
+        raise DtypeError("pending callbacks", expected="a hook and a list of names", got=described)
+    return Pending(**{**described, "left": tuple(described["left"])})
+
+
+def _history(contents: storage.Contents, names: Any, epochs: int, lacking: Any) -> History:
+    """The history of so many epochs with these columns.
+
+    ``lacking`` has ranges of records that lack a column, by column; None in a file of older versions, in which NaN
+    stands for what is lacking, too.
+    """
     if not isinstance(names, list) or len(set(names)) != len(names):
         raise ConfigurationError("columns of the history", expected="a list of different names", got=names)
+    if not isinstance(lacking, (dict, type(None))):
+        raise DtypeError("records that lack a column", expected="ranges by column", got=lacking)
     arrays = {name: contents.arrays[f"{_HISTORY}/{name}"] for name in names}
     for name, array in arrays.items():
         if array.shape != (epochs,):
             raise ShapeError(f"history, {name}", expected=(epochs,), got=array.shape)
     if epochs and "epoch" not in names:
         raise ConfigurationError("columns of the history", expected="epoch among them", got=names)
-    rows = zip(*(array.tolist() for array in arrays.values()), strict=True)
-    records = [{name: value for name, value in zip(names, row, strict=True) if value == value} for row in rows]
+    records: list[Record] = [{} for _ in range(epochs)]
+    for name, array in arrays.items():
+        lacks = np.isnan(array) if lacking is None else _lacks(epochs, lacking.get(name, []))
+        for record, value, is_lacking in zip(records, array.tolist(), lacks.tolist(), strict=True):
+            if not is_lacking:
+                record[name] = value
     for record in records:
         if record.get("epoch", 0.5) % 1.0 != 0.0:  # of infinity it is NaN
             raise DataError("history, epoch", expected="whole numbers", got=arrays["epoch"])
     return History([{**record, "epoch": int(record["epoch"])} for record in records])
+
+
+def _lacks(epochs: int, ranges: Any) -> np.ndarray:
+    """Whether each of so many records is in one of the ranges [first, end), (epochs,)."""
+    lacks = np.zeros(epochs, bool)
+    for first, end in ranges:
+        least = check_integer("record of the history", first, least=0, most=epochs)
+        lacks[least : check_integer("record of the history", end, least=least, most=epochs)] = True
+    return lacks
 
 
 def _class_weight(pairs: Any) -> Any:

@@ -39,6 +39,7 @@ from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
 from .engine import Engine
 from .fit import FitLoop
+from .interrupt import uninterrupted
 from .progress import FitProgress
 from .run_file import ARGUMENTS, SavedRun
 from .task import Columns, Metrics, Task, own_metrics
@@ -144,9 +145,7 @@ class Trainer:
 
         options = {"threads": self.threads, "memory_share": self.memory_share}
         self._engine = Engine(network, self.backend, plan, lower, **options)
-        self._is_resumed = False  # and its first fit has yet to begin
-        self._listeners = Listeners()
-        self._callback_states: dict[str, dict[str, Any]] = {}  # of the last fit
+        self._loop: FitLoop | None = None  # of the fit under way
         self._monitored: tuple[str, ...] = ()
         self._work = ""  # what is under way
         self._is_made = True
@@ -239,13 +238,14 @@ class Trainer:
         try:
             yield
         finally:
-            self._work = ""
+            self._work, self._loop = "", None
 
     def _check_idle(self, work: str) -> None:
         if self._work:
             hint = "a callback may evaluate, save, set parameters and the rate; it ends the fit by returning True"
             expected, got = "no training under way", f"a call during {self._work}"
             raise ConfigurationError(f"Trainer.{work}", expected=expected, got=got, hint=hint)
+        self._engine.check_whole()
 
     @_takes_targets_with_inputs
     def fit(
@@ -281,6 +281,7 @@ class Trainer:
         Raises:
             MlpgpuError: data or arguments do not suit the network or each other; nothing has changed then.
             DataMismatchError: a resumed fit is given other data or arguments than it began with.
+            TornStateError: an exception ended an earlier step in its middle.
             DivergenceError: a loss or a parameter is not finite any more.
         """
         self._check_idle("fit")
@@ -312,12 +313,13 @@ class Trainer:
         monitored += listeners.columns
         if isinstance(schedule, ReduceOnPlateau):
             check_monitor("ReduceOnPlateau", schedule.monitor, monitored)
-        fit = FitProgress(self.steps, self.epochs, shuffle, drop_last, data.identity())
-        if self._is_resumed and engine.progress.fit is not None:
-            fit = _continued(engine.progress.fit, fit)
+        before = engine.progress
+        fit, pending = FitProgress(self.steps, self.epochs, shuffle, drop_last, data.identity()), None
+        if before.is_resumed and before.fit is not None:
+            fit, pending = _continued(before.fit, fit), before.pending
         self._monitored = monitored
-        if self._is_resumed:
-            listeners.load_states(self._callback_states)
+        if before.is_resumed:
+            listeners.load_states(before.callbacks)
         is_over = listeners.begin(self)
         sampling = Sampling(
             rows=len(data),
@@ -333,21 +335,22 @@ class Trainer:
 
         # Nothing is left to refuse: from here on the trainer and the network change.
         self.network.remember(data)
-        engine.progress.fit, self._listeners, self._is_resumed = fit, listeners, False
-        self.history.interrupted = False
         with self._at_work("fit"):
             engine.attach(trained, sampling)
-            loop = FitLoop(self, engine, fit, sampling, listeners, validated, self.metrics, self._functions, of_metrics)
+            evaluated = validated, self.metrics, self._functions, of_metrics
+            loop = FitLoop(self, engine, sampling, listeners, monitored, *evaluated)
+            self.history.interrupted = False
+            states = listeners.states()
+            engine.progress = replace(engine.progress, fit=fit, callbacks=states, pending=pending, is_resumed=False)
+            self._loop = loop
             loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
-            listeners.end(self)
-        self._callback_states = listeners.states()
         engine.check_finite()
         return self.history
 
     def _tell(self, sampling: Sampling, epochs: int, *, is_over: bool) -> None:
         """Say that a resumed fit has nothing to do, or that a schedule ends before the fit does."""
         done, last_epoch = self.epochs - sampling.first_epoch, sampling.first_epoch + epochs
-        if self._is_resumed and (is_over or done >= epochs):
+        if self._engine.progress.is_resumed and (is_over or done >= epochs):
             why = f"has finished {done} epochs of {epochs}" if done >= epochs else "was ended by a callback"
             hint = f"epochs= counts those before it was resumed, too: epochs={done + epochs} trains {epochs} more"
             tell(f"nothing is left to do: the resumed fit {why} ({hint})")
@@ -379,6 +382,7 @@ class Trainer:
 
         Raises:
             MlpgpuError: they do not suit the network.
+            TornStateError: an exception ended an earlier step in its middle.
             ConfigurationError: the schedule counts epochs, which single steps do not make.
             DivergenceError: the loss is not finite.
         """
@@ -397,9 +401,9 @@ class Trainer:
         self.network.check_adapted("call network.adapt(dataset)")
         sampling = Sampling(rows, rows, seed=self.network.seed, shuffle=False, first_step=self.steps)
         self.network.remember(data)
-        engine.attach(prepared, sampling)
-        engine.progress.fit, self._is_resumed = None, False
-        with self._at_work("step"):
+        with self._at_work("step"), uninterrupted():
+            engine.attach(prepared, sampling)
+            engine.progress = replace(engine.progress, fit=None, pending=None, is_resumed=False)
             loss, weighted = engine.take_steps(clock)[0]
         return float(loss / weighted) if weighted else 0.0
 
@@ -433,11 +437,13 @@ class Trainer:
 
     def keep(self) -> None:
         """Keep the parameters as they are now, in place of what was kept before."""
-        self._engine.keep()
+        with uninterrupted():
+            self._engine.keep()
 
     def restore_kept(self) -> None:
         """Put the parameters that were kept back."""
-        self._engine.restore_kept()
+        with uninterrupted():
+            self._engine.restore_kept()
 
     def histograms(self, bins: int, of: Sequence[str] = ("parameters",)) -> dict[str, Histogram]:
         """Finite values counted in equal bins, counts (bins,) and edges (bins + 1,), by name.
@@ -453,25 +459,27 @@ class Trainer:
         """Write the network and the run to an HDF5 file, replacing it whole or not at all.
 
         Raises:
-            DivergenceError: a parameter is not finite.
+            DivergenceError: a loss or a parameter is not finite.
             StorageError: the file cannot be written.
+            TornStateError: an exception ended a step in its middle.
         """
-        self._engine.check_finite()
-        network = self.network.contents()
-        slots, kept = self._engine.slots_and_kept()
-        kind = self.plan.target_kind
-        assert kind is not None
-        run = SavedRun(
-            arguments={name: getattr(self, name) for name in ARGUMENTS},
-            kind=kind,
-            made_by=self.backend.fingerprint(self.plan, threads=self.threads),
-            progress=self._engine.progress,
-            callbacks=self._listeners.states() or self._callback_states,
-            slots=slots,
-            kept=kept,
-        )
-        storage.write(path, run.contents(network))
-        self._engine.saved = os.fspath(path), self.steps
+        with uninterrupted():
+            self._engine.check_whole()
+            self._engine.check_finite()
+            network = self.network.contents()
+            slots, kept = self._engine.slots_and_kept()
+            kind = self.plan.target_kind
+            assert kind is not None
+            run = SavedRun(
+                arguments={name: getattr(self, name) for name in ARGUMENTS},
+                kind=kind,
+                made_by=self.backend.fingerprint(self.plan, threads=self.threads),
+                progress=self._engine.progress if self._loop is None else self._loop.to_save(),
+                slots=slots,
+                kept=kept,
+            )
+            storage.write(path, run.contents(network))
+            self._engine.saved = os.fspath(path), self.steps
 
     @classmethod
     def resume(
@@ -538,8 +546,7 @@ class Trainer:
         trainer = cls(
             network, **arguments, backend=backend or made_by["backend"], threads=threads or made_by["threads"]
         )
-        trainer._engine.resume(saved.kind, saved.progress, saved.slots, saved.kept)
-        trainer._callback_states, trainer._is_resumed = saved.callbacks, True
+        trainer._engine.resume(saved.kind, replace(saved.progress, is_resumed=True), saved.slots, saved.kept)
         return trainer
 
 

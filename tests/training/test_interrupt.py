@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import mlpgpu as mg
+from mlpgpu.backends.cpu.program import CpuProgram
+from mlpgpu.backends.cpu.threads import Threads
 from mlpgpu.training import interrupt
 
 pytestmark = pytest.mark.xdist_group("interrupt")  # one process makes what its tests share
@@ -169,6 +171,172 @@ def test_an_interrupt_between_epochs_ends_the_fit_there() -> None:
     history = fit(trainer, lambda record: signal.raise_signal(signal.SIGINT))
     assert history.interrupted
     assert (trainer.steps, trainer.epochs) == (STEPS_PER_EPOCH, 1)
+
+
+def press_in_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
+    """Press Ctrl-C in the middle of a step's gradient, counted from 1."""
+    done, run_shards = 0, Threads.run_shards
+
+    def pressed(self: Threads, shards: Any) -> None:
+        nonlocal done
+        done += 1
+        for _ in range(times * (done == step)):
+            signal.raise_signal(signal.SIGINT)
+        run_shards(self, shards)
+
+    monkeypatch.setattr(Threads, "run_shards", pressed)
+    monkeypatch.setattr("mlpgpu.training.fit.RUN_SECONDS", 1e9)  # runs of 1, 2, then 2 steps in an epoch of 5
+
+
+@pytest.mark.parametrize(("step", "finished"), [(1, 1), (2, 3), (3, 3), (5, 5), (7, 8)])
+def test_a_second_interrupt_in_a_step_waits_for_those_under_way(
+    step: int, finished: int, unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer()
+    press_in_step(monkeypatch, step, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    monkeypatch.undo()
+    assert trainer.steps == finished
+    trainer.save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    fit(resumed)
+    assert result(resumed) == unbroken
+
+
+def test_a_third_interrupt_in_a_step_acts_at_once(
+    unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer()
+    press_in_step(monkeypatch, 7, times=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    monkeypatch.undo()
+    assert trainer.steps == 6  # of the seventh only the gradient was under way
+    trainer.save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    fit(resumed)
+    assert result(resumed) == unbroken
+
+
+def test_an_interrupt_soon_after_another_fit_s_waits_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fit(new_trainer(), Interrupt(7)).interrupted
+    trainer = new_trainer()
+    press_in_step(monkeypatch, 2, times=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    assert trainer.steps == 3
+
+
+def test_a_second_interrupt_in_a_validation_acts_at_once(unbroken: dict[str, Any], tmp_path: Path) -> None:
+    reached = []
+
+    def press(y: np.ndarray, prediction: np.ndarray) -> float:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        return 0.0
+
+    network = new_trainer().network
+    trainer = mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01), batch_size=8, streams=2, metrics=[press])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(DATA, EPOCHS, validation=DATA, progress=False)
+    assert (trainer.steps, trainer.epochs, len(trainer.history), reached) == (5, 0, 0, [])
+    trainer.save(tmp_path / "run.h5")
+    resumed = mg.Trainer.resume(tmp_path / "run.h5", metrics=[press])
+    fit(resumed)
+    assert result(resumed) == unbroken
+
+
+@pytest.mark.parametrize("hook", ["epoch_end", "end"])
+def test_an_interrupt_at_the_end_is_told_of(
+    hook: str, unbroken: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, called = new_trainer(), []
+
+    def press(self: mg.Callback, trainer: Any, *rest: Any) -> None:
+        if trainer.epochs == EPOCHS:
+            signal.raise_signal(signal.SIGINT)
+        called.append(trainer.epochs)
+
+    kind = type("Press", (mg.Callback,), {hook: press})
+    assert fit(trainer, kind()).interrupted
+    assert called[-1] == EPOCHS
+    assert result(trainer) == unbroken
+    assert capsys.readouterr().err.count("interrupted after step 20, at the end of the last epoch") == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_while_a_file_is_written(
+    times: int, unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is finished, in a fit and without one; a further one acts at once, and the old file stands."""
+    trainer, path = new_trainer(), tmp_path / "run.h5"
+    fit(trainer, Interrupt(7))
+    forget()
+    trainer.save(path)
+    before, sync = path.read_bytes(), os.fsync
+
+    def press(descriptor: int) -> None:
+        monkeypatch.setattr("os.fsync", sync)
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", press)
+    trainer.step(DATA.x[:8], DATA.y[:8])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.save(path)
+    assert (path.read_bytes() == before) == (times == 2)
+    trainer.save(path)
+    assert mg.Trainer.resume(path).steps == 8
+
+    trainer = new_trainer()
+    monkeypatch.setattr("os.fsync", press)
+    checkpoint = mg.Checkpoint(path)
+    if times == 1:
+        assert fit(trainer, checkpoint).interrupted
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            fit(trainer, checkpoint)
+    assert (trainer.steps, trainer.epochs) == (5, 1)
+    resumed = mg.Trainer.resume(path)
+    assert resumed.steps == 5
+    fit(resumed, mg.Checkpoint(path))
+    assert result(resumed) == unbroken
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_in_a_single_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, other = new_trainer(), new_trainer()
+    press_in_step(monkeypatch, 2, times)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(4):
+            trainer.step(DATA.x[:8], DATA.y[:8])
+    monkeypatch.undo()
+    assert trainer.steps == (2 if times == 1 else 1)
+    for _ in range(trainer.steps):
+        other.step(DATA.x[:8], DATA.y[:8])
+    assert result(trainer) == result(other)
+
+
+def test_an_interrupt_before_the_first_step_leaves_the_trainer_as_it_was(
+    unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, attach = new_trainer(), CpuProgram.attach
+    trainer.save(tmp_path / "new.h5")
+
+    def press(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(CpuProgram, "attach", press)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    monkeypatch.setattr(CpuProgram, "attach", attach)
+    assert (trainer.steps, trainer.epochs) == (0, 0)
+    fit(trainer)
+    assert result(trainer) == unbroken
 
 
 def test_the_flag_is_of_the_last_fit() -> None:

@@ -10,7 +10,7 @@ from ...datasets import Dataset
 from ...initializers import initial_values
 from ...locks import GroupLock
 from ...plan import Plan
-from ..base import Histogram, Program, Sampling, State, bin_edges, scaled
+from ..base import Histogram, Program, Sampling, State, StepLog, bin_edges, scaled
 from ..evaluation import MetricSums
 from .bindings import bind
 from .threads import Bound, Threads
@@ -112,11 +112,11 @@ class CpuProgram(Program):
         self._epoch = None
         self._work.seed(sampling.seed)
 
-    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+    def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
         assert self._training is not None and self._plan.optimizer is not None
         work, (feed, sampling) = self._work, self._training
         table = self._plan.optimizer.table(first_step, rates).tolist()
-        sums = np.empty((len(table), 2))
+        log = log or StepLog(len(table))
         with self._lock.held(), self._threads.limits():
             for index, row in enumerate(table):
                 if index:  # those who wait do so for one step at most
@@ -125,11 +125,13 @@ class CpuProgram(Program):
                 work.feed, work.row, work.step = feed, row, first_step + index
                 rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
-                sums[index] = _, weight = work.loss_sums(rows)
+                log.sums[index] = _, weight = work.loss_sums(rows)
                 work.inverse_weight = 1.0 / weight if weight > 0.0 else 0.0
+                log.begin()
                 for call in self._updates:
                     call()
-        return sums
+                log.end(index + 1)
+        return log.sums
 
     def _select(self, feed: Feed, sampling: Sampling, step: int) -> int:
         """Point the gather at a step's rows and return their number."""

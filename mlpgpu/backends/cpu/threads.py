@@ -6,9 +6,10 @@ up in another order.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import numpy as np
@@ -68,7 +69,7 @@ class Threads:
             for shard in shards:
                 _call(shard)
         else:
-            list(self._shard_pool.map(_call, shards))
+            _side_by_side(self._shard_pool, shards)
 
     def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
         """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, to be called at once.
@@ -84,14 +85,26 @@ class Threads:
         if pool is None or len(calls) == 1:
             return calls[0][0]
 
-        def side_by_side() -> None:
-            list(pool.map(_call, calls))
-
-        return side_by_side
+        return functools.partial(_side_by_side, pool, calls)
 
 
 def _pool(threads: int, name: str) -> ThreadPoolExecutor | None:
     return ThreadPoolExecutor(threads, thread_name_prefix=name) if threads > 1 else None
+
+
+def _side_by_side(pool: ThreadPoolExecutor, parts: list[list[Bound]]) -> None:
+    """Call each part's operations in order, the parts side by side; whatever ends this, none of them runs on."""
+    futures: list[Future[None]] = []
+    try:
+        for part in parts:
+            futures.append(pool.submit(_call, part))
+        for future in futures:
+            future.result()
+    except BaseException:  # Ctrl-C, while this thread waited
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
 
 
 def _call(operations: list[Bound]) -> None:

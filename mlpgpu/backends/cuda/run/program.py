@@ -9,7 +9,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ....plan import Plan
-from ...base import Histogram, Program, Sampling, State, scaled
+from ...base import Histogram, Program, Sampling, State, StepLog, scaled
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
 from ..select.inference import evaluation_rows
@@ -122,9 +122,9 @@ class CudaProgram(Program):
                 self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling
             )
 
-    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+    def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
         assert self.training is not None
-        return self.training.run(first_step, rates)
+        return self.training.run(first_step, rates, log or StepLog(len(rates)))
 
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
         assert self.training is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from ....datasets import Dataset
-from ...base import Sampling
+from ...base import Sampling, StepLog
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
 from .graphs import ShardStreams, StepGraphs
@@ -59,19 +60,17 @@ class Training:
         binder.set_constant("hyper", hyper_parameters(self._optimizer))
         self._stream.synchronize()
 
-    def run(self, first_step: int, rates: np.ndarray) -> np.ndarray:
+    def run(self, first_step: int, rates: np.ndarray, log: StepLog) -> np.ndarray:
         """See :meth:`Program.run`."""
         sampling, numbers = self.sampling, self._workspace.numbers
         table = self._optimizer.table(first_step, rates).astype(np.float32)
-        sums = np.empty((len(rates), 2))
-        done = 0
         with self._workspace.device:
             self._state.end_prefetch()
             if self._state.were_set:
                 for put in self._run_begin:
                     put(self._stream)
                 self._state.were_set = False
-            while done < len(rates):
+            while (done := log.finished) < len(rates):
                 epoch, batch = sampling.locate(first_step + done)
                 self._orders.begin(epoch)
                 end = self.data.reach(batch * sampling.batch_size)
@@ -79,15 +78,20 @@ class Training:
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self.begin_at(first_step + done, batch)
                 self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
+                log.begin()
                 self.put(count)
-                losses = numbers.download_losses(count)
+                log.put(functools.partial(self._wait, numbers.download_losses(count)))
                 self.data.prepare()
                 if batch + count == sampling.steps_per_epoch:
                     self._orders.prepare(epoch + 1)
-                self._stream.synchronize()
-                sums[done : done + count] = losses
-                done += count
-        return sums
+                log.settle()
+        return log.sums
+
+    def _wait(self, losses: np.ndarray) -> np.ndarray:
+        """Wait for the steps that were put on the streams, after which their sums are in ``losses``."""
+        with self._workspace.device:
+            self._stream.synchronize()
+        return losses
 
     def begin_at(self, step: int, batch: int) -> None:
         """Steps from here on begin with this number, at this batch of the epoch."""
