@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def test_activations_and_gradients_are_those_of_the_cpu(options: dict[str, Any])
     np.testing.assert_array_equal(flat(trainer), flat(fit(new_trainer(**options))))
     cpu = fit(new_trainer("cpu"), epochs=1)
     cpu.network.parameters = trainer.network.parameters
-    cpu._engine.progress.steps = trainer.steps  # which decides what is dropped out
+    cpu._engine.progress = replace(cpu._engine.progress, steps=trainer.steps)  # which decides what is dropped out
     expected = cpu.histograms(20, kinds)
     assert expected.keys() == histograms.epochs[EPOCHS].keys() - trainer.network.parameters.keys()
     for name, (counts, edges) in expected.items():
