@@ -158,7 +158,7 @@ class StepLog:
         """
         self._stands = self._stands[0], False, wait
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for the steps that are under way.
 
         Raises:

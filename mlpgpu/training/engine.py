@@ -147,20 +147,20 @@ class Engine:
             with self._network.values.changing():
                 program.run(first_step, rates, log)
         finally:
-            self.settle()
+            self.count_steps()
             self._runner = None
         is_finite = np.isfinite(log.sums[:, 0])
         if not is_finite.all():
             raise self._diverged("loss", first_step + int(np.argmin(is_finite)))
         return log.sums
 
-    def settle(self) -> None:
+    def count_steps(self) -> None:
         """Count what is finished of the last run, whatever ended it; nothing is counted twice."""
         run, progress = self._run, self.progress
         if run is None or self._runner not in (None, threading.get_ident()):
             return
         with contextlib.suppress(BackendError):  # then the state lies between two steps
-            run.log.settle()
+            run.log.finish()
         counted, finished = progress.steps - run.first_step, run.log.finished
         if not 0 <= counted < finished:
             return
@@ -180,7 +180,7 @@ class Engine:
         Raises:
             TornStateError: an exception ended a step in its middle.
         """
-        self.settle()
+        self.count_steps()
         if self._run is not None and not self._run.log.is_whole and self._runner in (None, threading.get_ident()):
             what = f"trainer after {self.progress.steps} finished steps"
             got = "parameters and slots in the middle of the next step, which an exception ended"

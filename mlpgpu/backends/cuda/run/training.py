@@ -84,7 +84,7 @@ class Training:
                 self.data.prepare()
                 if batch + count == sampling.steps_per_epoch:
                     self._orders.prepare(epoch + 1)
-                log.settle()
+                log.finish()
         return log.sums
 
     def _wait(self, losses: np.ndarray) -> np.ndarray:
