@@ -41,12 +41,12 @@ class Interrupts:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         global _last
-        is_first = self._ends_fit and not self.is_received
+        is_first = self._ends_fit and not self.is_received and _current is self
         self.is_received = True
         if is_first and time.monotonic() - _last >= AGAIN_SECONDS:
             _last = time.monotonic()
-        elif self._is_open or self._waits:
-            self._pass_on(frame)
+        elif self._is_open or self._waits or _current is not self:
+            self._pass_on(frame)  # it may be left over from a fit that an exception ended as it was cleaning up
         else:
             self._waits = True
 
@@ -99,11 +99,12 @@ def interrupts_of_fit() -> Iterator[Interrupts]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """While a call is under way that Ctrl-C is not to break off in its middle; it acts at the end, a second at once."""
-    if _current is None or threading.current_thread() is not threading.main_thread():
-        with _installed(ends_fit=False):
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and _current is not None and signal.getsignal(signal.SIGINT) == _current.receive:
+        with _current.closed():
             yield
     else:
-        with _current.closed():
+        with _installed(ends_fit=False):
             yield
 
 
@@ -116,11 +117,11 @@ def _installed(*, ends_fit: bool) -> Iterator[Interrupts]:
         yield Interrupts(signal.SIG_IGN, ends_fit=ends_fit)
         return
     outer, interrupts = _current, Interrupts(before, ends_fit=ends_fit)
-    signal.signal(signal.SIGINT, interrupts.receive)
     try:
         _current = interrupts
+        signal.signal(signal.SIGINT, interrupts.receive)
         yield interrupts
     finally:
-        _current = outer
         signal.signal(signal.SIGINT, before)
+        _current = outer
         interrupts.check()

@@ -26,6 +26,25 @@ def wait_until(condition: object) -> None:
         time.sleep(0.001)
 
 
+class Holder:
+    """A thread that holds a lock until it is told to let go."""
+
+    def __init__(self, lock: GroupLock, key: int) -> None:
+        self._lock, self._key = lock, key
+        self._holds, self._told = threading.Event(), threading.Event()
+        self._thread = started(self._hold)
+        assert self._holds.wait(10.0)
+
+    def _hold(self) -> None:
+        with self._lock.held(self._key):
+            self._holds.set()
+            self._told.wait(10.0)
+
+    def let_go(self) -> None:
+        self._told.set()
+        self._thread.join(10.0)
+
+
 def test_equal_keys_are_held_together_and_others_in_order_of_arrival() -> None:
     lock, order = GroupLock(), []
 
@@ -66,7 +85,7 @@ def test_a_holder_lets_others_in_between() -> None:
 
 def test_one_who_is_interrupted_while_waiting_holds_up_nobody() -> None:
     lock = GroupLock()
-    lock.acquire(1)
+    holder = Holder(lock, 1)
 
     class Interrupted(BaseException):
         pass
@@ -89,9 +108,23 @@ def test_one_who_is_interrupted_while_waiting_holds_up_nobody() -> None:
             lock.acquire(2)
     finally:
         threading.Lock = original  # type: ignore[misc]
-    lock.release()
-    started(lock.acquire, 3).join(10.0)
-    assert lock._holders == 1
+    holder.let_go()
+    Holder(lock, 3).let_go()
+    assert not lock._holders
+
+
+def test_a_thread_that_lost_the_lock_to_an_exception_gets_it_again() -> None:
+    """It got the lock, and before it came to the code that gives it back there was Ctrl-C."""
+    lock, order = GroupLock(), []
+    lock.acquire(1)
+    waiting = started(lambda: [lock.acquire(2), order.append(2), lock.release()])
+    wait_until(lambda: lock.is_awaited)
+    with lock.held(1):
+        order.append(1)
+    waiting.join(10.0)
+    assert order == [2, 1]
+    lock.release()  # by code that ends late
+    assert not lock._holders
 
 
 @pytest.fixture
@@ -108,8 +141,7 @@ def test_the_threads_of_blas_are_given_back_as_they_were_found(found: int) -> No
     (library, *_) = BLAS.libraries
     with BLAS.held(1):
         assert library.get() == 1
-        started(BLAS.acquire, 1).join(10.0)
-        BLAS.release()  # of the thread that is gone
+        Holder(BLAS, 1).let_go()
         assert library.get() == 1
     assert library.get() == found
 

@@ -29,6 +29,7 @@ from mlpgpu.errors import (
     ReadOnlyError,
     ShapeError,
     StorageError,
+    TornStateError,
     UnknownNameError,
     check_integer,
     check_number,
@@ -45,6 +46,7 @@ BUILT_IN = {
     "EmptyDataError": DataError,
     "DataMismatchError": ValueError,
     "DivergenceError": ArithmeticError,
+    "TornStateError": RuntimeError,
     "BackendError": RuntimeError,
     "FileFormatError": ValueError,
     "StorageError": OSError,
@@ -126,8 +128,9 @@ RAISED_BY: dict[type[MlpgpuError], Any] = {
     FileFormatError: load_text,
     StorageError: lambda folder: mg.load(folder / "missing.h5"),
 }
-# A missing backend or package and the network: test_history.py and tests/data/test_datasets.py.
-RAISED_ELSEWHERE = {BackendError, DownloadError}
+# A missing backend or package, the network, and steps ended in their middle: test_history.py, test_one_moment.py and
+# tests/data/test_datasets.py.
+RAISED_ELSEWHERE = {BackendError, DownloadError, TornStateError}
 
 
 @pytest.mark.parametrize("kind", RAISED_BY)
