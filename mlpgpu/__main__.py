@@ -1,4 +1,5 @@
-"""``python -m mlpgpu``: what is installed here, how fast it is, and how a saved network or run is computed."""
+"""``python -m mlpgpu``: what is installed here, how fast it is, how a saved network or run is computed; and the
+commands of :mod:`mlpgpu.shell`, which train and use models."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 from threadpoolctl import threadpool_info
 
-from . import __version__, bench, storage
+from . import __version__, bench, shell, storage
 from .backends import BACKENDS, get_backend
 from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
@@ -34,19 +35,23 @@ BATCH_SIZE = 32  # of a plan, unless the command says otherwise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, ``sys.argv``'s by default, and return the exit code: 2 for an error of the user's."""
+    """Run a command, ``sys.argv``'s by default, and return the exit code.
+
+    It is 2 for arguments without meaning, 1 for a failure, 130 for Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     try:
         if options.command == "info":
             print(info())
         elif options.command == "bench":
             measure(options.backend, options.only, options.precision, quick=options.quick, path=options.json)
-        else:
+        elif options.command == "explain":
             chosen = options.model, options.batch_size, options.loss, options.backend
             print(explain(*chosen, timeline=options.timeline, card=options.card))
-    except MlpgpuError as error:
-        print("mlpgpu:", *str(error).split(), file=sys.stderr)
-        return 2
+        else:
+            return shell.run(options)
+    except (MlpgpuError, KeyboardInterrupt, BrokenPipeError) as error:
+        return shell.tell_error(error)
     return 0
 
 
@@ -81,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--card", choices=CARDS, metavar="NAME", help=f"say which kernels would run on {', '.join(CARDS)}, and why"
     )
     explained.add_argument("--timeline", action="store_true", help="show when each launch of a step runs, on a GPU")
+    shell.add_commands(commands)
     return parser
 
 

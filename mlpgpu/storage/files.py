@@ -7,12 +7,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import ConfigurationError, DtypeError, StorageError
+from ..errors import ConfigurationError, DtypeError, MlpgpuError, StorageError
 
 
 def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:
@@ -37,14 +37,25 @@ def reason(error: Exception) -> str:
 
 
 def replace_file(what: str, path: str | PathLike[str], contents: bytes | memoryview) -> None:
-    """Write a file beside ``path`` and move it into place: a reader finds the old file or the new, whole.
+    """Write a file beside ``path`` and move it into place, as :func:`replacing` does.
+
+    Raises:
+        StorageError: the file system refuses; what was at ``path`` is as before.
+    """
+    with replacing(what, path) as file:
+        file.write(contents)
+
+
+@contextlib.contextmanager
+def replacing(what: str, path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to be written piece by piece, which is moved to ``path``: a reader finds the old file or the new, whole.
 
     The bytes are on the disk before the name changes.  A link at ``path`` stays one, and what it points
     to is replaced; a new file has the permissions of the one before, and where that is allowed its owner.
     Of two that write to one path at the same time, the last one's file stays.
 
     Raises:
-        StorageError: the file system refuses; what was at ``path`` is as before.
+        StorageError: the file system refuses; what was at ``path`` is as before, and so it is after any other error.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -55,7 +66,7 @@ def replace_file(what: str, path: str | PathLike[str], contents: bytes | memoryv
         partial = target.with_name(f".{secrets.token_hex(8)}.partial")
         try:
             with _create(partial, 0o666 if before is None else 0o600) as file:
-                file.write(contents)
+                yield file
                 file.flush()
                 if before is not None:
                     _take_over(file.fileno(), before)
@@ -68,6 +79,8 @@ def replace_file(what: str, path: str | PathLike[str], contents: bytes | memoryv
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink()  # gone already if all went well
+    except MlpgpuError:  # of whoever writes
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise StorageError(what, expected="a place that can be written to", got=reason(error)) from error
     # The new file is in place: a file system that cannot sync a folder is no failure.

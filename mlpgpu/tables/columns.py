@@ -172,7 +172,6 @@ class TruthValues(Column):
     words: tuple[str, str]
     usual: bool
     has_missing: bool
-    reads_text = True
     called = "truth values"
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+CODE = re.compile(r"0\d+")  # digits that are no number
 COMMA_NUMBER, POINT_NUMBER = re.compile(r"\s*[-+]?\d+,\d+\s*"), re.compile(r"\s*[-+]?\d*\.\d+\s*")
 
 
@@ -48,6 +49,10 @@ class CSV:
         delimiter: between cells: the one of comma, semicolon, tab and ``|`` that the first row has most of.
         decimal: in numbers, ``"."`` or ``","``: a comma where it is no delimiter and numbers have it.
         encoding: of the text: UTF-8, or UTF-16 or UTF-32 if the file's mark says so.
+
+    Attributes:
+        names: of the columns.
+        codes: columns whose first rows have a number with a zero in front, such as 007; they are read as text.
 
     Raises:
         StorageError: the file cannot be read.
@@ -81,8 +86,13 @@ class CSV:
         if not rows:
             raise EmptyDataError(self.what, expected="a row of names and rows of cells", got="nothing")
         self.names = _check_header(self.what, rows[0])
-        self._check_widths(rows if len(sample) < SAMPLE_BYTES else rows[:-1])  # the last one may be cut off
+        if len(sample) == SAMPLE_BYTES and len(rows) > 1:
+            del rows[-1]  # which may be cut off
+        self._check_widths(rows)
         self.decimal = decimal or _decimal(rows[1:], self.delimiter)
+        self.codes = frozenset(
+            name for name, *cells in zip(self.names, *rows[1:], strict=True) if any(map(CODE.fullmatch, cells))
+        )
 
     def __repr__(self) -> str:
         return f"CSV({str(self.path)!r}, delimiter={self.delimiter!r}, encoding={self.encoding!r})"

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Protocol
 
+import psutil
+
 from ..errors import BackendError, FileFormatError, StorageError
 from ..storage.files import check_path, reason
 from .csv_file import CHUNK_ROWS, CSV
 from .csv_file import SUFFIXES as CSV_SUFFIXES
-from .frames import as_frame, check_names
+from .frames import as_frame, check_names, load_pandas
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
+KEPT_SHARE = 0.25  # of the memory that is free, what the rows of a file may take that are kept
 
 
 class Source(Protocol):
@@ -21,6 +24,7 @@ class Source(Protocol):
 
     is_text: bool  # whether cells are text, of which pandas guesses what it is
     what: str  # of errors
+    codes: frozenset[str]  # columns whose digits are no numbers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -35,7 +39,7 @@ class Source(Protocol):
 class FrameSource:
     """A frame in memory."""
 
-    is_text, what = False, "table"
+    is_text, what, codes = False, "table", frozenset[str]()
 
     def __init__(self, x: Any) -> None:
         self._frame = as_frame(x)
@@ -54,7 +58,7 @@ class FrameSource:
 class ParquetSource:
     """A Parquet file, of which a piece at a time is in memory."""
 
-    is_text = False
+    is_text, codes = False, frozenset[str]()
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = check_path("table", path, PARQUET_SUFFIXES)
@@ -84,6 +88,49 @@ class ParquetSource:
                 first_row += len(frame)
 
 
+class Kept:
+    """Rows of a file that are kept once they were read, if they fit into a share of the free memory.
+
+    So a file that fits is parsed once, and a larger one as often as it is asked for.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.is_text, self.what, self.codes = source, source.is_text, source.what, source.codes
+        self._pieces: list[tuple[int, Any]] | None = None  # of all columns that were read
+        self._as_text: set[str] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._source.names
+
+    def chunks(
+        self, names: Sequence[str], as_text: Collection[str] = (), missing: Collection[str] = ()
+    ) -> Iterator[tuple[int, Any]]:
+        if self._pieces is not None and self._has(names, as_text):
+            for first_row, frame in self._pieces:
+                yield first_row, frame[list(names)]
+            return
+        pieces: list[tuple[int, Any]] | None = [] if self._pieces is None else None
+        most = psutil.virtual_memory().available * KEPT_SHARE
+        for first_row, frame in self._source.chunks(names, as_text, missing):
+            if pieces is not None:
+                most -= frame.memory_usage(deep=True).sum()
+                pieces = [*pieces, (first_row, frame)] if most > 0 else None
+            yield first_row, frame
+        if pieces is not None:
+            self._pieces, self._as_text = pieces, set(as_text)
+
+    def _has(self, names: Sequence[str], as_text: Collection[str]) -> bool:
+        """Whether the columns were read, and as text where that is asked for or they were text anyway."""
+        types = load_pandas().api.types
+        assert self._pieces is not None
+        kept = [frame for _, frame in self._pieces]
+        if not all(set(names) <= set(frame.columns) for frame in kept):
+            return False
+        others = [name for name in names if name in as_text and name not in self._as_text]
+        return all(not types.is_numeric_dtype(frame[name].dtype) for frame in kept for name in others)
+
+
 @contextmanager
 def _errors(what: str) -> Iterator[None]:
     """Make errors of ours of pyarrow's."""
@@ -103,7 +150,7 @@ def as_source(x: Any) -> Source:
     Raises:
         MlpgpuError: it is no table, or cannot be read.
     """
-    if isinstance(x, (CSV, FrameSource, ParquetSource)):
+    if isinstance(x, (CSV, FrameSource, Kept, ParquetSource)):
         return x
     if not isinstance(x, (str, PathLike)):
         return FrameSource(x)

@@ -10,12 +10,14 @@ import numpy as np
 
 from .. import text
 from ..datasets import Dataset
+from ..datasets.arrays import check_finite
 from ..errors import (
     ConfigurationError,
     DataError,
     DtypeError,
     EmptyDataError,
     ShapeError,
+    UnknownNameError,
     check_integer,
     did_you_mean,
     lookup,
@@ -82,7 +84,7 @@ class Table:
         DataError: a value cannot be read, such as a date; a target is missing, or the same in all rows.
         DtypeError: text and numbers are mixed in a column.
         EmptyDataError: there are no rows.
-        ShapeError: there is no such column.
+        UnknownNameError: there is no such column.
         MlpgpuError: an argument has no meaning, or a file cannot be read.
     """
 
@@ -205,6 +207,25 @@ class Table:
         self.check_columns(rows)
         return self._rows(rows, has_targets=False)[0]
 
+    def pieces(self, source: Any, keep: Sequence[str] = ()) -> Iterator[tuple[np.ndarray, Any]]:
+        """Inputs (rows, n_in) float32, piece by piece, each with a frame of the columns to ``keep``, as they came.
+
+        So a file is predicted that does not fit into memory.
+
+        Raises:
+            UnknownNameError: a column to keep is not there.
+            MlpgpuError: as :meth:`dataset` does.
+        """
+        rows = as_source(source)
+        for name in _check_names(keep):
+            _check_column("keep", name, rows.names)
+        self.check_columns(rows)
+        for first_row, frame in self._frames(rows, (), keep):
+            x = np.zeros((len(frame), self.n_in), np.float32)
+            self._encode(frame, first_row, x)
+            check_finite("x", x, self.names)
+            yield x, frame[list(keep)]
+
     def check_columns(self, rows: Source) -> bool:
         """Whether the rows have all targets.
 
@@ -230,23 +251,26 @@ class Table:
         room = Room(self.n_in)
         targets: list[list[np.ndarray]] = [[] for _ in self.targets]
         weights: list[np.ndarray] = []
-        has_weights = has_targets and self.weight in rows.names
-        for first_row, frame in self._frames(rows, has_targets=has_targets, has_weights=has_weights):
+        weight = self.weight if has_targets and self.weight in rows.names else None
+        others = [] if weight is None else [weight]
+        for first_row, frame in self._frames(rows, self.targets if has_targets else (), others):
             self._encode(frame, first_row, room.take(len(frame)))
             if has_targets:
                 for target, found in zip(self.targets, targets, strict=True):
                     found.append(target.encode(values_of(target.name, frame[target.name], self.missing), first_row))
-            if has_weights and self.weight is not None:
-                values = values_of(self.weight, frame[self.weight], self.missing)
-                weights.append(numbers_of(self.weight, values, first_row))
+            if weight is not None:
+                weights.append(numbers_of(weight, values_of(weight, frame[weight], self.missing), first_row))
         x = room.filled(rows.what)
         return x, [np.concatenate(found) for found in targets if found], np.concatenate(weights) if weights else None
 
-    def _frames(self, rows: Source, *, has_targets: bool, has_weights: bool = False) -> Iterator[tuple[int, Any]]:
+    def _frames(self, rows: Source, targets: Sequence[Target], others: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
+        """The rows' columns that are used, these targets and others, piece by piece."""
         used: list[Column | Target] = [column for column in self.columns if not isinstance(column, Ignored)]
-        used += self.targets if has_targets else ()
-        names = [column.name for column in used] + ([self.weight] if has_weights and self.weight else [])
-        return rows.chunks(names, [column.name for column in used if column.reads_text], self.missing)
+        used += targets
+        names = dict.fromkeys(column.name for column in used)
+        as_text = [column.name for column in used if column.reads_text]
+        as_text += [name for name in others if name not in names and name != self.weight]  # 007 is not to become 7
+        return rows.chunks(list(names | dict.fromkeys(others)), as_text, self.missing)
 
     def _encode(self, frame: Any, first_row: int, out: np.ndarray) -> None:
         """Write the inputs of a frame to ``out``, (rows, n_in) float32 zeros."""
@@ -320,6 +344,7 @@ def _learn(
     Where a file's cells look like numbers in one piece and not in another, it is read again, such columns as text.
     """
     as_text = {name for name, kind in kinds.items() if kind.partition(" ")[0] in ("category", "date", "truth")}
+    as_text |= {name for name in rows.codes if kinds.get(name) != "number"}
     learners: dict[str, Learner] = {}
     pending = list(names)
     while pending:
@@ -374,7 +399,7 @@ def _check_kinds(kinds: Mapping[str, str] | None) -> dict[str, str]:
 def _check_column(what: str, name: Any, names: Sequence[str]) -> None:
     if name not in names:
         hint = did_you_mean(name, names)
-        raise ShapeError(what, expected=f"one of the columns {_listed(names)}", got=repr(name), hint=hint)
+        raise UnknownNameError(what, expected=f"one of the columns {_listed(names)}", got=repr(name), hint=hint)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ConfigurationError, DataError, DtypeError
 from .columns import check_texts, numbers_of, refuse_text, spelled, truth_of
-from .values import Values, text_of_number
+from .values import Values, numbers_in, text_of_number
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,16 @@ class Target(ABC):
     """A column to be predicted."""
 
     name: str
-    reads_text: ClassVar[bool] = False
     called: ClassVar[str]
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DtypeError("name of a column", expected="a string", got=repr(self.name))
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a file's cells are to come as they are written."""
+        return False
 
     @property
     def what(self) -> str:
@@ -71,7 +75,6 @@ class LabelTarget(Target):
     """
 
     words: tuple[str, str]
-    reads_text = True
     called = "label"
 
     def __post_init__(self) -> None:
@@ -98,7 +101,6 @@ class ClassTarget(Target):
     """
 
     classes: tuple[str, ...]
-    reads_text = True
     called = "classes"
 
     def __post_init__(self) -> None:
@@ -106,6 +108,13 @@ class ClassTarget(Target):
         object.__setattr__(self, "classes", check_texts(self.name, self.classes))
         if len(self.classes) < 2:
             raise ConfigurationError(self.what, expected="two classes or more", got=self.classes)
+
+    @property
+    def reads_text(self) -> bool:
+        # Classes that were learnt of numbers are their usual spelling, by which numbers are found again.
+        numbers = numbers_in(np.array(self.classes, object))
+        pairs = zip(self.classes, numbers.tolist(), strict=True)
+        return any(not np.isfinite(number) or text_of_number(number) != name for name, number in pairs)
 
     def encode(self, values: Values, first_row: int) -> np.ndarray:
         if values.kind == "dates":

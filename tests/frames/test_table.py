@@ -16,7 +16,15 @@ import pyarrow as pa
 import pytest
 
 import mlpgpu as mg
-from mlpgpu.errors import ConfigurationError, DataError, DtypeError, EmptyDataError, FileFormatError, ShapeError
+from mlpgpu.errors import (
+    ConfigurationError,
+    DataError,
+    DtypeError,
+    EmptyDataError,
+    FileFormatError,
+    ShapeError,
+    UnknownNameError,
+)
 from mlpgpu.tables import CSV, csv_file, room, sources
 from mlpgpu.tables.columns import Categories, Dates, Ignored, Numbers, TruthValues
 
@@ -172,6 +180,13 @@ def test_columns_that_change_kind_between_pieces_are_read_as_text(
     np.testing.assert_array_equal(table.dataset(tmp_path / "a.csv").x, table.dataset(frame).x)
 
 
+def test_digits_with_zeros_in_front_are_categories(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("zip,y\n" + "01067,1\n10115,2\n" * 5, encoding="utf-8")
+    assert column(mg.Table(tmp_path / "a.csv", "y"), "zip").categories == ("01067", "10115")
+    as_numbers = mg.Table(tmp_path / "a.csv", "y", kinds={"zip": "number"})
+    assert column(as_numbers, "zip").center == (1067 + 10115) / 2
+
+
 @pytest.mark.parametrize(
     ("y", "task", "classes", "loss"),
     [
@@ -305,9 +320,14 @@ Y = {"y": np.arange(10.0)}
         ({"x": [*range(9), np.inf], **Y}, {}, DataError, "column 'x': expected finite numbers, got inf at row 9"),
         ({"x": ["2020-01-01"] * 5 + ["2021-01-01"] * 4 + ["2020-02-30"], **Y}, {}, DataError, "'2020-02-30' at row 9"),
         ({"x": list("ab") * 5, **Y}, {"kinds": {"x": "number"}}, DtypeError, "column 'x'"),
-        ({"x": list("ab") * 5, **Y}, {"kinds": {"z": "number"}}, ShapeError, "kinds: expected one of the columns"),
+        (
+            {"x": list("ab") * 5, **Y},
+            {"kinds": {"z": "number"}},
+            UnknownNameError,
+            "kinds: expected one of the columns",
+        ),
         ({"x": list("ab") * 5, **Y}, {"kinds": {"x": "numbers"}}, ValueError, "did you mean 'number'"),
-        ({"x": range(10), **Y}, {"target": "Y"}, ShapeError, "did you mean 'y'"),
+        ({"x": range(10), **Y}, {"target": "Y"}, UnknownNameError, "did you mean 'y'"),
         ({"x": range(10), **Y}, {"scaling": "minmax"}, ValueError, "scaling: expected one of"),
         ({"x": range(10), **Y}, {"task": "ranking"}, ValueError, "task: expected one of"),
         ({"x": range(10), **Y}, {"most_categories": 0}, ConfigurationError, "most_categories"),

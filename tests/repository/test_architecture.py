@@ -35,7 +35,7 @@ LEVELS = (
     {"network", "history"},
     {"callbacks"},
     {"training"},
-    {"bench"},
+    {"bench", "shell"},
     {"__init__"},
     {"__main__"},
 )
@@ -55,6 +55,7 @@ INNER_LEVELS = {
     "network/formats": ("limits", "steps", "hints", "state_dict", "onnx_file", "safetensors_file", "table", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
+    "shell": ("output", "arrays", "data", "models", "formats", "train", "predict", "evaluate", "__init__"),
     "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": (
         *("blas", "threads", "pool", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),

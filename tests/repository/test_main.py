@@ -136,21 +136,22 @@ def test_explain_prints_the_plan_of_a_run(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["missing.h5"], "file missing.h5: expected a readable file, got No such file or directory"),
-        (["text.h5"], "file text.h5: expected an undamaged HDF5 file"),
-        (["network.h5", "--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got 0"),
-        (["network.h5", "--loss", "softmax"], "did you mean 'softmax_cross_entropy'?"),
-        (["run.h5", "--batch-size", "4"], "expected no --batch-size and no --loss for a run"),
-        (["network.h5", "--backend", "cud"], "did you mean 'cuda'?"),
-        (["network.h5", "--backend", "cuda"], "CUDA: expected an NVIDIA GPU, got none"),
-        (["run.h5", "--backend", "cuda:1"], "CUDA: expected an NVIDIA GPU, got none"),
-        (["network.h5", "--timeline"], "--timeline: expected the cuda backend, got cpu"),
+        (["missing.h5"], 1, "file missing.h5: expected a readable file, got No such file or directory"),
+        (["text.h5"], 1, "file text.h5: expected an undamaged HDF5 file"),
+        (["network.h5", "--batch-size", "0"], 2, "--batch-size: expected a whole number of at least 1, got 0"),
+        (["network.h5", "--loss", "softmax"], 2, "did you mean 'softmax_cross_entropy'?"),
+        (["run.h5", "--batch-size", "4"], 2, "expected no --batch-size and no --loss for a run"),
+        (["network.h5", "--backend", "cud"], 2, "did you mean 'cuda'?"),
+        (["network.h5", "--backend", "cuda"], 1, "CUDA: expected an NVIDIA GPU, got none"),
+        (["run.h5", "--backend", "cuda:1"], 1, "CUDA: expected an NVIDIA GPU, got none"),
+        (["network.h5", "--timeline"], 2, "--timeline: expected the cuda backend, got cpu"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2(
+def test_errors_are_one_line_and_an_exit_code(
     arguments: list[str],
+    code: int,
     message: str,
     no_gpu: str,
     run_file: tuple[Path, mg.Trainer],
@@ -161,7 +162,7 @@ def test_errors_are_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     run_file[1].network.save("network.h5")
     Path("text.h5").write_text("no HDF5\n", encoding="utf-8")
-    assert main(["explain", *arguments]) == 2
+    assert main(["explain", *arguments]) == code
     printed = capsys.readouterr()
     assert printed.out == ""
     *told, error = printed.err.splitlines()
@@ -174,4 +175,4 @@ def test_a_command_is_needed() -> None:
     command = [sys.executable, "-W", "error", "-m", "mlpgpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "{info,bench,explain}" in done.stderr and "Traceback" not in done.stderr
+    assert "{info,bench,explain,train,predict,evaluate,export}" in done.stderr and "Traceback" not in done.stderr
