@@ -14,9 +14,10 @@ DtypeError             TypeError         an array or an argument has the wrong t
 DataError              ValueError        the values are unusable: NaN, infinity, labels out of range
 EmptyDataError         ValueError        there are no rows (a kind of DataError)
 DataMismatchError      ValueError        a run is resumed on another data set than it was started on
-DivergenceError        ArithmeticError   a loss or a parameter stopped being finite
+DivergenceError        ArithmeticError   a loss or a parameter stopped being finite (a ValueError too)
 TornStateError         RuntimeError      a trainer is used on after an exception ended a step in its middle
 BackendError           RuntimeError      a backend, a card or a driver is missing or unusable
+MissingPackageError    ImportError       an optional package is not installed, or too old
 FileFormatError        ValueError        a file's contents are damaged, foreign, too new or hostile
 StorageError           OSError           the file system refused: no permission, no space, no folder
 DownloadError          OSError           a data set is neither in the folder nor to be had
@@ -90,7 +91,7 @@ class DataMismatchError(MlpgpuError, ValueError):
     """A run is resumed on another data set than it was started on."""
 
 
-class DivergenceError(MlpgpuError, ArithmeticError):
+class DivergenceError(MlpgpuError, ArithmeticError, ValueError):
     """A loss or a parameter stopped being finite.  ``step`` is the first such step, from 0."""
 
     step: int = -1
@@ -102,6 +103,13 @@ class TornStateError(MlpgpuError, RuntimeError):
 
 class BackendError(MlpgpuError, RuntimeError):
     """A backend, a card or a driver is missing or unusable."""
+
+
+class MissingPackageError(MlpgpuError, ImportError):
+    """An optional package is not installed, or too old."""
+
+    # ImportError shows a message of its own.
+    __str__ = Exception.__str__
 
 
 class FileFormatError(MlpgpuError, ValueError):

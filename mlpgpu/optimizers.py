@@ -1,15 +1,16 @@
 """Optimizers: how the parameters w follow their gradient g at a rate η.
 
 Each is a frozen description of plain numbers and its rule on flat arrays.  g is the mean gradient
-over the batch's rows; where ``clip_norm`` is given, the trainer's plan has already scaled it.  Then
-``l2 · w + l1 · sign(w)`` is added to it, as PyTorch's weight decay is, and the rule below applied.
+over the batch's rows; where ``clip_norm`` is given, the trainer's plan has already scaled it, and where ``alpha``
+is, added its penalty's slope.  Then ``l2 · w + l1 · sign(w)`` is added to it, as PyTorch's weight decay is, and the
+rule below applied.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +28,8 @@ class Optimizer(ABC):
         rate: η, a number or a :class:`~mlpgpu.schedules.Schedule`; each optimizer has a default of its own.
         l1, l2: penalties on all parameters; they do not show in the reported loss.
         clip_norm: the largest Euclidean norm of the whole gradient, or None.
+        alpha: the penalty ½ alpha Σ w² over weights, not biases, divided by the batch's summed row weight: that of
+            scikit-learn's ``MLPClassifier``.  Like ``l2`` it is never clipped.
 
     Raises:
         DtypeError, ConfigurationError: an argument is not a number in its range.
@@ -40,9 +43,11 @@ class Optimizer(ABC):
     l1: float = 0.0
     l2: float = 0.0
     clip_norm: float | None = None
+    alpha: float = field(default=0.0, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
         as_schedule(self.rate)
+        check_number(f"{type(self).__name__} alpha", self.alpha, least=0.0)
         check_number(f"{type(self).__name__} l1", self.l1, least=0.0)
         check_number(f"{type(self).__name__} l2", self.l2, least=0.0)
         if self.clip_norm is not None:

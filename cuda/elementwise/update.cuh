@@ -43,15 +43,17 @@ __device__ __forceinline__ void clip(const double* sums, int count, const double
     }
 }
 
-// Updates `size` parameters along their mean gradient, from partials (shards, pitch), with the penalties.
+// Updates `size` parameters along their mean gradient, from partials (shards, pitch), with the penalties.  That of
+// `alpha`, ½ alpha Σ w², is divided by the batch's weight as the gradient is, but never clipped.
 // `factor` is null if nothing is clipped.  slots (SLOTS, slot_pitch), from the first of these parameters on: parameters
 // of frozen layers may lie before and behind.
 template <class Rule>
 __device__ __forceinline__ void update(const Step* step, const double* totals, const float* factor,
                                        const float* partials, int64_t pitch, int shards, float* parameters,
-                                       float* slots, int64_t size, int64_t slot_pitch) {
+                                       float* slots, int64_t size, int64_t slot_pitch, float alpha) {
     const float* const row = step_rates(step);
     const float scale = mean_scale(totals) * (factor ? factor[0] : 1.0f);
+    const float unclipped_alpha = factor ? alpha / factor[0] : alpha;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
         float g = partials[i];
@@ -59,6 +61,7 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
         float w = parameters[i];
         float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
         for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * slot_pitch + i];
+        if (alpha != 0.0f) g += unclipped_alpha * w;
         step_parameter<Rule>(w, slot, g, scale, row);
         parameters[i] = w;
         for (int s = 0; s < Rule::SLOTS; ++s) slots[s * slot_pitch + i] = slot[s];

@@ -61,9 +61,14 @@ class Parameter(Segment):
     trainable: bool = True
 
     @property
+    def is_bias(self) -> bool:
+        """Whether it is added to a layer's product, not a factor of it."""
+        return self.name.endswith(".bias")
+
+    @property
     def purpose(self) -> Purpose:
         """Of the random words of its initial values: a bias shares none with its layer's weights."""
-        return Purpose.INITIAL_BIASES if self.name.endswith(".bias") else Purpose.INITIAL_VALUES
+        return Purpose.INITIAL_BIASES if self.is_bias else Purpose.INITIAL_VALUES
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,13 @@ class TrainedRange:
         offset: where they begin in the flat array of parameters, and in each slot.
         gradient: where their gradient begins, which frozen parameters have no room in.
         size: how many elements they are.
+        alpha: the optimizer's, where they are weights; 0 for biases.
     """
 
     offset: int
     gradient: int
     size: int
+    alpha: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,15 +158,16 @@ class Plan:
 
     @cached_property
     def trained_ranges(self) -> tuple[TrainedRange, ...]:
-        """The parameters that an update moves, neighbours together; where nothing is frozen, one range of all."""
-        offsets = {parameter.name: parameter.offset for parameter in self.parameters}
+        """The parameters that an update moves, neighbours of one penalty together; often one range of all."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        of_weights = self.optimizer.alpha if self.optimizer is not None else 0.0
         ranges: list[TrainedRange] = []
         for segment in self.gradient:
-            offset = offsets[segment.name]
-            if ranges and ranges[-1].offset + ranges[-1].size == offset:
+            offset, alpha = known[segment.name].offset, 0.0 if known[segment.name].is_bias else of_weights
+            if ranges and ranges[-1].offset + ranges[-1].size == offset and ranges[-1].alpha == alpha:
                 ranges[-1] = replace(ranges[-1], size=ranges[-1].size + segment.size)
             else:
-                ranges.append(TrainedRange(offset, segment.offset, segment.size))
+                ranges.append(TrainedRange(offset, segment.offset, segment.size, alpha))
         return tuple(ranges)
 
     @property

@@ -25,6 +25,7 @@ from mlpgpu.errors import (
     DtypeError,
     EmptyDataError,
     FileFormatError,
+    MissingPackageError,
     MlpgpuError,
     ReadOnlyError,
     ShapeError,
@@ -48,6 +49,7 @@ BUILT_IN = {
     "DivergenceError": ArithmeticError,
     "TornStateError": RuntimeError,
     "BackendError": RuntimeError,
+    "MissingPackageError": ImportError,
     "FileFormatError": ValueError,
     "StorageError": OSError,
     "DownloadError": OSError,
@@ -128,9 +130,9 @@ RAISED_BY: dict[type[MlpgpuError], Any] = {
     FileFormatError: load_text,
     StorageError: lambda folder: mg.load(folder / "missing.h5"),
 }
-# A missing backend or package, the network, and steps ended in their middle: test_history.py, test_one_moment.py and
-# tests/data/test_datasets.py.
-RAISED_ELSEWHERE = {BackendError, DownloadError, TornStateError}
+# A missing backend or package, the network, and steps ended in their middle: test_history.py, tests/estimators/,
+# tests/data/test_datasets.py and test_one_moment.py.
+RAISED_ELSEWHERE = {BackendError, DownloadError, MissingPackageError, TornStateError}
 
 
 @pytest.mark.parametrize("kind", RAISED_BY)

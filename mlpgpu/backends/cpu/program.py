@@ -126,7 +126,7 @@ class CpuProgram(Program):
                 rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
                 log.sums[index] = _, weight = work.loss_sums(rows)
-                work.inverse_weight = 1.0 / weight if weight > 0.0 else 0.0
+                work.inverse_weight = work.gradient_factor = 1.0 / weight if weight > 0.0 else 0.0
                 log.begin()
                 for call in self._updates:
                     call()

@@ -66,7 +66,7 @@ def _bind_norm(work: Workspace, op: ops.Norm, gradient: list[np.ndarray]) -> Bou
             square += float(np.dot(copy, copy))
         length = math.sqrt(square) * work.inverse_weight
         if length > op.limit:
-            work.inverse_weight *= op.limit / length
+            work.gradient_factor *= op.limit / length
 
     return norm
 
@@ -75,15 +75,24 @@ def _bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound
     rule = op.optimizer.update
     scratch = np.empty(min(UPDATE_BLOCK, len(gradient)), work.dtype)
     views = [
-        (work.parameters[moved], gradient[along], list(work.slots[:, moved]), scratch[: moved.stop - moved.start])
+        (
+            each.alpha,
+            work.parameters[moved],
+            gradient[along],
+            list(work.slots[:, moved]),
+            scratch[: moved.stop - moved.start],
+        )
         for each in work.plan.trained_ranges
         for moved, along in zip(_blocks(each.offset, each.size), _blocks(each.gradient, each.size), strict=True)
     ]
 
     def update() -> None:
-        factor, row = work.inverse_weight, work.row
-        for w, g, slots, part in views:
+        factor, row = work.gradient_factor, work.row
+        for alpha, w, g, slots, part in views:
             np.multiply(g, factor, out=g)
+            if alpha:
+                np.multiply(w, alpha * work.inverse_weight, out=part)
+                np.add(g, part, out=g)
             rule(w, g, slots, row, part)
 
     return update

@@ -56,7 +56,8 @@ class Workspace:
         streams: the random numbers of each dropout layer and shard.
         feed: the data set and the batch's rows.
         step: the number of the current step.
-        inverse_weight: 1 / the batch's summed weight, times the factor of a clipped norm.
+        inverse_weight: 1 / the batch's summed weight.
+        gradient_factor: the same, times the factor of a clipped norm.
         row: the step's row of the optimizer's table.
     """
 
@@ -85,7 +86,7 @@ class Workspace:
         self.masks: dict[int, np.ndarray] = {}
         self.streams: dict[tuple[int, int], UniformStream] = {}
         self.step = 0
-        self.inverse_weight = 0.0
+        self.inverse_weight = self.gradient_factor = 0.0
         self.row: Sequence[float] = ()
 
     def set_statistics(self, fitted: np.ndarray) -> None:

@@ -110,7 +110,7 @@ def stepped(
 
 
 def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool = False, weight: float = 8.0,
-           l1: float = 0.0, l2: float = 0.0, frozen: int = 0) -> Case:  # fmt: skip
+           l1: float = 0.0, l2: float = 0.0, alpha: float = 0.0, frozen: int = 0) -> Case:  # fmt: skip
     """``run`` is the step's place in the run, and so the row of the table of rates; ``frozen`` ones come after them."""
     optimizer = OPTIMIZERS[name](0.1, l1=l1, l2=l2)
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
@@ -124,21 +124,23 @@ def update(name: str, run: int, *, shards: int = 1, size: int = 33, factor: bool
 
     terms = np.zeros((shards, size + frozen))
     terms[:, :size] = partials[:, :size]
-    g_error = (shards + 2) * EPS32 * abs(terms).sum(axis=0) * scale
+    share = alpha / weight if weight else 0.0
+    g_error = (shards + 2) * EPS32 * abs(terms).sum(axis=0) * scale + 6 * EPS32 * share * abs(w)
     new_w, w_bound, new_slots, slot_bound = after_step(
-        optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale, g_error, slots
+        optimizer, table[run].tolist(), w, terms.sum(axis=0) * scale + share * wide(w), g_error, slots
     )
     step = np.array([(5 + run, run, 0, 1, 1)], STEP)
     args = {
         "step": step, "totals": np.array([3.0, weight]), "factor": np.array([0.37], np.float32) if factor else None,
         "partials": partials, "pitch": partials.shape[1], "shards": shards, "parameters": w,
-        "slots": slots if slots.size else None, "size": size, "slot_pitch": size + frozen,
+        "slots": slots if slots.size else None, "size": size, "slot_pitch": size + frozen, "alpha": alpha,
     }  # fmt: skip
     outputs = {"parameters": expect(new_w, w_bound, written)}
     if slots.size:
         outputs["slots"] = expect(new_slots, slot_bound, np.broadcast_to(written, slots.shape))
     constants = constants_of(optimizer, table)
-    case = f"run{run}-{shards}x{size}-weight{weight}-l1={l1}-l2={l2}" + "-clipped" * factor + "-frozen" * bool(frozen)
+    case = f"run{run}-{shards}x{size}-weight{weight}-l1={l1}-l2={l2}" + f"-alpha={alpha}" * bool(alpha)
+    case += "-clipped" * factor + "-frozen" * bool(frozen)
     return Case(case, kernels.update(name), (2,), args, outputs, constants)
 
 
@@ -191,4 +193,6 @@ def step_cases() -> Iterator[Case]:
         yield update(name, 1, l2=0.3)
         yield update(name, 1, weight=0.0)
         yield update(name, 1, l2=0.3, frozen=5)
+        yield update(name, 1, alpha=0.7)
+        yield update(name, 1, shards=2, factor=True, l2=0.3, alpha=0.7)
         yield update_biases(name)

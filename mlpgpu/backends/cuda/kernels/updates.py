@@ -44,7 +44,7 @@ def update(optimizer: str) -> Entry:
     signature = (
         "const Step* step[0], const double* totals[2], const float* factor[], const float* partials[shards,size], "
         "int64_t pitch, int shards, inout float* parameters[size], "
-        f"inout float* slots[{slot_count(optimizer)},size], int64_t size, int64_t slot_pitch"
+        f"inout float* slots[{slot_count(optimizer)},size], int64_t size, int64_t slot_pitch, float alpha"
     )
     function = f"update<{optimizer}Rule>"
     return Entry(

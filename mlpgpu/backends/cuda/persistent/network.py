@@ -81,6 +81,8 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
         return "the batch is split over streams"
     if plan.optimizer.clip_norm is not None:
         return "the gradient's norm is clipped"
+    if plan.optimizer.alpha:
+        return "the penalty alpha is for weights alone, and the kernel moves biases with them"
     if plan.gradient_count < plan.parameter_count:
         return "a layer is frozen, and the kernel moves all of them"
     statistics = {s.name: At("statistics", s.offset) for s in plan.statistics}

@@ -51,7 +51,7 @@ def clip(shard: Shard, group: ClipNorm) -> None:
 
 
 def update(shard: Shard, group: UpdateAll) -> None:
-    """A launch for each range of parameters that nothing frozen interrupts."""
+    """A launch for each range of parameters of one penalty that nothing frozen interrupts."""
     plan = shard.plan
     pitch, shards = (0, 1) if group.is_reduced else (partials_pitch(plan), plan.shards)
     for each in plan.trained_ranges:
@@ -60,7 +60,7 @@ def update(shard: Shard, group: UpdateAll) -> None:
             "partials": At("gradient" if group.is_reduced else "partials", each.gradient), "pitch": pitch,
             "shards": shards, "parameters": At("parameters", each.offset),
             "slots": At("slots", each.offset) if group.op.optimizer.slots else None, "size": each.size,
-            "slot_pitch": plan.parameter_count,
+            "slot_pitch": plan.parameter_count, "alpha": each.alpha,
         }  # fmt: skip
         entry = kernels.update(shard.optimizer)
         shard.launches.append(Launch(entry, _over(shard, each.size), values, group.title))

@@ -1,0 +1,79 @@
+"""What scikit-learn itself asks of an estimator, and of its own MLP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deviations import CHECKS, NOT_OF_BEHAVIOUR, TESTS, table
+from sklearn.utils.estimator_checks import check_estimator
+
+from mlpgpu.sklearn import MLPClassifier, MLPRegressor
+
+DOCS = Path(__file__).parents[2] / "docs" / "sklearn.md"
+EACH = pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
+
+
+def failed_checks(estimator: Any) -> set[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, on_fail=None, on_skip=None)
+    assert sum(result["status"] == "passed" for result in results) > 50
+    return {result["check_name"] for result in results if result["status"] == "failed"}
+
+
+@EACH
+@pytest.mark.thorough
+def test_check_estimator(kind: type) -> None:
+    assert failed_checks(kind(backend="cpu")) == set(CHECKS)
+
+
+@EACH
+@pytest.mark.gpu
+def test_check_estimator_on_a_card(kind: type) -> None:
+    assert failed_checks(kind(backend="cuda")) <= set(CHECKS)
+
+
+def test_the_documentation_lists_what_fails() -> None:
+    assert table() in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("there", ["None", "types.SimpleNamespace(__version__='1.5.2')"])
+def test_without_scikit_learn_or_with_an_old_one_the_error_is_ours(there: str) -> None:
+    script = f"""
+import sys, types
+sys.modules["sklearn"] = {there}
+import mlpgpu
+try:
+    import mlpgpu.sklearn
+except ImportError as error:
+    assert isinstance(error, mlpgpu.errors.MissingPackageError), repr(error)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "expected the package scikit-learn, 1.6 or newer, got " in done.stdout
+    assert "pip install 'mlpgpu[sklearn]'" in done.stdout
+
+
+def base(name: str) -> str:
+    """The test's function."""
+    return name.partition("[")[0]
+
+
+@pytest.mark.thorough
+def test_scikit_learns_own_tests() -> None:
+    script = Path(__file__).with_name("scikit_learns_tests.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    results = json.loads(done.stdout.splitlines()[-1])
+    unexpected = [name for name in results["failed"] if name not in TESTS and base(name) not in TESTS]
+    assert unexpected == []
+    all_failed = {*results["failed"], *map(base, results["failed"])}
+    assert [name for name in TESTS if name not in all_failed] == []
+    reasons = [TESTS.get(name, TESTS.get(base(name))) for name in results["failed"]]
+    of_behaviour = sum(reason not in NOT_OF_BEHAVIOUR for reason in reasons) + len(results["passed"])
+    assert len(results["passed"]) >= 0.8 * of_behaviour
