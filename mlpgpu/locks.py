@@ -1,4 +1,8 @@
-"""A lock that threads get in the order in which they ask, and that threads with the same key hold together."""
+"""Locks that outlive a fork: one for short pieces of work, and one that threads with the same key hold together.
+
+A forked child has the thread that forked and none of the others, so what those held would be held for ever.  In the
+child every lock of these classes is free, unless the thread that forked holds it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,33 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+
+
+class Mutex:
+    """A lock that one thread holds at a time, and that nobody but the forking thread holds in a forked child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0
+        _LOCKS.add(self)
+
+    def forget_others(self) -> None:
+        """Begin anew, in a process that has none of the threads but this one."""
+        if self._holder != threading.get_ident():
+            self._lock, self._holder = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holder = 0
+        self._lock.release()
 
 
 class GroupLock:
@@ -16,27 +45,36 @@ class GroupLock:
     Nobody is passed for ever: who asks while others wait comes after them, even with the key of those that hold
     the lock.  Without a key a thread holds it alone.  A thread that holds it does not ask again: if one does, Ctrl-C
     or the like came between its getting the lock and the code that gives it back, and it is given back before.
-    In a forked child nobody holds it, because the threads that did are not there.
     """
 
     def __init__(self) -> None:
-        self.forget_holders()
-        _LOCKS.add(self)
-
-    def forget_holders(self) -> None:
-        """Begin anew, in a process that has none of the threads that held the lock or waited for it."""
-        self._mutex = threading.RLock()  # a handler of signals may ask while its thread does
         self._key: Hashable = None
         self._holders: set[int] = set()  # threads
+        self.forget_others()
+        _LOCKS.add(self)
+
+    def forget_others(self) -> None:
+        """Begin anew, in a process that has none of the threads but this one."""
+        self._mutex = threading.RLock()  # a handler of signals may ask while its thread does
+        self._holders &= {threading.get_ident()}
         self._waiting: deque[tuple[Hashable, threading.Lock, int]] = deque()
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether the calling thread holds it."""
+        return threading.get_ident() in self._holders
 
     @property
     def is_awaited(self) -> bool:
         """Whether a thread waits for those that hold the lock."""
         return bool(self._waiting)
 
-    def acquire(self, key: Hashable = None) -> None:
-        """Wait until nobody holds the lock with another key, then hold it."""
+    def acquire(self, key: Hashable = None, seconds: float = -1.0) -> bool:
+        """Wait until nobody holds the lock with another key, then hold it.
+
+        Returns:
+            whether it is held, which it is unless so many ``seconds`` passed.
+        """
         thread = threading.get_ident()
         with self._mutex:
             if thread in self._holders:
@@ -45,19 +83,26 @@ class GroupLock:
                 self.begin(key)
                 self._key = key
                 self._holders.add(thread)
-                return
+                return True
             if key is not None and self._key == key and not self._waiting:
                 self._holders.add(thread)
-                return
+                return True
             gate = threading.Lock()
             gate.acquire()
-            self._waiting.append((key, gate, thread))
+            place = key, gate, thread
+            self._waiting.append(place)
         try:
-            gate.acquire()  # the thread that leaves last opens it
+            if gate.acquire(timeout=seconds):  # the thread that leaves last opens it
+                return True
+            with self._mutex:
+                if place not in self._waiting:  # it was let in at the last moment
+                    return True
+                self._waiting.remove(place)
+            return False
         except BaseException:  # Ctrl-C, while this thread waited or as it was let in
             with self._mutex:
-                if (key, gate, thread) in self._waiting:
-                    self._waiting.remove((key, gate, thread))
+                if place in self._waiting:
+                    self._waiting.remove(place)
                 else:
                     self._leave(thread)
             raise
@@ -111,13 +156,18 @@ class GroupLock:
         """What is done once nobody holds the lock any longer."""
 
 
-_LOCKS: weakref.WeakSet[GroupLock] = weakref.WeakSet()
+_LOCKS: weakref.WeakSet[Mutex | GroupLock] = weakref.WeakSet()
 
 
-def _forget_all_holders() -> None:
+def at_fork(**calls: Callable[[], None]) -> None:
+    """Have functions called ``before`` a fork, ``after_in_parent`` and ``after_in_child``, where there are forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**calls)
+
+
+def _forget_other_threads() -> None:
     for lock in list(_LOCKS):
-        lock.forget_holders()
+        lock.forget_others()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all_holders)
+at_fork(after_in_child=_forget_other_threads)

@@ -243,6 +243,10 @@ class Program(ABC):
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         """Predictions, or logits, of a data set's inputs, (rows, n_out) in the plan's precision."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for work that is under way, end threads and give memory back; nothing else is called afterwards."""
+
 
 class Inference(ABC):
     """A plan without a loss, compiled once for many predictions; any thread may call any method at any time.

@@ -52,6 +52,7 @@ INTERNAL = (
         "from_contents",
         "is_new",
         "lower",
+        "parameter_count",
         "refuse_parameters",
         "remember",
         "remembered",
@@ -161,6 +162,11 @@ class Network:
     def flat_parameters(self) -> np.ndarray:
         """All current parameters in the order of the plan, (P,), not to be written to."""
         return self.values.read()
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers its parameters are."""
+        return self._plan.parameter_count
 
     @property
     def dtype(self) -> np.dtype:

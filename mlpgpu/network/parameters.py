@@ -164,7 +164,8 @@ class FlatParameters:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_versions")}
+        held = self if self._owner is None else self.copy()  # a program stays where it is
+        return {name: value for name, value in vars(held).items() if name not in ("_lock", "_versions")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -198,6 +199,9 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._flat.segments)
+
+    def __reduce__(self) -> Any:
+        return Parameters, (self._flat.copy(),)
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {self[name].dtype} {self[name].shape}" for name in self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,6 +15,7 @@ from ..backends import choose_backend
 from ..datasets import Dataset, Inputs
 from ..datasets.arrays import check_finite, chunks
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer
+from ..locks import Mutex
 from ..losses import OutputName, classes_of
 from ..plan import Plan
 from .parameters import FlatParameters
@@ -69,7 +69,7 @@ class Compiled:
         self.backend_name = chosen.name
         self._n_in, self._n_out = plan.n_in, plan.n_out
         self._inference = chosen.infer(plan)
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         # Which values were loaded last.
         self._version: int | None = None
         self._statistics: np.ndarray | None = None
@@ -187,7 +187,7 @@ class Predictor:
     def __init__(self, network: Predictable, backend: str = "auto", batch_size: int | None = None) -> None:
         self._network, self._backend = network, backend
         self._batch_size = None if batch_size is None else check_integer("batch_size", batch_size, least=1)
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         self._compiled: Compiled | None = Compiled(network, backend, self._batch_size)
         self.backend = self._compiled.backend_name
 
@@ -271,7 +271,7 @@ class KeptPredictions:
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Mutex()
 
     def get(self, network: Predictable, backend: str, batch_size: int | None) -> Compiled:
         """What is compiled for this backend and number of rows at a time, and for the network as it is now."""

@@ -297,6 +297,23 @@ class Engine:
         kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
         return self.program.read().slots, kept
 
+    def close(self) -> None:
+        """Give the parameters back to the network, and free the programs with all that they hold.
+
+        Raises:
+            BackendError: a card does not give the parameters back; the programs are freed all the same.
+        """
+        program, other = self.program, self._other
+        try:
+            if program is not None and self._network.values.is_owned_by(program):
+                self._network.values.take_back()
+        finally:
+            self.program = self._other = self._aside = None
+            if program is not None:
+                program.close()
+            if other is not None:
+                other[1].close()
+
     def resume(self, kind: TargetKind, progress: Progress, slots: np.ndarray | None, kept: np.ndarray | None) -> None:
         """Go on from where another engine stood, on targets of this kind."""
         self.plan, self.progress = self._lower(target_kind=kind), progress

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -27,6 +31,7 @@ from ..errors import (
     check_number,
     lookup,
     refuse_setting,
+    warn_caller,
 )
 from ..history import History
 from ..losses import Loss, as_loss
@@ -37,6 +42,7 @@ from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
+from .copies import CopiedTrainer, check_pickles
 from .engine import Engine
 from .fit import FitLoop
 from .interrupt import uninterrupted
@@ -99,6 +105,9 @@ class Trainer:
         threads: host threads; by a fixed rule of the plan and the cores if None.
         memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
 
+    A trainer is copied, and pickled, with all that :meth:`save` writes, its network included: the copy goes on by
+    itself, with the same bits.  It frees what it holds when it is dropped, or by :meth:`close` or a ``with`` block.
+
     Attributes:
         network, plan: what is trained, and how.
         history: of all epochs so far.
@@ -148,6 +157,8 @@ class Trainer:
         self._loop: FitLoop | None = None  # of the fit under way
         self._monitored: tuple[str, ...] = ()
         self._work = ""  # what is under way
+        self._worker = 0, 0  # the process and the thread that it is under way in
+        self._is_closed = False
         self._is_made = True
 
         network.output = self._task.output
@@ -234,13 +245,26 @@ class Trainer:
     @contextmanager
     def _at_work(self, work: str) -> Iterator[None]:
         """While a fit or a step is under way, no other can begin, whether a callback or a thread wants it."""
-        self._work = work
+        self._work, self._worker = work, (os.getpid(), threading.get_ident())
         try:
             yield
         finally:
             self._work, self._loop = "", None
 
+    def _check_usable(self, work: str) -> None:
+        """Refuse ``work`` with a closed trainer, and with one whose steps nobody can have counted."""
+        what = f"Trainer.{work}"
+        if self._is_closed:
+            hint = "Trainer(trainer.network, …) goes on from the same parameters"
+            raise ConfigurationError(what, expected="an open trainer", got="a closed one", hint=hint)
+        process, thread = self._worker
+        if self._work and process != os.getpid() and thread != threading.get_ident():
+            got = f"a process that was forked during {self._work} in another thread"
+            hint = "go on from a checkpoint by Trainer.resume, or start processes by 'spawn'"
+            raise ConfigurationError(what, expected="a process forked between steps", got=got, hint=hint)
+
     def _check_idle(self, work: str) -> None:
+        self._check_usable(work)
         if self._work:
             hint = "a callback may evaluate, save, set parameters and the rate; it ends the fit by returning True"
             expected, got = "no training under way", f"a call during {self._work}"
@@ -424,6 +448,7 @@ class Trainer:
         if metrics is not None:
             found = self._task.check_metrics(metrics)
             names, functions = tuple(found), {name: own for name, own in found.items() if own is not None}
+        self._check_usable("evaluate")
         prepared = self._task.prepare(data, self.network, metrics=names)
         self.network.check_adapted("call network.adapt(dataset), or train")
         return self._engine.evaluate(prepared, names, functions)
@@ -437,11 +462,13 @@ class Trainer:
 
     def keep(self) -> None:
         """Keep the parameters as they are now, in place of what was kept before."""
+        self._check_usable("keep")
         with uninterrupted():
             self._engine.keep()
 
     def restore_kept(self) -> None:
         """Put the parameters that were kept back."""
+        self._check_usable("restore_kept")
         with uninterrupted():
             self._engine.restore_kept()
 
@@ -451,7 +478,66 @@ class Trainer:
         ``of`` names some of ``"parameters"``, ``"activations"`` and ``"gradients"``, see
         :class:`~mlpgpu.callbacks.Histograms`; the latter two of the first batch of the fit's data as they stand.
         """
+        self._check_usable("histograms")
         return self._engine.histograms(bins, of)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Free the program: the arrays, on a card or here, and the threads.  Closing twice does nothing.
+
+        The network has its parameters and goes on by itself; the optimizer's state is gone, unless it was saved.
+        A trainer that is dropped does the same.
+
+        Raises:
+            ConfigurationError: a fit or a step is under way.
+            BackendError: a card that has failed does not give the parameters back.
+        """
+        if not self._is_closed:
+            self._check_idle("close")
+            self._is_closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Trainer:
+        self._check_usable("__enter__")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(*((MlpgpuError,) if error is not None else ())):  # which says why
+            self.close()
+
+    # --- copies ---
+
+    def __reduce__(self) -> Any:
+        check_pickles(self._functions)
+        return type(self)._of_copy, (self._copied(self.network),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trainer:
+        return type(self)._of_copy(self._copied(copy.deepcopy(self.network, memo)))
+
+    def __copy__(self) -> Trainer:
+        return copy.deepcopy(self)  # two trainers of one network would take it from each other
+
+    def _copied(self, network: Network) -> CopiedTrainer:
+        """What a copy is made of, which trains ``network``."""
+        self._check_usable("copy")
+        run = self._saved().contents(storage.Contents({}))
+        continues = self._engine.progress.is_resumed or self._work == "fit"
+        return CopiedTrainer(network, run, self._functions, continues, self.history.interrupted, self._engine.saved)
+
+    @classmethod
+    def _of_copy(cls, copied: CopiedTrainer) -> Trainer:
+        saved = SavedRun.parse(copied.run, copied.network.parameter_count)
+        trainer = cls._of(copied.network, saved, None, None, copied.functions)
+        engine = trainer._engine
+        engine.progress = replace(engine.progress, is_resumed=copied.is_to_be_continued)
+        trainer.history.interrupted = copied.interrupted
+        engine.saved = copied.saved
+        if differing := trainer._differences(saved):
+            warn_caller(f"the copied trainer may not repeat its bits: made by, and now: {differing}")
+        return trainer
 
     # --- files ---
 
@@ -463,23 +549,35 @@ class Trainer:
             StorageError: the file cannot be written.
             TornStateError: an exception ended a step in its middle.
         """
+        self._check_usable("save")
         with uninterrupted():
-            self._engine.check_whole()
-            self._engine.check_finite()
-            network = self.network.contents()
-            slots, kept = self._engine.slots_and_kept()
-            kind = self.plan.target_kind
-            assert kind is not None
-            run = SavedRun(
-                arguments={name: getattr(self, name) for name in ARGUMENTS},
-                kind=kind,
-                made_by=self.backend.fingerprint(self.plan, threads=self.threads),
-                progress=self._engine.progress if self._loop is None else self._loop.to_save(),
-                slots=slots,
-                kept=kept,
-            )
-            storage.write(path, run.contents(network))
+            storage.write(path, self._saved().contents(self.network.contents()))
             self._engine.saved = os.fspath(path), self.steps
+
+    def _saved(self) -> SavedRun:
+        """What a file holds of the run.
+
+        Raises:
+            DivergenceError, TornStateError: as :meth:`save` does.
+        """
+        self._engine.check_whole()
+        self._engine.check_finite()
+        slots, kept = self._engine.slots_and_kept()
+        kind = self.plan.target_kind
+        assert kind is not None
+        return SavedRun(
+            arguments={name: getattr(self, name) for name in ARGUMENTS},
+            kind=kind,
+            made_by=self.backend.fingerprint(self.plan, threads=self.threads),
+            progress=self._engine.progress if self._loop is None else self._loop.to_save(),
+            slots=slots,
+            kept=kept,
+        )
+
+    def _differences(self, saved: SavedRun) -> dict[str, tuple[Any, Any]]:
+        """What the bits depend on and is another here than where the run was made: what it was made by, and now."""
+        made_by, now = saved.made_by, self.backend.fingerprint(self.plan, threads=self.threads)
+        return {key: (made_by.get(key), now.get(key)) for key in {**made_by, **now} if made_by.get(key) != now.get(key)}
 
     @classmethod
     def resume(
@@ -515,13 +613,12 @@ class Trainer:
         try:
             saved = SavedRun.parse(contents, len(network.flat_parameters()))
             trainer = cls._of(network, saved, backend, threads, metrics)
-            made_by, now = saved.made_by, trainer.backend.fingerprint(trainer.plan, threads=trainer.threads)
-            differing = {key: (made_by.get(key), now.get(key)) for key in now if made_by.get(key) != now.get(key)}
+            differing = trainer._differences(saved)
         except (BackendError, FileFormatError):
             raise
         except (MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FileFormatError(f"run in {path}", expected="one that mlpgpu wrote", got=str(error)) from error
-        if made_by != now:
+        if differing:
             warnings.warn(f"the resumed run may not repeat its bits: made by, and now: {differing}", stacklevel=2)
         if rate is not None:
             trainer.rate = rate

@@ -91,10 +91,11 @@ def test_one_who_is_interrupted_while_waiting_holds_up_nobody() -> None:
         pass
 
     class Gate:
-        def acquire(self) -> None:
+        def acquire(self, timeout: float = -1.0) -> bool:
             if self.is_made:
                 raise Interrupted
             self.is_made = True
+            return True
 
         is_made = False
 

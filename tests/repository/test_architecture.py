@@ -54,7 +54,7 @@ INNER_LEVELS = {
     "network": ("parameters", "statistics", "remembered", "saved", "formats", "predictor", "network", "__init__"),
     "network/formats": ("limits", "steps", "hints", "state_dict", "onnx_file", "safetensors_file", "table", "__init__"),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
-    "training": (*("interrupt", "progress", "task", "engine", "run_file", "fit", "trainer", "__init__"),),
+    "training": (*("interrupt", "progress", "task", "engine", "run_file", "copies", "fit", "trainer", "__init__"),),
     "shell": ("output", "arrays", "data", "models", "formats", "train", "predict", "evaluate", "__init__"),
     "sklearn": (
         *("compat", "losses", "settings", "labels", "building", "course", "runs", "tasks", "base", "classifier"),
@@ -62,7 +62,7 @@ INNER_LEVELS = {
     ),
     "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": (
-        *("blas", "threads", "pool", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
+        *("blas", "pool", "threads", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
     ),
     "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "__init__"),
     "backends/cuda/runtime": (

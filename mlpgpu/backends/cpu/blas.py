@@ -2,7 +2,8 @@
 
 A BLAS with another number of threads adds up in another order.  So whatever computes here holds :data:`BLAS` with the
 number that its bits are made by: at once where numbers are equal, in turn where they differ, and what was found before
-the first one is given back after the last.
+the first one is given back after the last.  A fork waits until nothing computes, because the child would otherwise
+begin with half a step, and with locks of BLAS that nobody opens.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import itertools
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from ...locks import GroupLock
+from ...locks import GroupLock, at_fork
+
+FORK_SECONDS = 60.0  # at most, that a fork waits for a step to end
 
 # What OpenBLAS calls its functions in the builds of NumPy, conda and distributions.
 _AFFIXES = tuple(itertools.product(("", "scipy_"), ("", "64_", "_64")))
@@ -37,8 +41,9 @@ class BlasThreads(GroupLock):
     def __init__(self) -> None:
         super().__init__()
         self._libraries: list[Library] | None = None
-        self._found: list[int] = []  # by library, what was set when nobody held the lock
+        self._found: list[tuple[Library, int]] = []  # with what was set when nobody held the lock
         self._limit = 0
+        self._forking = 0  # the thread that is about to fork
 
     @property
     def libraries(self) -> list[Library]:
@@ -51,18 +56,20 @@ class BlasThreads(GroupLock):
         return self._libraries
 
     def begin(self, key: Hashable) -> None:
+        self._found.clear()
+        if key is None:  # nothing is computed
+            return
         assert isinstance(key, int)
         self._limit = key
-        self._found.clear()
         for library in self._libraries or self.libraries:
             found = library.get()
-            self._found.append(found)
+            self._found.append((library, found))
             if found != key:
                 library.set(key)
 
     def end(self) -> None:
         is_changed = False
-        for library, found in zip(self._libraries or (), self._found, strict=True):
+        for library, found in self._found:
             if library.get() != self._limit:
                 is_changed = True  # by somebody who means it, so that it stays
             elif found != self._limit:
@@ -70,6 +77,18 @@ class BlasThreads(GroupLock):
         if is_changed:
             message = "the threads of BLAS were set by somebody else during a step: its bits may differ in another run"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def pause(self) -> None:
+        """Before a fork: wait for what computes, and let nothing begin."""
+        # A signal's handler may fork in the middle of a step.
+        if not self.is_held_here and self.acquire(seconds=FORK_SECONDS):
+            self._forking = get_ident()
+
+    def go_on(self) -> None:
+        """After a fork, in either process."""
+        if self._forking == get_ident():
+            self._forking = 0
+            self.release()
 
 
 def _library(found: Any) -> Library:
@@ -88,3 +107,4 @@ def _library(found: Any) -> Library:
 
 
 BLAS = BlasThreads()
+at_fork(before=BLAS.pause, after_in_parent=BLAS.go_on, after_in_child=BLAS.go_on)

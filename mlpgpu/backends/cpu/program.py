@@ -159,6 +159,10 @@ class CpuProgram(Program):
             result[rows] = source[: rows.stop - rows.start]
         return result
 
+    def close(self) -> None:
+        with self._lock.held():
+            self._bound.clear()
+
     def _sweep(self, dataset: Dataset) -> Iterator[slice]:
         """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken."""
         feed = Feed.of(dataset, self._plan)

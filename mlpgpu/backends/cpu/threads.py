@@ -6,17 +6,17 @@ up in another order.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import psutil
 
 from ...plan import LocallyConnected, Plan
 from .blas import BLAS
+from .pool import POOL
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
 
@@ -48,10 +48,9 @@ class Threads:
 
     def __init__(self, plan: Plan, count: int) -> None:
         self._blas_threads = count if plan.shards == 1 else 1
-        self._shard_pool = _pool(min(count, plan.shards), "mlpgpu-shard")
+        self._shard_threads = min(count, plan.shards)
         is_local = any(isinstance(op, LocallyConnected) for op in (*plan.training, *plan.evaluation))
         self._local_threads = self._blas_threads if is_local else 1
-        self._local_pool = _pool(self._local_threads, "mlpgpu-local")
 
     @contextmanager
     def limits(self) -> Iterator[None]:
@@ -65,52 +64,34 @@ class Threads:
 
     def run_shards(self, shards: list[list[Bound]]) -> None:
         """Call each shard's operations in order, the shards side by side."""
-        if self._shard_pool is None or len(shards) == 1:
-            for shard in shards:
-                _call(shard)
-        else:
-            _side_by_side(self._shard_pool, shards)
+        _call_each(shards, self._shard_threads)
 
     def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
         """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, to be called at once.
 
         Parts are ranges of whole rows, which a pass takes faster than pieces of rows, unless there are too few.
         """
-        count, pool = self._local_threads, self._local_pool
+        count = self._local_threads
         if rows >= count:
             parts = [(part, slice(0, columns)) for part in _ranges(rows, count)]
         else:
             parts = [(slice(0, rows), part) for part in _ranges(columns, min(count, columns))]
         calls = [[bind(*part)] for part in parts]
-        if pool is None or len(calls) == 1:
-            return calls[0][0]
-
-        return functools.partial(_side_by_side, pool, calls)
+        return calls[0][0] if len(calls) == 1 else partial(_call_each, calls, count)
 
 
-def _pool(threads: int, name: str) -> ThreadPoolExecutor | None:
-    return ThreadPoolExecutor(threads, thread_name_prefix=name) if threads > 1 else None
-
-
-def _side_by_side(pool: ThreadPoolExecutor, parts: list[list[Bound]]) -> None:
-    """Call each part's operations in order, the parts side by side; whatever ends this, none of them runs on."""
-    futures: list[Future[None]] = []
-    try:
-        for part in parts:
-            futures.append(pool.submit(_call, part))
-        for future in futures:
-            future.result()
-    except BaseException:  # Ctrl-C, while this thread waited
-        for future in futures:
-            future.cancel()
-        wait(futures)
-        raise
+def _call_each(lists: list[list[Bound]], threads: int) -> None:
+    """Call the operations of each list in order, up to so many lists side by side."""
+    if threads == 1 or len(lists) == 1:
+        for operations in lists:
+            _call(operations)
+    else:
+        POOL.run(len(lists), lambda place: _call(lists[place]), threads)
 
 
 def _call(operations: list[Bound]) -> None:
-    with np.errstate(all="ignore"):  # the error state belongs to the thread
-        for call in operations:
-            call()
+    for call in operations:
+        call()
 
 
 def _ranges(length: int, count: int) -> list[slice]:

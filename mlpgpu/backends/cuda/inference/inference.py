@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from ....errors import BackendError
+from ....locks import Mutex
 from ....plan import Plan
 from ...base import Inference, Program, State
 from ...inputs import InputScaling, has_more_digits, input_standardize
@@ -47,7 +47,7 @@ class CudaInference(Inference):
 
     def __init__(self, plan: Plan, device: Device) -> None:
         self._plan, self._device = plan, device
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         self._pool: ThreadPoolExecutor | None = None
         self._tiers: dict[str, Tiers] = {}
         self._few_rows: dict[str, FewRows] = {}
@@ -222,6 +222,7 @@ class CudaInference(Inference):
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
+        self._device.check_process()
         with self._lock:
             if self._is_closed:
                 raise BackendError("predictor", expected="one that is open", got="a closed one")
@@ -242,6 +243,8 @@ class CudaInference(Inference):
 
     def close(self) -> None:
         """Give everything back; closing twice does nothing."""
+        if self._device.is_forked:
+            return
         with self._lock:
             if self._is_closed:
                 return

@@ -41,20 +41,21 @@ class Evaluation:
     """Evaluates data sets.  The set that was evaluated last stays on the card.
 
     Arguments:
-        make: gives the plan's arrays and kernels, when they are first needed; its capacity is the rows of a batch.
+        workspace: has the plan's arrays and kernels, or gives them when they are first needed; its capacity is the
+            rows of a batch.
 
     Attributes:
         data: that set.
     """
 
-    def __init__(self, make: Callable[[], Workspace]) -> None:
-        self._make = make
+    def __init__(self, workspace: Workspace | Callable[[], Workspace]) -> None:
+        self._given = workspace
         self.data: Feed | None = None
         self._bound: _Bound | None = None
 
     @cached_property
     def _workspace(self) -> Workspace:
-        return self._make()
+        return self._given if isinstance(self._given, Workspace) else self._given()
 
     def set_statistics(self, fitted: np.ndarray) -> None:
         """Statistics (C,), which lie on the card already, were loaded; a data set that is held is told."""
@@ -104,6 +105,14 @@ class Evaluation:
             self.data = self._bound = None  # the old set makes room for the new one
             self.data = self._workspace.feed(dataset, self._plan.capacity)
         return self.data
+
+    def close(self) -> None:
+        """Wait for copies of rows, and free the data set and a workspace of its own."""
+        data, self.data, self._bound = self.data, None, None
+        if data is not None:
+            data.close()
+        if not isinstance(self._given, Workspace) and "_workspace" in vars(self):
+            self._workspace.close()
 
     def _sweep(self, dataset: Dataset, names: Sequence[str] = ()) -> Iterator[slice]:
         """Evaluate a data set; yields the rows of each batch once its launches are on the stream, inside the device.

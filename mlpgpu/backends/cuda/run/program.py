@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ....datasets import Dataset
+from ....errors import BackendError
 from ....plan import Plan
 from ...base import Histogram, Program, Sampling, State, StepLog, scaled
 from ..persistent.kernel import PersistentKernel
@@ -68,7 +71,9 @@ class CudaProgram(Program):
             self._streams = ShardStreams(device, self.workspace.stream, plan.shards)
             self.workspace.stream.synchronize()
         self.state = DeviceState(self.workspace)
-        self.evaluation = Evaluation(self._evaluation_workspace)
+        # What makes the workspace does not hold the program, which a cycle would keep until garbage is collected.
+        make = partial(_evaluation_workspace, self.workspace, memory_share) if self._has_own_evaluation else None
+        self.evaluation = Evaluation(make or self.workspace)
         self.persistent_steps: PersistentSteps | None = None
         if isinstance(self.persistent, PersistentKernel):
             self.persistent_steps = PersistentSteps(self.workspace, self.persistent)
@@ -143,24 +148,37 @@ class CudaProgram(Program):
         """Whether an evaluation takes more rows at a time than a step, and arrays of its own for them."""
         return bool(self._plan.training) and evaluation_rows(self._plan) > self._plan.capacity
 
-    def _evaluation_workspace(self) -> Workspace:
-        if not self._has_own_evaluation:
-            return self.workspace
-        alone = replace(self._plan, training=(), optimizer=None, partials=())
-        shared = {name: self.address(name) for name in ("parameters", "statistics")}
-        with self.device:
-            workspace = Workspace(
-                alone.with_capacity(evaluation_rows(self._plan)), self.device, "it evaluates alone",
-                memory_share=self._memory_share, shared=shared, trace=self._trace,
-            )  # fmt: skip
-            workspace.set_statistics(self.workspace.fitted)
-            return workspace
-
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         return self.evaluation.evaluate(dataset, names)
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         return self.evaluation.predict(dataset, logits=logits)
+
+    def close(self) -> None:
+        training, self.training = self.training, None
+        sampler, self._sampler = self._sampler, None
+        # On a card that faulted, or that a fork left to the parent, there is nothing to wait for or to give back.
+        with contextlib.suppress(BackendError), self.device:
+            if training is not None:
+                training.close()
+            if sampler is not None:
+                sampler.close()
+            self.evaluation.close()
+            self.workspace.close()
+
+
+def _evaluation_workspace(of_training: Workspace, memory_share: float) -> Workspace:
+    """A workspace to evaluate in by more rows at a time than a step takes, on the parameters of another one."""
+    plan = of_training.plan
+    alone = replace(plan, training=(), optimizer=None, partials=())
+    shared = {name: of_training.arrays.addresses[name] for name in ("parameters", "statistics")}
+    with of_training.device:
+        workspace = Workspace(
+            alone.with_capacity(evaluation_rows(plan)), of_training.device, "it evaluates alone",
+            memory_share=memory_share, shared=shared, trace=of_training.trace,
+        )  # fmt: skip
+        workspace.set_statistics(of_training.fitted)
+        return workspace
 
 
 class Sampler:
@@ -180,6 +198,10 @@ class Sampler:
         """Take the statistics (C,) of the first program, whose arrays it shares."""
         with self._device:
             self._program.workspace.set_statistics(fitted)
+
+    def close(self) -> None:
+        """Free the second program."""
+        self._program.close()
 
     def histograms(self, data: Dataset, seed: int, step: int, bins: int) -> dict[str, Histogram]:
         """Histograms of the layers' outputs for these rows, and of the gradient."""

@@ -113,6 +113,12 @@ class Workspace:
         for feed in self._feeds:
             feed.follow(self.fitted)
 
+    def close(self) -> None:
+        """Wait for what the stream was given, and free the arrays."""
+        self.stream.synchronize()
+        self._maps.close()
+        self.arrays.close()
+
     # --- the plan's kernels ---
 
     def kernels_for(self, data: Feed) -> PlanKernels:

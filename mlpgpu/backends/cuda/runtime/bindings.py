@@ -20,7 +20,8 @@ try:
         import pycuda.driver as drv
     from cuda.bindings import driver as cu
 except ImportError as error:
-    missing, pycuda, drv, cu = error, None, None, None
+    # Without its traceback, which would keep the variables of whoever was calling alive.
+    missing, pycuda, drv, cu = error.with_traceback(None), None, None, None
 
 
 class CallError(Exception):

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import threading
+import ctypes
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from ....errors import BackendError
+from ....locks import Mutex
 from .bindings import CallError, cu, drv
+
+
+def forked(what: str) -> BackendError:
+    """The error for using ``what`` in a child of the process that it belongs to."""
+    hint = "CUDA does not survive a fork: start processes by multiprocessing's 'spawn', or by loky"
+    return BackendError(what, expected="use by the process that started CUDA", got="a forked child of it", hint=hint)
+
 
 # After one of these errors every later call on the context fails, until the process ends.
 _FAULTS = {
@@ -47,7 +56,8 @@ class Device:
         self.index = index
         self._device = drv.Device(index)
         self._context: Any = None
-        self._lock = threading.Lock()
+        self._lock = Mutex()
+        self._process = os.getpid()
         self._fault = ""
         self._abandoned: list[object] = []
         self.last_launch = "nothing"
@@ -75,14 +85,25 @@ class Device:
         """Wait for everything that was put on the context's streams."""
         drv.Context.synchronize()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that the context belongs to, which may not call the driver."""
+        return self._process != os.getpid()
+
+    def check_process(self) -> None:
+        """Raise BackendError in a forked child, before any call of the driver and any lock."""
+        if self.is_forked:
+            raise forked(f"GPU {self.index}")
+
     def __enter__(self) -> Device:
+        self.check_process()
         if self._fault:
             raise self._faulted()
         try:
             self._retain()
             self._context.push()
         except drv.Error as error:
-            hint = "a process that was forked after CUDA started cannot use it: start it by 'spawn'"
+            hint = "another library may have started CUDA before this process was forked: start it by 'spawn'"
             raise BackendError(f"GPU {self.index}", expected="a context", got=error, hint=hint) from error
         return self
 
@@ -114,6 +135,8 @@ class Device:
                 atexit.register(self._release)
 
     def _release(self) -> None:
+        if self.is_forked:
+            return
         # PyCUDA's objects destroy nothing once their context is gone.  Detaching it leaves it on CUDA's own stack,
         # where the push put it, so it is popped there.  A context that faulted may refuse; the process ends anyway.
         with contextlib.suppress(drv.Error):
@@ -127,6 +150,11 @@ class Device:
 
         ``how`` destroys the handle; without it the handle destroys itself when the last reference to it goes.
         """
+        if self.is_forked:
+            # The parent destroys it; PyCUDA would call the driver as soon as nobody held the handle here.
+            for handle in box:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+            return
         if self._context is None or self._fault:
             self._abandoned += box  # the context takes it along when it ends
             return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from ....errors import BackendError, check_integer
 from .bindings import drv, missing, pycuda, version_text
-from .device import Device
+from .device import Device, forked
 
 LEAST_CAPABILITY = (7, 5)
 
 _devices: dict[int, Device] = {}
+_started: list[int] = []  # the process in which the driver was started
 
 
 def find_device(index: int = 0) -> Device:
@@ -57,8 +60,11 @@ def _count_devices() -> int:
     if missing is not None:
         hint = "install NVIDIA's driver, or build PyCUDA again with the CUDA toolkit that is installed"
         raise BackendError("CUDA", expected="the NVIDIA driver that PyCUDA was built for", got=missing, hint=hint)
+    if _started and _started[0] != os.getpid():
+        raise forked("CUDA")
     try:
         drv.init()
+        _started[:] = [os.getpid()]
         count, driver, toolkit = drv.Device.count(), drv.get_driver_version(), drv.get_version()
     except drv.Error as error:
         hint = "nvidia-smi and CUDA_VISIBLE_DEVICES show which GPUs the driver sees"
