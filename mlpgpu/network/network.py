@@ -442,8 +442,9 @@ class Network:
     def export(self, path: str | PathLike[str], *, logits: bool = False) -> None:
         """Write the network as a file of another program, replacing it whole or not at all.
 
-        The name's ending tells the format: ``.onnx`` (extra ``onnx``), ``.safetensors`` (extra ``safetensors``).  What
-        is written computes what :meth:`predict` does, (rows, n_out).  ``docs/formats.md`` has what each format keeps.
+        The name's ending tells the format: ``.onnx`` (extra ``onnx``), ``.safetensors`` (extra ``safetensors``) or
+        ``.keras``.  What is written computes what :meth:`predict` does, (rows, n_out).  ``docs/formats.md`` has what
+        each format keeps.
 
         Arguments:
             logits: leave out the output's function and the scaling back of standardized targets, as :meth:`forward`.
@@ -456,10 +457,10 @@ class Network:
             StorageError: the file cannot be written.
         """
         target = check_path("path to export to", path, tuple(FORMATS))
-        replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(), logits=logits))
+        replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(logits=logits)))
 
-    def to_export(self) -> SavedNetwork:
-        """As :meth:`saved`, if other programs can compute the same with it.
+    def to_export(self, *, logits: bool = False) -> SavedNetwork:
+        """As :meth:`saved`, or one that predicts its logits, if other programs can compute the same with it.
 
         Raises:
             ConfigurationError: a ``Standardize`` layer was never fitted.
@@ -468,7 +469,7 @@ class Network:
         self.check_adapted("net.adapt(data), or train it")
         saved = self.saved()
         saved.check_finite()
-        return saved
+        return saved.of_logits() if logits else saved
 
     @classmethod
     def from_contents(cls, contents: storage.Contents) -> Network:
@@ -501,8 +502,8 @@ def load(
 ) -> Network:
     """The network in a file: one of ``Network.save`` or ``Trainer.save``, or of another program.
 
-    Of others it reads safetensors of Linear layers; ``docs/formats.md`` has what is taken and what is refused.  What
-    a file is, is told by what is in it.  Nothing in a file is ever executed.
+    Of others it reads stacks of dense layers: safetensors, and Keras' archives and HDF5 files; ``docs/formats.md``
+    has what is taken and what is refused.  What a file is, is told by what is in it.  Nothing in it is ever executed.
 
     Arguments:
         activation: where the file has weights alone, that of all layers but the last, or a list of one for each layer.

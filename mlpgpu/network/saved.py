@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,17 @@ class SavedNetwork:
             adapted=adapted,
             parameters=flat(plan.parameters, dtype),
             statistics=flat(plan.statistics, np.dtype(np.float64)),
+        )
+
+    def of_logits(self) -> SavedNetwork:
+        """A network whose predictions are this one's logits; classes, which these do not tell, are forgotten."""
+        scales_back = len(self.layers) > 1 and isinstance(self.layers[-1], Standardize)
+        return SavedNetwork.of(
+            self.layers[: len(self.layers) - scales_back],
+            self.named(),
+            seed=self.seed,
+            remembered=replace(self.remembered, classes=None, table=None),
+            adapted=self.adapted,
         )
 
     @classmethod

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .container import FORMAT_VERSION, Contents, read, write
+from .container import FORMAT_VERSION, Contents, image, parse, read, write
 
-__all__ = ["FORMAT_VERSION", "Contents", "read", "write"]
+__all__ = ["FORMAT_VERSION", "Contents", "image", "parse", "read", "write"]

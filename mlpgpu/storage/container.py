@@ -63,13 +63,17 @@ def write(path: str | PathLike[str], contents: Contents) -> None:
         StorageError: the file system refused.
     """
     what = _what(path)
+    with image(what, contents).getbuffer() as contents_of_file:  # given back even if an error keeps this frame alive
+        replace_file(what, path, contents_of_file)
+
+
+def image(what: str, contents: Contents) -> io.BytesIO:
+    """The bytes of the file that :func:`write` makes; ``what`` is what errors call it, and they are that function's."""
     if fault := _fault(contents.arrays, contents.groups):
         raise ConfigurationError(what, expected="paths that can stand in one file", got=fault)
     arrays = {name: _little_endian(f"{what}, {name}", contents.arrays[name]) for name in sorted(contents.arrays)}
     groups = sorted(set(contents.groups))
-    image = _image(arrays, groups, _encode(what, contents.description, arrays, groups))
-    with image.getbuffer() as contents_of_file:  # given back even if an error keeps this frame alive
-        replace_file(what, path, contents_of_file)
+    return _image(arrays, groups, _encode(what, contents.description, arrays, groups))
 
 
 def read(path: str | PathLike[str]) -> Contents:
@@ -88,7 +92,7 @@ def read(path: str | PathLike[str]) -> Contents:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "a folder or a device")
         with open(path, "rb") as stream:
-            return _parse(what, stream)
+            return parse(what, stream, os.fstat(stream.fileno()).st_size)
     except FileFormatError:
         raise
     except (OSError, ValueError) as error:
@@ -169,8 +173,12 @@ def _image(arrays: dict[str, np.ndarray], groups: list[str], description: bytes)
     return image
 
 
-def _parse(what: str, stream: BinaryIO) -> Contents:
-    size = os.fstat(stream.fileno()).st_size
+def parse(what: str, stream: BinaryIO, size: int) -> Contents:
+    """The contents of a file of ``size`` bytes; as :func:`read` says.
+
+    Raises:
+        FileFormatError: as :func:`read` says.
+    """
     try:
         with h5py.File(stream, "r") as file:
             root = file["/"]
@@ -201,7 +209,7 @@ def _expect(holds: bool, what: str, expected: str, got: object, hint: str = "") 
 
 def _read_document(what: str, root: h5py.Group, size: int) -> dict[str, Any]:
     """The JSON in ``/mlpgpu/description``: keys content (a dict), arrays and groups, the latter two unchecked."""
-    hint = "files written by Keras or other programs are not read"
+    hint = "mlpgpu.load reads some files of other programs"
     _expect(_GROUP[1:] in set(root), what, f"a group {_GROUP}", "a foreign HDF5 file", hint)
     group = _member(what, root, _GROUP, h5py.Group)
     version = _read_integer(what, group, "format_version")

@@ -186,14 +186,14 @@ def test_a_description_that_lies_is_refused(tmp_path: Path) -> None:
     refused({**described, "layers": lying}, tensors, "description")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_damaged_files_are_refused_or_harmless(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     trained(stack("relu")).export(path)
     whole, rng = path.read_bytes(), random.Random(seed)
     header = int.from_bytes(whole[:8], "little")
     refused = 0
-    for _ in range(150):
+    for _ in range(60):
         data = bytearray(whole)
         for _ in range(rng.choice((1, 1, 3, 20))):
             data[rng.randrange(8 + header)] = rng.randrange(256)
@@ -204,7 +204,7 @@ def test_damaged_files_are_refused_or_harmless(seed: int, tmp_path: Path) -> Non
             mg.load(path).predict(X)
         except errors.MlpgpuError:
             refused += 1
-    assert refused > 100
+    assert refused > 40
 
 
 def test_what_would_take_all_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

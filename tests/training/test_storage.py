@@ -376,7 +376,7 @@ def cycle(file: h5py.File) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
-    "foreign": (lambda file: file.__delitem__("mlpgpu"), "files written by Keras or other programs are not read"),
+    "foreign": (lambda file: file.__delitem__("mlpgpu"), "mlpgpu.load reads some files of other programs"),
     "newer": (lambda file: file["mlpgpu"].attrs.modify("format_version", 2), "got 2 .written by a newer mlpgpu"),
     "version 0": (lambda file: file["mlpgpu"].attrs.modify("format_version", 0), "format version from 1 to 1, got 0"),
     "no version": (lambda file: file["mlpgpu"].attrs.__delitem__("format_version"), "format_version"),

@@ -37,7 +37,7 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_onnx(network: SavedNetwork, *, logits: bool) -> bytes:
+def write_onnx(network: SavedNetwork) -> bytes:
     """The bytes of an ONNX file.
 
     Raises:
@@ -54,7 +54,7 @@ def write_onnx(network: SavedNetwork, *, logits: bool) -> bytes:
         got, hint = f"{network.parameters.nbytes} bytes", "safetensors files hold any size"
         raise ConfigurationError("parameters for ONNX", expected=f"at most {MOST_BYTES} bytes", got=got, hint=hint)
     graph = _Graph(network.named(), network.parameters.dtype)
-    for step in steps_of(network, logits=logits):
+    for step in steps_of(network):
         graph.add(step)
     nodes = [onnx.helper.make_node(op, inputs, [out], **attributes) for op, inputs, out, attributes in graph.nodes]
     nodes[-1].output[0] = "output"

@@ -25,8 +25,8 @@ DESCRIPTION = "mlpgpu"  # the key of the metadata
 DTYPES = {"F64": 8, "F32": 4, "F16": 2}  # bytes of a number
 
 
-def write_safetensors(network: SavedNetwork, *, logits: bool) -> bytes:
-    """The bytes of a safetensors file; it has no functions, so ``logits`` makes no difference to its tensors.
+def write_safetensors(network: SavedNetwork) -> bytes:
+    """The bytes of a safetensors file.
 
     Raises:
         BackendError: the package safetensors is missing.
@@ -37,8 +37,7 @@ def write_safetensors(network: SavedNetwork, *, logits: bool) -> bytes:
         raise missing_package("export to safetensors", "safetensors", error) from error
 
     values = {name: np.ascontiguousarray(v) for name, v in state_dict(steps_of(network), network.named()).items()}
-    described = network.described() | ({"output": "identity"} if logits else {})
-    return save(values, {DESCRIPTION: json.dumps(described, sort_keys=True)})
+    return save(values, {DESCRIPTION: json.dumps(network.described(), sort_keys=True)})
 
 
 def read_safetensors(path: Path, hints: Hints) -> SavedNetwork:

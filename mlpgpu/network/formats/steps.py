@@ -97,8 +97,8 @@ class Output:
 Step: TypeAlias = Rescale | Standardize | Linear | Activation | Dropout | Output
 
 
-def steps_of(network: SavedNetwork | Description, *, logits: bool = False) -> Iterator[Step]:
-    """The steps of a prediction, or of its ``logits`` alone; identities are left out."""
+def steps_of(network: SavedNetwork | Description) -> Iterator[Step]:
+    """The steps of a prediction; identities are left out."""
     first = {id(layer): place for place, layer in reversed(list(enumerate(network.layers)))}
     ending: Standardize | None = None
     width = layers.input_width(network.layers)
@@ -120,11 +120,10 @@ def steps_of(network: SavedNetwork | Description, *, logits: bool = False) -> It
                 yield Activation(layer.activation)
         else:
             raise ConfigurationError("layer to export", expected=f"one of {', '.join(layers.LAYERS)}", got=layer)
-    if not logits:
-        if network.output != "identity":
-            yield Output(network.output)
-        if ending is not None:
-            yield ending
+    if network.output != "identity":
+        yield Output(network.output)
+    if ending is not None:
+        yield ending
 
 
 def network_of(what: str, steps: Sequence[Step], values: Mapping[str, np.ndarray], **remembered: Any) -> SavedNetwork:
@@ -132,7 +131,7 @@ def network_of(what: str, steps: Sequence[Step], values: Mapping[str, np.ndarray
 
     Arguments:
         what: what errors call the file.
-        steps: each with values has a place of its own.
+        steps: those with one place have the same values, and are one layer if the same function follows them.
         values: by the steps' names; of other shapes than theirs they are refused.
         remembered: further attributes of :class:`Remembered`.
 
@@ -141,12 +140,11 @@ def network_of(what: str, steps: Sequence[Step], values: Mapping[str, np.ndarray
     """
     made: list[layers.Layer] = []
     named: dict[str, np.ndarray] = {}
+    shared: dict[tuple[int, str], layers.Layer] = {}
     output: OutputName = "identity"
     for number, step in enumerate(steps):
         before = steps[number - 1] if number else None
-        for name in step.values:
-            assert isinstance(step, (Linear, Standardize))
-            named[f"{len(made)}.{name}"] = values[f"{step.place}.{name}"]
+        following = steps[number + 1] if number + 1 < len(steps) else None
         if isinstance(step, Rescale):
             _check(before is None, what, "inputs rescaled before all else", "a rescaling elsewhere")
             remembered["inputs"] = Inputs("bytes", step.factor)
@@ -156,23 +154,25 @@ def network_of(what: str, steps: Sequence[Step], values: Mapping[str, np.ndarray
             _check(is_well_placed, what, expected, "a standardization elsewhere")
             scale = values[f"{step.place}.scale"]
             _check(scale.ndim == 1 and scale.size > 0 and bool((scale > 0.0).all()), what, "scales over 0", "others")
+            named |= _renamed(step, values, len(made))
             made.append(layers.Standardize(len(scale)))
         elif isinstance(step, Linear):
             _check(not isinstance(step, Local), what, "dense layers", "locally connected ones")
             _check(min(step.n_in, step.n_out) > 0, what, "layers of at least one column", (step.n_in, step.n_out))
-            made.append(layers.Dense(step.n_in, step.n_out, bias=step.has_bias, trainable=step.trainable))
+            name = check_activation(what, following.name) if isinstance(following, Activation) else "identity"
+            if (step.place, name) not in shared:
+                named |= _renamed(step, values, len(made))
+                shared[step.place, name] = layers.Dense(
+                    step.n_in,
+                    step.n_out,
+                    name,  # type: ignore[arg-type]
+                    step.has_bias,
+                    trainable=step.trainable,
+                )
+            made.append(shared[step.place, name])
         elif isinstance(step, Activation):
-            last = made[-1] if made else None
-            expected = f"{step.name} right after a dense layer"
-            if not (isinstance(last, layers.Dense) and isinstance(before, Linear)):
-                raise FileFormatError(what, expected=expected, got=f"it after {type(before).__name__}")
-            made[-1] = layers.Dense(
-                last.n_in,
-                last.n_out,
-                check_activation(what, step.name),  # type: ignore[arg-type]
-                last.bias,
-                trainable=last.trainable,
-            )
+            got = f"it after {'nothing' if before is None else type(before).__name__}"
+            _check(isinstance(before, Linear), what, f"{step.name} right after a dense layer", got)
         elif isinstance(step, Dropout):
             made.append(layers.Dropout(step.rate))
         else:
@@ -184,6 +184,10 @@ def network_of(what: str, steps: Sequence[Step], values: Mapping[str, np.ndarray
         return SavedNetwork.of(made, named, output=output, remembered=Remembered(**remembered))
     except MlpgpuError as error:
         raise FileFormatError(what, expected="layers and values that fit each other", got=error) from error
+
+
+def _renamed(step: Standardize | Linear, values: Mapping[str, np.ndarray], place: int) -> dict[str, np.ndarray]:
+    return {f"{place}.{name}": values[f"{step.place}.{name}"] for name in step.values}
 
 
 def check_activation(what: str, name: str) -> str:

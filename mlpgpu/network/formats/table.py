@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ...errors import FileFormatError
 from ..saved import SavedNetwork
 from .hints import Hints
+from .keras_file import is_foreign_hdf5, read_keras_archive, read_keras_hdf5, write_keras
 from .onnx_file import write_onnx
 from .safetensors_file import read_safetensors, write_safetensors
-
-
-class Write(Protocol):
-    """Makes the bytes of a file of a network, of its predictions or its logits."""
-
-    def __call__(self, network: SavedNetwork, *, logits: bool) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -26,16 +20,17 @@ class Format:
 
     Attributes:
         name: for people.
-        write: makes a file's bytes.
+        write: makes a file's bytes, which predict what the network does.
     """
 
     name: str
-    write: Write
+    write: Callable[[SavedNetwork], bytes]
 
 
 FORMATS: dict[str, Format] = {
     ".onnx": Format("ONNX, opset 17", write_onnx),
     ".safetensors": Format("safetensors, with PyTorch's names", write_safetensors),
+    ".keras": Format("a Keras 3 model", write_keras),
 }
 
 Read = Callable[[Path, Hints], SavedNetwork]
@@ -50,7 +45,11 @@ def reader_of(what: str, path: Path) -> Read | None:
     """
     with open(path, "rb") as file:
         first = file.read(16)
-    if first[8:9] == b"{" and first[:8] != b"\x89HDF\r\n\x1a\n":
+    if first[:8] == b"\x89HDF\r\n\x1a\n":
+        return read_keras_hdf5 if is_foreign_hdf5(path) else None
+    if first[:4] == b"PK\x03\x04":
+        return read_keras_archive
+    if first[8:9] == b"{":
         return read_safetensors
     if first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05":
         hint = "torch.save(model.state_dict(), path) of PyTorch 1.6 or later writes an archive that is safe to read"
