@@ -2,12 +2,13 @@
 # and again only when setup.cfg or pyproject.toml has changed.
 PYTHON ?= python3
 
-.PHONY: help train test test-all lint bench peers
+.PHONY: help train test test-all fuzz lint bench peers
 
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests that a commit needs"
 	@echo "make test-all  run all of them"
+	@echo "make fuzz    attack every public callable with hostile values, with fresh seeds"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
 	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; make the tables of it"
@@ -23,6 +24,9 @@ test: .venv/test/.installed
 
 test-all: .venv/test/.installed
 	@$(PYTEST)
+
+fuzz: .venv/test/.installed
+	@.venv/test/bin/python tests/fuzz/attack_callables.py --calls 20000
 
 lint: .venv/lint/.installed
 	.venv/lint/bin/ruff check .

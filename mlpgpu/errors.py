@@ -28,16 +28,20 @@ ReadOnlyError          AttributeError    an attribute is set that stays what it 
 from __future__ import annotations
 
 import difflib
+import operator
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .names import NEAR, SYNONYMS
 
 Name = TypeVar("Name", bound=str)
+
+MOST_COUNT = 2**63 - 1  # as int64 holds it
+SHOWN_CHARACTERS = 300  # of a value in a message
 
 
 class MlpgpuError(Exception):
@@ -47,13 +51,34 @@ class MlpgpuError(Exception):
     """
 
     def __init__(self, what: str, *, expected: object, got: object, hint: str = "") -> None:
-        self.what, self.expected, self.got, self.hint = what, str(expected), str(got), hint
+        self.what, self.expected, self.got, self.hint = _shortened(what), str(expected), _shortened(got), hint
         message = f"{what}: expected {self.expected}, got {self.got}"
-        super().__init__(f"{message} ({hint})" if hint else message)
+        # Text with halves of surrogate pairs cannot be printed.
+        printable = (f"{message} ({hint})" if hint else message).encode("utf-8", "backslashreplace").decode()
+        super().__init__(printable)
 
     def __reduce__(self) -> tuple:
         # Exceptions pickle by their positional arguments, and these are named ones.
         return _rebuild, (type(self), self.what, self.expected, self.got, self.hint), self.__dict__
+
+
+def _shortened(value: object) -> str:
+    """``value`` as text, with its middle left out where it is long."""
+    try:
+        text = str(value)
+    except Exception as error:  # of whoever wrote its __repr__; a whole number may have too many digits
+        text = f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"
+    half = SHOWN_CHARACTERS // 2
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+
+
+def shown(value: object, *, typed: bool = True) -> str:
+    """The repr of a value that is none of those expected, for a message; behind its type, if ``typed``."""
+    try:
+        text = repr(value)
+    except Exception as error:  # as in _shortened
+        return f"{type(value).__name__} that cannot be shown: {type(error).__name__}"
+    return f"{type(value).__name__} {_shortened(text)}" if typed else _shortened(text)
 
 
 def _rebuild(kind: type[MlpgpuError], what: str, expected: str, got: str, hint: str) -> MlpgpuError:
@@ -166,12 +191,10 @@ def lookup(kind: str, name: object, table: Iterable[Name]) -> Name:
     """
     names = list(table)
     if not isinstance(name, str):
-        raise DtypeError(kind, expected="a name: one of " + ", ".join(names), got=f"{type(name).__name__} {name!r}")
-    if name in names:
-        return name
-    for synonym in SYNONYMS.get(name, ()):
-        if synonym in names:
-            return names[names.index(synonym)]
+        raise DtypeError(kind, expected="a name: one of " + ", ".join(names), got=shown(name))
+    for known in (name, *SYNONYMS.get(name, ())):
+        if known in names:
+            return names[names.index(known)]
     raise UnknownNameError(kind, expected="one of " + ", ".join(names), got=repr(name), hint=did_you_mean(name, names))
 
 
@@ -206,20 +229,24 @@ def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def check_integer(what: str, value: object, *, least: int, most: int | None = None) -> int:
+def check_integer(what: str, value: object, *, least: int, most: int | None = None, limit: int = MOST_COUNT) -> int:
     """Return ``value`` as an int if it is a whole number in [least, most].
+
+    ``limit`` is a most that arithmetic sets: messages name it only where a value exceeds it.
 
     Raises:
         DtypeError: it is not a whole number (``True`` is none).
         ConfigurationError: it lies outside the range.
     """
     expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
     try:
-        number = value.__index__()
-    except TypeError:  # an array of several
-        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}") from None
+        if isinstance(value, (bool, np.bool_)) or np.ma.is_masked(value):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # a tensor, or whoever wrote its __index__, may raise any
+        raise DtypeError(what, expected=expected, got=shown(value)) from None
+    if most is None and number > limit:
+        most, expected = limit, f"a whole number from {least} to {limit}"
     if number < least or (most is not None and number > most):
         raise ConfigurationError(what, expected=expected, got=number)
     return number
@@ -237,15 +264,68 @@ def check_number(
     bounds = [f"> {above:g}"] if above is not None else [f">= {least:g}"] if least != float("-inf") else []
     bounds += [f"< {below:g}"] if below != float("inf") else []
     expected = " ".join(["a finite number", " and ".join(bounds)]).strip()
-    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
-        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}")
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise DtypeError(what, expected=expected, got=f"{type(value).__name__} {value!r}") from None
+        if not _may_be_number(value):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]
     except OverflowError:
         raise ConfigurationError(what, expected=expected, got="a number beyond float64") from None
+    except Exception:  # a tensor, or whoever wrote its __float__, may raise any
+        raise DtypeError(what, expected=expected, got=shown(value)) from None
     inside = least <= number < below and (above is None or number > above)
     if not inside or number in (float("inf"), float("-inf")):  # NaN fails the comparison
         raise ConfigurationError(what, expected=expected, got=number)
     return number
+
+
+def _may_be_number(value: Any) -> bool:
+    """Whether ``float`` may be asked: it reads text as well, and takes arrays of one element and halves of complex."""
+    if isinstance(value, (bool, str, bytes, bytearray, complex)) or not hasattr(value, "__float__"):
+        return False
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.ndim == 0 and value.dtype.kind in "iuf" and not np.ma.is_masked(value)
+    return getattr(value, "ndim", 0) == 0
+
+
+def check_truth(what: str, value: object) -> bool:
+    """Return ``value`` as a bool if it is True or False, NumPy's too.
+
+    Raises:
+        DtypeError: it is anything else, which Python might count as true.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise DtypeError(what, expected="True or False", got=shown(value, typed=False))
+    return bool(value)
+
+
+def check_text(what: str, value: object) -> str:
+    """Return ``value`` as a str if it is one that files can hold.
+
+    Raises:
+        DtypeError: it is no string.
+        ConfigurationError: it holds a NUL, or half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise DtypeError(what, expected="a string", got=shown(value))
+    text = str.__str__(value)  # a member of an Enum prints as something else
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigurationError(what, expected="text that UTF-8 can hold, without NUL", got=repr(text))
+    return text
+
+
+def as_list(what: str, values: object, expected: str) -> list[Any]:
+    """What ``values`` gives one after the other, if it is something that does.
+
+    Raises:
+        DtypeError: it is none, or an array of no axis, or fails on the way.
+    """
+    try:
+        return list(values)  # type: ignore[call-overload]
+    except Exception as error:  # a tensor, a generator, or whoever wrote its __iter__, may raise any
+        raise DtypeError(what, expected=expected, got=shown(values)) from error
+
+
+def keep_checked(described: object, **fields: object) -> None:
+    """Set fields of a frozen dataclass to what they were checked to be."""
+    for name, value in fields.items():
+        object.__setattr__(described, name, value)

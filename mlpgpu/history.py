@@ -8,7 +8,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
-from .errors import BackendError, EmptyDataError, lookup
+from .errors import (
+    MOST_COUNT,
+    BackendError,
+    DtypeError,
+    EmptyDataError,
+    as_list,
+    check_integer,
+    check_number,
+    check_text,
+    lookup,
+    shown,
+)
 from .metrics import MODES, VALIDATION, Mode, improves
 from .pictures import check_picture, deliver
 from .text import html, public_names, table
@@ -30,7 +41,8 @@ class History:
     """
 
     def __init__(self, records: Sequence[Mapping[str, float]] = ()) -> None:
-        self._records: list[Record] = [dict(record) for record in records]
+        listed = as_list("records", records, "a list of mappings, one for each epoch")
+        self._records: list[Record] = [_check_record(record) for record in listed]
         self.interrupted = False
 
     def append(self, record: Mapping[str, float]) -> None:
@@ -71,7 +83,7 @@ class History:
             UnknownNameError: no record holds the column.
             EmptyDataError: there is no epoch yet, or none with a finite value there.
         """
-        lookup("mode", mode, MODES)
+        mode = lookup("mode", mode, MODES)
         found = None
         best: float | None = None
         for record, value in zip(self._records, self[column], strict=True):
@@ -168,6 +180,25 @@ class History:
     def _check_epochs(self) -> None:
         if not self._records:
             raise EmptyDataError("history", expected="at least one epoch", got="none")
+
+
+def _check_record(record: object) -> Record:
+    """An epoch's record with the numbers that it was checked to hold.
+
+    Raises:
+        DtypeError, ConfigurationError: it is no mapping of names to numbers.
+    """
+    if not isinstance(record, Mapping):
+        raise DtypeError("record of an epoch", expected="a mapping of names to numbers", got=shown(record))
+    return {check_text("column of a record", name): _number(name, value) for name, value in record.items()}
+
+
+def _number(name: str, value: object) -> float:
+    """``value`` as an int or a float; NaN and infinity, which a metric may be, are floats too."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return float(value)
+    what = f"{name!r} of a record"
+    return check_integer(what, value, least=-MOST_COUNT) if hasattr(value, "__index__") else check_number(what, value)
 
 
 def _cell(name: str, record: Record) -> str:

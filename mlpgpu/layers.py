@@ -13,11 +13,23 @@ from typing import Literal
 
 from . import plan
 from .activations import ACTIVATIONS
-from .errors import ConfigurationError, DtypeError, ReadOnlyError, ShapeError, check_integer, check_number, lookup
+from .errors import (
+    ConfigurationError,
+    DtypeError,
+    ReadOnlyError,
+    ShapeError,
+    check_integer,
+    check_number,
+    check_truth,
+    keep_checked,
+    lookup,
+    shown,
+)
 from .initializers import INITIALIZERS
 from .names import ActivationName, InitializerName
 
 MOST_LAYERS = 1024  # of a network
+MOST_WIDTH = 2**31 - 1  # columns of a layer, as kernels count them
 
 
 # Initial values of a dense layer that is told none; docs/defaults.md has the measurements.
@@ -58,16 +70,6 @@ class Layer(ABC):
             raise ShapeError(repr(self), expected=f"{self.n_in} columns", got=f"{n_in} columns")
 
 
-def _set(layer: Layer, field: str, value: object) -> None:
-    """Give a field of a frozen dataclass the name of the table, whatever synonym came."""
-    object.__setattr__(layer, field, value)
-
-
-def _check_truth(what: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise DtypeError(what, expected="True or False", got=repr(value))
-
-
 @dataclass(frozen=True, repr=False)
 class Dense(Layer):
     """``y = f(x W + b)``: x (B, n_in), W (n_in, n_out), b (n_out,), y (B, n_out).
@@ -95,13 +97,15 @@ class Dense(Layer):
     trainable: bool = field(default=True, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
-        check_integer("Dense n_in", self.n_in, least=1)
-        check_integer("Dense n_out", self.n_out, least=1)
-        _set(self, "activation", lookup("Dense activation", self.activation, ACTIVATIONS))
-        _check_truth("Dense bias", self.bias)
-        if self.init is not None:
-            lookup("Dense init", self.init, INITIALIZERS)
-        _check_truth("Dense trainable", self.trainable)
+        keep_checked(
+            self,
+            n_in=check_integer("Dense n_in", self.n_in, least=1, limit=MOST_WIDTH),
+            n_out=check_integer("Dense n_out", self.n_out, least=1, limit=MOST_WIDTH),
+            activation=lookup("Dense activation", self.activation, ACTIVATIONS),
+            bias=check_truth("Dense bias", self.bias),
+            init=None if self.init is None else lookup("Dense init", self.init, INITIALIZERS),
+            trainable=check_truth("Dense trainable", self.trainable),
+        )
 
     def output_width(self, n_in: int) -> int:
         self._check_input(n_in)
@@ -150,17 +154,18 @@ class LocallyConnected(Layer):
     trainable: bool = field(default=True, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
-        check_integer("LocallyConnected n_in", self.n_in, least=1)
-        check_integer("LocallyConnected window", self.window, least=1)
+        keep_checked(
+            self,
+            n_in=check_integer("LocallyConnected n_in", self.n_in, least=1, limit=MOST_WIDTH),
+            window=check_integer("LocallyConnected window", self.window, least=1, limit=MOST_WIDTH),
+            activation=lookup("LocallyConnected activation", self.activation, ACTIVATIONS),
+            bias=None if self.bias is None else lookup("LocallyConnected bias", self.bias, ("output", "layer")),
+            init=None if self.init is None else lookup("LocallyConnected init", self.init, INITIALIZERS),
+            trainable=check_truth("LocallyConnected trainable", self.trainable),
+        )
         if self.window > self.n_in:
             expected = f"at most n_in, {self.n_in}"
             raise ConfigurationError("LocallyConnected window", expected=expected, got=self.window)
-        _set(self, "activation", lookup("LocallyConnected activation", self.activation, ACTIVATIONS))
-        if self.bias is not None:
-            lookup("LocallyConnected bias", self.bias, ("output", "layer"))
-        if self.init is not None:
-            lookup("LocallyConnected init", self.init, INITIALIZERS)
-        _check_truth("LocallyConnected trainable", self.trainable)
 
     def output_width(self, n_in: int) -> int:
         if not self.window <= n_in <= self.n_in:
@@ -194,7 +199,7 @@ class Dropout(Layer):
     rate: float
 
     def __post_init__(self) -> None:
-        check_number("Dropout rate", self.rate, least=0.0, below=1.0)
+        keep_checked(self, rate=check_number("Dropout rate", self.rate, least=0.0, below=1.0))
 
     @property
     def n_in(self) -> None:  # type: ignore[override]
@@ -228,7 +233,7 @@ class Standardize(Layer):
     n_in: int
 
     def __post_init__(self) -> None:
-        check_integer("Standardize n_in", self.n_in, least=1)
+        keep_checked(self, n_in=check_integer("Standardize n_in", self.n_in, least=1, limit=MOST_WIDTH))
 
     def output_width(self, n_in: int) -> int:
         self._check_input(n_in)
@@ -283,7 +288,7 @@ def check_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
         raise ConfigurationError("layers", expected=f"at most {MOST_LAYERS} of them", got=len(layers))
     for place, layer in enumerate(layers):
         if not isinstance(layer, Layer):
-            raise DtypeError(f"layers[{place}]", expected="a layer", got=f"{type(layer).__name__} {layer!r}")
+            raise DtypeError(f"layers[{place}]", expected="a layer", got=shown(layer))
     return tuple(layers)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from .activations import sigmoid
-from .errors import check_number, lookup
+from .errors import check_number, keep_checked, lookup
 from .metrics import Problem
 
 BY_COLUMNS_ROWS, BY_COLUMNS_BELOW = 32, 16  # rows from which, and columns below which, softmax goes column by column
@@ -117,7 +117,7 @@ class Huber(Loss):
     formula = "mean of e²/2 if |e| <= delta else delta (|e| - delta/2), e = z - t"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", check_number("delta of Huber", self.delta, above=0.0))
+        keep_checked(self, delta=check_number("delta of Huber", self.delta, above=0.0))
 
     def evaluate(self, z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray) -> None:
         # With e = z - t and c = e clipped to [-d, d], both branches are c · (e - c / 2), and delta is c.
@@ -143,7 +143,7 @@ class Quantile(Loss):
     formula = "mean of max(level e, (level - 1) e), e = t - z"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "level", check_number("level of Quantile", self.level, above=0.0, below=1.0))
+        keep_checked(self, level=check_number("level of Quantile", self.level, above=0.0, below=1.0))
 
     def evaluate(self, z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray) -> None:
         np.subtract(z, t, out=scratch)
@@ -208,7 +208,7 @@ class BinaryFocal(Loss):
     formula = "mean of -t (1 - p)^gamma log p - (1 - t) p^gamma log(1 - p), p = sigmoid(z)"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", check_number("gamma of BinaryFocal", self.gamma, least=0.0))
+        keep_checked(self, gamma=check_number("gamma of BinaryFocal", self.gamma, least=0.0))
 
     def evaluate(self, z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray) -> None:
         # With p1 = p, p0 = 1 - p, and surprises s = -log p: the value is Σ t_i (1 - p_i)^γ s_i, i of 0 and 1.
@@ -241,7 +241,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         what = "label_smoothing of SoftmaxCrossEntropy"
-        object.__setattr__(self, "label_smoothing", check_number(what, self.label_smoothing, least=0.0, below=1.0))
+        keep_checked(self, label_smoothing=check_number(what, self.label_smoothing, least=0.0, below=1.0))
 
     @property
     def form(self) -> str:
@@ -291,7 +291,7 @@ class Focal(Loss):
     formula = "-Σ t (1 - p)^gamma log p, p = softmax(z)"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", check_number("gamma of Focal", self.gamma, least=0.0))
+        keep_checked(self, gamma=check_number("gamma of Focal", self.gamma, least=0.0))
 
     def evaluate(self, z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray) -> None:
         # With surprises s = -log p: v = Σ t (1 - p)^γ s, and dv/ds = t (1 - p)^γ (1 + γ p s / (1 - p)) =: t g, whose

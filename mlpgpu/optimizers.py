@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from .errors import DtypeError, check_number, lookup
+from .errors import DtypeError, check_number, keep_checked, lookup, shown
 from .names import OptimizerName
-from .schedules import Schedule, as_schedule
+from .schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,11 @@ class Optimizer(ABC):
     alpha: float = field(default=0.0, metadata={"came_later": True})
 
     def __post_init__(self) -> None:
-        as_schedule(self.rate)
-        check_number(f"{type(self).__name__} alpha", self.alpha, least=0.0)
-        check_number(f"{type(self).__name__} l1", self.l1, least=0.0)
-        check_number(f"{type(self).__name__} l2", self.l2, least=0.0)
-        if self.clip_norm is not None:
-            check_number(f"{type(self).__name__} clip_norm", self.clip_norm, above=0.0)
+        name = type(self).__name__
+        rate = self.rate if isinstance(self.rate, Schedule) else check_number("learning rate", self.rate, least=0.0)
+        clip = None if self.clip_norm is None else check_number(f"{name} clip_norm", self.clip_norm, above=0.0)
+        penalties = {of: check_number(f"{name} {of}", getattr(self, of), least=0.0) for of in ("l1", "l2", "alpha")}
+        keep_checked(self, rate=rate, clip_norm=clip, **penalties)
 
     def table(self, first_step: int, rates: np.ndarray) -> np.ndarray:
         """The changing numbers of consecutive steps, shape (steps, len(columns)), float64.
@@ -105,7 +104,8 @@ class _Accelerated(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(f"{type(self).__name__} momentum", self.momentum, least=0.0, below=1.0)
+        what = f"{type(self).__name__} momentum"
+        keep_checked(self, momentum=check_number(what, self.momentum, least=0.0, below=1.0))
 
     def _accelerate(self, g: np.ndarray, velocity: np.ndarray, rate: float) -> None:
         """``g ← η g``, ``v ← g + α v``."""
@@ -155,8 +155,8 @@ class RMSprop(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("RMSprop rho", self.rho, least=0.0, below=1.0)
-        check_number("RMSprop epsilon", self.epsilon, above=0.0)
+        rho = check_number("RMSprop rho", self.rho, least=0.0, below=1.0)
+        keep_checked(self, rho=rho, epsilon=check_number("RMSprop epsilon", self.epsilon, above=0.0))
 
     def _rule(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
@@ -187,9 +187,11 @@ class _Adaptive(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(f"{type(self).__name__} beta1", self.beta1, least=0.0, below=1.0)
-        check_number(f"{type(self).__name__} beta2", self.beta2, least=0.0, below=1.0)
-        check_number(f"{type(self).__name__} epsilon", self.epsilon, above=0.0)
+        name = type(self).__name__
+        beta1 = check_number(f"{name} beta1", self.beta1, least=0.0, below=1.0)
+        beta2 = check_number(f"{name} beta2", self.beta2, least=0.0, below=1.0)
+        epsilon = check_number(f"{name} epsilon", self.epsilon, above=0.0)
+        keep_checked(self, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
     def table(self, first_step: int, rates: np.ndarray) -> np.ndarray:
         t = np.arange(first_step + 1, first_step + 1 + len(rates), dtype=np.float64)
@@ -234,7 +236,7 @@ class AdamW(_Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("AdamW weight_decay", self.weight_decay, least=0.0)
+        keep_checked(self, weight_decay=check_number("AdamW weight_decay", self.weight_decay, least=0.0))
 
     def _rule(
         self, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray], row: Sequence[float], scratch: np.ndarray
@@ -265,4 +267,4 @@ def as_optimizer(optimizer: Optimizer | OptimizerName) -> Optimizer:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         hint = f"{optimizer.__name__}() makes one with the default rate"
     expected = "an optimizer, such as mlpgpu.Adam(0.001), or a name: one of " + ", ".join(_BY_NAME)
-    raise DtypeError("optimizer", expected=expected, got=f"{type(optimizer).__name__} {optimizer!r}", hint=hint)
+    raise DtypeError("optimizer", expected=expected, got=shown(optimizer), hint=hint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .errors import ConfigurationError, check_integer, check_number, lookup
+from .errors import ConfigurationError, check_integer, check_number, check_text, keep_checked, lookup, shown
 from .metrics import MODES, Mode, improves
 
 
@@ -48,13 +48,28 @@ class Schedule(ABC):
 
 
 def _check_length(owner: object, epochs: float | None, steps: int | None) -> None:
+    """Keep the length of a schedule as the number that it is."""
     name = type(owner).__name__
     if (epochs is None) == (steps is None):
-        raise ConfigurationError(name, expected="one of epochs= and steps=", got=f"epochs={epochs}, steps={steps}")
+        got = f"epochs={shown(epochs)}, steps={shown(steps)}"
+        raise ConfigurationError(name, expected="one of epochs= and steps=", got=got)
     if steps is not None:
-        check_integer(f"{name} steps", steps, least=1)
+        keep_checked(owner, steps=check_integer(f"{name} steps", steps, least=1))
     else:
-        check_number(f"{name} epochs", epochs, above=0.0)
+        keep_checked(owner, epochs=check_number(f"{name} epochs", epochs, above=LEAST_LENGTH))
+
+
+def _keep_numbers(owner: object, **bounds: dict[str, float]) -> None:
+    """Check fields of a schedule against what :func:`check_number` is told of each, and keep them as floats."""
+    name = type(owner).__name__
+    kept = {field: check_number(f"{name} {field}", getattr(owner, field), **bound) for field, bound in bounds.items()}
+    keep_checked(owner, **kept)
+
+
+_FROM_0, _ABOVE_0 = {"least": 0.0}, {"above": 0.0}
+_SHARE = {"above": 0.0, "below": 1.0}
+LEAST_LENGTH = 1e-9  # epochs, of which a step is a larger part; what is divided by it stays finite
+_RISE = {"above": LEAST_LENGTH, "below": 1.0}
 
 
 def _progress(owner: object, clock: Clock, epochs: float | None, steps: int | None) -> np.ndarray:
@@ -74,7 +89,7 @@ class Constant(Schedule):
     rate: float
 
     def __post_init__(self) -> None:
-        check_number("Constant rate", self.rate, least=0.0)
+        _keep_numbers(self, rate=_FROM_0)
 
     def rates(self, clock: Clock) -> np.ndarray:
         return np.full(len(clock.step), float(self.rate))
@@ -90,8 +105,7 @@ class StepDecay(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("StepDecay rate", self.rate, least=0.0)
-        check_number("StepDecay factor", self.factor, above=0.0)
+        _keep_numbers(self, rate=_FROM_0, factor=_ABOVE_0)
         _check_length(self, self.epochs, self.steps)
 
     def rates(self, clock: Clock) -> np.ndarray:
@@ -108,8 +122,7 @@ class ExponentialDecay(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("ExponentialDecay rate", self.rate, least=0.0)
-        check_number("ExponentialDecay factor", self.factor, above=0.0)
+        _keep_numbers(self, rate=_FROM_0, factor=_ABOVE_0)
         _check_length(self, self.epochs, self.steps)
 
     def rates(self, clock: Clock) -> np.ndarray:
@@ -129,8 +142,7 @@ class CosineDecay(Schedule):
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("CosineDecay rate", self.rate, least=0.0)
-        check_number("CosineDecay final", self.final, least=0.0)
+        _keep_numbers(self, rate=_FROM_0, final=_FROM_0)
         _check_length(self, self.epochs, self.steps)
 
     @property
@@ -154,7 +166,9 @@ class WarmUp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(as_schedule(self.rate), ReduceOnPlateau):
+        rate = self.rate if isinstance(self.rate, Schedule) else check_number("WarmUp rate", self.rate, least=0.0)
+        keep_checked(self, rate=rate)
+        if isinstance(rate, ReduceOnPlateau):
             raise ConfigurationError("WarmUp rate", expected="a schedule without memory", got="ReduceOnPlateau")
         _check_length(self, self.epochs, self.steps)
 
@@ -185,10 +199,7 @@ class OneCycle(Schedule):
     final_divisor: float = 1e5
 
     def __post_init__(self) -> None:
-        check_number("OneCycle peak", self.peak, least=0.0)
-        check_number("OneCycle rise", self.rise, above=0.0, below=1.0)
-        check_number("OneCycle start_divisor", self.start_divisor, above=0.0)
-        check_number("OneCycle final_divisor", self.final_divisor, above=0.0)
+        _keep_numbers(self, peak=_FROM_0, rise=_RISE, start_divisor=_ABOVE_0, final_divisor=_ABOVE_0)
         _check_length(self, self.epochs, self.steps)
 
     @property
@@ -212,10 +223,12 @@ class Plateau:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.best is not None:
-            check_number("Plateau best", self.best)
-        check_integer("Plateau wait", self.wait, least=0)
-        check_number("Plateau factor", self.factor, least=0.0)
+        keep_checked(
+            self,
+            best=None if self.best is None else check_number("Plateau best", self.best),
+            wait=check_integer("Plateau wait", self.wait, least=0),
+            factor=check_number("Plateau factor", self.factor, least=0.0),
+        )
 
 
 @dataclass(frozen=True)
@@ -236,12 +249,13 @@ class ReduceOnPlateau(Schedule):
     mode: Mode = field(default="auto", metadata={"came_later": True})
 
     def __post_init__(self) -> None:
-        check_number("ReduceOnPlateau rate", self.rate, least=0.0)
-        check_number("ReduceOnPlateau factor", self.factor, above=0.0, below=1.0)
-        check_integer("ReduceOnPlateau patience", self.patience, least=1)
-        check_number("ReduceOnPlateau min_delta", self.min_delta, least=0.0)
-        check_number("ReduceOnPlateau least", self.least, least=0.0)
-        lookup("ReduceOnPlateau mode", self.mode, MODES)
+        _keep_numbers(self, rate=_FROM_0, factor=_SHARE, min_delta=_FROM_0, least=_FROM_0)
+        keep_checked(
+            self,
+            patience=check_integer("ReduceOnPlateau patience", self.patience, least=1),
+            monitor=check_text("ReduceOnPlateau monitor", self.monitor),
+            mode=lookup("ReduceOnPlateau mode", self.mode, MODES),
+        )
 
     def rates(self, clock: Clock) -> np.ndarray:
         return np.full(len(clock.step), max(self.rate * clock.factor, self.least))

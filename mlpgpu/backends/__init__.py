@@ -10,6 +10,9 @@ from ..errors import BackendError, ConfigurationError, lookup
 from ..plan import Plan
 from .base import MEMORY_SHARE as MEMORY_SHARE
 from .base import MOST_BINS as MOST_BINS
+from .base import MOST_ROWS as MOST_ROWS
+from .base import MOST_SHARDS as MOST_SHARDS
+from .base import MOST_THREADS as MOST_THREADS
 from .base import Backend as Backend
 from .base import Histogram as Histogram
 from .base import Inference as Inference
@@ -55,7 +58,7 @@ def get_backend(name: str) -> Backend:
     """
     from .cpu import CpuBackend
 
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         name = os.environ.get("MLPGPU_BACKEND", name)
     card = _CARD.fullmatch(name) if isinstance(name, str) else None
     if card is None and lookup("backend", name, BACKENDS) == "cpu":

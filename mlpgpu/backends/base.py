@@ -19,6 +19,9 @@ from ..random import epoch_order
 
 MEMORY_SHARE = 0.5
 MOST_BINS = 4096  # of a histogram
+MOST_ROWS = 2**31 - 1  # of a batch, as kernels count them
+MOST_SHARDS = 1024  # of a batch
+MOST_THREADS = 1024  # of the host
 
 Histogram = tuple[np.ndarray, np.ndarray]  # counts (bins,), int64, and edges (bins + 1,), float64
 

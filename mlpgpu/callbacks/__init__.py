@@ -15,6 +15,7 @@ from .checkpoint import Checkpoint as Checkpoint
 from .csv_logger import CSVLogger as CSVLogger
 from .early_stopping import EarlyStopping as EarlyStopping
 from .histograms import Histograms as Histograms
+from .histograms import check_counted as check_counted
 from .listeners import SCHEDULE as SCHEDULE
 from .listeners import Listeners as Listeners
 from .listeners import check_column as check_column

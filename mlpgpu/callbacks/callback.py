@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ..backends import Histogram
-from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError, did_you_mean
+from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError, did_you_mean, shown
 from ..history import History, Record
 from ..metrics import VALIDATION
 
@@ -130,7 +130,7 @@ def as_callback(value: object) -> Callback:
         return value
     if callable(value) and not isinstance(value, type):
         return FunctionCallback(value)
-    got = f"class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
+    got = f"class {value.__name__}" if isinstance(value, type) else shown(value)
     raise DtypeError("callback", expected="a Callback or a function of an epoch's record", got=got)
 
 
@@ -174,4 +174,4 @@ def check_state(owner: Callback, state: Mapping[str, Any], kinds: Mapping[str, t
         value = state[key]
         if type(value) not in allowed or (isinstance(value, float) and not math.isfinite(value)):
             expected = " or ".join(STATE_TYPES[kind] for kind in allowed)
-            raise FileFormatError(f"{what}, {key}", expected=expected, got=repr(value))
+            raise FileFormatError(f"{what}, {key}", expected=expected, got=shown(value, typed=False))

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ..errors import ConfigurationError, check_integer, lookup
+from ..errors import ConfigurationError, check_integer, check_text, check_truth, lookup
 from ..history import Record, is_better
 from ..metrics import MODES, Mode
 from ..storage.files import check_path
@@ -52,10 +52,10 @@ class Checkpoint(Callback):
         self.path = check_path("Checkpoint path", path, RUN_FILES)
         self.every = check_integer("Checkpoint every", every, least=1)
         self.unit = lookup("Checkpoint unit", unit, UNITS)
+        self.keep_best = check_truth("Checkpoint keep_best", keep_best)
+        self.monitor = None if monitor is None else check_text("Checkpoint monitor", monitor)
         if monitor is not None and not keep_best:
             raise ConfigurationError("Checkpoint monitor", expected="None without keep_best=True", got=repr(monitor))
-        self.keep_best = keep_best
-        self.monitor = monitor
         self.mode = lookup("Checkpoint mode", mode, MODES)
         self.best: float | None = None
         self._watched: str | None = None  # the monitor of this fit

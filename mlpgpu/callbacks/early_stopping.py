@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import FileFormatError, check_integer, check_number, lookup
+from ..errors import FileFormatError, check_integer, check_number, check_text, check_truth, lookup
 from ..history import Record, is_better
 from ..metrics import MODES, Mode
 from .callback import VALIDATION_LOSS, Callback, TrainerLike, check_monitor, check_state
@@ -39,10 +39,10 @@ class EarlyStopping(Callback):
         restore_best: bool = True,
         mode: Mode = "auto",
     ) -> None:
-        self.monitor = monitor
+        self.monitor = check_text("EarlyStopping monitor", monitor)
         self.patience = check_integer("EarlyStopping patience", patience, least=1)
         self.min_delta = check_number("EarlyStopping min_delta", min_delta, least=0.0)
-        self.restore_best = restore_best
+        self.restore_best = check_truth("EarlyStopping restore_best", restore_best)
         self.mode = lookup("EarlyStopping mode", mode, MODES)
         self._loaded: str | None = None  # the monitor of a state just loaded
         self._forget()

@@ -10,13 +10,25 @@ from typing import Any, overload
 import numpy as np
 
 from ..backends import MOST_BINS, Histogram
-from ..errors import BackendError, DtypeError, EmptyDataError, check_integer, lookup
+from ..errors import BackendError, DtypeError, EmptyDataError, as_list, check_integer, lookup, shown
 from ..history import Record
 from ..pictures import PICTURES, check_picture, deliver
 from ..storage.files import check_path
 from .callback import Callback, TrainerLike, check_place
 
 COUNTED = ("parameters", "activations", "gradients")
+
+
+def check_counted(what: str, of: object) -> tuple[str, ...]:
+    """Some of COUNTED, as a tuple.
+
+    Raises:
+        DtypeError, UnknownNameError: ``of`` is no list of such names, or an empty one.
+    """
+    kinds = () if isinstance(of, str) else as_list(what, of, "some of " + ", ".join(COUNTED))
+    if not kinds:
+        raise DtypeError(what, expected="some of " + ", ".join(COUNTED), got=shown(of))
+    return tuple(lookup(what, kind, COUNTED) for kind in kinds)
 
 
 class Histograms(Callback):
@@ -52,9 +64,7 @@ class Histograms(Callback):
         every: int = 1,
         of: Sequence[str] = COUNTED,
     ) -> None:
-        if isinstance(of, str) or not of:
-            raise DtypeError("Histograms of", expected="some of " + ", ".join(COUNTED), got=repr(of))
-        self.of = tuple(lookup("Histograms of", kind, COUNTED) for kind in of)
+        self.of = check_counted("Histograms of", of)
         self.path = None if path is None else check_path("Histograms path", path, PICTURES)
         self.bins = check_integer("Histograms bins", bins, least=1, most=MOST_BINS)
         self.every = check_integer("Histograms every", every, least=1)

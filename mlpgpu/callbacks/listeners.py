@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigurationError, DtypeError
+from ..errors import ConfigurationError, DtypeError, as_list, shown
 from ..history import Record
 from .callback import Callback, TrainerLike, as_callback
 
@@ -27,9 +27,10 @@ class Listeners:
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
         if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
-            got = f"{type(callbacks).__name__}"
-            raise DtypeError("callbacks", expected="a list of callbacks", got=got, hint="callbacks=[…]")
-        ordered = sorted(map(as_callback, callbacks), key=lambda callback: (callback.runs_last, not callback.columns))
+            expected, got = "a list of callbacks", type(callbacks).__name__
+            raise DtypeError("callbacks", expected=expected, got=got, hint="callbacks=[…]")
+        given = as_list("callbacks", callbacks, "a list of callbacks")
+        ordered = sorted(map(as_callback, given), key=lambda callback: (callback.runs_last, not callback.columns))
         self._callbacks = _keyed(ordered)
         for callback in ordered:
             if isinstance(callback.columns, str):
@@ -162,9 +163,9 @@ def _truth(callback: Callback, hook: str, value: object) -> bool:
     """
     try:
         return bool(value)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # an array of several, a tensor, or whoever wrote its __bool__
         what = f"what {type(callback).__name__}.{hook} returns"
-        got = f"{type(value).__name__} {value!r}"
+        got = shown(value)
         raise DtypeError(what, expected="what is true or false; None goes on", got=got) from error
 
 
@@ -174,7 +175,7 @@ _COLUMN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # as a file names an array
 def check_column(what: str, name: object) -> None:
     """Refuse what is no name of a column that a file can hold."""
     if not isinstance(name, str):
-        raise DtypeError(what, expected="a tuple of names", got=f"{type(name).__name__} {name!r}")
+        raise DtypeError(what, expected="a tuple of names", got=shown(name))
     if not _COLUMN.fullmatch(name):
         raise ConfigurationError(what, expected="letters, digits, '_', '.' and '-'", got=repr(name))
 
@@ -188,9 +189,9 @@ def _columns_of(callback: Callback) -> str:
 def _added(callback: Callback, name: object, value: Any) -> float:
     check_column(_columns_of(callback), name)
     try:
-        if np.ndim(value) or isinstance(value, (str, bytes)):
+        if np.ndim(value) or isinstance(value, (str, bytes)) or np.ma.is_masked(value):
             raise TypeError
         return float(value)
-    except (TypeError, ValueError):
+    except Exception:  # a tensor, or whoever wrote its __float__, may raise any
         what = f"{_columns_of(callback)}, {name!r}"
-        raise DtypeError(what, expected="a number", got=f"{type(value).__name__} {value!r}") from None
+        raise DtypeError(what, expected="a number", got=shown(value)) from None

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import ConfigurationError, DataError, DtypeError, EmptyDataError, ShapeError, check_number
+from ..errors import (
+    ConfigurationError,
+    DataError,
+    DtypeError,
+    EmptyDataError,
+    ShapeError,
+    as_list,
+    check_number,
+    check_text,
+    shown,
+    warn_caller,
+)
 
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
@@ -19,6 +29,7 @@ INPUT_DTYPES: tuple[np.dtype, ...] = (*KEPT_DTYPES, *map(np.dtype, ("i1", "i2", 
 EXACT_MOST = 1 << 24  # whole numbers up to here are float32's own
 FEW_STEPS = 1 << 18  # of rounded numbers between the least and the greatest of a column
 MERGED_ROWS = 1 << 20  # that are looked at for values that merge
+MOST_AXES = 64  # of a NumPy array
 NAMED_MOST = 5  # of a table's columns, in a message
 
 
@@ -58,14 +69,48 @@ def factor(scale: float | None) -> str:
     return f"1/{whole}" if whole > 1 and 1 / whole == scale else f"{scale:g}"
 
 
-def _as_array(what: str, value: ArrayLike, expected: str) -> np.ndarray:
-    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
-        got = f"{masked} of {value.size} masked"
-        raise DataError(what, expected="no masked values", got=got, hint=f"{what}.filled(…), or leave these rows out")
+def refuse_masked(what: str, value: object) -> None:
+    """Refuse an array with masked values, which NumPy would take as if they were there; in lists of any depth too.
+
+    Raises:
+        DataError: some values are masked.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        if masked := int(np.ma.getmaskarray(value).sum()):
+            got, hint = f"{masked} of {value.size} masked", f"{what}.filled(…), or leave these rows out"
+            raise DataError(what, expected="no masked values", got=got, hint=hint)
+    elif isinstance(value, (list, tuple)):
+        for element in _inside(value):
+            refuse_masked(what, element)
+
+
+def _inside(nested: Sequence[Any]) -> Iterator[Any]:
+    """What lists and tuples hold that are no deeper in each other than an array has axes."""
+    level: list[Any] = [nested]
+    for _ in range(MOST_AXES):
+        level = [element for listed in level for element in listed]
+        yield from (element for element in level if isinstance(element, np.ma.MaskedArray))
+        level = [element for element in level if isinstance(element, (list, tuple))]
+
+
+def as_array(what: str, value: Any, expected: str) -> np.ndarray:
+    """``value`` as an array of NumPy's plainest kind.
+
+    Raises:
+        DataError: some values are masked.
+        ShapeError: lists are of unequal length.
+        DtypeError: it does not become an array.
+    """
+    refuse_masked(what, value)
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal length
         raise ShapeError(what, expected=expected, got=error) from error
+    except Exception as error:  # a tensor that requires gradients, or whoever wrote its __array__, may raise any
+        hint = f"{what}.detach().cpu().numpy()" if hasattr(value, "detach") else ""
+        raise DtypeError(
+            what, expected=f"an array {expected}", got=f"{type(value).__name__}: {error}", hint=hint
+        ) from error
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
@@ -194,7 +239,7 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
     if hasattr(x, "toarray"):  # of SciPy
         raise DtypeError("x", expected=f"an array {expected}", got=f"a {type(x).__name__}", hint="x.toarray()")
     names = _column_names(x)
-    array = _as_array("x", x, expected) if names is None or not len(names) else _table_array(x, names)
+    array = as_array("x", x, expected) if names is None or not len(names) else _table_array(x, names)
     dtype = _real_dtype("x", array, "real numbers of up to 64 bits", INPUT_DTYPES)
     if array.ndim < 2:
         hint = "one feature is x.reshape(-1, 1), one row is x.reshape(1, -1)"
@@ -205,7 +250,8 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
         raise ShapeError("x", expected="at least one feature", got=f"shape {array.shape}")
     rows = np.ascontiguousarray(array, dtype).reshape(len(array), -1)  # (rows, n_in)
     # As scikit-learn counts it, names are strings; numbers that count columns are none.
-    columns = tuple(map(str, names)) if names and all(isinstance(name, str) for name in names) else None
+    is_named = bool(names) and all(isinstance(name, str) for name in names or ())
+    columns = tuple(check_text("column of x", name) for name in names or ()) if is_named else None
     check_finite("x", rows, columns)
     return frozen(rows), columns
 
@@ -217,7 +263,7 @@ def check_scale(scale: float | None, x: np.ndarray) -> Inputs:
         return Inputs("floats", told)
     if told is None and _is_binary(x):
         message = "x: bytes that are only 0 and 1 are multiplied by 1/255; scale=1 keeps them, scale=1/255 is as now"
-        warnings.warn(message, stacklevel=3)  # at the caller of Dataset
+        warn_caller(message)
     return Inputs("bytes", 1 / 255 if told is None else told, told is not None)
 
 
@@ -235,12 +281,13 @@ def _is_binary(x: np.ndarray) -> bool:
 def check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     if classes is None:
         return None
-    names = () if isinstance(classes, str) or not isinstance(classes, Iterable) else tuple(classes)
+    expected = "a sequence of names"
+    names = () if isinstance(classes, str) else as_list("classes", classes, expected)
     if not names or not all(isinstance(name, str) for name in names):
-        raise DtypeError("classes", expected="a sequence of names", got=repr(classes))
+        raise DtypeError("classes", expected=expected, got=shown(classes, typed=False))
     if len(set(names)) < len(names):
         raise ConfigurationError("classes", expected="names that differ", got=", ".join(names))
-    return tuple(str(name) for name in names)
+    return tuple(check_text("name in classes", name) for name in names)
 
 
 def check_targets(
@@ -252,7 +299,7 @@ def check_targets(
             raise ConfigurationError("classes", expected="none without y", got=", ".join(classes))
         return None, None
     expected = f"({rows},) or ({rows}, outputs), as x has {rows} rows"
-    array = _as_array("y", y, expected)
+    array = as_array("y", y, expected)
     # NumPy 2's variable-length strings are of kind T.
     strings = array.dtype.kind in "UT" or (
         array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
@@ -282,7 +329,7 @@ def _code_strings(y: np.ndarray, classes: tuple[str, ...] | None) -> tuple[np.nd
     """Labels of the strings ``y``, (rows,) int64, and the names they stand for."""
     found, codes = np.unique(y, return_inverse=True)  # (distinct,), (rows,)
     if classes is None:
-        return codes.astype(np.int64, copy=False), tuple(str(name) for name in found)
+        return codes.astype(np.int64, copy=False), tuple(check_text("class in y", name) for name in found)
     positions = {name: position for position, name in enumerate(classes)}
     unknown = np.array([name not in positions for name in found])[codes]  # (rows,)
     if unknown.any():
@@ -315,7 +362,7 @@ def check_weight(weight: ArrayLike | None, rows: int) -> np.ndarray | None:
     if weight is None:
         return None
     expected = f"({rows},), as x has {rows} rows"
-    array = _as_array("weight", weight, expected)
+    array = as_array("weight", weight, expected)
     dtype = _real_dtype("weight", array, "real numbers of up to 64 bits")
     if array.shape != (rows,):
         raise ShapeError("weight", expected=expected, got=f"shape {array.shape}")

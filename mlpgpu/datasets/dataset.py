@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_number, warn_caller
+from ..errors import (
+    ConfigurationError,
+    DataError,
+    DtypeError,
+    ShapeError,
+    check_integer,
+    check_number,
+    check_truth,
+    shown,
+    warn_caller,
+)
 from ..random import Purpose, check_seed, order
 from ..text import html, public_names
 from .arrays import (
@@ -110,6 +120,11 @@ class Dataset:
         other._labels = other._crc = None
         return other
 
+    def __setstate__(self, state: tuple[Any, dict[str, Any]]) -> None:
+        for name, value in state[1].items():
+            # Copies and unpickled arrays could be written to.
+            setattr(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
+
     @staticmethod
     def has_bytes(x: Any) -> bool:
         """Whether an ``x``, an array or a table, would be kept as bytes."""
@@ -203,9 +218,11 @@ class Dataset:
         """Class labels, (rows,) intp, each in [0, n_classes).
 
         Raises:
+            DtypeError, ConfigurationError: ``n_classes`` is no whole number of at least 1.
             ShapeError: there is not one label per row.
             DataError: there are no labels, or one is fractional or out of range.
         """
+        n_classes = check_integer("n_classes", n_classes, least=1)
         if self._labels is None or self._labels[0] != n_classes:
             self._labels = n_classes, frozen(self._check_labels(n_classes))
         return self._labels[1]
@@ -226,9 +243,10 @@ class Dataset:
 
         Raises:
             ShapeError: ``y`` does not have ``n_out`` columns.
-            DtypeError: ``y`` holds labels of named classes.
+            DtypeError: ``y`` holds labels of named classes, or ``dtype`` is neither float32 nor float64.
             DataError: there is no ``y``, or one of its values overflows ``dtype``.
         """
+        n_out, kept = check_integer("n_out", n_out, least=1), _check_real(dtype)
         if self._y is None:
             raise DataError("y", expected=f"targets ({len(self)}, {n_out})", got="no y")
         if self._classes is not None:
@@ -240,7 +258,7 @@ class Dataset:
                 hint = "labels of classes are (rows,): np.ravel(y)"
             raise ShapeError("y", expected=f"targets ({len(self)}, {n_out})", got=f"shape {self._y.shape}", hint=hint)
         with np.errstate(over="ignore"):
-            targets = frozen(y.astype(dtype, copy=False))
+            targets = frozen(y.astype(kept, copy=False))
         check_finite(f"y as {targets.dtype}", targets)
         return targets
 
@@ -302,9 +320,13 @@ class Dataset:
         return other
 
     def first(self, rows: int) -> Dataset:
-        """The first so many rows, at most all of them; they share this data set's inputs."""
-        part = slice(min(rows, len(self)))
-        index = np.arange(part.stop) if self._index is None else self._index[part]
+        """The first so many rows, at least one and at most all of them; they share this data set's inputs.
+
+        Raises:
+            DtypeError, ConfigurationError: ``rows`` is no whole number of at least 1.
+        """
+        part = slice(min(check_integer("rows", rows, least=1), len(self)))
+        index = frozen(np.arange(part.stop)) if self._index is None else self._index[part]
         y, weight = (None if array is None else array[part] for array in (self._y, self._weight))
         return self._with(index=index, y=y, weight=weight)
 
@@ -339,7 +361,7 @@ class Dataset:
         return self._part("rest", permutation[~held]), self._part("held_out", permutation[held])
 
     def _check_stratify(self, stratify: bool | None) -> bool:
-        if stratify is False:
+        if stratify is not None and not check_truth("stratify", stratify):
             return False
         if (
             self._y is None
@@ -378,3 +400,14 @@ class Dataset:
             y=None if self._y is None else frozen(self._y[rows]),
             weight=None if weight is None else frozen(weight),
         )
+
+
+def _check_real(dtype: DTypeLike) -> np.dtype:
+    """``dtype``, if it is one that a network may have."""
+    try:
+        found = np.dtype(dtype)
+    except Exception as error:  # of whatever is none
+        raise DtypeError("dtype", expected="float32 or float64", got=shown(dtype)) from error
+    if found not in (np.float32, np.float64):
+        raise DtypeError("dtype", expected="float32 or float64", got=found)
+    return found

@@ -24,13 +24,13 @@ import stat
 import struct
 import zlib
 from os import PathLike
-from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 
-from ..errors import DtypeError, FileFormatError, ShapeError, StorageError, check_integer
+from ..errors import DtypeError, FileFormatError, ShapeError, StorageError, check_integer, shown
 from ..storage.files import check_path, reason, replace_file
+from .arrays import refuse_masked
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -52,7 +52,8 @@ def read_idx(path: str | PathLike[str], *, most_bytes: int = MOST_UNPACKED_BYTES
         DtypeError, ConfigurationError: ``path`` is no path, or ``most_bytes`` no number of bytes.
     """
     most_bytes = check_integer("most_bytes", most_bytes, least=0)
-    what = f"IDX file {check_path('IDX file', path)}"
+    path = check_path("IDX file", path)
+    what = f"IDX file {path}"
     try:
         # Asked first because opening a pipe would wait for its other end.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -116,10 +117,15 @@ def write_idx(path: str | PathLike[str], array: np.ndarray) -> None:
     the same array and the same zlib give the same bytes.
 
     Raises:
-        DtypeError: the format has no code for the array's dtype.
+        DtypeError: ``array`` is no array, or the format has no code for its dtype.
+        DataError: some of its values are masked.
         ShapeError: it has no axis, too many, or one that is too long.
         StorageError: the file cannot be written.
     """
+    path = check_path("IDX file", path)
+    if not isinstance(array, np.ndarray):
+        raise DtypeError("array", expected="a NumPy array", got=shown(array))
+    refuse_masked("array", array)
     codes = {np.dtype(name): code for code, name in TYPES.items()}
     stored = array.dtype.newbyteorder(">")
     if stored not in codes:
@@ -130,7 +136,6 @@ def write_idx(path: str | PathLike[str], array: np.ndarray) -> None:
     header = struct.pack(f">4B{array.ndim}I", 0, 0, codes[stored], array.ndim, *array.shape)
     contents = header + array.astype(stored, copy=False).tobytes()
 
-    path = Path(path)
     if path.suffix == ".gz":
         contents = gzip.compress(contents, mtime=0)
     replace_file(f"IDX file {path}", path, contents)

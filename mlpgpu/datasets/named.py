@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DownloadError, FileFormatError, StorageError, lookup
+from ..storage.files import as_path
 from .dataset import Dataset
 from .idx import read_idx
 
@@ -114,7 +115,8 @@ def load(name: str, folder: str | PathLike[str] | None = None) -> tuple[Dataset,
         DownloadError: the files are not in ``$MLPGPU_DATA`` and cannot be downloaded.
         FileFormatError: a file found has another SHA-256 than the published one.
     """
-    source = SOURCES[lookup("data set", name, SOURCES)]
+    name = lookup("data set", name, SOURCES)
+    source = SOURCES[name]
     paths = _locate(name, source, folder)
     parts = [
         Dataset(_read(images, paths), _read(labels, paths), classes=source.classes, scale=source.scale)
@@ -129,7 +131,7 @@ def load(name: str, folder: str | PathLike[str] | None = None) -> tuple[Dataset,
 def _locate(name: str, source: Source, folder: str | PathLike[str] | None) -> dict[str, Path]:
     """The path of each file of ``source``, by the file's name."""
     if folder is not None:
-        folders = [Path(folder)]
+        folders = [as_path("folder", folder)]
     elif source.url is None:
         folders = [*BUNDLED_FOLDERS]
     else:

@@ -24,6 +24,7 @@ from ..errors import (
     ShapeError,
     StorageError,
     check_integer,
+    check_truth,
     lookup,
     refuse_setting,
 )
@@ -401,6 +402,8 @@ class Network:
             refuse_setting(self, name, SETTABLE, "make a new Network([…])")
         if name == "output":
             value = lookup("output", value, OUTPUTS)
+        elif name == "adapted":
+            value = check_truth("adapted", value)
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -456,7 +459,7 @@ class Network:
             BackendError: a package is missing.
             StorageError: the file cannot be written.
         """
-        target = check_path("path to export to", path, tuple(FORMATS))
+        target, logits = check_path("path to export to", path, tuple(FORMATS)), check_truth("logits", logits)
         replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(logits=logits)))
 
     def to_export(self, *, logits: bool = False) -> SavedNetwork:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..backends import Inference, Program, State
-from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup
+from ..datasets.arrays import as_array
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup, shown
 from ..initializers import initial_values
 from ..locks import GroupLock
 from ..plan import Parameter, Segment
@@ -103,7 +104,7 @@ class FlatParameters:
     def set(self, values: Mapping[str, ArrayLike]) -> None:
         """Set some of them by name, all or none, as :class:`Parameters` does; from then on the network has them."""
         if not isinstance(values, Mapping):
-            raise DtypeError("parameters", expected="a mapping of names to arrays", got=type(values).__name__)
+            raise DtypeError("parameters", expected="a mapping of names to arrays", got=shown(values))
         with self._lock.held():
             flat = self._read().copy()
             for name, value in values.items():
@@ -189,7 +190,11 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return _frozen(values.copy())  # writing to a copy would change nothing
 
     def __setitem__(self, name: str, values: ArrayLike) -> None:
-        self._flat.set({name: values})
+        self._flat.set({lookup("parameter", name, self._flat.segments): values})
+
+    def update(self, values: Mapping[str, ArrayLike]) -> None:  # type: ignore[override]
+        """Set some of them by name, all or none."""
+        self._flat.set(values)
 
     def __delitem__(self, name: str) -> None:
         raise ConfigurationError("parameters", expected="to be read or set", got=f"del {name!r}")
@@ -214,13 +219,10 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 def _check_values(values: ArrayLike, segment: Segment, dtype: np.dtype) -> np.ndarray:
     """``values`` as an array of the segment's shape and of ``dtype``."""
-    try:
-        array = np.asarray(values)
-        is_real = array.dtype.kind in "fiub"
-    except ValueError:  # lists of unequal length
-        is_real = False
-    if not is_real:
-        raise DtypeError(segment.name, expected="real numbers", got=type(values).__name__)
+    array = as_array(segment.name, values, f"{segment.shape}")
+    if array.dtype.kind not in "fiub":
+        got = type(values).__name__ if not isinstance(values, np.ndarray) else f"dtype {array.dtype}"
+        raise DtypeError(segment.name, expected="real numbers", got=got)
     if array.shape != segment.shape:
         raise ShapeError(segment.name, expected=segment.shape, got=array.shape)
     with np.errstate(over="ignore"):

@@ -6,15 +6,15 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..backends import choose_backend
+from ..backends import MOST_ROWS, choose_backend, get_backend
 from ..datasets import Dataset, Inputs
 from ..datasets.arrays import check_finite, chunks
-from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer, shown
 from ..locks import Mutex
 from ..losses import OutputName, classes_of
 from ..plan import Plan
@@ -28,6 +28,7 @@ _BYTES = np.dtype(np.uint8)
 _NUMBERS = tuple(np.dtype(code) for code in "?bhilqHILQefd")
 
 
+@runtime_checkable
 class Predictable(Protocol):
     """What predictions ask of a network; :class:`~mlpgpu.Network` says what each is."""
 
@@ -185,8 +186,11 @@ class Predictor:
     """
 
     def __init__(self, network: Predictable, backend: str = "auto", batch_size: int | None = None) -> None:
+        if not isinstance(network, Predictable):
+            raise DtypeError("network", expected="a mlpgpu.Network", got=shown(network))
         self._network, self._backend = network, backend
-        self._batch_size = None if batch_size is None else check_integer("batch_size", batch_size, least=1)
+        rows = None if batch_size is None else check_integer("batch_size", batch_size, least=1, limit=MOST_ROWS)
+        self._batch_size = rows
         self._lock = Mutex()
         self._compiled: Compiled | None = Compiled(network, backend, self._batch_size)
         self.backend = self._compiled.backend_name
@@ -276,15 +280,18 @@ class KeptPredictions:
     def get(self, network: Predictable, backend: str, batch_size: int | None) -> Compiled:
         """What is compiled for this backend and number of rows at a time, and for the network as it is now."""
         values = network.values
-        chosen = os.environ.get("MLPGPU_BACKEND") if backend == "auto" else None
+        chosen = os.environ.get("MLPGPU_BACKEND") if isinstance(backend, str) and backend == "auto" else None
+        if batch_size is not None:
+            batch_size = check_integer("batch_size", batch_size, least=1, limit=MOST_ROWS)
+        if not isinstance(backend, str):
+            get_backend(backend)  # which refuses it
         key = (backend, chosen, batch_size, network.output, values.dtype)
         with self._lock:
-            compiled = self._compiled.get(key) if isinstance(backend, str) else None
+            compiled = self._compiled.get(key)
             if compiled is not None:
                 self._compiled.move_to_end(key)
                 return compiled
-        checked = None if batch_size is None else check_integer("batch_size", batch_size, least=1)
-        compiled = Compiled(network, backend, checked)
+        compiled = Compiled(network, backend, batch_size)
         with self._lock:
             self._compiled[key] = compiled
             # One that goes is freed when the last call that uses it has ended.

@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError
-from .files import reason, replace_file
+from .files import as_path, reason, replace_file
 
 FORMAT_VERSION = 1
 DTYPES = ("<f4", "<f8", "<i8", "|u1")
@@ -100,9 +100,7 @@ def read(path: str | PathLike[str]) -> Contents:
 
 
 def _what(path: object) -> str:
-    if not isinstance(path, (str, PathLike)):
-        raise DtypeError("path of a file", expected="a string or a path", got=f"{type(path).__name__} {path!r}")
-    return f"file {os.fspath(path)}"
+    return f"file {as_path('path of a file', path)}"
 
 
 def _groups(arrays: Iterable[str], groups: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import ConfigurationError, DtypeError, MlpgpuError, StorageError
+from ..errors import ConfigurationError, DtypeError, MlpgpuError, StorageError, shown
 
 
 def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:
@@ -21,14 +21,36 @@ def check_path(what: str, path: object, suffixes: Sequence[str] = ()) -> Path:
     Raises:
         DtypeError: it is no path.
         ConfigurationError: it names no file, or one that ends in something else.
+        StorageError: no file can have such a name.
     """
-    if not isinstance(path, (str, PathLike)):
-        raise DtypeError(what, expected="a string or a path", got=f"{type(path).__name__} {path!r}")
-    checked = Path(path)
+    checked = as_path(what, path)
     if not checked.name or (suffixes and checked.suffix.lower() not in suffixes):
         ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
-        raise ConfigurationError(what, expected=f"a file name{ending}", got=repr(os.fspath(path)))
+        raise ConfigurationError(what, expected=f"a file name{ending}", got=repr(str(checked)))
     return checked
+
+
+def as_path(what: str, path: object) -> Path:
+    """``path`` as a Path, if it is one that the file system can be asked for.
+
+    Raises:
+        DtypeError: it is no path, or one of bytes.
+        StorageError: it holds a NUL, or letters that no file's name can.
+    """
+    expected = "a string or a path"
+    try:
+        name = os.fspath(path) if isinstance(path, (str, PathLike)) else None
+    except Exception as error:  # of whoever wrote its __fspath__
+        raise DtypeError(what, expected=expected, got=f"{type(path).__name__}: {error}") from error
+    if not isinstance(name, str):
+        raise DtypeError(what, expected=expected, got=shown(path))
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise StorageError(what, expected="letters that a file's name can have", got=repr(name)) from error
+    if b"\0" in encoded:
+        raise StorageError(f"{what} {name}", expected="a name that a file can have", got="an embedded null byte")
+    return Path(name)
 
 
 def reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any, BinaryIO, cast
 
-from ..errors import ConfigurationError, DtypeError, EmptyDataError, FileFormatError, StorageError
+from ..errors import ConfigurationError, DtypeError, EmptyDataError, FileFormatError, StorageError, shown
 from ..storage.files import check_path, reason
 from .frames import check_names, load_pandas
 
@@ -74,9 +74,10 @@ class CSV:
         self.path = check_path("table", path, SUFFIXES)
         self.what = f"file {self.path}"
         if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
-            raise ConfigurationError("delimiter", expected="one character", got=repr(delimiter))
-        if decimal not in (None, ".", ",") or (decimal is not None and decimal == delimiter):
-            raise ConfigurationError("decimal", expected="'.' or ',', other than the delimiter", got=repr(decimal))
+            raise ConfigurationError("delimiter", expected="one character", got=shown(delimiter, typed=False))
+        if decimal is not None and (not isinstance(decimal, str) or decimal not in (".", ",") or decimal == delimiter):
+            expected = "'.' or ',', other than the delimiter"
+            raise ConfigurationError("decimal", expected=expected, got=shown(decimal, typed=False))
         self.encoding = _check_encoding(encoding)
         with self._errors(), self._open() as stream:
             sample = stream.read(SAMPLE_BYTES)
@@ -213,7 +214,7 @@ def _check_encoding(encoding: str | None) -> str | None:
     if encoding is None:
         return None
     if not isinstance(encoding, str):
-        raise DtypeError("encoding", expected="a name", got=repr(encoding))
+        raise DtypeError("encoding", expected="a name", got=shown(encoding, typed=False))
     try:
         return codecs.lookup(encoding).name
     except (LookupError, ValueError) as error:

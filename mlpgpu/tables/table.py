@@ -18,10 +18,12 @@ from ..errors import (
     EmptyDataError,
     ShapeError,
     UnknownNameError,
+    as_list,
     check_integer,
     did_you_mean,
     lookup,
     refuse_setting,
+    shown,
     warn_caller,
 )
 from ..names import LossName
@@ -368,27 +370,28 @@ def _as_json(part: Column | Target) -> dict[str, Any]:
 
 
 def _check_names(target: str | Sequence[str] | None) -> tuple[str, ...]:
-    names = () if target is None else (target,) if isinstance(target, str) else tuple(target)
+    expected = "the name of a column, or different names"
+    names = [] if target is None else [target] if isinstance(target, str) else as_list("target", target, expected)
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise DtypeError("target", expected="the name of a column, or different names", got=repr(target))
-    return names
+        raise DtypeError("target", expected=expected, got=shown(target, typed=False))
+    return tuple(names)
 
 
 def _check_weight(weight: Any) -> str | None:
     if weight is not None and not isinstance(weight, str):
-        raise DtypeError("weight", expected="the name of a column", got=repr(weight))
+        raise DtypeError("weight", expected="the name of a column", got=shown(weight, typed=False))
     return weight
 
 
 def _check_missing(missing: Any) -> tuple[str, ...]:
     if isinstance(missing, str) or not isinstance(missing, Sequence) or not all(isinstance(m, str) for m in missing):
-        raise DtypeError("missing", expected="a list of texts", got=repr(missing))
+        raise DtypeError("missing", expected="a list of texts", got=shown(missing, typed=False))
     return tuple(missing)
 
 
 def _check_kinds(kinds: Mapping[str, str] | None) -> dict[str, str]:
     if kinds is not None and not isinstance(kinds, Mapping):
-        raise DtypeError("kinds", expected="a mapping of columns to kinds", got=repr(kinds))
+        raise DtypeError("kinds", expected="a mapping of columns to kinds", got=shown(kinds, typed=False))
     checked = dict(kinds or {})
     for name, kind in checked.items():
         word, _, form = kind.partition(" ") if isinstance(kind, str) else ("", "", "")
@@ -403,8 +406,8 @@ def _check_column(what: str, name: Any, names: Sequence[str]) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMED_MOST]))
-    return f"{shown} and {len(names) - NAMED_MOST} more" if len(names) > NAMED_MOST else shown
+    first = ", ".join(map(repr, names[:NAMED_MOST]))
+    return f"{first} and {len(names) - NAMED_MOST} more" if len(names) > NAMED_MOST else first
 
 
 def _short(cell: str, most: int = 60) -> str:

@@ -209,4 +209,4 @@ def _pairs(class_weight: Any) -> Any:
     """Class weights as pairs of class and weight, because the keys of a JSON object would all be strings."""
     if class_weight is None or isinstance(class_weight, str):
         return class_weight
-    return [[label if isinstance(label, str) else int(label), weight] for label, weight in class_weight.items()]
+    return [[label, weight] for label, weight in class_weight.items()]

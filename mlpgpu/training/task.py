@@ -12,7 +12,17 @@ import numpy as np
 from ..backends import target_values
 from ..callbacks import check_column
 from ..datasets import Dataset
-from ..errors import ConfigurationError, DataError, DtypeError, check_integer, check_number, lookup
+from ..errors import (
+    ConfigurationError,
+    DataError,
+    DtypeError,
+    as_list,
+    check_integer,
+    check_number,
+    check_text,
+    lookup,
+    shown,
+)
 from ..layers import Standardize
 from ..losses import Loss, OutputName, TargetKind, class_count, classes_of, problem_of
 from ..metrics import SUMS, Problem, element_columns, find_metric, is_metric, metric_name, top_k_of
@@ -77,11 +87,10 @@ class Task:
 
     def check_metrics(self, metrics: Metrics) -> dict[str, MetricFunction | None]:
         """Metrics by name, each once, with the function of those that are one's own."""
-        if isinstance(metrics, str) or not isinstance(metrics, Iterable):
-            raise DtypeError("metrics", expected="a list of names and functions", got=repr(metrics))
-        functions = own_metrics(metrics)
+        listed = _listed(metrics)
+        functions = own_metrics(listed)
         names: list[str] = []
-        for given in [metrics] if isinstance(metrics, Mapping) else metrics:
+        for given in listed:
             if isinstance(given, Mapping) or callable(given):
                 names += own_metrics([given])
             else:
@@ -137,7 +146,14 @@ class Task:
         if not isinstance(class_weight, Mapping):
             got = type(class_weight).__name__
             raise DtypeError("class_weight", expected="a mapping of classes to weights, or 'balanced'", got=got)
-        return {key: check_number(f"class_weight[{key!r}]", weight, least=0.0) for key, weight in class_weight.items()}
+        found: dict[str | int, float] = {}
+        for key, weight in class_weight.items():
+            if isinstance(key, str):
+                label: str | int = check_text("class in class_weight", key)
+            else:
+                label = check_integer("class in class_weight", key, least=0, most=self.classes - 1)
+            found[label] = check_number(f"class_weight[{label!r}]", weight, least=0.0)
+        return found
 
     # --- data ---
 
@@ -245,9 +261,9 @@ def own_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
         ConfigurationError: a name is that of another metric or column, or none that a file can hold.
     """
     found: dict[str, MetricFunction] = {}
-    for given in [metrics] if isinstance(metrics, Mapping) else metrics:
+    for given in _listed(metrics):
         if isinstance(given, Mapping):
-            pairs = list(given.items())
+            pairs: list[tuple[Any, Any]] = list(given.items())
         elif callable(given):
             pairs = [(getattr(given, "__name__", ""), given)]
         else:
@@ -255,17 +271,29 @@ def own_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
         for name, function in pairs:
             if name in ("", "<lambda>"):
                 hint = 'metrics=[{"name": function}] gives it one'
-                raise DtypeError("metric", expected="a function with a name", got=repr(function), hint=hint)
-            if not callable(function):
-                expected, got = "a function of (y, prediction) or (y, prediction, weight)", repr(function)
-                raise DtypeError(f"metric {name}", expected=expected, got=got)
+                raise DtypeError(
+                    "metric", expected="a function with a name", got=shown(function, typed=False), hint=hint
+                )
             check_column("name of a metric", name)
+            if not callable(function):
+                expected, got = "a function of (y, prediction) or (y, prediction, weight)", shown(function, typed=False)
+                raise DtypeError(f"metric {name}", expected=expected, got=got)
             taken = is_metric(name) or name == "loss"
             if taken or found.get(name, function) is not function:
                 expected = "a name that no other metric has"
                 raise ConfigurationError("name of a metric", expected=expected, got=repr(name))
             found[name] = function
     return found
+
+
+def _listed(metrics: object) -> list[Any]:
+    """Names, functions, and mappings of names to functions, one of which may stand alone."""
+    if isinstance(metrics, Mapping):
+        return [metrics]
+    expected = "a list of names and functions"
+    if isinstance(metrics, str):
+        raise DtypeError("metrics", expected=expected, got=shown(metrics, typed=False))
+    return as_list("metrics", metrics, expected)
 
 
 def call_metric(name: str, function: MetricFunction, dataset: Dataset, prediction: np.ndarray) -> Any:

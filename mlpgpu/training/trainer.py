@@ -18,8 +18,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import storage
-from ..backends import MEMORY_SHARE, Histogram, Sampling, choose_backend, get_backend
-from ..callbacks import Listeners, check_monitor
+from ..backends import (
+    MEMORY_SHARE,
+    MOST_BINS,
+    MOST_ROWS,
+    MOST_SHARDS,
+    MOST_THREADS,
+    Histogram,
+    Sampling,
+    choose_backend,
+    get_backend,
+)
+from ..callbacks import Listeners, check_counted, check_monitor
+from ..datasets import Dataset
 from ..errors import (
     BackendError,
     ConfigurationError,
@@ -29,8 +40,10 @@ from ..errors import (
     MlpgpuError,
     check_integer,
     check_number,
+    check_truth,
     lookup,
     refuse_setting,
+    shown,
     warn_caller,
 )
 from ..history import History
@@ -46,9 +59,9 @@ from .copies import CopiedTrainer, check_pickles
 from .engine import Engine
 from .fit import FitLoop
 from .interrupt import uninterrupted
-from .progress import FitProgress
+from .progress import MOST_STEPS, FitProgress
 from .run_file import ARGUMENTS, SavedRun
-from .task import Columns, Metrics, Task, own_metrics
+from .task import Columns, MetricFunction, Metrics, Task, own_metrics
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -134,12 +147,12 @@ class Trainer:
         memory_share: float = MEMORY_SHARE,
     ) -> None:
         if not isinstance(network, Network):
-            raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
+            raise DtypeError("network", expected="a mlpgpu.Network", got=shown(network))
         self.network = network
         self.loss = as_loss(loss).described
         self.optimizer = as_optimizer(optimizer)
-        self.batch_size = check_integer("batch_size", batch_size, least=1)
-        self.streams = check_integer("streams", streams, least=1)
+        self.batch_size = check_integer("batch_size", batch_size, least=1, limit=MOST_ROWS)
+        self.streams = check_integer("streams", streams, least=1, limit=MOST_SHARDS)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
         lower = self._lowering()
@@ -148,7 +161,7 @@ class Trainer:
         found = self._task.check_metrics(metrics)
         self.metrics, self._functions = tuple(found), {name: own for name, own in found.items() if own is not None}
         self.class_weight = self._task.check_class_weight(class_weight)
-        self.threads = None if threads is None else check_integer("threads", threads, least=1)
+        self.threads = _check_threads(threads)
         self.memory_share = check_number("memory_share", memory_share, least=0.0, below=1.0)
         self.backend = choose_backend(backend, plan)
 
@@ -309,11 +322,15 @@ class Trainer:
             DivergenceError: a loss or a parameter is not finite any more.
         """
         self._check_idle("fit")
-        epochs = check_integer("epochs", epochs, least=1)
+        epochs = check_integer("epochs", epochs, least=1, limit=MOST_STEPS)
+        shuffle, drop_last = check_truth("shuffle", shuffle), check_truth("drop_last", drop_last)
+        progress = check_truth("progress", progress)
         listeners = Listeners(callbacks)
         data = self.network.as_dataset(data)
         held_out: Data | None
-        if isinstance(validation, (int, float, np.number)):
+        if validation is not None and not isinstance(validation, (Dataset, tuple)):
+            if _is_array(validation) or not hasattr(validation, "__float__"):
+                self.network.as_dataset(validation, argument="validation")  # type: ignore[arg-type]  # which refuses it
             share = check_number("validation", validation, above=0, below=1)
             data, held_out = data.split(share, seed=self.network.seed)
         else:
@@ -381,7 +398,7 @@ class Trainer:
             return
         schedule, steps_per_epoch = self._engine.schedule, sampling.steps_per_epoch
         of_epochs, of_steps = schedule.length
-        last_step = sampling.first_step + epochs * steps_per_epoch
+        last_step = min(sampling.first_step + epochs * steps_per_epoch, MOST_STEPS)
         end: float
         if of_steps is not None:
             end, begin, last, unit = of_steps, self.steps, last_step, "step"
@@ -478,6 +495,7 @@ class Trainer:
         ``of`` names some of ``"parameters"``, ``"activations"`` and ``"gradients"``, see
         :class:`~mlpgpu.callbacks.Histograms`; the latter two of the first batch of the fit's data as they stand.
         """
+        bins, of = check_integer("bins", bins, least=1, most=MOST_BINS), check_counted("of", of)
         self._check_usable("histograms")
         return self._engine.histograms(bins, of)
 
@@ -605,6 +623,8 @@ class Trainer:
             get_backend(backend)
         if rate is not None:
             as_schedule(rate)  # raises before the file is read
+        threads = _check_threads(threads)
+        functions = own_metrics(metrics)
         contents = storage.read(path)
         network = Network.from_contents(contents)
         if "run" not in contents.description:
@@ -612,7 +632,7 @@ class Trainer:
             raise FileFormatError(str(path), expected="a file of Trainer.save", got="a network alone", hint=hint)
         try:
             saved = SavedRun.parse(contents, len(network.flat_parameters()))
-            trainer = cls._of(network, saved, backend, threads, metrics)
+            trainer = cls._of(network, saved, backend, threads, functions)
             differing = trainer._differences(saved)
         except (BackendError, FileFormatError):
             raise
@@ -626,10 +646,14 @@ class Trainer:
 
     @classmethod
     def _of(
-        cls, network: Network, saved: SavedRun, backend: str | None, threads: int | None, metrics: Metrics
+        cls,
+        network: Network,
+        saved: SavedRun,
+        backend: str | None,
+        threads: int | None,
+        functions: Mapping[str, MetricFunction],
     ) -> Trainer:
         arguments = dict(saved.arguments)
-        functions = own_metrics(metrics)
         lacking = [name for name in arguments["metrics"] if not is_metric(name) and name not in functions]
         if lacking:
             names = ", ".join(lacking)
@@ -641,10 +665,17 @@ class Trainer:
             arguments["precision"] = "float32"
         made_by = saved.made_by
         trainer = cls(
-            network, **arguments, backend=backend or made_by["backend"], threads=threads or made_by["threads"]
+            network,
+            **arguments,
+            backend=made_by["backend"] if backend is None else backend,
+            threads=made_by["threads"] if threads is None else threads,
         )
         trainer._engine.resume(saved.kind, replace(saved.progress, is_resumed=True), saved.slots, saved.kept)
         return trainer
+
+
+def _check_threads(threads: int | None) -> int | None:
+    return None if threads is None else check_integer("threads", threads, least=1, limit=MOST_THREADS)
 
 
 def _continued(begun: FitProgress, asked: FitProgress) -> FitProgress:

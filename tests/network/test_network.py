@@ -126,7 +126,7 @@ def test_all_parameters_are_set_at_once() -> None:
         ("0.bias", [1e39, 0.0, 0.0, 0.0, 0.0], DataError, r"0\.bias: expected finite values"),
         ("0.bias", ["a"] * 5, DtypeError, r"0\.bias: expected real numbers, got list"),
         ("0.bias", [1j] * 5, DtypeError, r"0\.bias: expected real numbers, got list"),
-        ("0.bias", [[1.0], [2.0, 3.0]], DtypeError, r"0\.bias: expected real numbers, got list"),
+        ("0.bias", [[1.0], [2.0, 3.0]], ShapeError, r"0\.bias: expected \(5,\), got .*inhomogeneous"),
     ],
 )
 def test_bad_parameters_change_nothing(name: Any, values: Any, error: type[Exception], message: str) -> None:

@@ -335,15 +335,30 @@ def test_data_that_do_not_suit_the_loss_change_nothing(
 @pytest.mark.parametrize(
     ("weights", "error", "words"),
     [
-        ({3: 1.0}, ConfigurationError, ("class in class_weight: expected a whole number from 0 to 2", "got 3")),
         ({"d": 1.0}, UnknownNameError, ("class in class_weight: expected one of a, b, c", "got 'd'")),
-        ({1.5: 1.0}, DtypeError, ("from 0 to 2", "got float 1.5")),
         ({0: 0.0, 1: 0.0, 2: 0.0}, DataError, ("weight: expected a weight above 0", "got 24 times 0")),
     ],
 )
 def test_class_weights_of_no_class_are_refused(weights: dict, error: type[MlpgpuError], words: tuple[str, ...]) -> None:
     trainer = new_trainer(class_weight=weights)
     assert_refused(trainer, fit(NAMED), error, words)
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "words"),
+    [
+        ({3: 1.0}, ConfigurationError, "class in class_weight: expected a whole number from 0 to 2, got 3"),
+        ({1.5: 1.0}, DtypeError, "class in class_weight: expected a whole number from 0 to 2, got float 1.5"),
+        ({True: 1.0}, DtypeError, "class in class_weight: expected a whole number from 0 to 2, got bool True"),
+        ({2**70: 1.0}, ConfigurationError, "class in class_weight: expected a whole number from 0 to 2, got 1180"),
+        ({1: 1j}, DtypeError, r"class_weight\[1\]: expected a finite number >= 0, got complex 1j"),
+    ],
+)
+def test_numbers_of_no_class_are_refused_when_a_trainer_is_made(
+    weights: dict, error: type[MlpgpuError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        new_trainer(class_weight=weights)
 
 
 def test_fewer_names_of_classes_than_outputs_are_refused() -> None:

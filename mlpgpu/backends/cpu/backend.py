@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ConfigurationError, check_integer
 from ...plan import Plan
-from ..base import MEMORY_SHARE, Backend, Inference, Program
+from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
 from .blas import BLAS
 from .inference import CpuInference
 from .program import CpuProgram
@@ -48,4 +48,4 @@ class CpuBackend(Backend):
 
 
 def _thread_count(plan: Plan, threads: int | None) -> int:
-    return thread_count(plan) if threads is None else check_integer("threads", threads, least=1)
+    return thread_count(plan) if threads is None else check_integer("threads", threads, least=1, limit=MOST_THREADS)
