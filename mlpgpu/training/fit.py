@@ -6,8 +6,10 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +58,7 @@ class FitLoop:
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
-        done, hidden = self.engine.progress.epochs, not (shows_bar and _has_viewer())
-        with tqdm(total=epochs, initial=done, unit="epoch", disable=hidden) as bar, interrupts_of_fit() as interrupts:
+        with interrupts_of_fit() as interrupts, _bar(shows_bar, epochs, self.engine.progress.epochs) as bar:
             is_over |= self._tell_pending(interrupts, fills=True)
             while self.engine.progress.epochs < epochs and not is_over and not interrupts.is_received:
                 started, before = time.perf_counter(), self.engine.progress.steps
@@ -68,10 +69,11 @@ class FitLoop:
                     self.engine.prefetch()  # what they save is copied while the validation is under way
                 self._end_epoch(started, interrupts)
                 is_over = self._tell_pending(interrupts)
-                record = self.engine.progress.history.last
-                of_epoch = (self.engine.progress.steps - before) / self.sampling.steps_per_epoch
-                bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
-                bar.update()
+                if bar is not None:
+                    record = self.engine.progress.history.last
+                    of_epoch = (self.engine.progress.steps - before) / self.sampling.steps_per_epoch
+                    bar.set_postfix_str(_postfix(record, of_epoch * self.sampling.rows / record["seconds"]))
+                    bar.update()
             self._note(interrupts, epochs)
             for key in self.listeners.keys:
                 with interrupts.open():
@@ -192,6 +194,20 @@ class FitLoop:
         record = {name: value for name, value in self.engine.progress.history.last.items() if name not in added}
         lacking = [name for name in self.monitored if name not in record and name not in added] if fills else []
         return record | dict.fromkeys(lacking, math.nan)
+
+
+@contextmanager
+def _bar(shows_bar: bool, epochs: int, done: int) -> Iterator[Any]:
+    """A bar, or None where nobody would see it.
+
+    Ctrl-C is received already: in the middle of tqdm it could leave tqdm's lock taken, and the next bar would wait for
+    ever.
+    """
+    if not (shows_bar and _has_viewer()):
+        yield None
+        return
+    with tqdm(total=epochs, initial=done, unit="epoch") as bar:
+        yield bar
 
 
 def _has_viewer() -> bool:

@@ -1,0 +1,231 @@
+"""Random runs that are broken off again and again, and go on: they must end with the bits of unbroken ones.
+
+    python tests/fuzz/broken_runs.py --exceptions 200 --interrupts 100 --kills 300 --seed 1
+
+An exception is raised before any statement of the package; Ctrl-C comes from outside, up to three times; a kill is
+SIGKILL.  Counted is what became of each, and each that went wrong is told of by its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from random_runs import CHECKPOINTS, RandomRun, differences, outcome
+
+import mlpgpu as mg
+from mlpgpu.errors import TornStateError
+from mlpgpu.training import interrupt
+
+PACKAGE = str(Path(mg.__file__).parent)
+HANG_SECONDS = 30.0
+BREAKS = 3  # of a run, at most
+
+Breaks = Callable[[random.Random, int], "contextlib.AbstractContextManager[Any]"]
+
+
+class Traced:
+    """Counts the statements of the package that this thread comes to, and raises before one of them."""
+
+    def __init__(self, at: int | None = None, kind: type[BaseException] = KeyboardInterrupt) -> None:
+        self.count, self._at, self._kind = 0, at, kind
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self.count += 1
+            if self.count == self._at:
+                sys.settrace(None)
+                raise self._kind(f"before line {frame.f_lineno} of {frame.f_code.co_filename}")
+        return self._line
+
+    def __enter__(self) -> Traced:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+
+def exceptions(chance: random.Random, statements: int) -> Traced:
+    """An exception before some statement."""
+    return Traced(chance.randint(1, statements), chance.choice([KeyboardInterrupt, MemoryError, SystemExit]))
+
+
+@contextmanager
+def interrupts(chance: random.Random, statements: int) -> Iterator[None]:
+    """Ctrl-C twice, or three times, at random moments of some hundredth of a second."""
+    interrupt._last = -interrupt.AGAIN_SECONDS  # as if none had been for a while
+    moments = sorted(chance.uniform(0.0, 0.03) for _ in range(chance.choice([2, 2, 3])))
+    is_over = threading.Event()
+
+    def press() -> None:
+        started = time.perf_counter()
+        for moment in moments:
+            if is_over.wait(max(0.0, moment - (time.perf_counter() - started))):
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        yield
+    finally:
+        # The remaining presses would meet the test itself.
+        with contextlib.suppress(KeyboardInterrupt):
+            is_over.set()
+            presser.join()
+
+
+def broken_off(run: RandomRun, folder: Path, chance: random.Random, breaks: Breaks, statements: int) -> list[str]:
+    """Break a run off up to three times, saving it in a ``finally``, and end it; returns what became of each."""
+    found = []
+    saved = folder / "saved.h5"
+    left = chance.randint(1, BREAKS)
+    while True:
+        trainer = _latest(run, saved, folder)
+        ends = "finished"
+        try:
+            with breaks(chance, statements) if left else contextlib.nullcontext():
+                if run.fit(trainer, folder).interrupted:
+                    ends = "stopped"
+        except (KeyboardInterrupt, MemoryError, SystemExit):
+            ends = "raised"
+        if ends == "finished":
+            return found + _check(run, trainer, folder)
+        left -= 1
+        try:
+            _quietly(lambda trainer=trainer: trainer.save(saved))
+            found.append(f"{ends}, saved")
+        except TornStateError:
+            found.append(f"{ends}, said to be torn")
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    """Call it; a Ctrl-C that was sent before and comes late is passed over."""
+    for _ in range(4):
+        with contextlib.suppress(KeyboardInterrupt):
+            call()
+            return
+
+
+def _latest(run: RandomRun, saved: Path, folder: Path) -> mg.Trainer:
+    """The trainer of the file that is furthest, or a new one."""
+    files = [path for path in (saved, *(folder / name for name in CHECKPOINTS)) if path.exists()]
+    trainers = [mg.Trainer.resume(path) for path in files]
+    return max(trainers, key=lambda trainer: (trainer.steps, trainer.epochs), default=None) or run.trainer()
+
+
+def _check(run: RandomRun, trainer: mg.Trainer, folder: Path) -> list[str]:
+    whole = folder.parent / f"{folder.name}.whole"
+    whole.mkdir()
+    unbroken = run.trainer()
+    run.fit(unbroken, whole)
+    wrong = differences(outcome(trainer, folder), outcome(unbroken, whole))
+    return [f"WRONG BITS: {', '.join(wrong)}"] if wrong else []
+
+
+def killed(run: RandomRun, folder: Path, chance: random.Random) -> list[str]:
+    """Kill a run that saves after each epoch up to three times, and end it."""
+    found = []
+    for _ in range(chance.randint(1, BREAKS)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which wait and hold nothing
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                trainer = _latest(run, folder / "a.h5", folder)
+                run.fit(trainer, folder)
+                status = 0
+            finally:
+                os._exit(status)
+        time.sleep(chance.uniform(0.0, 0.06))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        kinds = {0: "finished before"} if os.WIFEXITED(status) else {}
+        found.append("killed" if os.WIFSIGNALED(status) else kinds.get(os.WEXITSTATUS(status), "FAILED IN THE CHILD"))
+    trainer = _latest(run, folder / "a.h5", folder)
+    run.fit(trainer, folder)
+    return found + _check(run, trainer, folder)
+
+
+def attack(seed: int, how: str) -> list[str]:
+    """What became of the run of this seed."""
+    run, chance = RandomRun(seed), random.Random(seed)
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+    folder = Path(tempfile.mkdtemp(prefix="mlpgpu-"))
+    (folder / "run").mkdir()
+    try:
+        if how == "kills":
+            return killed(run, folder / "run", chance)
+        statements = 0
+        if how == "exceptions":
+            with Traced() as traced:
+                run.fit(run.trainer(), folder)
+            statements = traced.count
+        ways: dict[str, Breaks] = {"exceptions": exceptions, "interrupts": interrupts}
+        return broken_off(run, folder / "run", chance, ways[how], statements)
+    except BaseException as error:
+        traceback.print_exception(error)
+        return ["HANG" if isinstance(error, Hang) else f"FOREIGN ERROR: {type(error).__name__}: {error}"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        shutil.rmtree(folder)
+
+
+class Hang(BaseException):
+    """It takes too long."""
+
+
+def _hang(number: int, frame: FrameType | None) -> None:
+    raise Hang
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for how in ("exceptions", "interrupts", "kills"):
+        parser.add_argument(f"--{how}", type=int, default=0, help="how many runs")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first run")
+    options = parser.parse_args()
+    is_wrong = False
+    for how in ("exceptions", "interrupts", "kills"):
+        runs, counted = getattr(options, how), Counter[str]()
+        for seed in range(options.seed, options.seed + runs):
+            found = attack(seed, how)
+            counted.update(what.partition(":")[0] for what in found)
+            for what in found:
+                if what.split()[0].isupper():
+                    print(f"{how}, seed {seed}: {what}")
+                    is_wrong = True
+        if runs:
+            print(f"{how}, {runs} runs from seed {options.seed}: {dict(sorted(counted.items()))}")
+    sys.exit(is_wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Random runs that exceptions, Ctrl-C and kills break off; the whole by ``broken_runs.py``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from broken_runs import attack
+
+pytestmark = pytest.mark.xdist_group("broken runs")
+
+
+@pytest.mark.parametrize(
+    ("how", "seeds"),
+    [
+        ("exceptions", range(1)),
+        ("interrupts", range(1)),
+        *(
+            pytest.param(how, range(100, 105), marks=pytest.mark.thorough)
+            for how in ("exceptions", "interrupts", "kills")
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C as an object is forgotten
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork, nor signals to one process")
+def test_a_run_that_is_broken_off_ends_with_the_bits_of_an_unbroken_one(how: str, seeds: range) -> None:
+    found = {seed: attack(seed, how) for seed in seeds}
+    assert any(found.values())
+    assert {seed: what for seed, what in found.items() if any(each.split()[0].isupper() for each in what)} == {}
