@@ -19,7 +19,7 @@ from .losses import (
     SoftmaxCrossEntropy,
     SquaredError,
 )
-from .network import Network, Predictor, load
+from .network import Network, Predictor, from_sklearn, load, to_torch
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
 from .tables import Table
@@ -75,6 +75,8 @@ __all__ = [
     "__version__",
     "datasets",
     "errors",
+    "from_sklearn",
     "load",
     "tables",
+    "to_torch",
 ]

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from .network import Data, Network, load
+from .exchange import from_sklearn, load, to_torch
+from .network import Data, Network
 from .parameters import FlatParameters, Parameters
 from .predictor import Predictor
 
-__all__ = ["Data", "FlatParameters", "Network", "Parameters", "Predictor", "load"]
+__all__ = [
+    "Data",
+    "FlatParameters",
+    "Network",
+    "Parameters",
+    "Predictor",
+    "from_sklearn",
+    "load",
+    "to_torch",
+]

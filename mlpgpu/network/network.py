@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -22,7 +21,6 @@ from ..errors import (
     FileFormatError,
     MlpgpuError,
     ShapeError,
-    StorageError,
     check_integer,
     check_truth,
     lookup,
@@ -33,10 +31,10 @@ from ..losses import OUTPUTS, OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
-from ..storage.files import check_path, reason, replace_file
+from ..storage.files import check_path, replace_file
 from ..tables import Table
 from ..text import html, public_names, table
-from .formats import FORMATS, Hints, reader_of
+from .formats import FORMATS
 from .parameters import FlatParameters, Parameters
 from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
 from .remembered import Remembered
@@ -498,38 +496,3 @@ class Network:
         network.values.replace(saved.parameters)
         network._statistics = saved.statistics
         return network
-
-
-def load(
-    path: str | PathLike[str], *, activation: str | Sequence[str] | None = None, output: str | None = None
-) -> Network:
-    """The network in a file: one of ``Network.save`` or ``Trainer.save``, or of another program.
-
-    Of others it reads stacks of dense layers: safetensors, and Keras' archives and HDF5 files; ``docs/formats.md``
-    has what is taken and what is refused.  What a file is, is told by what is in it.  Nothing in it is ever executed.
-
-    Arguments:
-        activation: where the file has weights alone, that of all layers but the last, or a list of one for each layer.
-        output: likewise, what makes predictions of logits: ``"identity"``, ``"sigmoid"``, ``"softmax"`` or ``"exp"``.
-
-    Raises:
-        StorageError: the file cannot be read.
-        FileFormatError: it is damaged, or of no format that is known, or has what no network of ours does, or is from
-            a newer version.
-        ConfigurationError: functions are not said of a file without them, or are of a file that has them.
-        BackendError: a package that reads the format is missing.
-    """
-    hints = Hints(activation, output)
-    source = check_path("path of a file", path)
-    what = f"file {source}"
-    try:
-        # Asked first because opening a pipe would wait for its other end.
-        read = reader_of(what, source) if stat.S_ISREG(source.stat().st_mode) else None
-        if read is not None:
-            return Network.from_saved(read(source, hints))
-    except MlpgpuError:
-        raise
-    except (OSError, ValueError) as error:
-        raise StorageError(what, expected="a readable file", got=reason(error)) from error
-    hints.refuse(what)
-    return Network.from_contents(storage.read(path))

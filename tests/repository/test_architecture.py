@@ -51,20 +51,13 @@ INNER_LEVELS = {
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
         *("table", "__init__"),
     ),
-    "network": ("parameters", "statistics", "remembered", "saved", "formats", "predictor", "network", "__init__"),
+    "network": (
+        *("parameters", "statistics", "remembered", "saved", "formats", "predictor", "network", "exchange", "__init__"),
+    ),
     "network/formats": (
-        *(
-            "limits",
-            "steps",
-            "hints",
-            "state_dict",
-            "hdf5",
-            "keras_layers",
-            "keras_model",
-            "keras_weights",
-            "keras_file",
-        ),
-        *("onnx_file", "safetensors_file", "table", "__init__"),
+        *("limits", "steps", "hints", "state_dict", "hdf5", "keras_layers", "keras_model", "keras_weights"),
+        *("keras_file", "onnx_file", "safetensors_file", "torch_modules", "torch_model", "torch_file", "estimator"),
+        *("table", "__init__"),
     ),
     "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "copies", "fit", "trainer", "__init__"),),
@@ -128,8 +121,8 @@ FORBIDDEN = {"backends": {"layers"}}
 
 REQUIRED = {"h5py", "numpy", "psutil", "threadpoolctl", "tqdm"}
 
-# Packages of ours that an extra is for, and what they alone import at the top of their files.
-OPTIONAL = {"sklearn": {"sklearn"}}
+# Packages and files of ours that an extra is for, and what they alone import at the top.
+OPTIONAL = {"sklearn/": {"sklearn"}, "network/formats/torch_modules.py": {"torch"}}
 
 # (file, function) -> what it may import when it runs.
 LAZY = {
@@ -140,6 +133,8 @@ LAZY = {
     ("tables/frames.py", "load_pandas"): {"pandas"},
     ("tables/sources.py", "__init__"): {"pyarrow"},
     ("network/formats/onnx_file.py", "write_onnx"): {"onnx"},
+    ("network/formats/torch_file.py", "read_torch"): {"torch"},
+    ("network/formats/torch_model.py", "sequential_of"): {"torch", "mlpgpu.network.formats.torch_modules"},
     ("network/formats/safetensors_file.py", "read_safetensors"): {"safetensors"},
     ("network/formats/safetensors_file.py", "write_safetensors"): {"safetensors"},
 }
@@ -240,7 +235,7 @@ def test_listed_lazy_imports_are_still_there(source: str, function: str) -> None
 def test_modules_import_only_required_packages(source: str) -> None:
     top = {found.module.split(".")[0] for found in imports_of(source) if not found.function}
     cuda = {"cuda", "pycuda"} if source == CUDA_BINDINGS else set()
-    optional = OPTIONAL.get(source.split("/")[0], set())
+    optional = {name for path, names in OPTIONAL.items() if source.startswith(path) for name in names}
     assert top <= sys.stdlib_module_names | REQUIRED | cuda | optional | {"mlpgpu"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from ...errors import FileFormatError
 from ..saved import SavedNetwork
@@ -12,6 +13,7 @@ from .hints import Hints
 from .keras_file import is_foreign_hdf5, read_keras_archive, read_keras_hdf5, write_keras
 from .onnx_file import write_onnx
 from .safetensors_file import read_safetensors, write_safetensors
+from .torch_file import is_torch, read_torch
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,18 @@ def reader_of(what: str, path: Path) -> Read | None:
     if first[:8] == b"\x89HDF\r\n\x1a\n":
         return read_keras_hdf5 if is_foreign_hdf5(path) else None
     if first[:4] == b"PK\x03\x04":
-        return read_keras_archive
+        return _reader_of_archive(what, path)
     if first[8:9] == b"{":
         return read_safetensors
     if first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05":
         hint = "torch.save(model.state_dict(), path) of PyTorch 1.6 or later writes an archive that is safe to read"
         raise FileFormatError(what, expected="a format that nothing is executed of", got="a pickle", hint=hint)
     return None
+
+
+def _reader_of_archive(what: str, path: Path) -> Read:
+    try:
+        with ZipFile(path) as archive:
+            return read_torch if is_torch(archive.namelist()) else read_keras_archive
+    except (BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+        raise FileFormatError(what, expected="an undamaged archive of Keras or PyTorch", got=error) from error
