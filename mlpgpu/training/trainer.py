@@ -282,7 +282,6 @@ class Trainer:
             hint = "a callback may evaluate, save, set parameters and the rate; it ends the fit by returning True"
             expected, got = "no training under way", f"a call during {self._work}"
             raise ConfigurationError(f"Trainer.{work}", expected=expected, got=got, hint=hint)
-        self._engine.check_whole()
 
     @_takes_targets_with_inputs
     def fit(
@@ -322,6 +321,7 @@ class Trainer:
             DivergenceError: a loss or a parameter is not finite any more.
         """
         self._check_idle("fit")
+        self._engine.check_whole()
         epochs = check_integer("epochs", epochs, least=1, limit=MOST_STEPS)
         shuffle, drop_last = check_truth("shuffle", shuffle), check_truth("drop_last", drop_last)
         progress = check_truth("progress", progress)
@@ -428,6 +428,7 @@ class Trainer:
             DivergenceError: the loss is not finite.
         """
         self._check_idle("step")
+        self._engine.check_whole()
         prepared = self._task.prepare((x, y, weight), self.network, class_weight=self.class_weight)
         data = prepared.dataset
         rows = len(data)

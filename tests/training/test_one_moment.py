@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,9 @@ def test_an_exception_inside_an_update_makes_a_trainer_that_says_so(
     for use in (lambda: trainer.save(path), lambda: fit(trainer), lambda: trainer.step(x, y)):
         with pytest.raises(TornStateError, match=r"after 7 finished steps.*resume\('.*run\.h5'\) goes on from step 5"):
             use()
+    with pytest.raises(TornStateError):
+        copy.deepcopy(trainer)
+    trainer.close()
     assert path.read_bytes() == before
     assert_same(run_of(fit(mg.Trainer.resume(path)), tmp_path / "resumed.h5"), unbroken)
 
