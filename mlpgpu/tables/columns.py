@@ -48,7 +48,7 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self, values: Values, out: np.ndarray, first_row: int) -> None:
-        """Write the inputs of rows that begin with ``first_row`` to ``out``, (rows, inputs) float32 zeros.
+        """Write the inputs of rows that begin with ``first_row`` to ``out``, (inputs, rows) float32 zeros.
 
         Raises:
             DataError: a value cannot be read as what the column has.
@@ -151,9 +151,9 @@ class Numbers(Column):
         if is_missing.any():
             numbers = np.where(is_missing, self.median, numbers)
             if self.has_missing:
-                out[:, 1] = is_missing
+                out[1] = is_missing
         with np.errstate(over="ignore"):  # what overflows is refused by the data set, with its row
-            np.divide(numbers - self.center, self.scale, out=out[:, 0], casting="same_kind")
+            np.divide(numbers - self.center, self.scale, out=out[0], casting="same_kind")
 
     def __str__(self) -> str:
         return f"around {self.center:.6g}, scale {self.scale:.6g}" + _or_median(self, f"{self.median:.6g}")
@@ -188,9 +188,9 @@ class TruthValues(Column):
     def encode(self, values: Values, out: np.ndarray, first_row: int) -> None:
         numbers = truth_of(f"column {self.name!r}", self.words, values, first_row)
         is_missing = np.isnan(numbers)
-        out[:, 0] = np.where(is_missing, float(self.usual), numbers)
+        out[0] = np.where(is_missing, float(self.usual), numbers)
         if self.has_missing:
-            out[:, 1] = is_missing
+            out[1] = is_missing
 
     def __str__(self) -> str:
         return " or ".join(self.words) + _or_median(self, self.words[self.usual])
@@ -229,17 +229,17 @@ class Categories(Column):
 
     def encode(self, values: Values, out: np.ndarray, first_row: int) -> None:
         if values.kind == "nothing":
-            codes, known = np.full(len(out), -1), np.empty(0, np.int64)
+            codes, known = np.full(out.shape[1], -1), np.empty(0, np.int64)
         else:
             codes, texts = self._coded(values)
-            places = {category: place for place, category in enumerate(self.categories)}
-            known = np.array([places.get(text, -1) for text in texts], np.int64)
+            by_name = {category: place for place, category in enumerate(self.categories)}
+            known = np.array([by_name.get(text, -1) for text in texts], np.int64)
         other = len(self.categories)
-        columns = np.where(known < 0, other if self.has_other else -1, known)
+        places = np.where(known < 0, other if self.has_other else -1, known)
         missing = other + self.has_other if self.has_missing else -1
-        columns = np.append(columns, missing)[codes]  # -1 where no input is 1
-        rows = np.flatnonzero(columns >= 0)
-        out[rows, columns[rows]] = 1.0
+        inputs = np.append(places, missing)[codes]  # -1 where no input is 1
+        rows = np.flatnonzero(inputs >= 0)
+        out[inputs[rows], rows] = 1.0
 
     def _coded(self, values: Values) -> tuple[np.ndarray, list[str]]:
         """Codes (rows,), -1 where missing, and what they stand for.
@@ -317,14 +317,13 @@ class Dates(Column):
     def encode(self, values: Values, out: np.ndarray, first_row: int) -> None:
         seconds = self.seconds(values, first_row)
         is_missing = np.isnan(seconds)
-        out[:, 0] = (np.where(is_missing, self.median, seconds) - self.center) / self.scale
-        is_there = np.flatnonzero(~is_missing)
+        out[0] = (np.where(is_missing, self.median, seconds) - self.center) / self.scale
         for place, period in enumerate(self.periods.values()):
-            angles = seconds[is_there] % period * (2.0 * np.pi / period)
-            out[is_there, 1 + 2 * place] = np.sin(angles)
-            out[is_there, 2 + 2 * place] = np.cos(angles)
+            angles = np.where(is_missing, 0.0, seconds % period * (2.0 * np.pi / period))
+            out[1 + 2 * place] = np.sin(angles)
+            out[2 + 2 * place] = np.where(is_missing, 0.0, np.cos(angles))
         if self.has_missing:
-            out[:, -1] = is_missing
+            out[-1] = is_missing
 
     def seconds(self, values: Values, first_row: int) -> np.ndarray:
         """Seconds since 1970 for each row, (rows,) float64, NaN where missing."""

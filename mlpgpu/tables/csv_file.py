@@ -62,6 +62,7 @@ class CSV:
     """
 
     is_text = True
+    rows: int | None = None
 
     def __init__(
         self,

@@ -224,7 +224,7 @@ class Learner:
     def _dates_of(self, form: str, statistics: NumberStatistics, options: Options) -> Dates:
         center, scale = statistics.scaling("standard" if options.scaling == "none" else options.scaling)
         median = statistics.quartiles()[1]
-        return Dates(self.name, form, center, scale, median, statistics.has_time, statistics.missing > 0)
+        return Dates(self.name, form, center, scale, median, statistics.has_time, self.missing > 0)
 
     def _refuse_mixed(self) -> None:
         """Refuse text that is numbers for the most part, or numbers and text as objects."""

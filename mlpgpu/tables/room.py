@@ -15,24 +15,33 @@ MEMORY_SHARE = 0.5  # of the memory that is free, what inputs may take; larger o
 
 
 class Room:
-    """Room for rows of inputs that come piece by piece, in memory or in a temporary file."""
+    """Room for rows of inputs that come piece by piece, in memory or in a temporary file.
 
-    def __init__(self, width: int) -> None:
+    Arguments:
+        width: of a row.
+        rows: how many come, or None if nobody knows.
+    """
+
+    def __init__(self, width: int, rows: int | None) -> None:
         self._width, self._rows = width, 0
-        self._pieces: list[np.ndarray] = []
         self._most = psutil.virtual_memory().available * MEMORY_SHARE
+        is_small = rows is not None and rows * width * 4 <= self._most
+        self._whole = np.empty((rows or 0, width), np.float32) if is_small else None
+        self._pieces: list[np.ndarray] = []
         self._file: IO[bytes] | None = None
         self._closing = contextlib.ExitStack()
 
     def take(self, rows: int) -> np.ndarray:
-        """Zeros, (rows, width) float32, to be written before the next ones are taken.
+        """The next rows, (rows, width) float32, to be written before others are taken.
 
         Raises:
             StorageError: there is no room for the temporary file.
         """
-        piece = np.zeros((rows, self._width), np.float32)
+        first, self._rows = self._rows, self._rows + rows
+        if self._whole is not None:
+            return self._whole[first : self._rows]
+        piece = np.empty((rows, self._width), np.float32)
         self._pieces.append(piece)
-        self._rows += rows
         # Pieces in memory are put together in the end, when there are two of each.
         if self._file is None and 2 * self._rows * self._width * 4 > self._most:
             file = tempfile.TemporaryFile(prefix="mlpgpu-")  # noqa: SIM115 (closed by `filled`, or with this object)
@@ -63,6 +72,8 @@ class Room:
         """
         if not self._rows:
             raise EmptyDataError(what, expected="at least one row", got="none")
+        if self._whole is not None:
+            return self._whole
         if self._file is None:
             return self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
         with self._closing:  # the map keeps what it needs

@@ -25,6 +25,7 @@ class Source(Protocol):
     is_text: bool  # whether cells are text, of which pandas guesses what it is
     what: str  # of errors
     codes: frozenset[str]  # columns whose digits are no numbers
+    rows: int | None  # how many there are, where that is known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,6 +44,7 @@ class FrameSource:
 
     def __init__(self, x: Any) -> None:
         self._frame = as_frame(x)
+        self.rows: int | None = len(self._frame)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,6 +73,7 @@ class ParquetSource:
         self._open = pyarrow.parquet.ParquetFile
         with _errors(self.what), self._open(self.path) as file:
             self._names = tuple(file.schema_arrow.names)
+            self.rows: int | None = int(file.metadata.num_rows)
         check_names(list(self._names))
 
     @property
@@ -96,6 +99,7 @@ class Kept:
 
     def __init__(self, source: Source) -> None:
         self._source, self.is_text, self.what, self.codes = source, source.is_text, source.what, source.codes
+        self.rows = source.rows
         self._pieces: list[tuple[int, Any]] | None = None  # of all columns that were read
         self._as_text: set[str] = set()
 
@@ -112,11 +116,14 @@ class Kept:
             return
         pieces: list[tuple[int, Any]] | None = [] if self._pieces is None else None
         most = psutil.virtual_memory().available * KEPT_SHARE
+        rows = 0
         for first_row, frame in self._source.chunks(names, as_text, missing):
+            rows = first_row + len(frame)
             if pieces is not None:
                 most -= frame.memory_usage(deep=True).sum()
                 pieces = [*pieces, (first_row, frame)] if most > 0 else None
             yield first_row, frame
+        self.rows = rows
         if pieces is not None:
             self._pieces, self._as_text = pieces, set(as_text)
 

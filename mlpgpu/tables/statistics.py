@@ -28,13 +28,14 @@ class NumberStatistics:
         self.mean = self._squares = 0.0
         self.least, self.most = math.inf, -math.inf
         self.is_whole, self.has_time = True, False
-        self._sample: list[np.ndarray] = []
+        self._sample: list[tuple[int, np.ndarray]] = []  # the first row of each piece, and values
         self._kept, self._stride = 0, 1
 
     def add(self, numbers: np.ndarray, first_row: int) -> None:
         """Add (rows,) float64, NaN where missing, of which the first is that of ``first_row``."""
-        is_there = ~np.isnan(numbers)
-        there = numbers[is_there]
+        self._keep(numbers, first_row)
+        is_missing = np.isnan(numbers)
+        there = numbers[~is_missing] if is_missing.any() else numbers
         self.missing += len(numbers) - len(there)
         if not len(there):
             return
@@ -47,17 +48,20 @@ class NumberStatistics:
         self.least, self.most = min(self.least, float(there.min())), max(self.most, float(there.max()))
         self.is_whole = self.is_whole and bool((there == np.floor(there)).all())
         self.has_time = self.has_time or bool((there % 86400.0 != 0.0).any())
-        rows = np.flatnonzero(is_there) + first_row
-        self._keep(there, rows)
 
-    def _keep(self, there: np.ndarray, rows: np.ndarray) -> None:
-        pair = np.stack([rows.astype(np.float64), there])[:, rows % self._stride == 0]
-        self._sample.append(pair)
-        self._kept += pair.shape[1]
+    def _keep(self, numbers: np.ndarray, first_row: int) -> None:
+        """Add each row to the sample whose number is a multiple of the stride, missing values too."""
+        skipped = -first_row % self._stride
+        kept = numbers[skipped :: self._stride]
+        self._sample.append((first_row + skipped, kept if self._stride == 1 else kept.copy()))  # no view of other rows
+        self._kept += len(kept)
         while self._kept > SAMPLE:
-            self._stride *= 2
-            self._sample = [kept[:, kept[0] % self._stride == 0] for kept in self._sample]
-            self._kept = sum(kept.shape[1] for kept in self._sample)
+            thinner = []
+            for row, values in self._sample:
+                skipped = row // self._stride % 2  # by how many of the sample's rows
+                thinner.append((row + skipped * self._stride, values[skipped::2].copy()))
+            self._sample, self._stride = thinner, 2 * self._stride
+            self._kept = sum(len(values) for _, values in self._sample)
 
     @property
     def deviation(self) -> float:
@@ -66,7 +70,10 @@ class NumberStatistics:
 
     def quartiles(self) -> tuple[float, float, float]:
         """The lower quartile, the median and the upper one, interpolated linearly."""
-        values = np.concatenate([pair[1] for pair in self._sample])
+        values = np.concatenate([values for _, values in self._sample])
+        if np.isnan(values).all():  # only rows that are left out have one
+            return self.mean, self.mean, self.mean
+        values = values[~np.isnan(values)]
         lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75))
         return float(lower), float(median), float(upper)
 

@@ -38,8 +38,9 @@ class Values:
 
     def first_rows(self) -> np.ndarray:
         """The row in which each of ``texts`` first appears, (n,)."""
-        order = np.argsort(self.codes, kind="stable")
-        return order[np.searchsorted(self.codes[order], np.arange(len(self.texts)))]
+        first = np.zeros(len(self.texts) + 1, np.int64)  # the last one is of rows without text, at -1
+        first[self.codes[::-1]] = np.arange(len(self.codes))[::-1]  # of equal codes the first one is written last
+        return first[:-1]
 
     def of_texts(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers of each of ``texts``, (n,) float64, spread over the rows, (rows,), NaN where missing."""

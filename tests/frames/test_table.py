@@ -180,6 +180,21 @@ def test_columns_that_change_kind_between_pieces_are_read_as_text(
     np.testing.assert_array_equal(table.dataset(tmp_path / "a.csv").x, table.dataset(frame).x)
 
 
+def test_a_piece_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = ["2020-01-05", "2021-02-28"] * 5
+    frame = pd.DataFrame({"d": [None] * 10 + days + [None] * 10 + days, "y": np.arange(40.0)})
+    frame["c"], frame["b"] = frame["d"].str[:4], frame["d"] == "2020-01-05"
+    frame["b"] = frame["b"].astype(object).where(frame["d"].notna(), None)
+    monkeypatch.setattr(sources, "CHUNK_ROWS", 10)
+    pieces = mg.Table(frame, "y", kinds={"c": "category"})
+    x = pieces.encode(frame)
+    monkeypatch.undo()
+    whole = mg.Table(frame, "y", kinds={"c": "category"})
+    assert [type(column) for column in whole.columns] == [Dates, Categories, TruthValues]
+    assert pieces.names == whole.names and "d missing" in whole.names
+    np.testing.assert_allclose(x, whole.encode(frame), atol=1e-6)
+
+
 def test_digits_with_zeros_in_front_are_categories(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("zip,y\n" + "01067,1\n10115,2\n" * 5, encoding="utf-8")
     assert column(mg.Table(tmp_path / "a.csv", "y"), "zip").categories == ("01067", "10115")
