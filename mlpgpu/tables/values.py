@@ -87,14 +87,14 @@ def values_of(name: str, series: Any, missing: Iterable[str] = ()) -> Values:
         return _numbers("truth values", series.to_numpy(np.float64, na_value=np.nan))
     if types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype):
         return _numbers("numbers", series.to_numpy(np.float64, na_value=np.nan))
+    if isinstance(dtype, pandas.ArrowDtype) and dtype.kind == "M":
+        return _numbers("dates", seconds_of(pandas.to_datetime(series.astype(object), utc=True)))
     if types.is_datetime64_any_dtype(dtype):
         return _numbers("dates", seconds_of(series))
     if types.is_timedelta64_dtype(dtype):
         return _numbers("numbers", series.dt.total_seconds().to_numpy(np.float64))
     if types.is_string_dtype(dtype) or types.is_object_dtype(dtype):
         return _objects(name, series, missing)
-    if "date" in str(dtype) or "timestamp" in str(dtype):  # of Arrow
-        return _numbers("dates", seconds_of(pandas.to_datetime(series.astype(object))))
     raise _refused(name, str(dtype))
 
 
@@ -112,7 +112,10 @@ def _objects(name: str, series: Any, missing: Iterable[str]) -> Values:
         codes, texts = pandas.factorize(series)
         return _text(codes, map(str, texts), missing)
     if found.startswith("mixed"):
-        codes, different = pandas.factorize(series)
+        try:
+            codes, different = pandas.factorize(series)
+        except TypeError:  # lists and the like, which cannot be told apart
+            raise _refused(name, found) from None
         texts = _texts(name, different)
         names, places = np.unique(np.array(texts, object), return_inverse=True)  # the text "1" and the number 1 are one
         return _text(np.append(places, -1)[codes], map(str, names), missing, is_mixed=True)

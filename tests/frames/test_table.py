@@ -126,6 +126,8 @@ def test_saved_network_predicts_from_raw_rows(houses: pd.DataFrame, trained: mg.
         houses.astype({"sold": str, "size": object, "garden": object}),
         houses.assign(sold=houses["sold"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")),
         houses.assign(sold=houses["sold"].dt.date),
+        houses.assign(sold=houses["sold"].dt.date.astype(pd.ArrowDtype(pa.date32()))),
+        houses.assign(sold=houses["sold"].astype(pd.ArrowDtype(pa.timestamp("ms")))),
     ]
     for rows in others:
         np.testing.assert_array_equal(loaded.predict(rows), expected)
@@ -332,6 +334,7 @@ Y = {"y": np.arange(10.0)}
         ({"x": [*map(str, range(9)), "?"], **Y}, {"kinds": {"x": "date"}}, DataError, "column 'x': expected a date"),
         ({"x": [1j] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers, truth values, dates or text"),
         ({"x": [b"a"] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers"),
+        ({"x": [[1]] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers"),
         ({"x": [*range(9), np.inf], **Y}, {}, DataError, "column 'x': expected finite numbers, got inf at row 9"),
         ({"x": ["2020-01-01"] * 5 + ["2021-01-01"] * 4 + ["2020-02-30"], **Y}, {}, DataError, "'2020-02-30' at row 9"),
         ({"x": list("ab") * 5, **Y}, {"kinds": {"x": "number"}}, DtypeError, "column 'x'"),
