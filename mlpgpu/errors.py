@@ -31,7 +31,8 @@ import difflib
 import operator
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -323,6 +324,21 @@ def as_list(what: str, values: object, expected: str) -> list[Any]:
         return list(values)  # type: ignore[call-overload]
     except Exception as error:  # a tensor, a generator, or whoever wrote its __iter__, may raise any
         raise DtypeError(what, expected=expected, got=shown(values)) from error
+
+
+@contextmanager
+def room_for(what: str, hint: str) -> Iterator[None]:
+    """Make an error of ours of memory of the host that is not to be had.
+
+    Raises:
+        BackendError: the memory for ``what`` was not there.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise BackendError(
+            f"memory for {what}", expected="enough of it", got=error or "too little", hint=hint
+        ) from error
 
 
 def keep_checked(described: object, **fields: object) -> None:

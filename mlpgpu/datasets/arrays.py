@@ -26,6 +26,7 @@ from ..errors import (
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 INPUT_DTYPES: tuple[np.dtype, ...] = (*KEPT_DTYPES, *map(np.dtype, ("i1", "i2", "i4", "i8", "u2", "u4", "u8")))
+LEAST_SCALE, MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) / 255
 EXACT_MOST = 1 << 24  # whole numbers up to here are float32's own
 FEW_STEPS = 1 << 18  # of rounded numbers between the least and the greatest of a column
 MERGED_ROWS = 1 << 20  # that are looked at for values that merge
@@ -189,6 +190,18 @@ def find_merged(x: np.ndarray, dtype: np.dtype, columns: Sequence[str] | None) -
     return ""
 
 
+def find_outside(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Rows of ``x`` (rows, n_in), finite numbers, with one that ``dtype`` rounds to infinity, (n,) int64."""
+    if x.dtype.kind != "f" or x.dtype.itemsize <= dtype.itemsize:
+        return np.empty(0, np.int64)
+    found = []
+    for rows in chunks(len(x), x[:1].nbytes):
+        with np.errstate(over="ignore"):
+            is_outside = ~np.isfinite(x[rows].astype(dtype)).all(axis=1)
+        found.append(rows.start + np.flatnonzero(is_outside))
+    return np.concatenate(found)
+
+
 def _digits(value: Any) -> str:
     """All digits of a number."""
     return str(int(value)) if value == np.floor(value) else repr(float(value))
@@ -259,6 +272,9 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
 def check_scale(scale: float | None, x: np.ndarray) -> Inputs:
     """What the rows ``x`` mean, which were given with this scale."""
     told = None if scale is None else check_number("scale", scale, above=0)
+    if told is not None and not LEAST_SCALE <= told <= MOST_SCALE:
+        expected = f"from {LEAST_SCALE:.3g} to {MOST_SCALE:.3g}, so that float32 holds each byte times it"
+        raise ConfigurationError("scale", expected=expected, got=told)
     if x.dtype != np.uint8:
         return Inputs("floats", told)
     if told is None and _is_binary(x):

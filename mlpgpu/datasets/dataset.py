@@ -34,6 +34,7 @@ from .arrays import (
     check_weight,
     chunks,
     find_merged,
+    find_outside,
     first_row,
     frozen,
     is_bytes,
@@ -79,6 +80,7 @@ class Dataset:
             "_inputs",
             "_labels",
             "_merging",
+            "_outside",
             "_storage_x",
             "_table",
             "_weight",
@@ -93,6 +95,7 @@ class Dataset:
     _labels: tuple[int, np.ndarray] | None  # the last number of classes asked for, and (rows,) intp
     _crc: tuple[int, str] | None  # the CRC, and the type of inputs that it was made of
     _table: Any  # what the inputs were made by, or None
+    _outside: dict[str, np.ndarray]  # rows of _storage_x that a type cannot hold, by that type; splits share it
     _merging: dict[str, str]  # what merges values of the inputs, by the type they are rounded to; splits share it
 
     def __init__(
@@ -109,12 +112,12 @@ class Dataset:
         self._y, self._classes = check_targets(y, len(self._storage_x), check_classes(classes))
         self._weight = check_weight(weight, len(self._storage_x))
         self._index = self._labels = self._crc = self._table = None
-        self._merging = {}
+        self._merging, self._outside = {}, {}
 
     def _with(self, *, index: np.ndarray | None, y: np.ndarray | None, weight: np.ndarray | None) -> Dataset:
         """Other rows of the same inputs."""
         other = object.__new__(Dataset)
-        for name in ("_storage_x", "_columns", "_inputs", "_classes", "_table", "_merging"):
+        for name in ("_storage_x", "_columns", "_inputs", "_classes", "_table", "_merging", "_outside"):
             setattr(other, name, getattr(self, name))
         other._index, other._y, other._weight = index, y, weight
         other._labels = other._crc = None
@@ -124,6 +127,7 @@ class Dataset:
         for name, value in state[1].items():
             # Copies and unpickled arrays could be written to.
             setattr(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
+        self._labels = None
 
     @staticmethod
     def has_bytes(x: Any) -> bool:
@@ -152,7 +156,16 @@ class Dataset:
     def __dir__(self) -> list[str]:
         return public_names(
             self,
-            ("has_bytes", "identity", "warn_of_merging", "with_table", "storage_index", "storage_rows", "storage_x"),
+            (
+                "check_range",
+                "has_bytes",
+                "identity",
+                "warn_of_merging",
+                "with_table",
+                "storage_index",
+                "storage_rows",
+                "storage_x",
+            ),
         )
 
     @property
@@ -301,6 +314,44 @@ class Dataset:
             if array is not None:
                 crc = zlib.crc32(np.ascontiguousarray(array), crc)
         return crc, name
+
+    def check_range(self, dtype: np.dtype, *, inputs: bool = True) -> None:
+        """Refuse weights, and ``inputs``, that are no numbers any more once rounded to ``dtype``.
+
+        Raises:
+            DataError: an input or the sum of the weights is beyond its range, or a weight above 0 under its smallest
+                normal number.
+        """
+        if inputs:
+            self._check_inputs_range(dtype)
+        if self._weight is None:
+            return
+        limits, least = np.finfo(dtype), self._weight[self._weight > 0.0].min()
+        hint = "weights count by their ratios: divide all by the largest"
+        if least < limits.tiny:
+            row = first_row(self._weight == least)
+            expected = f"0, or at least {limits.tiny:.3g}, which is {dtype}'s smallest normal number"
+            raise DataError("weight", expected=expected, got=f"{least} at row {row}", hint=hint)
+        with np.errstate(over="ignore"):
+            total = self._weight.sum(dtype=np.float64)
+        if total > limits.max:
+            expected = f"a sum of at most {limits.max:.3g}, {dtype}'s largest number"
+            raise DataError("weight", expected=expected, got=total, hint=hint)
+
+    def _check_inputs_range(self, dtype: np.dtype) -> None:
+        if dtype.name not in self._outside:
+            self._outside[dtype.name] = find_outside(self._storage_x, dtype)
+        rows = self._outside[dtype.name]
+        if self._index is not None and len(rows):
+            rows = np.flatnonzero(np.isin(self._index, rows))
+        if len(rows):
+            row = int(rows[0])
+            values = self._storage_x[row if self._index is None else self._index[row]]
+            column = int(np.argmax(np.abs(values)))
+            name = column if self._columns is None else repr(self._columns[column])
+            hint = "a first Standardize layer takes float64; so does precision='float64'"
+            got = f"{values[column]} at row {row}, column {name}"
+            raise DataError("x", expected=f"numbers in the range of {dtype}", got=got, hint=hint)
 
     def warn_of_merging(self, dtype: np.dtype) -> None:
         """Warn, once for a data set and its splits, if inputs that differ are the same once rounded to ``dtype``."""

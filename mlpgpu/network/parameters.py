@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ..backends import Inference, Program, State
 from ..datasets.arrays import as_array
-from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup, shown
+from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup, room_for, shown
 from ..initializers import initial_values
 from ..locks import GroupLock
 from ..plan import Parameter, Segment
@@ -70,6 +70,10 @@ class FlatParameters:
         return values
 
     def _draw(self) -> np.ndarray:
+        with room_for("the layers' parameters", "narrower layers have fewer"):
+            return self._drawn()
+
+    def _drawn(self) -> np.ndarray:
         drawn = (
             initial_values(p.initializer, p.shape, p.fans, seed=self._seed, layer=p.layer, purpose=p.purpose)
             for p in self._parameters

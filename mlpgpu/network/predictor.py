@@ -151,8 +151,9 @@ class Compiled:
 
     def _check_out(self, out: Any, shape: tuple[int, ...], x: np.ndarray) -> None:
         expected = f"a C-contiguous {self.dtype} array {shape}"
-        if not isinstance(out, np.ndarray) or out.dtype != self.dtype:
-            got = f"dtype {out.dtype}" if isinstance(out, np.ndarray) else type(out).__name__
+        is_plain = isinstance(out, np.ndarray) and not isinstance(out, np.ma.MaskedArray)
+        if not is_plain or out.dtype != self.dtype:
+            got = f"dtype {out.dtype}" if is_plain else type(out).__name__
             raise DtypeError("out", expected=expected, got=got)
         if out.shape != shape:
             raise ShapeError("out", expected=expected, got=f"shape {out.shape}")

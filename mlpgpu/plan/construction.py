@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from ..errors import ConfigurationError
@@ -28,6 +29,8 @@ from .operations import (
     Weighted,
 )
 from .plan import Buffer, Parameter, Partial, Plan, Precision, Reduction, Segment
+
+MOST_NUMBERS = 2**48  # of an array
 
 Placed = TypeVar("Placed", bound=Segment)
 
@@ -205,6 +208,17 @@ def _gather(builder: Builder, loss: LossFunction | None, kind: TargetKind | None
     return operations
 
 
+def _check_sizes(parameters: int, buffers: Iterable[Buffer]) -> None:
+    """Refuse arrays that no memory could hold, and whose elements could not be counted."""
+    expected = f"arrays of at most {MOST_NUMBERS} numbers"
+    if parameters > MOST_NUMBERS:
+        raise ConfigurationError("layers", expected=expected, got=f"{parameters} parameters")
+    for buffer in buffers:
+        if math.prod(buffer.shape) > MOST_NUMBERS:
+            what = "streams" if "shard" in buffer.axes else "layers" if "element" in buffer.axes else "batch_size"
+            raise ConfigurationError(what, expected=expected, got=f"{buffer.name} of shape {buffer.shape}")
+
+
 def lower(
     layers: Sequence[Lowerable],
     n_in: int,
@@ -226,8 +240,8 @@ def lower(
     is the loss's usual one if left out.
 
     Raises:
-        ConfigurationError: targets are standardized and the loss is not one for regression, or there is an
-            optimizer and all layers are frozen.
+        ConfigurationError: an array would be larger than any memory, targets are standardized and the loss is not
+            one for regression, or there is an optimizer and all layers are frozen.
     """
     if loss is not None:
         loss = as_loss(loss)
@@ -265,6 +279,8 @@ def lower(
         slots = step.flat("slots", "slot", len(optimizer.slots), count) if optimizer.slots else None
         training.append(Update(optimizer, gradient, step.flat("parameters", "element", count), slots))
 
+    buffers = {**inference.buffers, **step.buffers}
+    _check_sizes(_end(inference.parameters), buffers.values())
     return Plan(
         n_in=n_in,
         n_out=n_out,
@@ -276,7 +292,7 @@ def lower(
         parameters=tuple(inference.parameters.values()),
         statistics=tuple(inference.statistics.values()),
         partials=step.partials(),
-        buffers={**inference.buffers, **step.buffers},
+        buffers=buffers,
         training=tuple(training),
         evaluation=tuple(evaluation),
         loss=loss,

@@ -114,7 +114,7 @@ class Table:
             check_integer("most_categories", most_categories, least=1),
             None if task is None else lookup("task", task, TASKS),
         )
-        target_names, weight, missing = _check_names(target), _check_weight(weight), _check_missing(missing)
+        target_names, weight, missing = _check_names("target", target), _check_weight(weight), _check_missing(missing)
         checked_kinds = _check_kinds(kinds)
         rows = as_source(source)
         if len(rows.names) > MOST_COLUMNS:
@@ -221,7 +221,7 @@ class Table:
             MlpgpuError: as :meth:`dataset` does.
         """
         rows = as_source(source)
-        for name in _check_names(keep):
+        for name in _check_names("keep", keep):
             _check_column("keep", name, rows.names)
         self.check_columns(rows)
         for first_row, frame in self._frames(rows, (), keep):
@@ -379,11 +379,11 @@ def _as_json(part: Column | Target) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in describe(part).items()}
 
 
-def _check_names(target: str | Sequence[str] | None) -> tuple[str, ...]:
+def _check_names(what: str, target: str | Sequence[str] | None) -> tuple[str, ...]:
     expected = "the name of a column, or different names"
-    names = [] if target is None else [target] if isinstance(target, str) else as_list("target", target, expected)
+    names = [] if target is None else [target] if isinstance(target, str) else as_list(what, target, expected)
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise DtypeError("target", expected=expected, got=shown(target, typed=False))
+        raise DtypeError(what, expected=expected, got=shown(target, typed=False))
     return tuple(names)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ..backends import target_values
 from ..callbacks import check_column
 from ..datasets import Dataset
+from ..datasets.arrays import as_array
 from ..errors import (
     ConfigurationError,
     DataError,
@@ -194,8 +195,13 @@ class Task:
         if any(_ranks(name) for name in metrics):
             self._check_curves(metrics, target, data.weight, data.classes or names)
         # A first Standardize layer is given float64.
-        data.warn_of_merging(np.dtype(np.float64) if isinstance(network.layers[0], Standardize) else self.dtype)
-        return Prepared(data, self._weighted(data, class_weight, data.classes or names), kind)
+        is_standardized = isinstance(network.layers[0], Standardize)
+        data.warn_of_merging(np.dtype(np.float64) if is_standardized else self.dtype)
+        data.check_range(self.dtype, inputs=not is_standardized)
+        weighted = self._weighted(data, class_weight, data.classes or names)
+        if weighted is not data:
+            weighted.check_range(self.dtype, inputs=False)
+        return Prepared(data, weighted, kind)
 
     def _check_range(self, target: np.ndarray) -> None:
         """Refuse targets (rows, n_out) that are no probabilities, or no rates, where the loss asks for such."""
@@ -315,10 +321,10 @@ def call_metric(name: str, function: MetricFunction, dataset: Dataset, predictio
         options = {p.name: weight for p in parameters if p.name in ("weight", "sample_weight")}
     value = function(*arguments, **options)
     if not isinstance(value, (str, bytes)):
-        array = np.asarray(value)
+        array = as_array(f"metric {name}", value, "of numbers")
         if array.dtype.kind in "biuf":
             return float(array) if array.ndim == 0 else array
-    raise DtypeError(f"metric {name}", expected="a number or an array of numbers", got=repr(value))
+    raise DtypeError(f"metric {name}", expected="a number or an array of numbers", got=shown(value, typed=False))
 
 
 def _ranks(name: str) -> bool:

@@ -24,6 +24,7 @@ import argparse
 import collections
 import copy
 import dataclasses
+import inspect
 import io
 import json
 import os
@@ -91,6 +92,7 @@ OTHER_NAMES = {
     "records": ("record",),
     "n_classes": ("class labels", "y"),
     "n_out": ("y", "targets"),
+    "classes": ("class labels",),
     "metrics": ("metric",),
     "callbacks": ("callback",),
     "values": ("parameter", "weight", "bias"),
@@ -344,6 +346,8 @@ class Attack:
         given = {**target.usual(world), **hostile}
         try:
             result = target.invoke(owner, given)
+            if inspect.isgenerator(result):
+                result = list(result)
         except mg.MlpgpuError as error:
             message = str(error).lower()
             names = [known for name in hostile for known in (name, *OTHER_NAMES.get(name, ()))]

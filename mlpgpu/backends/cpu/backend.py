@@ -6,7 +6,7 @@ import platform
 
 import numpy as np
 
-from ...errors import ConfigurationError, check_integer
+from ...errors import ConfigurationError, check_integer, room_for
 from ...plan import Plan
 from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
 from .blas import BLAS
@@ -15,6 +15,7 @@ from .program import CpuProgram
 from .threads import thread_count
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
+SMALLER = "a smaller batch_size, fewer streams or narrower layers take less"
 
 
 class CpuBackend(Backend):
@@ -31,11 +32,14 @@ class CpuBackend(Backend):
 
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
-        return CpuProgram(plan, _thread_count(plan, threads))
+        count = _thread_count(plan, threads)
+        with room_for(f"a batch_size of {plan.capacity} rows in {plan.shards} shards", SMALLER):
+            return CpuProgram(plan, count)
 
     def infer(self, plan: Plan) -> Inference:
         self.check(plan)
-        return CpuInference(plan)
+        with room_for(f"a batch_size of {plan.capacity} rows", SMALLER):
+            return CpuInference(plan)
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {

@@ -41,8 +41,8 @@ class BlasThreads(GroupLock):
     def __init__(self) -> None:
         super().__init__()
         self._libraries: list[Library] | None = None
-        self._found: list[tuple[Library, int]] = []  # with what was set when nobody held the lock
-        self._limit = 0
+        # With what was set when nobody held the lock, and what is since, which may be less than what was asked for.
+        self._found: list[tuple[Library, int, int]] = []
         self._forking = 0  # the thread that is about to fork
 
     @property
@@ -60,19 +60,18 @@ class BlasThreads(GroupLock):
         if key is None:  # nothing is computed
             return
         assert isinstance(key, int)
-        self._limit = key
         for library in self._libraries or self.libraries:
             found = library.get()
-            self._found.append((library, found))
             if found != key:
                 library.set(key)
+            self._found.append((library, found, library.get() if found != key else key))
 
     def end(self) -> None:
         is_changed = False
-        for library, found in self._found:
-            if library.get() != self._limit:
+        for library, found, limit in self._found:
+            if library.get() != limit:
                 is_changed = True  # by somebody who means it, so that it stays
-            elif found != self._limit:
+            elif found != limit:
                 library.set(found)
         if is_changed:
             message = "the threads of BLAS were set by somebody else during a step: its bits may differ in another run"

@@ -17,6 +17,7 @@ import numpy as np
 
 from ... import plan as ops
 from ...activations import ACTIVATIONS
+from ...errors import room_for
 from ...initializers import initial_values
 from ...losses import apply_output
 from ...plan import Plan
@@ -142,10 +143,11 @@ class CpuInference(Inference):
         self._set(state.parameters[0].astype(dtype, copy=False), state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
-        parameters = np.empty(self._plan.parameter_count, self._plan.dtype)
-        for p in self._plan.parameters:
-            values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
-            parameters[p.offset : p.end] = values.ravel().astype(np.float32)
+        with room_for("the layers' parameters", "narrower layers have fewer"):
+            parameters = np.empty(self._plan.parameter_count, self._plan.dtype)
+            for p in self._plan.parameters:
+                values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
+                parameters[p.offset : p.end] = values.ravel().astype(np.float32)
         self._set(parameters, statistics[0])
 
     def load_from(self, program: Program) -> bool:

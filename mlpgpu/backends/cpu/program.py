@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...datasets import Dataset
+from ...errors import room_for
 from ...initializers import initial_values
 from ...locks import GroupLock
 from ...plan import Plan
@@ -51,7 +52,7 @@ class CpuProgram(Program):
             self._work.set_statistics(state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
-        with self._lock.held():
+        with self._lock.held(), room_for("the layers' parameters", "narrower layers have fewer"):
             for p in self._plan.parameters:
                 values = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
                 self._work.arrays[p.name][...] = values.astype(np.float32)
