@@ -89,6 +89,7 @@ OTHER_NAMES = {
     "target": ("column",),
     "kinds": ("column",),
     "rows": ("column",),
+    "estimator": ("from_sklearn", "scikit-learn"),
     "records": ("record",),
     "n_classes": ("class labels", "y"),
     "n_out": ("y", "targets"),

@@ -96,6 +96,11 @@ class World:
         path.write_text("\n".join(rows))
         return path
 
+    def estimator(self) -> Any:
+        from sklearn.neural_network import MLPRegressor
+
+        return MLPRegressor((4,), random_state=1).partial_fit(self.x, self.values)
+
     def idx(self) -> Path:
         mg.datasets.write_idx(self.folder / "array.idx", np.arange(6, dtype=np.uint8))
         return self.folder / "array.idx"
@@ -178,6 +183,7 @@ USUAL: dict[str, dict[str, Maker]] = {
     "Table.dataset": {"source": lambda w: w.columns()},
     "Table.encode": {"source": lambda w: w.columns()},
     "tables.CSV": {"path": lambda w: w.csv()},
+    "from_sklearn": {"estimator": lambda w: w.estimator()},
     "load": {"path": lambda w: w.saved_network()},
     "datasets.load": {"name": lambda w: "digits"},
     "datasets.read_idx": {"path": lambda w: w.idx()},
