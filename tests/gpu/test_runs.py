@@ -25,11 +25,13 @@ from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda.run import feed
+from mlpgpu.backends.cuda.run.training import Training
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.errors import BackendError, DivergenceError
+from mlpgpu.errors import BackendError, DivergenceError, TornStateError
 from mlpgpu.metrics import METRICS, SUMS, curve_count, curve_positives
 from mlpgpu.random import epoch_order
+from mlpgpu.training import interrupt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
 
@@ -381,6 +383,62 @@ def test_callbacks_keep_the_best(tmp_path: Path) -> None:
     assert trainer.evaluate(NOISE)["loss"] == best
     kept = mg.load(checkpoint.best_path)
     np.testing.assert_array_equal(kept.predict(X, backend="cuda"), trainer.network.predict(X, backend="cuda"))
+
+
+@pytest.mark.parametrize("moment", ["while they are put", "as the wait ends"])
+def test_a_second_interrupt_waits_for_the_steps_under_way(
+    moment: str, unbroken: mg.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "_last", -interrupt.AGAIN_SECONDS)
+    name = "put" if moment == "while they are put" else "_wait"
+    calls, original = 0, getattr(Training, name)
+
+    def press(self: Training, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = original(self, *arguments)
+        for _ in range(2 * (calls == 4)):
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(Training, name, press)
+    trainer = new_trainer()
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    monkeypatch.undo()
+    assert trainer.steps > 3
+    trainer.save(tmp_path / "run.h5")
+    resumed = fit(mg.Trainer.resume(tmp_path / "run.h5"))
+    np.testing.assert_array_equal(flat(resumed), flat(unbroken))
+    assert (losses(resumed) == losses(unbroken)).all()
+
+
+def test_an_exception_while_steps_are_put_leaves_the_last_checkpoint(
+    unbroken: mg.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, original = 0, Training.put
+
+    def fail(self: Training, count: int) -> None:
+        nonlocal calls
+        calls += 1
+        original(self, count)
+        if calls == 9:
+            raise SystemExit
+
+    monkeypatch.setattr(Training, "put", fail)
+    trainer, path = new_trainer(), tmp_path / "run.h5"
+    with pytest.raises(SystemExit):
+        fit(trainer, mg.Checkpoint(path, 5, "step"))
+    monkeypatch.undo()
+    before = path.read_bytes()
+    with pytest.raises(TornStateError, match="goes on from step"):
+        trainer.save(path)
+    with pytest.raises(TornStateError):
+        fit(trainer)
+    trainer.close()
+    assert path.read_bytes() == before
+    resumed = fit(mg.Trainer.resume(path))
+    np.testing.assert_array_equal(flat(resumed), flat(unbroken))
 
 
 # --- trainers among themselves ---
