@@ -20,7 +20,7 @@ from ..metrics import sums_of, values_of
 from ..network import Network
 from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
-from .progress import Progress
+from .progress import Pending, Progress
 from .task import MetricFunction, Prepared, call_metric
 
 
@@ -34,11 +34,18 @@ class Aside:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Steps that a program was asked for: what it says of them, the number of the first, and their rates."""
+    """Steps that a program was asked for.
+
+    Attributes:
+        log: what it says of them.
+        first_step, rates: the number of the first, and the rate of each.
+        due: the keys of the callbacks to be told of the end of a step.
+    """
 
     log: StepLog
     first_step: int
     rates: np.ndarray
+    due: Callable[[int], tuple[str, ...]]
 
 
 class Engine:
@@ -133,8 +140,10 @@ class Engine:
         """Make ready to train on a data set."""
         self.ready(data.kind).attach(data.weighted, sampling)
 
-    def take_steps(self, clock: Clock) -> np.ndarray:
+    def take_steps(self, clock: Clock, due: Callable[[int], tuple[str, ...]] = lambda steps: ()) -> np.ndarray:
         """Train for the steps of ``clock``; returns (steps, 2), their losses and weights, summed over rows.
+
+        The callbacks that are ``due`` after the last finished step are pending from then on.
 
         Raises:
             DivergenceError: a loss is not finite.
@@ -142,7 +151,7 @@ class Engine:
         self.check_whole()
         rates, first_step = self.schedule.rates(clock), self.progress.steps
         program, log = self.ready(), StepLog(len(rates))
-        self._run, self._runner = Run(log, first_step, rates), threading.get_ident()
+        self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
         try:
             with self._network.values.changing():
                 program.run(first_step, rates, log)
@@ -172,7 +181,9 @@ class Engine:
                 loss += of_loss
                 weight += of_weight
             fit = dataclasses.replace(fit, loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
-        self.progress = dataclasses.replace(progress, steps=run.first_step + finished, fit=fit, pending=None)
+        steps = run.first_step + finished
+        pending = Pending("step_end", keys) if (keys := run.due(steps)) else None
+        self.progress = dataclasses.replace(progress, steps=steps, fit=fit, pending=pending)
 
     def check_whole(self) -> None:
         """Count what is finished, and refuse to go on from between two steps.

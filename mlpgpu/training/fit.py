@@ -106,12 +106,10 @@ class FitLoop:
                 factor=progress.plateau.factor,
             )
             started = time.perf_counter()
-            engine.take_steps(clock)
+            engine.take_steps(clock, self.listeners.due_after_step)
             elapsed = time.perf_counter() - started
             interrupts.check()
-            if due := self.listeners.due_after_step(engine.progress.steps):
-                engine.progress = replace(engine.progress, pending=Pending("step_end", due))
-                self._tell_pending(interrupts)
+            self._tell_pending(interrupts)
             count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
 
     def _end_epoch(self, started: float, interrupts: Interrupts) -> None:

@@ -188,20 +188,39 @@ def press_in_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> Non
     monkeypatch.setattr("mlpgpu.training.fit.RUN_SECONDS", 1e9)  # runs of 1, 2, then 2 steps in an epoch of 5
 
 
+class Told(mg.Callback):
+    """Remembers the steps that it was told of."""
+
+    every_steps = 3
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def step_end(self, trainer: Any) -> None:
+        self.steps.append(trainer.steps)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state(self, state: Any) -> None:
+        self.steps = state["steps"]
+
+
 @pytest.mark.parametrize(("step", "finished"), [(1, 1), (2, 3), (3, 3), (5, 5), (7, 8)])
 def test_a_second_interrupt_in_a_step_waits_for_those_under_way(
     step: int, finished: int, unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = new_trainer()
+    trainer, told = new_trainer(), Told()
     press_in_step(monkeypatch, step, times=2)
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer)
+        fit(trainer, Told())
     monkeypatch.undo()
     assert trainer.steps == finished
     trainer.save(tmp_path / "run.h5")
     resumed = mg.Trainer.resume(tmp_path / "run.h5")
-    fit(resumed)
+    fit(resumed, told)
     assert result(resumed) == unbroken
+    assert told.steps == [3, 6, 9, 12, 15, 18]  # each once, in whichever of the two fits
 
 
 def test_a_third_interrupt_in_a_step_acts_at_once(
