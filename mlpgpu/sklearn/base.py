@@ -107,6 +107,7 @@ class BaseMLP(CallbackSupport, BaseEstimator):  # type: ignore[misc]
             course.rate = settings.rate
         # From here on the estimator changes: a fit that was refused has left it as it was.
         self._course, self.network_, self.n_outputs_ = course, network, prepared.n_out
+        self._run = None  # unless the fit comes to its end
         if prepared.labels is not None:
             self._labels, self.classes_ = prepared.labels, prepared.labels.classes
         self._follow(trainer, settings, prepared, train, held, column, is_higher, incremental=incremental)
@@ -302,7 +303,7 @@ class BaseMLP(CallbackSupport, BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        if "_run" in state:
+        if state.get("_run") is not None:
             state["_run"] = state["_run"].at_rest()
         return state
 
