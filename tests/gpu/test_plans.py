@@ -175,6 +175,13 @@ def test_penalties_and_clipping(optimizer: str, streams: int) -> None:
     check_both(Case(mlp(7, 33, 5), optimizer=penalized, streams=streams))
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_penalty_on_weights_alone(optimizer: str, clip_norm: float | None) -> None:
+    penalized = OPTIMIZERS[optimizer](0.01, alpha=3.0, clip_norm=clip_norm)
+    check_both(Case(mlp(7, 33, 5), optimizer=penalized, weighted=True))
+
+
 # --- sizes, shards, inputs ---
 
 

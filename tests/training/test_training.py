@@ -364,6 +364,23 @@ def test_penalties_and_clipping_by_formula(limit: float, streams: int) -> None:
     close(flat(trainer), expected, terms=20)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_alpha_is_of_weights_and_over_the_batch_s_weight(clip_norm: float | None) -> None:
+    data, rate, alpha = small_data(weighted=True), 0.1, 0.7
+    options = {"epochs": 1, "batch_size": 32}
+    networks = [small_network(), small_network()]
+    before = dict(networks[0].parameters), dict(networks[1].parameters)  # drawn, so that both begin with float32's
+    plain, penalized = (
+        trained(network, data, optimizer=SGD(rate, alpha=each, clip_norm=clip_norm), **options)
+        for network, each in zip(networks, (0.0, alpha), strict=True)
+    )
+    assert data.weight is not None
+    for name, values in plain.network.parameters.items():
+        share = rate * alpha / float(data.weight.sum(dtype=np.float64)) if name.endswith("weight") else 0.0
+        moved = values - share * before[0][name].astype(np.float64)
+        np.testing.assert_allclose(penalized.network.parameters[name], moved, rtol=16 * EPS, atol=16 * EPS)
+
+
 @pytest.mark.parametrize("kind", list(OPTIMIZERS.values()), ids=list(OPTIMIZERS))
 def test_an_update_in_blocks_has_the_bits_of_one(kind: type[Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = kind(0.01, l1=0.01, l2=0.01)
