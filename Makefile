@@ -8,7 +8,7 @@ help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests that a commit needs"
 	@echo "make test-all  run all of them"
-	@echo "make fuzz    attack every public callable with hostile values, with fresh seeds"
+	@echo "make fuzz    attack callables with hostile values, and readers with hostile files, with fresh seeds"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
 	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; make the tables of it"
@@ -27,6 +27,7 @@ test-all: .venv/test/.installed
 
 fuzz: .venv/test/.installed
 	@.venv/test/bin/python tests/fuzz/attack_callables.py --calls 20000
+	@.venv/test/bin/python tests/fuzz/attack_files.py --files 50000
 
 lint: .venv/lint/.installed
 	.venv/lint/bin/ruff check .

@@ -31,6 +31,7 @@ FORMAT_VERSION = 1
 DTYPES = ("<f4", "<f8", "<i8", "|u1")
 MOST_DESCRIPTION_BYTES = 16 << 20
 MOST_PATHS = 16 << 10  # arrays and groups of a file
+MOST_NESTING = 64  # of lists and objects inside each other; what goes through a description may recurse
 CHUNK_BYTES = 1 << 20
 
 _GROUP, _DESCRIPTION = "/mlpgpu", "/mlpgpu/description"
@@ -152,9 +153,24 @@ def _encode(what: str, description: dict[str, Any], arrays: dict[str, np.ndarray
     if not kept:
         got = "a tuple, a key that is no string or another value that JSON changes"
         raise ConfigurationError(what, expected="plain JSON data", got=got)
+    if _is_too_deep(document):
+        raise ConfigurationError(what, expected=f"JSON nested at most {MOST_NESTING} deep", got="deeper one")
     if len(data) > MOST_DESCRIPTION_BYTES:
         raise ConfigurationError(what, expected=f"at most {MOST_DESCRIPTION_BYTES} bytes of JSON", got=len(data))
     return data
+
+
+def _is_too_deep(document: Any) -> bool:
+    """Whether lists and objects lie inside each other deeper than files have them."""
+    level = [document]
+    for _ in range(MOST_NESTING + 1):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    return bool(level)
 
 
 def _image(arrays: dict[str, np.ndarray], groups: list[str], description: bytes) -> io.BytesIO:
@@ -219,6 +235,7 @@ def _read_document(what: str, root: h5py.Group, size: int) -> dict[str, Any]:
     data = dataset[()].tobytes()
     _expect(zlib.crc32(data) == _read_integer(what, group, "crc32"), what, "bytes that bear out their CRC", "others")
     document = json.loads(data, parse_constant=_refuse_constant)
+    _expect(not _is_too_deep(document), what, f"JSON nested at most {MOST_NESTING} deep", "deeper one")
     _expect(isinstance(document["content"], dict), what, "a dict as content", type(document["content"]).__name__)
     return document
 

@@ -488,6 +488,24 @@ def test_a_sparse_file_takes_no_memory_before_its_checksum_refuses_it(path: Path
     assert peak < 16 << 20
 
 
+def test_too_deep_descriptions_are_neither_written_nor_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested(depth: int) -> Contents:
+        value: Any = 1
+        for place in range(depth):
+            value = [value] if place % 2 else {"a": value}
+        return Contents({"content": value})
+
+    write(path, nested(container.MOST_NESTING - 2))
+    assert_same(read(path), nested(container.MOST_NESTING - 2))
+    with pytest.raises(ConfigurationError, match="JSON nested at most 64 deep"):
+        write(path, nested(container.MOST_NESTING - 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "MOST_NESTING", 500)
+        write(path, nested(300))
+    with pytest.raises(FileFormatError, match="JSON nested at most 64 deep"):
+        read(path)
+
+
 def test_too_many_paths_are_neither_written_nor_read(path: Path) -> None:
     many = tuple(f"/g{number}" for number in range(container.MOST_PATHS))
     with pytest.raises(ConfigurationError, match="more than 16384"):
