@@ -2,13 +2,14 @@
 # and again only when setup.cfg or pyproject.toml has changed.
 PYTHON ?= python3
 
-.PHONY: help train test test-all fuzz lint bench peers
+.PHONY: help train test test-all fuzz soak lint bench peers
 
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests that a commit needs"
 	@echo "make test-all  run all of them"
 	@echo "make fuzz    attack callables with hostile values, and readers with hostile files, with fresh seeds"
+	@echo "make soak    do the same work again and again, and see whether memory, files and threads stay level"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
 	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; make the tables of it"
@@ -28,6 +29,9 @@ test-all: .venv/test/.installed
 fuzz: .venv/test/.installed
 	@.venv/test/bin/python tests/fuzz/attack_callables.py --calls 20000
 	@.venv/test/bin/python tests/fuzz/attack_files.py --files 50000
+
+soak: .venv/test/.installed
+	@.venv/test/bin/python tests/fuzz/soak.py
 
 lint: .venv/lint/.installed
 	.venv/lint/bin/ruff check .
