@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from .. import storage
-from ..errors import DtypeError, MlpgpuError, StorageError
+from ..errors import DtypeError, MlpgpuError, StorageError, check_truth
 from ..storage.files import check_path, reason
 from .formats import Hints, network_of_estimator, reader_of, sequential_of
 from .network import Network
@@ -78,11 +78,11 @@ def to_torch(network: Network, *, logits: bool = False) -> Any:
             want it.
 
     Raises:
-        DtypeError: it is no network.
+        DtypeError: it is no network, or ``logits`` is neither True nor False.
         ConfigurationError: a ``Standardize`` layer was never fitted.
         DataError: a parameter is not finite.
         BackendError: PyTorch is missing.
     """
     if not isinstance(network, Network):
         raise DtypeError("network", expected="a mlpgpu.Network", got=type(network).__name__)
-    return sequential_of(network.to_export(logits=logits))
+    return sequential_of(network.to_export(logits=check_truth("logits", logits)))

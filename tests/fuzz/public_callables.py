@@ -6,6 +6,7 @@ signature, so that a new one is attacked as soon as it is there: it then has its
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class World:
     def estimator(self) -> Any:
         from sklearn.neural_network import MLPRegressor
 
-        return MLPRegressor((4,), random_state=1).partial_fit(self.x, self.values)
+        return MLPRegressor(hidden_layer_sizes=(4,), random_state=1).partial_fit(self.x, self.values)
 
     def idx(self) -> Path:
         mg.datasets.write_idx(self.folder / "array.idx", np.arange(6, dtype=np.uint8))
@@ -224,6 +225,8 @@ INTERNAL: dict[type, frozenset[str]] = {
     mg.Trainer: frozenset({"keep", "restore_kept"}),
     Parameters: frozenset({"pop", "__delitem__"}),  # which refuse, whatever they are given
 }
+# Functions that need a package, and are attacked where it is installed.
+NEEDS = {"to_torch": "torch"}
 # Bases that cannot be made, errors, and what data sets alone make.
 NOT_MADE: tuple[type, ...] = (mg.Loss, mg.Callback, mg.MlpgpuError, mg.datasets.Inputs)
 
@@ -314,6 +317,8 @@ def targets(folder: Path) -> dict[str, Target]:
     for module, prefix in ((mg, ""), (mg.datasets, "datasets."), (mg.tables, "tables.")):
         for name in module.__all__:
             public = getattr(module, name)
+            if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+                continue
             if prefix and public is getattr(mg, name, None) and name != "load":
                 continue
             if inspect.isfunction(public) or (inspect.isclass(public) and public not in NOT_MADE):
