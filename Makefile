@@ -8,7 +8,7 @@ help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
 	@echo "make test    run the tests that a commit needs"
 	@echo "make test-all  run all of them"
-	@echo "make fuzz    attack callables with hostile values, and readers with hostile files, with fresh seeds"
+	@echo "make fuzz    attack callables with hostile values, readers with hostile files, and break runs off, with fresh seeds"
 	@echo "make soak    do the same work again and again, and see whether memory, files and threads stay level"
 	@echo "make lint    run ruff and mypy"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
@@ -29,6 +29,7 @@ test-all: .venv/test/.installed
 fuzz: .venv/test/.installed
 	@.venv/test/bin/python tests/fuzz/attack_callables.py --calls 20000
 	@.venv/test/bin/python tests/fuzz/attack_files.py --files 50000
+	@.venv/test/bin/python tests/fuzz/broken_runs.py --exceptions 100 --interrupts 100 --kills 300
 
 soak: .venv/test/.installed
 	@.venv/test/bin/python tests/fuzz/soak.py

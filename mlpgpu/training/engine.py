@@ -301,6 +301,7 @@ class Engine:
 
     def slots_and_kept(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The optimizer's slots (K, 1, P), None before the first step; the kept parameters (P,), None without any."""
+        self.check_whole()
         if self._aside is not None:
             return self._aside.slots, self._aside.kept
         if self.program is None:
