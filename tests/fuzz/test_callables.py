@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from attack_callables import Attack, Call, attack_all, is_allowed, survive
 from hostile_values import hostile_values
-from public_callables import USUAL, World, targets
+from public_callables import USUAL, World
 
 import mlpgpu as mg
 
@@ -76,18 +76,21 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Attack:
     return Attack(SEED, tmp_path_factory.mktemp("attack"))
 
 
-def test_every_callable_works_with_usual_arguments(tmp_path: Path) -> None:
-    found = targets(tmp_path)
-    lacking = {name: target.lacking for name, target in found.items() if target.lacking}
+def test_usual_arguments_of_every_callable_are_known(attack: Attack) -> None:
+    lacking = {target.name: target.lacking for target in attack.targets if target.lacking}
     assert not lacking, "USUAL in public_callables.py is to have arguments for these"
-    for target in (target for target in found.values() if target.name in USUAL):
+
+
+@pytest.mark.thorough
+def test_every_callable_works_with_usual_arguments(attack: Attack, tmp_path: Path) -> None:
+    for target in (target for target in attack.targets if target.name in USUAL):
         world = World(tmp_path, Random(1))
         world.classifies = "targets" not in target.name
         target.invoke(target.owner(world) if target.owner else None, target.usual(world))
 
 
-def test_what_no_target_is_made_of_is_still_there(tmp_path: Path) -> None:
-    names = set(targets(tmp_path))
+def test_what_no_target_is_made_of_is_still_there(attack: Attack) -> None:
+    names = {target.name for target in attack.targets}
     assert {"Trainer.fit", "Trainer.resume", "Trainer.rate=", "Network.classes=", "Dataset.split", "load"} <= names
     assert {"Dense", "Huber", "AdamW", "OneCycle", "Histograms", "datasets.read_idx", "Parameters.__setitem__"} <= names
 
