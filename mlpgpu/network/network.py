@@ -457,16 +457,18 @@ class Network:
             BackendError: a package is missing.
             StorageError: the file cannot be written.
         """
-        target, logits = check_path("path to export to", path, tuple(FORMATS)), check_truth("logits", logits)
+        target = check_path("path to export to", path, tuple(FORMATS))
         replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(logits=logits)))
 
     def to_export(self, *, logits: bool = False) -> SavedNetwork:
         """As :meth:`saved`, or one that predicts its logits, if other programs can compute the same with it.
 
         Raises:
+            DtypeError: ``logits`` is neither True nor False.
             ConfigurationError: a ``Standardize`` layer was never fitted.
             DataError: a parameter is not finite.
         """
+        logits = check_truth("logits", logits)
         self.check_adapted("net.adapt(data), or train it")
         saved = self.saved()
         saved.check_finite()

@@ -352,7 +352,7 @@ class Attack:
         except mg.MlpgpuError as error:
             message = str(error).lower()
             names = [known for name in hostile for known in (name, *OTHER_NAMES.get(name, ()))]
-            if any(name.lower() in message for name in names):
+            if any(name.lower() in message for name in names) or "expected the package" in message:
                 return Outcome("ok", "error")
             return Outcome("unnamed", f"{type(error).__name__}: {error}"[:200])
         except Exception as error:
