@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import DtypeError
+from ..errors import DataError, DtypeError
 from .frames import load_pandas
 
 ValueKind = Literal["numbers", "truth values", "dates", "text", "nothing"]
@@ -73,12 +73,14 @@ def values_of(name: str, series: Any, missing: Iterable[str] = ()) -> Values:
     """The values of a pandas series; texts in ``missing`` count as missing, and so does the empty one.
 
     Raises:
+        DataError: text has surrogates.
         DtypeError: they are neither numbers, truth values, dates nor text.
     """
     pandas = load_pandas()
     types, dtype = pandas.api.types, series.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
         codes, texts = np.asarray(series.cat.codes), _texts(name, dtype.categories)
+        _check_unicode(name, texts)
         used = np.unique(codes[codes >= 0])  # categories that no row has are none
         places = np.full(len(texts) + 1, -1)
         places[used] = np.arange(len(used))
@@ -109,17 +111,29 @@ def _objects(name: str, series: Any, missing: Iterable[str]) -> Values:
     if found in DATES:
         return _numbers("dates", seconds_of(pandas.to_datetime(series, utc=True)))
     if found == "string":
-        codes, texts = pandas.factorize(series)
-        return _text(codes, map(str, texts), missing)
+        codes, different = pandas.factorize(series)
+        texts = [str(text) for text in different]
+        _check_unicode(name, texts)
+        return _text(codes, texts, missing)
     if found.startswith("mixed"):
         try:
             codes, different = pandas.factorize(series)
         except TypeError:  # lists and the like, which cannot be told apart
             raise _refused(name, found) from None
         texts = _texts(name, different)
+        _check_unicode(name, texts)
         names, places = np.unique(np.array(texts, object), return_inverse=True)  # the text "1" and the number 1 are one
         return _text(np.append(places, -1)[codes], map(str, names), missing, is_mixed=True)
     raise _refused(name, found)
+
+
+def _check_unicode(name: str, texts: Iterable[str]) -> None:
+    """Refuse surrogates, which no file can hold."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        got = f"{error.object[error.start]!r}"
+        raise DataError(f"column {name!r}", expected="text that UTF-8 can hold", got=got) from error
 
 
 def _texts(name: str, values: Iterable[Any]) -> list[str]:

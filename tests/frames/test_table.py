@@ -334,6 +334,12 @@ Y = {"y": np.arange(10.0)}
         ({"x": [*map(str, range(9)), "?"], **Y}, {"kinds": {"x": "date"}}, DataError, "column 'x': expected a date"),
         ({"x": [1j] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers, truth values, dates or text"),
         ({"x": [b"a"] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers"),
+        (
+            {"x": pd.Series(["\ud800", "b"] * 5, dtype=object), **Y},
+            {},
+            DataError,
+            "'x': expected text that UTF-8 can hold",
+        ),
         ({"x": [[1]] * 10, **Y}, {}, DtypeError, "column 'x': expected numbers"),
         ({"x": [*range(9), np.inf], **Y}, {}, DataError, "column 'x': expected finite numbers, got inf at row 9"),
         ({"x": ["2020-01-01"] * 5 + ["2021-01-01"] * 4 + ["2020-02-30"], **Y}, {}, DataError, "'2020-02-30' at row 9"),

@@ -98,14 +98,8 @@ def test_a_classifier(frame: pd.DataFrame, capfdbinary: Any) -> None:
         main([*TRAIN[:1], "data.parquet", *TRAIN[2:], *[a for a in arguments if a not in ("--ignore", "price")]]) == 0
     )
     capfdbinary.readouterr()
-    done = subprocess.run(
-        [sys.executable, "-m", "mlpgpu", "predict", "model.h5", "data.parquet", "--probabilities"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    names, *rows = csv.reader(done.stdout.splitlines())
+    assert main(["predict", "model.h5", "data.parquet", "--probabilities"]) == 0
+    names, *rows = csv.reader(capfdbinary.readouterr().out.decode().splitlines())
     assert names == ["kind", "probability of large", "probability of small"]
     assert [row[0] for row in rows] == mg.load("model.h5").labels(frame.drop(columns=["price", "kind"])).tolist()
     assert np.mean(np.array([row[0] for row in rows]) == frame["kind"]) > 0.9
@@ -166,6 +160,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(frame: pd.DataFrame, caps
     assert Path("model.h5").read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_and_exits_with_130(frame: pd.DataFrame) -> None:
     write(frame)
     command = [sys.executable, "-m", "mlpgpu", *PRICE, "--epochs", "1000000", "--validation", "0"]
