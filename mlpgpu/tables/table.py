@@ -405,7 +405,7 @@ def _check_kinds(kinds: Mapping[str, str] | None) -> dict[str, str]:
     checked = dict(kinds or {})
     for name, kind in checked.items():
         word, _, form = kind.partition(" ") if isinstance(kind, str) else ("", "", "")
-        lookup(f"kind of {name!r}", word if form and word == "date" else kind, KINDS)
+        lookup(f"kinds, of {name!r}", word if form and word == "date" else kind, KINDS)
     return checked
 
 

@@ -237,7 +237,7 @@ def test_quiet_is_quiet_and_json_is_one_object(frame: pd.DataFrame, capsys: pyte
         ([*TRAIN, "--target", "price", "--validation", "1.5"], 2, "--validation"),
         ([*TRAIN, "--target", "price", "--validation", "0", "--patience", "3"], 2, "--validation"),
         ([*TRAIN, "--target", "price", "--kind", "x"], 2, "--kind: expected COLUMN=KIND"),
-        ([*TRAIN, "--target", "price", "--kind", "x=colour"], 2, "kind of 'x'"),
+        ([*TRAIN, "--target", "price", "--kind", "x=colour"], 2, "kinds, of 'x'"),
         ([*TRAIN, "--target", "price", "--metrics", "accuracy"], 2, "metric accuracy"),
         ([*TRAIN, "--target", "price", "--curve", "curve.pdf"], 2, "picture"),
         ([*TRAIN, "--target", "price", "--curve", "nowhere/curve.png"], 2, "--curve: expected a file in a folder"),
