@@ -1,7 +1,7 @@
 """Train multilayer perceptrons fast, with GPU kernels anyone can read."""
 
 from . import datasets, errors, tables
-from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, Histograms
+from .callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, Histograms, OptunaPruning, TensorBoard
 from .datasets import Dataset
 from .errors import MlpgpuError
 from .history import History
@@ -60,6 +60,7 @@ __all__ = [
     "Nesterov",
     "Network",
     "OneCycle",
+    "OptunaPruning",
     "Poisson",
     "Predictor",
     "Quantile",
@@ -70,6 +71,7 @@ __all__ = [
     "Standardize",
     "StepDecay",
     "Table",
+    "TensorBoard",
     "Trainer",
     "WarmUp",
     "__version__",

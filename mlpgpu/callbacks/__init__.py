@@ -19,3 +19,5 @@ from .histograms import check_counted as check_counted
 from .listeners import SCHEDULE as SCHEDULE
 from .listeners import Listeners as Listeners
 from .listeners import check_column as check_column
+from .pruning import OptunaPruning as OptunaPruning
+from .tensorboard import TensorBoard as TensorBoard

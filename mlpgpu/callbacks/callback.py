@@ -12,6 +12,7 @@ from ..backends import Histogram
 from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError, did_you_mean, shown
 from ..history import History, Record
 from ..metrics import VALIDATION
+from ..network import Network
 
 ADDS = "a callback that adds a column names it in its columns"
 VALIDATION_LOSS = f"{VALIDATION}loss"
@@ -29,6 +30,10 @@ OTHER_HOOKS = {
 
 class TrainerLike(Protocol):
     """What callbacks use of a trainer."""
+
+    @property
+    def network(self) -> Network:
+        """What it trains."""
 
     @property
     def history(self) -> History:

@@ -112,6 +112,16 @@ class World:
         return histograms
 
 
+class Trial:
+    """What is called of a trial of Optuna."""
+
+    def report(self, value: float, step: int) -> None:
+        """Nobody asks."""
+
+    def should_prune(self) -> bool:
+        return False
+
+
 Maker = Callable[[World], Any]
 
 # Arguments by target; what is not here has its default, or is never replaced by anything but a hostile value.
@@ -128,6 +138,8 @@ USUAL: dict[str, dict[str, Maker]] = {
     "OneCycle": {"peak": lambda w: 0.1, "epochs": lambda w: 2},
     "ReduceOnPlateau": {"rate": lambda w: 0.1, "monitor": lambda w: "loss"},
     "Checkpoint": {"path": lambda w: w.folder / "checkpoint.h5"},
+    "OptunaPruning": {"trial": lambda w: Trial(), "monitor": lambda w: "loss"},
+    "TensorBoard": {"folder": lambda w: w.folder / "board"},
     "CSVLogger": {"path": lambda w: w.folder / "table.csv"},
     "EarlyStopping": {"monitor": lambda w: "loss"},
     "Network": {"layers": lambda w: [mg.Dense(COLUMNS, 4, "relu"), mg.Dense(4, OUTPUTS)], "seed": lambda w: 3},
@@ -226,7 +238,7 @@ INTERNAL: dict[type, frozenset[str]] = {
     Parameters: frozenset({"pop", "__delitem__"}),  # which refuse, whatever they are given
 }
 # Functions that need a package, and are attacked where it is installed.
-NEEDS = {"to_torch": "torch"}
+NEEDS = {"to_torch": "torch", "OptunaPruning": "optuna"}
 # Bases that cannot be made, errors, and what data sets alone make.
 NOT_MADE: tuple[type, ...] = (mg.Loss, mg.Callback, mg.MlpgpuError, mg.datasets.Inputs)
 

@@ -59,7 +59,10 @@ INNER_LEVELS = {
         *("keras_file", "onnx_file", "safetensors_file", "torch_modules", "torch_model", "torch_file", "estimator"),
         *("table", "__init__"),
     ),
-    "callbacks": (*("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "listeners", "__init__"),),
+    "callbacks": (
+        *("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "tensorboard", "pruning"),
+        *("listeners", "__init__"),
+    ),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "copies", "fit", "trainer", "__init__"),),
     "shell": ("output", "arrays", "data", "models", "formats", "train", "predict", "evaluate", "__init__"),
     "sklearn": (
@@ -129,6 +132,8 @@ LAZY = {
     ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu", "mlpgpu.backends.cuda"},
     ("datasets/named.py", "_download"): {"pooch"},
     ("callbacks/histograms.py", "plot"): {"matplotlib"},
+    ("callbacks/pruning.py", "__init__"): {"optuna"},
+    ("callbacks/tensorboard.py", "begin"): {"tensorboardX"},
     ("history.py", "plot"): {"matplotlib"},
     ("tables/frames.py", "load_pandas"): {"pandas"},
     ("tables/sources.py", "__init__"): {"pyarrow"},
