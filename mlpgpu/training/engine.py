@@ -134,7 +134,7 @@ class Engine:
         """Train at other rates from here on; what a schedule remembered is forgotten."""
         self._lower = lower
         self.plan = self._lower(target_kind=self.plan.target_kind)
-        self.schedule, self.progress = schedule, dataclasses.replace(self.progress, plateau=Plateau())
+        self.schedule, self.progress = schedule, self.progress.changed(plateau=Plateau())
 
     def attach(self, data: Prepared, sampling: Sampling) -> None:
         """Make ready to train on a data set."""
@@ -180,10 +180,10 @@ class Engine:
             for of_loss, of_weight in run.log.sums[counted:finished].tolist():
                 loss += of_loss
                 weight += of_weight
-            fit = dataclasses.replace(fit, loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
+            fit = fit.changed(loss=loss, weight=weight, rate=float(run.rates[finished - 1]))
         steps = run.first_step + finished
         pending = Pending("step_end", keys) if (keys := run.due(steps)) else None
-        self.progress = dataclasses.replace(progress, steps=steps, fit=fit, pending=pending)
+        self.progress = progress.changed(steps=steps, fit=fit, pending=pending)
 
     def check_whole(self) -> None:
         """Count what is finished, and refuse to go on from between two steps.

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class FitLoop:
             for key in self.listeners.keys:
                 with interrupts.open():
                     self.listeners.end(key, self.trainer)
-                self.engine.progress = replace(self.engine.progress, callbacks=self.listeners.states())
+                self.engine.progress = self.engine.progress.changed(callbacks=self.listeners.states())
             self._note(interrupts, epochs)
 
     def _note(self, interrupts: Interrupts, epochs: int) -> None:
@@ -127,10 +127,9 @@ class FitLoop:
                     record |= {VALIDATION + column: number for column, number in pairs}
         record |= {"rate": progress.fit.rate, "seconds": time.perf_counter() - started}
         progress.history.append(record)
-        self.engine.progress = replace(
-            progress,
+        self.engine.progress = progress.changed(
             epochs=progress.epochs + 1,
-            fit=replace(progress.fit, loss=0.0, weight=0.0),
+            fit=progress.fit.changed(loss=0.0, weight=0.0),
             pending=Pending("epoch_end", self.listeners.due_after_epoch()),
         )
 
@@ -153,7 +152,7 @@ class FitLoop:
                 ends = self._tell(key, pending.hook, record, interrupts)
             engine.progress = self._after(key, engine.progress, is_over=ends)
             pending = engine.progress.pending
-        engine.progress = replace(engine.progress, pending=None)
+        engine.progress = engine.progress.changed(pending=None)
         return pending is not None and pending.is_over
 
     def _tell(self, key: str, hook: str, record: Record, interrupts: Interrupts) -> bool:
@@ -171,14 +170,14 @@ class FitLoop:
         schedule, progress = self.engine.schedule, self.engine.progress  # which a callback may have set
         if isinstance(schedule, ReduceOnPlateau):
             plateau = schedule.observe(progress.plateau, record[schedule.monitor])
-            self.engine.progress = self._after(SCHEDULE, replace(progress, plateau=plateau))
+            self.engine.progress = self._after(SCHEDULE, progress.changed(plateau=plateau))
 
     def _after(self, key: str, progress: Progress, *, is_over: bool = False) -> Progress:
         """The progress after the one of that key was told of what is pending."""
         if progress.pending is None:
             return progress
-        return replace(
-            progress, callbacks=self.listeners.states(), pending=progress.pending.without(key, is_over=is_over)
+        return progress.changed(
+            callbacks=self.listeners.states(), pending=progress.pending.without(key, is_over=is_over)
         )
 
     def to_save(self) -> Progress:

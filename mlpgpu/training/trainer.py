@@ -382,7 +382,7 @@ class Trainer:
             loop = FitLoop(self, engine, sampling, listeners, monitored, *evaluated)
             self.history.interrupted = False
             states = listeners.states()
-            engine.progress = replace(engine.progress, fit=fit, callbacks=states, pending=pending, is_resumed=False)
+            engine.progress = engine.progress.changed(fit=fit, callbacks=states, pending=pending, is_resumed=False)
             self._loop = loop
             loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
         engine.check_finite()
@@ -445,7 +445,7 @@ class Trainer:
         self.network.remember(data)
         with self._at_work("step"), uninterrupted():
             engine.attach(prepared, sampling)
-            engine.progress = replace(engine.progress, fit=None, pending=None, is_resumed=False)
+            engine.progress = engine.progress.changed(fit=None, pending=None, is_resumed=False)
             loss, weighted = engine.take_steps(clock)[0]
         return float(loss / weighted) if weighted else 0.0
 
@@ -551,7 +551,7 @@ class Trainer:
         saved = SavedRun.parse(copied.run, copied.network.parameter_count)
         trainer = cls._of(copied.network, saved, None, None, copied.functions)
         engine = trainer._engine
-        engine.progress = replace(engine.progress, is_resumed=copied.is_to_be_continued)
+        engine.progress = engine.progress.changed(is_resumed=copied.is_to_be_continued)
         trainer.history.interrupted = copied.interrupted
         engine.saved = copied.saved
         if differing := trainer._differences(saved):
@@ -671,7 +671,7 @@ class Trainer:
             backend=made_by["backend"] if backend is None else backend,
             threads=made_by["threads"] if threads is None else threads,
         )
-        trainer._engine.resume(saved.kind, replace(saved.progress, is_resumed=True), saved.slots, saved.kept)
+        trainer._engine.resume(saved.kind, saved.progress.changed(is_resumed=True), saved.slots, saved.kept)
         return trainer
 
 

@@ -277,6 +277,6 @@ def new_trainer_of(network: mg.Network) -> mg.Trainer:
     return mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.05), batch_size=BATCH)
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("examples", [5, pytest.param(30, marks=pytest.mark.thorough)])
 def test_a_trainer_does_what_its_model_does(examples: int) -> None:
     run_state_machine_as_test(TrainerMachine, settings=settings(max_examples=examples, stateful_step_count=20))
