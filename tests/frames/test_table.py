@@ -6,6 +6,7 @@ import copy
 import json
 import mmap
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -496,3 +497,13 @@ def test_table_shows_itself(table: mg.Table) -> None:
     assert repr(table) == "Table(6 columns, 14 inputs, target='price')"
     with pytest.raises(mg.errors.ReadOnlyError):
         table.weight = "w"
+
+
+def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(mg.errors.BackendError, match=r"the package pandas.*pip install 'mlpgpu\[tables\]'"):
+        mg.Table({"x": [1, 2], "y": [1, 2]}, "y")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(mg.errors.BackendError, match="pip install pyarrow"):
+        mg.Table(tmp_path / "a.parquet", "y")
