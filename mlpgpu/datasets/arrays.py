@@ -178,7 +178,7 @@ def find_merged(x: np.ndarray, dtype: np.dtype, columns: Sequence[str] | None) -
         values = np.unique(x[:MERGED_ROWS, place])
         if not is_close[place] and not is_whole(values):
             continue
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities, which are refused as such
             same = np.flatnonzero(np.diff(values.astype(dtype)) == 0)
         if len(same):
             one, other = (_digits(value) for value in values[same[0] : same[0] + 2])

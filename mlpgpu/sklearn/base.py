@@ -31,6 +31,10 @@ from .settings import Settings
 from .tasks import EpochTasks
 
 OWN_SCORE = "score"  # the history's column of a metric that is a function
+# What scikit-learn says of a fit that diverged, and what users look for.
+NON_FINITE = (
+    "Solver produced non-finite parameter weights. The input data may contain large values and need to be preprocessed."
+)
 NARROW_TYPES = ("bool", "uint8", "int8", "uint16", "int16", "float16", "float32")  # which float32 holds
 
 
@@ -105,12 +109,19 @@ class BaseMLP(CallbackSupport, BaseEstimator):  # type: ignore[misc]
         trainer, column, is_higher = self._trainer(network, settings, prepared, settings.rows(len(train)), run)
         if run is None and settings.is_named:
             course.rate = settings.rate
-        # From here on the estimator changes: a fit that was refused has left it as it was.
+        # From here on the estimator changes; a fit that is refused before its first step leaves it as it was.
+        before, steps = dict(self.__dict__), trainer.steps
         self._course, self.network_, self.n_outputs_ = course, network, prepared.n_out
         self._run = None  # unless the fit comes to its end
         if prepared.labels is not None:
             self._labels, self.classes_ = prepared.labels, prepared.labels.classes
-        self._follow(trainer, settings, prepared, train, held, column, is_higher, incremental=incremental)
+        try:
+            self._follow(trainer, settings, prepared, train, held, column, is_higher, incremental=incremental)
+        except BaseException:
+            if trainer.steps == steps:
+                self.__dict__.clear()
+                self.__dict__.update(before)
+            raise
         self._run = KeptRun(trainer, is_live=incremental)
         return self
 
@@ -207,6 +218,11 @@ class BaseMLP(CallbackSupport, BaseEstimator):  # type: ignore[misc]
             )
             if history.interrupted:
                 warnings.warn("Training interrupted by user.", stacklevel=4)
+        except DataError as error:
+            if not error.expected.startswith("numbers in the range"):
+                raise
+            hint = f"standardize=True takes float64, and so does precision='float64'; scikit-learn says: {NON_FINITE}"
+            raise DataError(error.what, expected=error.expected, got=error.got, hint=hint) from error
         except DivergenceError as error:
             diverged = error
             course.losses.append(float("nan"))
@@ -217,9 +233,8 @@ class BaseMLP(CallbackSupport, BaseEstimator):  # type: ignore[misc]
         finally:
             self.__dict__.update(self._fitted(settings, follower))
         if diverged is not None and not follower.restore_best(trainer):
-            hint = "Solver produced non-finite parameter weights. The input data may contain large values and need to"
             what, expected, got = diverged.what, diverged.expected, diverged.got
-            raise DivergenceError(what, expected=expected, got=got, hint=f"{hint} be preprocessed.") from diverged
+            raise DivergenceError(what, expected=expected, got=got, hint=NON_FINITE) from diverged
         if diverged is not None:
             told = f"the training diverged in epoch {follower.epochs}; the network is that of the best epoch before"
             warnings.warn(told, ConvergenceWarning, stacklevel=4)

@@ -8,6 +8,7 @@ The last row printed is JSON: the tests passed and failed, by name.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Results:
 
 
 def main(arguments: list[str]) -> int:
+    os.environ.setdefault("SKLEARN_SEED", "0")  # of tests that give no random_state
     theirs.MLPClassifier, theirs.MLPRegressor = ours.MLPClassifier, ours.MLPRegressor
     path = Path(theirs.__file__).parent / "tests" / "test_mlp.py"
     results = Results()

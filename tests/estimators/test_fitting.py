@@ -158,6 +158,24 @@ def test_bad_arguments_are_refused_in_fit_and_change_nothing(arguments: dict, er
     assert (network.predict(x) == before).all()
 
 
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_data_that_a_trainer_refuses_change_nothing(how: str) -> None:
+    x, y = numbers(1)
+    estimator = fitted(ours.MLPRegressor(hidden_layer_sizes=4, max_iter=2, random_state=0), x, y)
+    before, network = estimator.predict(x), estimator.network_
+    with pytest.raises(DataError, match=r"standardize=True.*Solver produced non-finite parameter weights"):
+        getattr(estimator, how)(x * 1e300, y)
+    assert estimator.network_ is network and estimator.n_iter_ == 2 and len(estimator.loss_curve_) == 2
+    assert (estimator.predict(x) == before).all()
+    with pytest.raises(DataError, match="at least 0"):
+        estimator.set_params(loss="poisson").fit(x, y)
+    assert estimator.network_ is network
+    unfitted = ours.MLPRegressor()
+    with pytest.raises(DataError):
+        unfitted.fit(x * 1e300, y)
+    assert not hasattr(unfitted, "network_")
+
+
 def test_lbfgs_has_no_partial_fit() -> None:
     assert not hasattr(ours.MLPClassifier(solver="lbfgs"), "partial_fit")
     assert hasattr(ours.MLPRegressor(solver="sgd"), "partial_fit")
