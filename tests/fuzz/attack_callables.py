@@ -59,7 +59,7 @@ from mlpgpu.schedules import Schedule
 from mlpgpu.training.run_file import ARGUMENTS
 
 PACKAGE = Path(mg.__file__).parent
-SECONDS = 10.0  # that a call may take
+SECONDS = 60.0  # that a call may take, with matplotlib imported on a busy machine
 MEMORY_BYTES = 6 << 30  # of addresses, so that what asks for too much is refused and no other process suffers
 TRAINED_MOST = 1 << 20  # parameters; what has more is made, and trained only if it cannot fit into memory
 NOT_TOGETHER = ({"epochs", "callbacks"},)  # without a callback that ends it, a fit of 2**40 epochs is one
