@@ -209,6 +209,7 @@ class Trainer:
 
     @rate.setter
     def rate(self, rate: float | Schedule) -> None:
+        self._check_usable("rate")
         optimizer = replace(self.optimizer, rate=rate)
         schedule = as_schedule(rate)
         if self._work and isinstance(schedule, ReduceOnPlateau):
@@ -265,16 +266,22 @@ class Trainer:
             self._work, self._loop = "", None
 
     def _check_usable(self, work: str) -> None:
-        """Refuse ``work`` with a closed trainer, and with one whose steps nobody can have counted."""
+        """Refuse ``work`` with a closed trainer, and with one that another thread trains, here or before a fork."""
         what = f"Trainer.{work}"
         if self._is_closed:
             hint = "Trainer(trainer.network, …) goes on from the same parameters"
             raise ConfigurationError(what, expected="an open trainer", got="a closed one", hint=hint)
         process, thread = self._worker
-        if self._work and process != os.getpid() and thread != threading.get_ident():
+        if not self._work or thread == threading.get_ident():
+            return
+        if process != os.getpid():
             got = f"a process that was forked during {self._work} in another thread"
             hint = "go on from a checkpoint by Trainer.resume, or start processes by 'spawn'"
             raise ConfigurationError(what, expected="a process forked between steps", got=got, hint=hint)
+        if work not in ("fit", "step", "close"):  # of which _check_idle says what a callback may do instead
+            hint = "any thread may use trainer.network; a callback may use all of the trainer"
+            expected, got = "a call between steps", f"one from another thread during {self._work}"
+            raise ConfigurationError(what, expected=expected, got=got, hint=hint)
 
     def _check_idle(self, work: str) -> None:
         self._check_usable(work)

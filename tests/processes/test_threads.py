@@ -137,11 +137,25 @@ def test_a_second_fit_is_refused_while_one_is_under_way() -> None:
         for call in (lambda: trainer.fit(DATA, 1), lambda: trainer.step(X[:8], LABELS[:8]), trainer.close):
             with pytest.raises(ConfigurationError, match="expected no training under way, got a call during fit"):
                 call()
+        for call in (
+            lambda: trainer.save("run.h5"),
+            lambda: trainer.evaluate(DATA),
+            lambda: trainer.histograms(4),
+            trainer.keep,
+            trainer.restore_kept,
+            lambda: copy.deepcopy(trainer),
+            lambda: pickle.dumps(trainer),
+            lambda: setattr(trainer, "rate", 0.5),
+        ):
+            with pytest.raises(ConfigurationError, match=r"call between steps, got one from another thread during fit"):
+                call()
     finally:
         go_on.set()
         thread.join(SECONDS)
     assert trainer.epochs == 1 and not thread.is_alive()
+    trainer.rate = 0.001
     trainer.fit(DATA, 1, progress=False)
+    assert trainer.evaluate(DATA)["loss"] > 0.0
 
 
 @pytest.mark.parametrize("fits", first_and_thorough([24, 200]))
