@@ -192,7 +192,7 @@ def attack(files: int, seed: int, processes: int, only: str = "", first: int = 0
                         elif worker.index is not None:
                             results.append((worker.index, worker.name, left, right))
                             worker.done, worker.index = worker.index + 1, None
-                is_late = time.monotonic() - worker.begun > SECONDS
+                is_late = worker.index is not None and time.monotonic() - worker.begun > SECONDS
                 if not (ended or is_late):
                     continue
                 workers.remove(worker)

@@ -85,7 +85,9 @@ def change_json(draw: Random, tree: Tree) -> None:
         elif kind == 6 and isinstance(owner[key], (int, float)):
             owner[key] = owner[key] + draw.choice([1, -1, 0.5, 1e10, -(2**40)])
         elif kind == 7 and isinstance(owner, list):
-            owner[key:key] = [copy.deepcopy(owner[key]) for _ in range(draw.choice([1, 2, 50, 2000]))]
+            copies = draw.choice([1, 2, 50, 2000])
+            if copies * len(json.dumps(owner[key])) < 1 << 20:
+                owner[key:key] = [copy.deepcopy(owner[key]) for _ in range(copies)]
         elif isinstance(owner, dict):
             owner[draw.choice(["kind", "", "extra", "layers", "trainable", "\x00"])] = draw.choice(HOSTILE_JSON)(draw)
 
