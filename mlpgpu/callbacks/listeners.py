@@ -83,8 +83,7 @@ class Listeners:
 
     def step_end(self, key: str, trainer: TrainerLike) -> None:
         """Tell one of a step's end."""
-        if key in self._callbacks:
-            self._callbacks[key].step_end(trainer)
+        self._callbacks[key].step_end(trainer)
 
     def epoch_end(self, key: str, trainer: TrainerLike, record: Record) -> bool:
         """Tell one of an epoch's end; what it adds to ``record`` is a column of the history when the next one is told.
@@ -96,8 +95,6 @@ class Listeners:
             DtypeError: something is added that is no number, or a column is not.
             ConfigurationError: the name of what is added is no name in a file.
         """
-        if key not in self._callbacks:  # a resumed fit has other callbacks
-            return False
         callback, known = self._callbacks[key], dict(record)
         is_over = _truth(callback, "epoch_end", callback.epoch_end(trainer, record))
         added = {name: _added(callback, name, value) for name, value in record.items() if name not in known}

@@ -6,7 +6,7 @@ place of the old one.  So whatever ends a fit, at whichever instruction, a train
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -65,6 +65,11 @@ class Pending(Replaceable):
     hook: Literal["step_end", "epoch_end"]
     left: tuple[str, ...]
     is_over: bool = False
+
+    def among(self, keys: Iterable[str]) -> Pending:
+        """For a fit with callbacks of these keys: a resumed one may have others than those of the file."""
+        known = set(keys)
+        return self.changed(left=tuple(key for key in dict.fromkeys(self.left) if key in known))
 
     def without(self, key: str, *, is_over: bool = False) -> Pending:
         """After the callback of that key was told, and perhaps ended the fit."""

@@ -29,7 +29,7 @@ from ..backends import (
     choose_backend,
     get_backend,
 )
-from ..callbacks import Listeners, check_counted, check_monitor
+from ..callbacks import SCHEDULE, Listeners, check_counted, check_monitor
 from ..datasets import Dataset
 from ..errors import (
     BackendError,
@@ -364,7 +364,8 @@ class Trainer:
         before = engine.progress
         fit, pending = FitProgress(self.steps, self.epochs, shuffle, drop_last, data.identity()), None
         if before.is_resumed and before.fit is not None:
-            fit, pending = _continued(before.fit, fit), before.pending
+            fit = _continued(before.fit, fit)
+            pending = None if before.pending is None else before.pending.among((SCHEDULE, *listeners.keys))
         self._monitored = monitored
         if before.is_resumed:
             listeners.load_states(before.callbacks)

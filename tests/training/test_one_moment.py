@@ -12,6 +12,7 @@ import pytest
 from runs import assert_same, run_of
 
 import mlpgpu as mg
+from mlpgpu import storage
 from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.backends.cpu.threads import Threads
 from mlpgpu.errors import DivergenceError, TornStateError
@@ -285,6 +286,19 @@ def test_a_fit_that_a_function_ended_ends_there_after_a_resume_too(tmp_path: Pat
     with pytest.raises(RuntimeError):
         fit(trainer, enough, mg.Checkpoint(path), Die(2))
     assert fit(mg.Trainer.resume(path), enough, mg.Checkpoint(path), Nothing()).epochs == 2
+
+
+def test_a_resume_without_the_callbacks_that_were_pending_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        fit(trainer := new_trainer(), Fail(2), Told(), mg.EarlyStopping())
+    trainer.save(tmp_path / "run.h5")
+    good = storage.read(tmp_path / "run.h5")
+    pending = good.description["run"]["pending"]
+    assert pending == {"hook": "epoch_end", "left": ["Fail 1", "Told 1", "EarlyStopping 1"], "is_over": False}
+    pending["left"] = [*pending["left"] * 3, *(f"Stranger {k}" for k in range(50_000))]
+    storage.write(tmp_path / "run.h5", good)
+    resumed, whole = fit(mg.Trainer.resume(tmp_path / "run.h5"), Nothing()), fit(new_trainer(), Nothing())
+    np.testing.assert_array_equal(resumed.network.flat_parameters(), whole.network.flat_parameters())
 
 
 def test_plateaus_are_seen_once(tmp_path: Path) -> None:
