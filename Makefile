@@ -28,6 +28,7 @@ test-all: .venv/test/.installed
 
 fuzz: .venv/test/.installed
 	@.venv/test/bin/python tests/fuzz/attack_callables.py --calls 20000
+	@.venv/test/bin/python tests/fuzz/foreign_files.py --files 5000
 	@.venv/test/bin/python tests/fuzz/attack_files.py --files 50000
 	@.venv/test/bin/python tests/fuzz/broken_runs.py --exceptions 100 --interrupts 100 --kills 300
 
