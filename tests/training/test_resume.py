@@ -143,7 +143,7 @@ def kill_around_replacement(moment: str, number: int) -> None:
 
     def dying_fsync(descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
-        if moment == "half" and calls + 1 == number and sys._getframe(1).f_code.co_name == "replace_file":
+        if moment == "half" and calls + 1 == number and sys._getframe(1).f_code.co_name == "replacing":
             os.ftruncate(descriptor, size // 2)
             kill()
         fsync(descriptor)
