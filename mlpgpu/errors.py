@@ -33,7 +33,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -51,9 +51,12 @@ class MlpgpuError(Exception):
     Attributes: ``what`` was looked at, what was ``expected`` there, what was ``got``, and a ``hint``.
     """
 
+    _most_shown: ClassVar[int] = SHOWN_CHARACTERS  # of what was looked at, and of what was got
+
     def __init__(self, what: str, *, expected: object, got: object, hint: str = "") -> None:
-        self.what, self.expected, self.got, self.hint = _shortened(what), str(expected), _shortened(got), hint
-        message = f"{what}: expected {self.expected}, got {self.got}"
+        self.what, self.got = _shortened(what, self._most_shown), _shortened(got, self._most_shown)
+        self.expected, self.hint = str(expected), hint
+        message = f"{self.what}: expected {self.expected}, got {self.got}"
         # Text with halves of surrogate pairs cannot be printed.
         printable = (f"{message} ({hint})" if hint else message).encode("utf-8", "backslashreplace").decode()
         super().__init__(printable)
@@ -63,14 +66,15 @@ class MlpgpuError(Exception):
         return _rebuild, (type(self), self.what, self.expected, self.got, self.hint), self.__dict__
 
 
-def _shortened(value: object) -> str:
-    """``value`` as text, with its middle left out where it is long."""
+def _shortened(value: object, most: int = SHOWN_CHARACTERS) -> str:
+    """``value`` as text, with its middle left out where that is longer than ``most``."""
     try:
         text = str(value)
     except Exception as error:  # of whoever wrote its __repr__; a whole number may have too many digits
         text = f"a {type(value).__name__} that cannot be shown: {type(error).__name__}"
-    half = SHOWN_CHARACTERS // 2
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+    gap = " … "
+    half = (most - len(gap)) // 2
+    return text if len(text) <= most else f"{text[:half]}{gap}{text[-half:]}"
 
 
 def shown(value: object, *, typed: bool = True) -> str:
@@ -129,6 +133,8 @@ class TornStateError(MlpgpuError, RuntimeError):
 
 class BackendError(MlpgpuError, RuntimeError):
     """A backend, a card or a driver is missing or unusable."""
+
+    _most_shown = 1 << 16  # what a compiler says
 
 
 class MissingPackageError(MlpgpuError, ImportError):
