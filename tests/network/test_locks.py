@@ -159,15 +159,14 @@ def test_a_change_of_threads_by_others_is_told_and_stays(found: int) -> None:
 def test_a_warning_that_is_an_error_holds_up_nobody(found: int) -> None:
     (library, *_) = BLAS.libraries
     BLAS.acquire(1)
-    waiting = started(BLAS.acquire, found)
+    waiting = started(lambda: [BLAS.acquire(found), BLAS.release()])
     wait_until(lambda: BLAS.is_awaited)
     library.set(found)
     with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="set by somebody else"):
         warnings.simplefilter("error")
         BLAS.release()
     waiting.join(10.0)
-    assert not waiting.is_alive()
-    BLAS.release()
+    assert not waiting.is_alive() and not BLAS._holders
     assert library.get() == found
 
 
