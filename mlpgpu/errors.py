@@ -56,7 +56,7 @@ class MlpgpuError(Exception):
     def __init__(self, what: str, *, expected: object, got: object, hint: str = "") -> None:
         self.what, self.got = _shortened(what, self._most_shown), _shortened(got, self._most_shown)
         self.expected, self.hint = str(expected), hint
-        message = f"{self.what}: expected {self.expected}, got {self.got}"
+        message = f"{what}: expected {self.expected}, got {self.got}"
         # Text with halves of surrogate pairs cannot be printed.
         printable = (f"{message} ({hint})" if hint else message).encode("utf-8", "backslashreplace").decode()
         super().__init__(printable)
