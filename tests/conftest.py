@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     is_first_process = not hasattr(session.config, "workerinput")
     if is_first_process and os.environ["MLPGPU_CACHE"] == str(CACHE):  # another folder may be somebody's own
         forget_unused(CACHE)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What is dropped is freed by counts of references alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -35,7 +35,7 @@ def as_path(what: str, path: object) -> Path:
 
     Raises:
         DtypeError: it is no path, or one of bytes.
-        StorageError: it holds a NUL, or letters that no file's name can.
+        StorageError: it holds a NUL, or characters that no file's name can.
     """
     expected = "a string or a path"
     try:
@@ -47,7 +47,7 @@ def as_path(what: str, path: object) -> Path:
     try:
         encoded = os.fsencode(name)
     except UnicodeEncodeError as error:
-        raise StorageError(what, expected="letters that a file's name can have", got=repr(name)) from error
+        raise StorageError(what, expected="characters that a file's name can have", got=repr(name)) from error
     if b"\0" in encoded:
         raise StorageError(f"{what} {name}", expected="a name that a file can have", got="an embedded null byte")
     return Path(name)

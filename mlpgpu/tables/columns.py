@@ -20,7 +20,7 @@ DAY = 86400.0  # seconds
 WEEK = 7 * DAY
 YEAR = 365.2425 * DAY  # of the Gregorian calendar, on average
 SHOWN = 3  # categories in a message
-# What false and true are called, in small letters.
+# What false and true are called, in lower case.
 WORDS = (("false", "true"), ("no", "yes"), ("n", "y"), ("f", "t"), ("off", "on"), ("0", "1"))
 TRUTH = {word: float(value) for words in WORDS for value, word in enumerate(words)}
 
@@ -164,7 +164,7 @@ class TruthValues(Column):
     """A column of truth values, an input of 0 and 1, with the more frequent one where one is missing.
 
     Attributes:
-        words: what false and true are in text, in small letters.
+        words: what false and true are in text, in lower case.
         usual: the more frequent one.
         has_missing: whether some were missing, so that an input says which.
     """

@@ -71,7 +71,7 @@ class LabelTarget(Target):
     """One of several labels, each of which is true or false of a row.
 
     Attributes:
-        words: what false and true are in text, in small letters.
+        words: what false and true are in text, in lower case.
     """
 
     words: tuple[str, str]

@@ -137,7 +137,7 @@ def _check_unicode(name: str, texts: Iterable[str]) -> None:
 
 
 def _texts(name: str, values: Iterable[Any]) -> list[str]:
-    """Values as text: whole numbers without a point, truth values in small letters."""
+    """Values as text: whole numbers without a point, truth values in lower case."""
     texts = []
     for value in values:
         if isinstance(value, (bool, np.bool_)):

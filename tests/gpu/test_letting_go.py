@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import mlpgpu as mg
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.errors import BackendError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_once", "without_collector")]
 
 DRAW = np.random.default_rng(2)
 X = DRAW.normal(size=(400, 12)).astype(np.float32)
@@ -47,14 +46,6 @@ USES: dict[str, Callable[[mg.Trainer], object]] = {
     ),
     "predict": lambda trainer: (trainer.step(X[:16], DATA.y[:16]), trainer.network.predict(X, backend="cuda")),
 }
-
-
-@pytest.fixture(autouse=True)
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def free_bytes(device: Device) -> int:

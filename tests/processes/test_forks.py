@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from beside import beside
 from children import answer_of_child
 
 import mlpgpu as mg
@@ -90,32 +90,6 @@ def test_a_callback_may_fork() -> None:
     assert len(losses) == 2 and all(of_child == own for of_child, own in losses)
 
 
-@contextmanager
-def busy(work: Callable[[], object]) -> Iterator[None]:
-    """While another thread repeats ``work``."""
-    is_over, has_begun = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-
-    def repeat() -> None:
-        try:
-            while not is_over.is_set():
-                work()
-                has_begun.set()
-        except BaseException as error:
-            errors.append(error)
-            has_begun.set()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        assert has_begun.wait(30.0)
-        yield
-    finally:
-        is_over.set()
-        thread.join(30.0)
-    assert not errors and not thread.is_alive()
-
-
 def test_a_child_of_a_process_that_trains_has_the_state_of_a_finished_step(tmp_path: Path) -> None:
     trainer, stop, begun = dense(streams=2), threading.Event(), threading.Event()
     seen: set[bytes] = set()
@@ -168,7 +142,7 @@ def test_children_of_a_process_that_predicts_predict(monkeypatch: pytest.MonkeyP
     network = dense().network
     network.adapt(X)
     predictor, expected = network.predictor("cpu"), network.predict(X)
-    with busy(lambda: predictor(X)), busy(lambda: network.predict(X[:40])):
+    with beside(lambda: predictor(X)), beside(lambda: network.predict(X[:40])):
         for _ in range(10):
             assert np.array_equal(answer_of_child(lambda: predictor(X)), expected)
             assert np.array_equal(answer_of_child(lambda: network.predict(X)), expected)

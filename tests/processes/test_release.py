@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,12 @@ import pytest
 import mlpgpu as mg
 from mlpgpu.errors import ConfigurationError, DivergenceError
 
+pytestmark = pytest.mark.usefixtures("without_collector")
+
 DRAW = np.random.default_rng(6)
 X = DRAW.normal(size=(64, 10)).astype(np.float32)
 LABELS = DRAW.integers(0, 3, 64)
 DATA = X, LABELS
-
-
-@pytest.fixture(autouse=True)
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def trainer_of(**options: Any) -> mg.Trainer:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from beside import beside
 from helpers import first_and_thorough
 
 import mlpgpu as mg
@@ -43,37 +42,6 @@ class Steps(mg.Callback):
 
     def step_end(self, trainer: Any) -> None:
         self.values.append(bits(trainer.network))
-
-
-@contextmanager
-def beside(*works: Callable[[], None]) -> Iterator[None]:
-    """While other threads repeat these, each at least once; an error in one of them is raised here."""
-    is_over, errors = threading.Event(), []
-    have_begun = [threading.Event() for _ in works]
-
-    def repeat(work: Callable[[], None], has_begun: threading.Event) -> None:
-        try:
-            while not is_over.is_set():
-                work()
-                has_begun.set()
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            has_begun.set()
-
-    threads = [threading.Thread(target=repeat, args=pair) for pair in zip(works, have_begun, strict=True)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert all(begun.wait(SECONDS) for begun in have_begun)
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join(SECONDS)
-    assert not any(thread.is_alive() for thread in threads)
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.parametrize("streams", [1, 2])

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ctrl_c import forget, press_in_step
 
 import mlpgpu as mg
 from mlpgpu.backends.cpu.program import CpuProgram
-from mlpgpu.backends.cpu.threads import Threads
 from mlpgpu.training import interrupt
 
 pytestmark = pytest.mark.xdist_group("interrupt")  # one process makes what its tests share
@@ -59,11 +59,6 @@ def handler() -> Iterator[None]:
     yield
     after = signal.signal(signal.SIGINT, before)
     assert after is before
-
-
-def forget() -> None:
-    """As if no fit had been interrupted for a while."""
-    interrupt._last = -interrupt.AGAIN_SECONDS
 
 
 class Interrupt(mg.Callback):
@@ -173,19 +168,10 @@ def test_an_interrupt_between_epochs_ends_the_fit_there() -> None:
     assert (trainer.steps, trainer.epochs) == (STEPS_PER_EPOCH, 1)
 
 
-def press_in_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
-    """Press Ctrl-C in the middle of a step's gradient, counted from 1."""
-    done, run_shards = 0, Threads.run_shards
-
-    def pressed(self: Threads, shards: Any) -> None:
-        nonlocal done
-        done += 1
-        for _ in range(times * (done == step)):
-            signal.raise_signal(signal.SIGINT)
-        run_shards(self, shards)
-
-    monkeypatch.setattr(Threads, "run_shards", pressed)
-    monkeypatch.setattr("mlpgpu.training.fit.RUN_SECONDS", 1e9)  # runs of 1, 2, then 2 steps in an epoch of 5
+def press_in_run(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
+    """As press_in_step, in an epoch of 5 steps that is run by 1, 2, then 2 of them."""
+    press_in_step(monkeypatch, step, times)
+    monkeypatch.setattr("mlpgpu.training.fit.RUN_SECONDS", 1e9)
 
 
 class Told(mg.Callback):
@@ -211,7 +197,7 @@ def test_a_second_interrupt_in_a_step_waits_for_those_under_way(
     step: int, finished: int, unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, told = new_trainer(), Told()
-    press_in_step(monkeypatch, step, times=2)
+    press_in_run(monkeypatch, step, times=2)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, Told())
     monkeypatch.undo()
@@ -227,7 +213,7 @@ def test_a_third_interrupt_in_a_step_acts_at_once(
     unbroken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer()
-    press_in_step(monkeypatch, 7, times=3)
+    press_in_run(monkeypatch, 7, times=3)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer)
     monkeypatch.undo()
@@ -241,7 +227,7 @@ def test_a_third_interrupt_in_a_step_acts_at_once(
 def test_an_interrupt_soon_after_another_fit_s_waits_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit(new_trainer(), Interrupt(7)).interrupted
     trainer = new_trainer()
-    press_in_step(monkeypatch, 2, times=1)
+    press_in_run(monkeypatch, 2, times=1)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer)
     assert trainer.steps == 3
@@ -329,7 +315,7 @@ def test_an_interrupt_while_a_file_is_written(
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_in_a_single_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, other = new_trainer(), new_trainer()
-    press_in_step(monkeypatch, 2, times)
+    press_in_run(monkeypatch, 2, times)
     with pytest.raises(KeyboardInterrupt):
         for _ in range(4):
             trainer.step(DATA.x[:8], DATA.y[:8])
@@ -417,7 +403,8 @@ class Dawdle(mg.Callback):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the platform sends no SIGINT to one process")
 def test_an_interrupt_from_the_terminal(unbroken: dict[str, Any], tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(mg.__file__).parents[1])}
+    folders = Path(mg.__file__).parents[1], Path(__file__).parents[1]  # the package, and what tests share
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-W", "error", __file__, str(tmp_path / "run.h5")]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import assert_same, run_of
+from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu import storage
@@ -177,19 +177,10 @@ class Told(mg.Callback):
         self.steps, self.epochs = state["steps"], state["epochs"]
 
 
-class Save(mg.Callback):
+class Save(SaveEveryStep):
     """Saves wherever it stands in the list."""
 
-    every_steps = 1
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def step_end(self, trainer: Any) -> None:
-        trainer.save(self.folder / f"step{trainer.steps}.h5")
-
-    def epoch_end(self, trainer: Any, record: dict[str, float]) -> None:
-        trainer.save(self.folder / f"epoch{trainer.epochs}.h5")
+    runs_last = False
 
 
 class Nothing(mg.Callback):
