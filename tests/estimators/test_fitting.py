@@ -303,4 +303,4 @@ def test_values_may_be_given_and_are_read_only_copies() -> None:
     with pytest.raises(ValueError, match="read-only"):
         estimator.coefs_[0][0] = 0.0
     with pytest.raises(AttributeError):
-        ours.MLPClassifier().coefs_  # noqa: B018
+        ours.MLPClassifier().coefs_  # noqa: B018 (reading it is what is refused)
