@@ -195,7 +195,12 @@ class Engine:
         if self._run is not None and not self._run.log.is_whole and self._runner in (None, threading.get_ident()):
             what = f"trainer after {self.progress.steps} finished steps"
             got = "parameters and slots in the middle of the next step, which an exception ended"
-            raise TornStateError(what, expected="the state of a finished step", got=got, hint=self._last_saved())
+            hint, broken = self._last_saved(), None
+            try:
+                self._run.log.finish()
+            except BackendError as error:  # of a card that faulted: this process has no other
+                hint, broken = f"GPU work needs a new process; there, {hint}", error
+            raise TornStateError(what, expected="the state of a finished step", got=got, hint=hint) from broken
 
     def _last_saved(self) -> str:
         if self.saved is None:

@@ -126,7 +126,7 @@ def test_a_fault_in_the_middle_of_a_fit(options: dict[str, Any], tmp_path: Path)
     told = {line.split(" ", 1)[0]: line for line in said}
     assert "BackendError" in told["fit"] and "ILLEGAL_ADDRESS after launching" in told["fit"]
     for name in ("step", "read", "predict", "other", "new"):
-        assert "BackendError" in told[name] and "GPU work needs a new process" in told[name], told[name]
+        assert "GPU work needs a new process" in told[name], told[name]
     assert "Error" in told["save"] and told["cpu"] == "cpu succeeded" and said[-1] == "the file stands"
     assert lines_of(RESUME, tmp_path, options) == ["the same bits"]
 

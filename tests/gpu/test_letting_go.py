@@ -157,7 +157,8 @@ if __name__ == "__main__":
 def test_a_forked_child_ends_quietly_and_spawn_works(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    folders = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": folders}
     command = [sys.executable, str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

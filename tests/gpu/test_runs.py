@@ -522,7 +522,7 @@ def test_a_card_that_is_not_there() -> None:
 
 
 def test_out_of_memory_leaves_the_process_usable(device: Device, unbroken: mg.Trainer) -> None:
-    greedy = new_trainer(batch_size=10**10)
+    greedy = new_trainer(batch_size=2**31 - 1)
     with pytest.raises(
         BackendError, match=r"memory of GPU 0: expected at most the [\d,]+ bytes that are free, .*batch of at"
     ):
