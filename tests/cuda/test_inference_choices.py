@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.inference.copies import fill_from, parts
+from mlpgpu.backends.cuda.inference.copies import as_they_lie, fill_from, parts
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.inference import evaluation_rows, half_rows, piece_rows, row_tiers, rows_in_flow
+from mlpgpu.backends.cuda.select.inference import (
+    evaluation_rows,
+    half_rows,
+    piece_rows,
+    row_tiers,
+    rows_in_flow,
+    uploaded_as_they_lie,
+)
 from mlpgpu.backends.cuda.select.network import FewRowsNetwork, few_rows_network
 from mlpgpu.backends.cuda.select.setting import Setting
 from mlpgpu.layers import Layer
@@ -116,6 +123,19 @@ def test_what_is_not_finite_in_float32_is_found(value: float, rows: int) -> None
     assert fill_from(x, None)(slice(0, rows), to, check=True)
     x[-2, 7] = value
     assert not fill_from(x, None)(slice(0, rows), to, check=True)
+
+
+def test_arrays_go_up_as_they_lie_where_nothing_is_to_be_done_to_them() -> None:
+    x = np.zeros((40, 90), np.float32)
+    assert as_they_lie(x, None, x.dtype) is x and as_they_lie(x[3:9], None, x.dtype) is not None
+    assert as_they_lie(x, np.arange(40), x.dtype) is None
+    for other in (x[:, ::2], x.astype(">f4"), x.astype(np.float64), x.astype(np.uint8)):
+        assert as_they_lie(other, None, x.dtype) is None
+    megabyte = 1 << 20
+    assert uploaded_as_they_lie(3 * megabyte, "float32", 1024)
+    assert not uploaded_as_they_lie(3 * megabyte, "float32", 8)  # the host looks for what is not finite
+    assert uploaded_as_they_lie(3 * megabyte, "uint8", 8)
+    assert not uploaded_as_they_lie(1000, "uint8", 1024) and not uploaded_as_they_lie(200 * megabyte, "uint8", 1024)
 
 
 def test_parts_cover_all_rows_once() -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from mlpgpu import Dense, Dropout, LocallyConnected, Momentum, Network, Standard
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.inference.inference import CudaInference
 from mlpgpu.backends.cuda.run.program import CudaProgram
-from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.runtime import Device, pinned
 from mlpgpu.errors import BackendError
 from mlpgpu.layers import Layer
 from mlpgpu.losses import OutputName
@@ -130,6 +131,22 @@ def test_inputs_of_other_types_mean_the_same(name: str, device: Device) -> None:
             assert made.run(whole, picked, rows=order, scale=0.25)
             taken = predict(made, whole[order], network.n_out, scale=0.25)
             assert np.array_equal(picked, taken), count
+
+
+def test_arrays_that_go_up_as_they_lie_mean_the_same(device: Device, tmp_path: Path) -> None:
+    network = network_of("tiny")
+    x = inputs(9000, network.n_in)
+    np.save(tmp_path / "x.npy", x)
+    mapped, locked = np.load(tmp_path / "x.npy", mmap_mode="r"), pinned(device, (1000, network.n_in), np.float32)
+    with inference(network, device) as made:
+        for rows in (200, 1000, 6000, 9000):
+            by_host = predict(made, x, network.n_out, rows=np.arange(9000))[:rows]
+            assert np.array_equal(predict(made, x[:rows], network.n_out), by_host)
+            assert np.array_equal(predict(made, mapped[:rows], network.n_out), by_host)
+        np.copyto(locked, x[:1000])
+        found = predict(made, locked, network.n_out)
+        locked[...] = 0.0  # the card has read everything by then
+        assert np.array_equal(found, predict(made, x[:1000], network.n_out))
 
 
 def test_what_is_not_finite_is_told(device: Device) -> None:

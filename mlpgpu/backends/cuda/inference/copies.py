@@ -1,4 +1,4 @@
-"""Rows of an array of the caller's, copied to page-locked memory in the type that the card takes."""
+"""Rows of an array of the caller's, copied to page-locked memory in the type that the card takes, or as they lie."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def parts(rows: slice, most: int) -> Iterator[slice]:
     """The rows in parts of at most so many."""
     for start in range(rows.start, rows.stop, most):
         yield slice(start, min(start + most, rows.stop))
+
+
+def as_they_lie(x: np.ndarray, rows: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+    """``x`` if the driver can copy its rows to the card as they lie, else None."""
+    return x if rows is None and x.dtype == dtype and x.flags.c_contiguous else None
 
 
 def fill_from(x: np.ndarray, rows: np.ndarray | None, scaling: InputScaling | None = None) -> Fill:

@@ -20,10 +20,10 @@ from ..run.arrays import Arrays
 from ..run.program import CudaProgram
 from ..run.state import draw_parameters
 from ..runtime import Device, LoadedKernels, Stream
-from ..select.inference import by_threads, half_rows, rows_in_flow
+from ..select.inference import by_threads, half_rows, rows_in_flow, uploaded_as_they_lie
 from ..select.network import FewRowsNetwork, few_rows_network
 from ..select.setting import Setting
-from .copies import Fill, fill_from, parts
+from .copies import Fill, as_they_lie, fill_from, parts
 from .few_rows import FewRows
 from .room import Room
 from .tiers import COPIES, ROOMS, Tier, Tiers
@@ -35,8 +35,9 @@ LEFT = "statistics after the host"  # what such inputs leave of the statistics
 class CudaInference(Inference):
     """A network on a card, to predict with; any thread may call it, one at a time computes.
 
-    A small array is one piece: it is copied up, computed and copied back.  A large one flows through in pieces: threads
-    of the host copy pieces to page-locked memory while one goes up, one is computed, and one comes back.
+    A small array is one piece: it is copied up, computed and copied back.  A large one flows through in pieces: while
+    one goes up, another is computed, and one comes back.  The driver copies some arrays to page-locked memory itself;
+    of others, and of the largest, threads of the host copy several pieces at a time.
 
     Arguments:
         plan: without a training step; its capacity bounds the rows of a piece.
@@ -132,9 +133,12 @@ class CudaInference(Inference):
             tiers = self._tiers_of(kind)
             tiers.set_scale(1.0 if scale is None else scale)
             array = self._plan.logits if logits else self._plan.output
-            tier = tiers.tier(count)
+            tier, lying = tiers.tier(count), None
+            nbytes = count * tiers.item_bytes * self._plan.n_in
+            if kind != STANDARDIZED and uploaded_as_they_lie(nbytes, kind, tier.capacity):
+                lying = as_they_lie(x, rows, tiers.dtype)
             predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
-            return predict(tiers, tier, fill, array, out)
+            return predict(tiers, tier, fill, lying, array, out)
 
     def _tiers_of(self, kind: str) -> Tiers:
         if kind not in self._tiers:
@@ -153,29 +157,36 @@ class CudaInference(Inference):
             return kind, addresses
         return "float32", {**addresses, "statistics": addresses[LEFT]}
 
-    def _predict_piece(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
-        """Rows that go up together; where they are many, half of them while the others are copied."""
+    def _predict_piece(
+        self, tiers: Tiers, tier: Tier, fill: Fill, lying: np.ndarray | None, array: str, out: np.ndarray
+    ) -> bool:
+        """Rows that go up together: as they lie, or, where they are many, half of them while the others are copied."""
         (room,), stream, count = tiers.rooms(tier, 1), self._stream, len(out)
         room.begin(count)
         check, is_finite = not tier.checks_inputs, True
-        for half in parts(slice(0, count), half_rows(count, room.row_bytes)):
-            is_finite &= fill(half, room.inputs[half], check=check)
-            room.upload(stream, half)
+        if lying is not None:
+            room.upload_from(stream, lying)
+        else:
+            for half in parts(slice(0, count), half_rows(count, room.row_bytes)):
+                is_finite &= fill(half, room.inputs[half], check=check)
+                room.upload(stream, half)
         room.launch(stream)
         room.download(stream, array, count)
         stream.synchronize()
         out[...] = room.result[:count]
         return is_finite and room.is_finite
 
-    def _predict_pieces(self, tiers: Tiers, tier: Tier, fill: Fill, array: str, out: np.ndarray) -> bool:
-        """Rows that flow through in pieces, each copied by a thread; few by the calling one."""
+    def _predict_pieces(
+        self, tiers: Tiers, tier: Tier, fill: Fill, lying: np.ndarray | None, array: str, out: np.ndarray
+    ) -> bool:
+        """Rows that flow through in pieces: as they lie, or each copied by a thread, or all by the calling one."""
         rows, row_bytes = len(out), tiers.item_bytes * self._plan.n_in
         pieces = deque(enumerate(parts(slice(0, rows), rows_in_flow(rows, row_bytes, tier.capacity))))
         rooms = tiers.rooms(tier, min(ROOMS, len(pieces)))
         filling: deque[tuple[slice, Room, Future[bool] | None]] = deque()
         left: deque[tuple[slice, Room]] = deque()  # pieces whose results come back
         check, is_finite = not tier.checks_inputs, True
-        threads = self._threads() if by_threads(rows * row_bytes) else None
+        threads = self._threads() if lying is None and by_threads(rows * row_bytes) else None
         while pieces or filling:
             while pieces and len(filling) < (COPIES if threads else 1):
                 number, piece = pieces.popleft()
@@ -188,12 +199,15 @@ class CudaInference(Inference):
                 filling.append((piece, room, copied))
             piece, room, copied = filling.popleft()
             count = piece.stop - piece.start
-            # What no thread has begun yet, this one does sooner than they do.
-            if copied is None or copied.cancel():
-                is_finite &= fill(piece, room.inputs[:count], check=check)
+            if lying is not None:
+                room.upload_from(self._up, lying[piece])
             else:
-                is_finite &= copied.result()
-            room.upload(self._up, slice(0, count))
+                # What no thread has begun yet, this one does sooner than they do.
+                if copied is None or copied.cancel():
+                    is_finite &= fill(piece, room.inputs[:count], check=check)
+                else:
+                    is_finite &= copied.result()
+                room.upload(self._up, slice(0, count))
             self._up.record(room.is_up)
             self._stream.wait(room.is_up)
             room.launch(self._stream)

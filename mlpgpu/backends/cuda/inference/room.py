@@ -60,6 +60,11 @@ class Room:
         end = HEADER + rows.stop * self.row_bytes
         stream.upload(self._place + begin, self._host[begin:end])
 
+    def upload_from(self, stream: Stream, x: np.ndarray) -> None:
+        """Copy rows of the caller's to the card, and the header; on return the array may change, unless page-locked."""
+        stream.upload(self._place, self._host[:HEADER])
+        stream.upload(self._place + HEADER, x)
+
     def download(self, stream: Stream, array: str, rows: int) -> None:
         """Copy so many rows of the results to the host."""
         stream.download(self.result[:rows], self.addresses[array])

@@ -78,7 +78,7 @@ class Tiers:
         shared: addresses of the parameters and the statistics.
 
     Attributes:
-        item_bytes: of an input on the card.
+        dtype: of an input on the card, of ``item_bytes`` each.
 
     Raises:
         BackendError: the card has not the memory.
@@ -86,7 +86,8 @@ class Tiers:
 
     def __init__(self, plan: Plan, device: Device, stream: Stream, source: str, shared: dict[str, int]) -> None:
         self._device, self._stream, self._source = device, stream, source
-        self.item_bytes = DTYPES[source].itemsize
+        self.dtype = DTYPES[source]
+        self.item_bytes = self.dtype.itemsize
         self._scale = 1.0
         self._is_ready = False  # whether operands were made of the current weights
         most = piece_rows(plan, self.item_bytes)
@@ -134,7 +135,7 @@ class Tiers:
     def rooms(self, tier: Tier, count: int) -> Sequence[Room]:
         """So many rooms for pieces of a tier, ready to be replayed."""
         while len(tier.rooms) < count:
-            tier.rooms.append(Room(self._device, tier.plan, tier.capacity, DTYPES[self._source]))
+            tier.rooms.append(Room(self._device, tier.plan, tier.capacity, self.dtype))
         for room in tier.rooms[:count]:
             if room.replay is None:
                 self._capture(tier, room)

@@ -45,6 +45,12 @@ def half_rows(rows: int, row_bytes: int) -> int:
     return rows if rows * row_bytes <= thresholds.INFERENCE_WHOLE_BYTES else ceil_div(rows, 2)
 
 
+def uploaded_as_they_lie(nbytes: int, source: str, capacity: int) -> bool:
+    """Whether the driver copies an array of so many bytes from where it lies, if it is of the card's type."""
+    is_checked = source == "uint8" or card_checks_inputs(source, capacity)
+    return is_checked and thresholds.INFERENCE_STAGED_BYTES < nbytes <= thresholds.INFERENCE_DRIVER_BYTES
+
+
 def by_threads(nbytes: int) -> bool:
     """Whether several threads copy an array of so many bytes to page-locked memory."""
     return nbytes > thresholds.INFERENCE_ALONE_BYTES

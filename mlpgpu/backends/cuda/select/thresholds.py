@@ -151,7 +151,13 @@ INFERENCE_LEAST_ROWS = 8
 # 1.2 MB 0.23 -> 0.45, since to ask and wake a thread takes 50 µs.  In parts of 512 KiB threads gain nothing.
 INFERENCE_ALONE_BYTES = 8 << 20
 
-# Of one piece of more bytes, one half goes up while the other is copied.  Not measured: follows from 0.1 ms a MiB.
+# The driver copies an array to page-locked memory itself, by way of a small room that stays in the cache, if it has
+# more bytes than the first of these and no more than the second: 0.44 MB 120 -> 118 µs, 0.94 MB 180 -> 152,
+# 3.1 MB 390 -> 318, 16 MB 1,630 -> 1,130, 31 MB 1,980 -> 2,170, 63 MB 2,300 -> 4,380.
+INFERENCE_STAGED_BYTES = 1 << 19
+INFERENCE_DRIVER_BYTES = 24 << 20
+
+# Of one piece of more bytes, one half goes up while the other is copied: 3.1 MB 495 -> 452 µs.
 INFERENCE_WHOLE_BYTES = 1 << 20
 
 # Of few rows a network of multiply-adds alone is one launch.
