@@ -209,6 +209,8 @@ def _digits(value: Any) -> str:
 
 def is_bytes(x: Any) -> bool:
     """Whether ``x``, an array or a table, is of uint8."""
+    if isinstance(x, np.ndarray):
+        return x.dtype == np.uint8
     if getattr(x, "dtype", None) is not None:
         return str(x.dtype).rpartition(".")[2] == "uint8"  # NumPy's, or torch.uint8
     names = _column_names(x)

@@ -95,8 +95,8 @@ class Dataset:
     _labels: tuple[int, np.ndarray] | None  # the last number of classes asked for, and (rows,) intp
     _crc: tuple[int, str] | None  # the CRC, and the type of inputs that it was made of
     _table: Any  # what the inputs were made by, or None
-    _outside: dict[str, np.ndarray]  # rows of _storage_x that a type cannot hold, by that type; splits share it
-    _merging: dict[str, str]  # what merges values of the inputs, by the type they are rounded to; splits share it
+    _outside: dict[np.dtype, np.ndarray]  # rows of _storage_x that a type cannot hold, by that type; splits share it
+    _merging: dict[np.dtype, str]  # what merges values of the inputs, by the type they are rounded to; splits share it
 
     def __init__(
         self,
@@ -339,9 +339,9 @@ class Dataset:
             raise DataError("weight", expected=expected, got=total, hint=hint)
 
     def _check_inputs_range(self, dtype: np.dtype) -> None:
-        if dtype.name not in self._outside:
-            self._outside[dtype.name] = find_outside(self._storage_x, dtype)
-        rows = self._outside[dtype.name]
+        if dtype not in self._outside:
+            self._outside[dtype] = find_outside(self._storage_x, dtype)
+        rows = self._outside[dtype]
         if self._index is not None and len(rows):
             rows = np.flatnonzero(np.isin(self._index, rows))
         if len(rows):
@@ -355,8 +355,8 @@ class Dataset:
 
     def warn_of_merging(self, dtype: np.dtype) -> None:
         """Warn, once for a data set and its splits, if inputs that differ are the same once rounded to ``dtype``."""
-        if dtype.name not in self._merging:
-            self._merging[dtype.name] = found = find_merged(self._storage_x, dtype, self._columns)
+        if dtype not in self._merging:
+            self._merging[dtype] = found = find_merged(self._storage_x, dtype, self._columns)
             if found:
                 warn_caller(found)
 
