@@ -177,7 +177,7 @@ struct FewRowsStep {
 
     __device__ __forceinline__ void update_bias(float* bias, float* slots, int64_t size, int n) const {
         if (!dz || !bias || blockIdx.x > 0 || blockIdx.y > 0) return;
-        const InPlace<Rule> of_bias = {bias, slots, size, n, scale, rates};
+        const InPlace<BiasRule<Rule>> of_bias = {bias, slots, size, n, scale, rates};
         for (int j = threadIdx.x; j < n; j += blockDim.x) {
             float sum = 0.0f;
             for (int r = 0; r < rows.count; ++r) sum += dz[r * n + j];

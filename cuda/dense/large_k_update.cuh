@@ -263,7 +263,7 @@ __device__ __forceinline__ void dense_backward_update_large_k(const Step* step, 
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     // The last block, which has the fewest rows of W, updates the bias.
     if (blockIdx.x == gridDim.x - 1 && bias && threadIdx.x < static_cast<unsigned>(n)) {
-        const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, rates};
+        const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, size, n, scale, rates};
         float sum = 0.0f;
 #pragma unroll 16
         for (int row = 0; row < rows.count; ++row) sum += b.at(threadIdx.x, row);

@@ -50,6 +50,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
                                                              float* weight, float* bias, float* weight_slots,
                                                              float* bias_slots, int64_t size, int k, int n) {
     using T = SmallN;
+    using Parameter = InPlace<BiasRule<Rule>>;
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
@@ -59,10 +60,10 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     const int row = blockIdx.x * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool updates = threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
-    const InPlace<Rule> of_weight = {weight, weight_slots, size, n, 0.0f, rates};
-    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
-    InPlace<Rule> parameter = row < k ? of_weight : of_bias;
-    typename InPlace<Rule>::Loaded loaded = {};
+    const Parameter of_weight = {weight, weight_slots, size, n, 0.0f, rates};
+    const Parameter of_bias = {bias, bias_slots, size, n, 0.0f, rates};
+    Parameter parameter = row < k ? of_weight : of_bias;
+    typename Parameter::Loaded loaded = {};
     if (updates) loaded = parameter.load(row < k ? row : 0, column);
 
     const Rows rows = shard_rows(step, shard, shards);
@@ -128,6 +129,7 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
 #pragma unroll
     for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::WEIGHT_ROWS * T::COLUMNS + threadIdx.x];
     parameter.scale = static_cast<float>(inverse_weight(read_totals));
+    if (row < k) sum = penalized<Rule>(sum, loaded.w);
     parameter.put(row < k ? row : 0, column, sum, loaded);
 }
 

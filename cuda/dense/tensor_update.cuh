@@ -58,7 +58,7 @@ struct UpdateEpilogue : NoComponents {
     }
 
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
-        const InPlace<Rule> of_bias = {bias, bias_slots, pitch, n, scale, rates};
+        const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, pitch, n, scale, rates};
         for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 

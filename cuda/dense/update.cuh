@@ -23,7 +23,7 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const row = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, row};
-    const InPlace<Rule> of_bias = {bias, bias_slots, size, n, scale, row};
+    const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, size, n, scale, row};
     gemm_tile_in_place(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
 }
 

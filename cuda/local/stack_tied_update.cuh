@@ -160,10 +160,11 @@ struct TiedUpdate : StackWalk<Weights_> {
     }
 
     // Updates one parameter.
+    template <class RuleOfOne>
     __device__ __forceinline__ void step(int64_t offset, float gradient) const {
         float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
         for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = given.slots[s * given.size + offset];
-        step_parameter<Rule>(given.parameters[offset], slot, gradient, scale, rates);
+        step_parameter<RuleOfOne>(given.parameters[offset], slot, gradient, scale, rates);
         for (int s = 0; s < Rule::SLOTS; ++s) given.slots[s * given.size + offset] = slot[s];
     }
 
@@ -211,11 +212,11 @@ struct TiedUpdate : StackWalk<Weights_> {
             for (int r = 0; r < last; ++r) {
                 const int i = j - first - r;
                 if (i >= 0 && i < layer.n)
-                    step(layer.weight + static_cast<int64_t>(first + r) * layer.pitch + i,
-                         ring[r * Gradient::OF_WARP + k]);
+                    step<Rule>(layer.weight + static_cast<int64_t>(first + r) * layer.pitch + i,
+                               ring[r * Gradient::OF_WARP + k]);
             }
             if (first == 0 && layer.bias >= 0 && layer.bias_step && j < layer.n)
-                step(layer.bias + j, ring[WEIGHT_ROWS * Gradient::OF_WARP + k]);
+                step<BiasRule<Rule>>(layer.bias + j, ring[WEIGHT_ROWS * Gradient::OF_WARP + k]);
         }
         __syncwarp();
     }
@@ -236,7 +237,7 @@ struct TiedUpdate : StackWalk<Weights_> {
         double sum = 0.0;
         for (int i = lane; i < static_cast<int>(gridDim.x) * WARPS; i += WARP) sum += given.bias_sums[i];
         sum = warp_sum(sum);
-        if (lane == 0) step(given.layers[0].bias, static_cast<float>(sum));
+        if (lane == 0) step<BiasRule<Rule>>(given.layers[0].bias, static_cast<float>(sum));
     }
 };
 

@@ -166,14 +166,14 @@ struct StackUpdate {
     }
 
     // Updates four parameters along their gradient; `first` is the number of the first, of which `valid` are left.
-    template <bool ALIGNED>
+    template <bool ALIGNED, class RuleOfFour = Rule>
     __device__ __forceinline__ void update_four(int64_t first, int valid, Four& four,
                                                 const float (&gradient)[4]) const {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             float slot[SLOTS];
             for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = four.slot[s][c];
-            step_parameter<Rule>(four.w[c], slot, gradient[c], scale, rates);
+            step_parameter<RuleOfFour>(four.w[c], slot, gradient[c], scale, rates);
             for (int s = 0; s < Rule::SLOTS; ++s) four.slot[s][c] = slot[s];
         }
         const auto store = [&](float* to, const float(&words)[4]) {
@@ -209,7 +209,7 @@ struct StackUpdate {
 #pragma unroll
         for (int q = 0; q < ROWS; ++q)
             for (int c = 0; c < 4; ++c) gradient[c] += registers.dz[q][c];
-        update_four<false>(first, layer.n - column, four, gradient);
+        update_four<false, BiasRule<Rule>>(first, layer.n - column, four, gradient);
     }
 
     // Loads the thread's weights and slots of a weight row from the stage; ALIGNED: all of them lie on multiples of
@@ -368,7 +368,7 @@ struct StackUpdate {
             if (lane > 0) continue;
             float slot[SLOTS];
             for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = given.slots[s * given.size + layer.bias];
-            step_parameter<Rule>(given.parameters[layer.bias], slot, gradient, scale, rates);
+            step_parameter<BiasRule<Rule>>(given.parameters[layer.bias], slot, gradient, scale, rates);
             for (int s = 0; s < Rule::SLOTS; ++s) given.slots[s * given.size + layer.bias] = slot[s];
         }
     }

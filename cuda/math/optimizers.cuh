@@ -16,6 +16,7 @@ struct Hyper {
     float beta2, beta2_rest;
     float epsilon;
     float weight_decay;
+    float alpha;
 };
 
 constexpr int MOST_STEPS = 4096, RATES_PER_STEP = 3;
@@ -72,17 +73,55 @@ struct AdamWRule {
     }
 };
 
+// A rule whose weights also have the penalty ½ alpha Σ w², which is divided by the batch's weight as the gradient is.
+template <class Rule>
+struct WithAlpha : Rule {};
+
+using SGDWithAlphaRule = WithAlpha<SGDRule>;
+using MomentumWithAlphaRule = WithAlpha<MomentumRule>;
+using NesterovWithAlphaRule = WithAlpha<NesterovRule>;
+using RMSpropWithAlphaRule = WithAlpha<RMSpropRule>;
+using AdamWithAlphaRule = WithAlpha<AdamRule>;
+using AdamWWithAlphaRule = WithAlpha<AdamWRule>;
+
+template <class Rule>
+struct RuleOfBiases {
+    using Type = Rule;
+};
+
+template <class Rule>
+struct RuleOfBiases<WithAlpha<Rule>> {
+    using Type = Rule;
+};
+
+// The rule of biases, which that penalty spares.
+template <class Rule>
+using BiasRule = typename RuleOfBiases<Rule>::Type;
+
+template <class Rule>
+constexpr bool HAS_ALPHA = false;
+template <class Rule>
+constexpr bool HAS_ALPHA<WithAlpha<Rule>> = true;
+
+// A weight's gradient summed over rows, with the slope at w of the penalty that the rule has, if any.
+template <class Rule>
+__device__ __forceinline__ float penalized(float sum, float w) {
+    if constexpr (HAS_ALPHA<Rule>) return sum + hyper.alpha * w;
+    else return sum;
+}
+
 // The l1 penalty's slope at w, without a branch.
 __device__ __forceinline__ float penalty_slope(float w) {
     return hyper.l1 * ((w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f));
 }
 
-// One step of the parameter w: `sum` is its gradient summed over rows, which `scale` divides by the batch's weight;
-// `row` is the step's row of the schedule, and `slope` that of the l1 penalty at w.
+// One step of the parameter w, a weight, or a bias where the rule is a BiasRule: `sum` is its gradient summed over rows,
+// which `scale` divides by the batch's weight; `row` is the step's row of the schedule, and `slope` that of the l1 penalty
+// at w.
 template <class Rule>
 __device__ __forceinline__ void step_parameter(float& w, float* slot, float sum, float scale, const float* row,
                                                float slope) {
-    const float g = sum * scale + hyper.l2 * w + slope;
+    const float g = penalized<Rule>(sum, w) * scale + hyper.l2 * w + slope;
     Rule::update(w, g, slot, row);
 }
 

@@ -14,6 +14,7 @@ template <int L, class K>
 __device__ __forceinline__ void update_pair(const K& k, const WeightTile& t, int weight_row, int column, float2 g) {
     using T = LayerOf<K, L>;
     using Rule = typename K::Rule;
+    using Unpenalized = BiasRule<Rule>;
     if (weight_row >= t.weight_rows || column >= t.columns) return;
     float* const w = k.shared + LayerMemory<K, L>::WEIGHTS + (weight_row >> 2) * T::QUAD_PITCH +
                      (weight_row & 3) * T::PITCH + column;
@@ -25,8 +26,10 @@ __device__ __forceinline__ void update_pair(const K& k, const WeightTile& t, int
     }
     const float scale = k.shared[BatchMemory<K>::SCALE + k.parity()];
     const float* const rates = k.shared + BatchMemory<K>::RATES + k.parity() * RATES_PER_STEP;
-    step_parameter<Rule>(moved.x, slot[0], g.x, scale, rates);
-    if (column + 1 < t.columns) step_parameter<Rule>(moved.y, slot[1], g.y, scale, rates);
+    if (t.first_weight_row + weight_row < T::N_IN)  // biases follow
+        g.x = penalized<Rule>(g.x, moved.x), g.y = penalized<Rule>(g.y, moved.y);
+    step_parameter<Unpenalized>(moved.x, slot[0], g.x, scale, rates);
+    if (column + 1 < t.columns) step_parameter<Unpenalized>(moved.y, slot[1], g.y, scale, rates);
     for (int s = 0; s < Rule::SLOTS; ++s)
         *reinterpret_cast<float2*>(w + (s + 1) * T::TILE) = make_float2(slot[0][s], slot[1][s]);
     *reinterpret_cast<float2*>(w) = moved;

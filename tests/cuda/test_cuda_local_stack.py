@@ -39,7 +39,7 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
     ),
     "two rows, every alignment": (
         [Local(301, 29, "gelu", "layer"), Local(273, 17, "gelu"), Local(257, 65, "gelu", None), Dense(193, 3)],
-        (2, 1), {"optimizer": Adam(0.01)},
+        (2, 1), {"optimizer": Adam(0.01, alpha=1.0)},
     ),
     "four rows, and dx": (
         [Dense(9, 150, "tanh"), Local(150, 9, "silu", "layer"), Local(142, 9, "silu"), Dense(134, 3)],
@@ -54,10 +54,10 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
         [*[Local(500 - 9 * i, 10, "tanh") for i in range(3)], Dense(473, 3)], (11, 7), {},
     ),
     "on chip": ([*[TIED] * 4, Dense(612, 3)], (1, 1), {}),
-    "on chip, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1)}),
+    "on chip, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1, alpha=1.0)}),
     "on chip, and dx": (
         [Dense(9, 500, "tanh"), *[Local(500, 33, "gelu", "output")] * 3, Dense(404, 3)], (2, 1),
-        {"optimizer": Adam(0.01)},
+        {"optimizer": Adam(0.01, alpha=1.0)},
     ),
     # Of three outputs the largest error would be a matter of luck.
     "on chip twice": ([*[TIED] * 2, Dropout(0.2), *[TIED] * 2, Dense(612, 30)], (1, 1), {}),
@@ -219,13 +219,13 @@ def test_what_a_stack_must_do_at_least() -> None:
 )
 def test_kernels_compile_without_many_spills(shape: StackShape) -> None:
     entries = [kernels.local_stack_forward("gelu", streamed_weights(shape))]
-    optimizers = ("SGD", "AdamW")
-    entries += [kernels.local_stack_update("gelu", optimizer, shape) for optimizer in optimizers]
+    rules = ("SGD", "AdamW", "AdamWWithAlpha")
+    entries += [kernels.local_stack_update("gelu", rule, shape) for rule in rules]
     if shape.rows == 1:
         widest = StackShape(OnChipWeights.MOST_WARPS, 1, OnChipWeights.COLUMNS)
         for weights in (OnChipWeights(widest, window) for window in (4, 29)):
             entries.append(kernels.local_stack_forward("gelu", weights))
-            entries += [kernels.local_stack_tied_update("gelu", optimizer, weights) for optimizer in optimizers]
+            entries += [kernels.local_stack_tied_update("gelu", rule, weights) for rule in rules]
     cubins = compile_units(units(entries), "sm_90a")
     for entry in entries:
         kernel = cubins[entry.unit].resources[entry.name]

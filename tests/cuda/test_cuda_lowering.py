@@ -104,7 +104,7 @@ def plans(draw: st.DrawFn) -> Plan:
         capacity=draw(st.sampled_from([1, 3, 32, 1000])),
         loss=loss,
         target_kind=draw(st.sampled_from(LOSSES[loss].targets)),
-        optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0]))),
+        optimizer=optimizer(0.1, clip_norm=draw(st.sampled_from([None, 1.0])), alpha=draw(st.sampled_from([0.0, 1.0]))),
         shards=draw(st.integers(1, 3)),
         reduction=draw(st.sampled_from(REDUCTIONS)),
         precision=draw(st.sampled_from(["float32-ieee", *OF_PRECISION])),
@@ -735,7 +735,7 @@ FROZEN, FROZEN_TIED, FROZEN_STACK = (
 STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "shards": (
         [Dense(9, 7, "tanh"), Dropout(0.3), Dense(7, 8, "silu", bias=False), Dense(8, 3)],
-        {"loss": "softmax_cross_entropy", "shards": 3, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
+        {"loss": "softmax_cross_entropy", "shards": 3, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1, alpha=1.0)},
     ),
     "tied, clipped, standardized": (
         [Standardize(9), Dense(9, 8, "relu"), TIED, Dropout(0.2), TIED, Dense(8, 3), Standardize(3)],
@@ -750,13 +750,17 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh", bias=False), Dense(9, 3)],
         {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1)},
     ),
+    "few rows, and a tail, penalized": (
+        [Dense(4100, 64, "gelu"), Dense(64, 9, "tanh"), Dense(9, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.01, alpha=1.0)},
+    ),
     "frozen below and between": (
         [Standardize(9), FROZEN, Dense(8, 7, "gelu"), Dense(7, 8, "silu", trainable=False), Dense(8, 3)],
         {"loss": "softmax_cross_entropy", "shards": 2, "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1, clip_norm=0.5)},
     ),
     "frozen where products update": (
         [FROZEN, Dropout(0.2), Dense(8, 7, "gelu"), Dense(7, 8, "silu", trainable=False), Dense(8, 3, trainable=False)],
-        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1)},
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1, alpha=1.0)},
     ),
     "frozen and cut along k": (
         [Dense(4100, 65, "relu", trainable=False), Dense(65, 7, "tanh"), Dense(7, 3, trainable=False)],
@@ -821,6 +825,10 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         {"loss": Huber(0.5), "optimizer": OPTIMIZERS["Momentum"](0.1, clip_norm=0.1)},
     ),
     "a loss at the end": ([Dense(9, 40, "gelu"), Dense(40, 72)], {"loss": Huber(0.5)}),
+    "penalized": (
+        [Dense(9, 40, "gelu"), Dense(40, 72)],
+        {"loss": Huber(0.5), "optimizer": OPTIMIZERS["Momentum"](0.1, alpha=1.0)},
+    ),
     "a loss at the end, shards": ([Dense(9, 40, "tanh"), Dense(40, 16)], {"loss": "mean_squared_error", "shards": 2}),
     "tied, clipped": (
         [Dense(9, 33, "relu"), *[Dense(33, 33, "sigmoid")] * 2, Dense(33, 3)],

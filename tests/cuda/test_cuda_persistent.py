@@ -107,6 +107,14 @@ CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         [Dropout(0.2), Dense(8, 8, "sigmoid"), Dropout(0.3), Dense(8, 7, "tanh"), Dense(7, 3)],
         {"loss": Huber(0.5), "optimizer": OPTIMIZERS["AdamW"](0.1)}, WIDE,
     ),
+    "penalized, copied": (
+        [Dense(12, 10, "tanh"), Dense(10, 9, "relu", bias=False), Dense(9, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l2=0.1, alpha=3.0)}, {},
+    ),
+    "penalized, tiled": (
+        [Dropout(0.2), Dense(9, 10, "tanh"), Dense(10, 8, "silu", bias=False), Dense(8, 3)],
+        {"optimizer": OPTIMIZERS["Nesterov"](0.1, alpha=3.0)}, WIDE,
+    ),
     "one layer": ([Dense(40, 3)], {"loss": "binary_cross_entropy", "optimizer": OPTIMIZERS["SGD"](0.1)}, {}),
 }  # fmt: skip
 
@@ -257,6 +265,10 @@ COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Standardize(31), Dense(31, 257, "gelu"), Dropout(0.5), Dense(257, 127, "elu"), Dense(127, 5)],
         {"capacity": 33, "optimizer": OPTIMIZERS["AdamW"](0.1)},
     ),
+    "of an estimator": (
+        [Dense(30, 100, "relu"), Dense(100, 1)],
+        {"capacity": 200, "loss": "binary_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.001, alpha=1e-4)},
+    ),
 }
 
 
@@ -311,6 +323,16 @@ FAULTS = {  # the header, what is right there, and what is planted
     ),
     "biases whose input is not 1": ("persistent/inputs.cuh", "four[j] = 1.0f;", "four[j] = 0.0f;"),
     "rows of a full batch in the last one": ("persistent/persistent.cuh", "k.rows = rows;", "k.rows = K::ROWS;"),
+    "biases penalized as weights are": (
+        "persistent/update.cuh",
+        "t.first_weight_row + weight_row < T::N_IN",
+        "t.first_weight_row + weight_row <= T::N_IN",
+    ),
+    "the last weights not penalized": (
+        "persistent/update.cuh",
+        "t.first_weight_row + weight_row < T::N_IN",
+        "t.first_weight_row + weight_row < T::N_IN - 1",
+    ),
     "dropout of the step before": (
         "persistent/persistent.cuh",
         "k.key.step = range.step.number + done;",
@@ -322,5 +344,6 @@ FAULTS = {  # the header, what is right there, and what is planted
 @pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(*FAULTS[fault], tmp_path, monkeypatch)
+    case = "penalized, tiled" if "penalized" in fault else "dropped, in fours, tiled"
     with pytest.raises(AssertionError):
-        check_epoch("dropped, in fours, tiled", "float32", "sm_90a", 5, monkeypatch)
+        check_epoch(case, "float32", "sm_90a", 5, monkeypatch)

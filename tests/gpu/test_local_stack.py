@@ -38,7 +38,7 @@ def shrinking(n: int, windows: tuple[int, ...], activation: str, bias: Any = "la
 CASES: dict[str, tuple[list[Layer], int, mg.Optimizer]] = {
     "one row": (shrinking(5000, (29,) * 6, "tanh"), 1, mg.SGD(0.05)),
     "wide": ([*shrinking(40000, (29, 29, 7), "tanh", "output"), Dense(39938, 5)], 1, mg.Momentum(0.01)),
-    "two rows": (shrinking(3001, (5, 65, 1, 33), "gelu", "output"), 2, mg.Adam(0.001)),
+    "two rows": (shrinking(3001, (5, 65, 1, 33), "gelu", "output"), 2, mg.Adam(0.001, alpha=1.0)),
     "four rows, the last batch shorter": (
         [Dense(17, 900, "tanh"), *shrinking(900, (9, 10, 11), "silu", None), Dense(873, 6)], 4, mg.AdamW(0.001),
     ),
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[list[Layer], int, mg.Optimizer]] = {
     ),
     "more rows than a pass": (shrinking(2000, (29,) * 4, "tanh", "output"), 20, mg.Momentum(0.05)),
     "reused, one row": ([Local(3000, 29, "tanh", "layer")] * 30, 1, mg.SGD(0.01)),
-    "reused, two rows": ([Local(3000, 13, "tanh", "output")] * 9, 2, mg.SGD(0.01)),
+    "reused, two rows": ([Local(3000, 13, "tanh", "output")] * 9, 2, mg.SGD(0.01, alpha=1.0)),
     "reused, many blocks": ([*[Local(40000, 29, "tanh", "output")] * 12, Dense(39664, 5)], 1, mg.Momentum(0.01)),
     "reused, and dx": ([Dense(17, 900, "tanh"), *[Local(900, 33, "gelu", "layer")] * 4], 3, mg.AdamW(0.001)),
 }  # fmt: skip

@@ -62,7 +62,7 @@ def random_case(seed: int, *, widest: int = 300, most_rows: int = 200) -> Case:
         tuple(layers),
         loss,
         kind,
-        cycled(OPTIMIZERS.values(), seed)(0.01, l1=0.001 * (seed % 2), l2=0.01 * (seed % 3)),
+        cycled(OPTIMIZERS.values(), seed)(0.01, l1=0.001 * (seed % 2), l2=0.01 * (seed % 3), alpha=seed // 2 % 3 * 0.5),
         rows=2 * batch_size + max(1, batch_size // 3),
         batch_size=batch_size,
         source=cycled(("float32", "uint8", "float64"), seed),

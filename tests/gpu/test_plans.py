@@ -182,6 +182,14 @@ def test_a_penalty_on_weights_alone(optimizer: str, clip_norm: float | None) -> 
     check_both(Case(mlp(7, 33, 5), optimizer=penalized, weighted=True))
 
 
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 200])
+@pytest.mark.parametrize("k", [300, 4100])
+def test_a_penalty_on_weights_alone_in_each_product(k: int, batch_size: int) -> None:
+    """In the epilogues of tiles, of few rows and of a large k; what biases would be moved by is far beyond roundings."""
+    layers = (Dense(k, 64, "tanh"), Dense(64, 40, "gelu"), Dense(40, 3))
+    check(Case(layers, optimizer=Momentum(0.01, alpha=3.0), rows=2 * batch_size, batch_size=batch_size, epochs=1))
+
+
 # --- sizes, shards, inputs ---
 
 
@@ -268,7 +276,9 @@ def random_case(seed: int) -> Case:
         tuple(layers),
         loss,
         kind,
-        OPTIMIZERS[pick(list(OPTIMIZERS))](0.01, l2=pick((0.0, 0.01)), clip_norm=pick((None, 0.3))),
+        OPTIMIZERS[pick(list(OPTIMIZERS))](
+            0.01, l2=pick((0.0, 0.01)), clip_norm=pick((None, 0.3)), alpha=pick((0.0, 1.0))
+        ),
         rows=rows,
         batch_size=pick([size for size in (*SIZES, 64) if size > rows / 12]),
         streams=int(random.integers(1, 9)),

@@ -12,7 +12,6 @@ from helpers import EPS32
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import SPLIT_SM80, SPLIT_SM90, TILES, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
-from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
     SPECIAL,
@@ -195,7 +194,7 @@ def dense_backward_weight(
 
 
 def dense_backward_update(
-    name: str,
+    rule: str,
     operand_format: SimtTile | SplitSm80Tile | str,
     batch: Batch,
     k: int,
@@ -212,10 +211,10 @@ def dense_backward_update(
     grids = {"small_n": kernels.small_n_grid(k, n), "large_k": (2, 1, 1)}
     gradients = _weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
-    moved, outputs, constants = stepped(name, of_parameters)
+    moved, outputs, constants = stepped(rule, of_parameters)
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-fetched" * fetched + f"-{special}" * (special is not None),
-        kernels.dense_backward_update(name, operand_format),
+        kernels.dense_backward_update(rule, operand_format),
         grids[operand_format] if isinstance(operand_format, str) else operand_format.grid(k, n),
         {**batch.args, **given, "dz": dz, **moved, "k": k, "n": n},
         outputs,
@@ -224,7 +223,7 @@ def dense_backward_update(
 
 
 def dense_update_few_rows(
-    name: str,
+    rule: str,
     batch: Batch,
     k: int,
     n: int,
@@ -246,7 +245,7 @@ def dense_update_few_rows(
     x[batch.part] = data[batch.fetched]
     gradients = _weight_gradient(x, dz, batch.part)
     moved, outputs, constants = stepped(
-        name, {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
+        rule, {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     )
     if first:
         unused = dict.fromkeys(("totals", "bias", "bias_slots"))
@@ -264,7 +263,7 @@ def dense_update_few_rows(
     given = {"x": data, "order": batch.order} if ahead else {"x": x, "order": None}
     return Case(
         f"{batch}-{k}x{n}-parts-of-{part}" + "-plain" * plain + "-ahead" * ahead + "-first" * first,
-        kernels.dense_update_few_rows(name, stream=stream),
+        kernels.dense_update_few_rows(rule, stream=stream),
         kernels.few_rows_grid(k, n, part),
         {
             "step": batch.args["step"], **given, "dz": None if first else dz, **moved, "partials": parts, "k": k,
@@ -317,16 +316,16 @@ def dense_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
         yield dense_forward_sum_partials(activation, whole(33), 37, 3)
-    for optimizer, tile in product(OPTIMIZERS, TILES):
-        yield dense_backward_update(optimizer, tile, whole(33), 35, 37)
+    for rule, tile in product(kernels.RULES, TILES):
+        yield dense_backward_update(rule, tile, whole(33), 35, 37)
     for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
-    for optimizer in OPTIMIZERS:
-        yield dense_backward_update(optimizer, "small_n", whole(33), 35, 37)
+    for rule in kernels.RULES:
+        yield dense_backward_update(rule, "small_n", whole(33), 35, 37)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
             for stream in (False, True):
-                yield dense_update_few_rows(optimizer, Batch(7, 12), k, n, part=16, stream=stream)
+                yield dense_update_few_rows(rule, Batch(7, 12), k, n, part=16, stream=stream)
     for rows, k, n in sizes:
         yield dense_backward_update("Adam", "small_n", whole(rows), k, n, plain=rows % 2 == 0)
         if rows <= kernels.FEW_ROWS:
@@ -361,10 +360,10 @@ def dense_cases() -> Iterator[Case]:
         yield dense_forward_split_k(None, Batch(5, 12, 2, shard, 3), 70, 35, part=32)
     for rows, k, n in sizes:
         yield dense_backward_update("Momentum", SPLIT_SM80, whole(rows), k, n, plain=rows % 2 == 0)
-    for optimizer in OPTIMIZERS:
-        yield dense_backward_update(optimizer, SPLIT_SM80, whole(33), 35, 37)
-        yield dense_backward_update(optimizer, "large_k", whole(33), 131, 37)
-        yield dense_backward_update(optimizer, "large_k", whole(65), 260, 36)
+    for rule in kernels.RULES:
+        yield dense_backward_update(rule, SPLIT_SM80, whole(33), 35, 37)
+        yield dense_backward_update(rule, "large_k", whole(33), 131, 37)
+        yield dense_backward_update(rule, "large_k", whole(65), 260, 36)
     for rows, k, n in ((1, 1, 1), (128, 700, 90), (100, 516, 96), (128, 260, 3)):  # up to three tiles for a block
         yield dense_backward_update("Momentum", "large_k", whole(rows), k, n, plain=rows == 1)
         yield dense_backward_update("Momentum", "large_k", Batch(rows, 2 * rows + 1, 2), k, n, fetched=True)

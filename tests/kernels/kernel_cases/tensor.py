@@ -32,7 +32,6 @@ from mlpgpu.backends.cuda.kernels import (
     sm90_tiles,
 )
 from mlpgpu.losses import FORMS
-from mlpgpu.optimizers import OPTIMIZERS
 
 from .case import (
     BFLOAT_ERRORS,
@@ -80,6 +79,7 @@ SAMPLE = {
     for entry in (
         kernels.tensor_backward_weight(tile),
         kernels.tensor_backward_update("Adam", tile),
+        *([kernels.tensor_backward_update("AdamWithAlpha", tile)] if tile in SAMPLED_TILES[::3] else []),
         *(kernels.tensor_forward(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
         *(kernels.tensor_backward_input(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
         *(
@@ -100,7 +100,15 @@ LATER_LOSSES = tuple(
 )
 
 
+# Rules that differ from those of an optimizer alone by one term, which is seen in the rule of most numbers.
+LATER_RULES = tuple(
+    f"_{rule}_" for rule in kernels.RULES if rule.endswith(kernels.WITH_ALPHA) and rule != "AdamWithAlpha"
+)
+
+
 def is_sampled(entry: Entry, tiles: Sequence[GemmTile] = SAMPLED_TILES) -> bool:
+    if any(rule in f"{entry.name}_" for rule in LATER_RULES):
+        return False
     if entry.name.startswith(LATER_LOSSES) and entry.name.endswith(("_plain", "_wide")):
         return False
     return entry in SAMPLE or not any(entry.name.endswith(f"_{tile.name}") for tile in tiles)
@@ -568,19 +576,19 @@ def tensor_backward_weight(
     x: np.ndarray,
     dz: np.ndarray,
     *,
-    optimizer: str | None = None,
+    rule: str | None = None,
     plain: bool = False,
     multiprocessors: int = 1,
 ) -> Iterator[Any]:
-    """With an optimizer, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
+    """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
     unless the product leaves partial sums of it."""
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     grid = tile.grid(k, n, multiprocessors)
-    if optimizer is None:
+    if rule is None:
         yield name, kernels.tensor_backward_weight(tile), grid
     else:
-        yield name + "-plain" * plain, kernels.tensor_backward_update(optimizer, tile), grid
+        yield name + "-plain" * plain, kernels.tensor_backward_update(rule, tile), grid
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
     dz_components = split_deltas(
@@ -599,7 +607,7 @@ def tensor_backward_weight(
         "prefetch": _prefetch(k, rows), "k": k, "n": n,
     }  # fmt: skip
     dw = expect(*product_of(operand_format, x[batch.part].T, dz[batch.part]))
-    if optimizer is None:
+    if rule is None:
         yield {**args, "dw": blank(k, n)}, {"dw": dw}, {}
         return
     gradients, db, sums = {"weight": dw}, None, {}
@@ -610,7 +618,7 @@ def tensor_backward_weight(
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
-    moved, outputs, constants = stepped(optimizer, gradients)
+    moved, outputs, constants = stepped(rule, gradients)
     outputs |= sums
     args |= {"db": db, "db_partials": blank(parts, pitch) if parts is not None else None}
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
@@ -761,11 +769,11 @@ def product_cases() -> Iterator[Case]:
             yield tensor_forward(tile, "relu", batch, normal(rows, k), normal(k, n))
             yield tensor_backward_input(tile, "relu", batch, normal(rows, n), normal(k, n))
             yield tensor_backward_weight(tile, batch, normal(rows, k), 1 - normal(rows, n))
-        for tile, optimizer in product(each, OPTIMIZERS):
-            yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), optimizer=optimizer)
+        for tile, rule in product(each, kernels.RULES):
+            yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
         for plain, n in ((False, 69), (True, 69), (False, 72)):
             x, dz = normal(65, 67), normal(65, n)
-            yield tensor_backward_weight(smallest, whole(65), x, dz, optimizer="Adam", plain=plain)
+            yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", plain=plain)
         for tile, activation in product(each, ACTIVATIONS):
             yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
             yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
@@ -785,7 +793,7 @@ def product_cases() -> Iterator[Case]:
                     yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
             for tile in each:  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
-                yield tensor_backward_weight(tile, whole(300), x, dz, optimizer="Momentum", multiprocessors=4)
+                yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
         if operand_format.is_single:
             for tile, name in product(each, kernels.SUMS_OF_TERMS):
                 yield tensor_forward_loss(tile, name, whole(33), 37, 72)

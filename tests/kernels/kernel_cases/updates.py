@@ -82,10 +82,11 @@ def after_step(
 
 
 def stepped(
-    name: str, gradients: Mapping[str, Output]
+    rule: str, gradients: Mapping[str, Output]
 ) -> tuple[dict[str, object], dict[str, Output], dict[str, np.ndarray]]:
     """Arguments, outputs and constants of a kernel that moves parameters along ``gradients``, by their names."""
-    optimizer, weight = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3), 8.0
+    penalty = {"alpha": 0.7} if rule.endswith(kernels.WITH_ALPHA) else {}
+    optimizer, weight = OPTIMIZERS[rule.removesuffix(kernels.WITH_ALPHA)](0.1, l1=0.02, l2=0.3, **penalty), 8.0
     size = sum(gradient.value.size for gradient in gradients.values()) + 3
     table = optimizer.table(5, np.array([0.1, 0.03, 0.05]))
     args: dict[str, object] = {"totals": np.array([3.0, weight]), "size": size}
@@ -96,8 +97,9 @@ def stepped(
         slots = np.full((len(optimizer.slots), size), UNWRITTEN, np.float32)  # but for this parameter's elements
         slots[:, : w.size] = np.random.default_rng(place).uniform(0.01, 0.1, (len(slots), w.size))
         used = slots[:, : w.size]
-        after = after_step(optimizer, table[2].tolist(), w.ravel(), gradient.value.ravel() / weight,
-                      gradient.bound.ravel() / weight, used)  # fmt: skip
+        slope = (0.0 if target == "bias" else optimizer.alpha) * wide(w)
+        g, g_error = gradient.value + slope, gradient.bound + 2 * EPS32 * (abs(gradient.value) + abs(slope))
+        after = after_step(optimizer, table[2].tolist(), w.ravel(), g.ravel() / weight, g_error.ravel() / weight, used)
         new_slots, slot_bound, written = np.zeros(slots.shape), np.zeros(slots.shape), np.zeros(slots.shape, bool)
         new_slots[:, : w.size], slot_bound[:, : w.size], written[:, : w.size] = after[2], after[3], True
         args |= {target: w, f"{target}_slots": slots if len(slots) else None}

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....activations import ACTIVATIONS
-from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
 from .operand_format import OperandFormat
-from .updates import slot_count
+from .updates import RULES, slot_count
 
 # Of operands that a product itself splits as it stages them (gemm/split_sm80.cuh).
 SPLIT_FORMAT = OperandFormat("Bfloat16Triple", 3, scaled=False)
@@ -133,7 +132,7 @@ def _tiled(
     spill_bytes: int = 0,
     constants: bool = False,
 ) -> Entry:
-    """An entry that computes tiles; ``epilogue`` is an activation, an optimizer or nothing."""
+    """An entry that computes tiles; ``epilogue`` is an activation, a rule or nothing."""
     kind = f"{name}_{epilogue}" if epilogue else name
     struct = f"{epilogue}Rule" if constants else camel(epilogue)
     parameters = ", ".join(filter(None, [struct, str(tile)]))
@@ -219,33 +218,33 @@ def dense_backward_weight(tile: SimtTile) -> Entry:
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
 
 
-def _updated(optimizer: str) -> str:
+def _updated(rule: str) -> str:
     """The operands of dW in a signature, and the parameters and slots that an update changes."""
-    slots = slot_count(optimizer)
+    slots = slot_count(rule)
     return (
         f"{_X}, const float* dz[rows,n], const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
         f"inout float* weight_slots[{slots},k,n], inout float* bias_slots[{slots},n], int64_t size"
     )
 
 
-def dense_backward_update(optimizer: str, tile: SimtTile | SplitSm80Tile | str) -> Entry:
-    """The gradient of a weight and a bias, and the optimizer's step along it.
+def dense_backward_update(rule: str, tile: SimtTile | SplitSm80Tile | str) -> Entry:
+    """The gradient of a weight and a bias, and the step of ``rule``, one of ``RULES``, along it.
 
     ``tile`` is one of either kind; or ``"small_n"``, without tiles; or ``"large_k"``, for at most LARGE_K_MOST_ROWS
     rows and LARGE_K_MOST_N columns.
     """
-    rest = f"{_updated(optimizer)}, int k, int n"
+    rest = f"{_updated(rule)}, int k, int n"
     header, name = "dense/update.cuh", "dense_backward_update"
     if not isinstance(tile, str):
         spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
-        return _tiled(header, name, optimizer, tile, rest, spill_bytes=spill_bytes, constants=True)
-    function, signature = f"{name}_{tile}<{optimizer}Rule>", arguments(f"{ROWS}, {rest}")
-    entry = f"{name}_{optimizer}_{tile}"
+        return _tiled(header, name, rule, tile, rest, spill_bytes=spill_bytes, constants=True)
+    function, signature = f"{name}_{tile}<{rule}Rule>", arguments(f"{ROWS}, {rest}")
+    entry = f"{name}_{rule}_{tile}"
     if tile == "large_k":
         return Entry(
-            entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(optimizer)),
+            entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(rule)),
             needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
-            operand_format=SPLIT_FORMAT, block=f"LargeKUpdate<{optimizer}Rule>",
+            operand_format=SPLIT_FORMAT, block=f"LargeKUpdate<{rule}Rule>",
         )  # fmt: skip
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
@@ -281,18 +280,18 @@ STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
 STREAM_SHARED_BYTES = 4 * (STREAM_PLACES + 2 * FEW_ROWS * STREAM_PART + 2 * 2 * STREAM_STAGES)
 
 
-def dense_update_few_rows(optimizer: str, *, stream: bool = False) -> Entry:
+def dense_update_few_rows(rule: str, *, stream: bool = False) -> Entry:
     """The update by at most FEW_ROWS rows, which leaves the split-K partials of the next step's z.
 
     A kernel that streams the weight is for at most STREAM_COLUMNS columns.
     """
     sizes = "float* partials[grid.x,rows,n], int k, int n, int part, int capacity"
-    signature = f"const Step* step[0], {_updated(optimizer)}, {sizes}"
+    signature = f"const Step* step[0], {_updated(rule)}, {sizes}"
     name = "dense_update_stream" if stream else "dense_update_few_rows"
     return Entry(
-        f"{name}_{optimizer}",
+        f"{name}_{rule}",
         "dense/few_rows_stream.cuh" if stream else "dense/few_rows_update.cuh",
-        f"{name}<{optimizer}Rule>",
+        f"{name}<{rule}Rule>",
         arguments(signature),
         STREAM_THREADS if stream else ROW_THREADS,
         STREAM_SHARED_BYTES if stream else 4 * 2 * FEW_ROWS * FEW_PART,
@@ -337,6 +336,6 @@ def dense_entries() -> list[Entry]:
         entries += [dense_backward_input(activation, tile) for tile in TILES]
         entries.append(dense_forward_sum_partials(activation))
     tiles: tuple[SimtTile | SplitSm80Tile | str, ...] = (*TILES, SPLIT_SM80, "small_n", "large_k")
-    entries += [dense_backward_update(optimizer, tile) for optimizer in OPTIMIZERS for tile in tiles]
-    entries += [dense_update_few_rows(optimizer, stream=stream) for optimizer in OPTIMIZERS for stream in (False, True)]
+    entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
+    entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
     return [*entries, dense_backward_atomic()]

@@ -201,23 +201,23 @@ def local_stack_forward(activation: str, weights: StreamedWeights | OnChipWeight
     )  # fmt: skip
 
 
-def stack_update_stages(optimizer: str, shape: StackShape) -> int:
+def stack_update_stages(rule: str, shape: StackShape) -> int:
     """Stages of the ring through which weights come with their slots."""
-    return stack_stages(shape, _update_rows(optimizer), shape.delta_bytes)
+    return stack_stages(shape, _update_rows(rule), shape.delta_bytes)
 
 
-def _update_rows(optimizer: str) -> int:
+def _update_rows(rule: str) -> int:
     """Rows of such a stage: four of weights, or fewer with their slots."""
-    slots = slot_count(optimizer)
+    slots = slot_count(rule)
     return (4 >> slots) * (1 + slots)
 
 
-def _update(optimizer: str) -> str:
+def _update(rule: str) -> str:
     return (
         "const float* x[rows,m], const StackLayer* layers[count], int count, int m, int halo, "
         "const float* kept[rows,outputs], const float* kept_z[rows,outputs], const float* y[rows,n], "
         "const float* dy[rows,n], int is_derived, const double* totals[2], inout float* parameters[weights], "
-        f"inout float* slots[{slot_count(optimizer)},weights], int64_t size, float* dx[rows,m], double* bias_sums[0], "
+        f"inout float* slots[{slot_count(rule)},weights], int64_t size, float* dx[rows,m], double* bias_sums[0], "
         "uint64_t* messages[0], unsigned* launches[]"
     )
 
@@ -228,24 +228,24 @@ _UPDATE_PRODUCTS = (
 )  # fmt: skip
 
 
-def local_stack_update(activation: str, optimizer: str, shape: StackShape) -> Entry:
-    """The backward pass through a stack, with the optimizer's step."""
-    stages = stack_update_stages(optimizer, shape)
-    arguments_of = f"<{shape}, {stages}, {optimizer}Rule, {camel(activation)}>"
-    stage_bytes = stack_stage_bytes(shape, _update_rows(optimizer))
+def local_stack_update(activation: str, rule: str, shape: StackShape) -> Entry:
+    """The backward pass through a stack, with the rule's step."""
+    stages = stack_update_stages(rule, shape)
+    arguments_of = f"<{shape}, {stages}, {rule}Rule, {camel(activation)}>"
+    stage_bytes = stack_stage_bytes(shape, _update_rows(rule))
     return _stack_entry(
-        "local/stack_update.cuh", f"local_stack_update{arguments_of}", f"{optimizer}_{activation}", _update(optimizer),
+        "local/stack_update.cuh", f"local_stack_update{arguments_of}", f"{rule}_{activation}", _update(rule),
         WARP * (shape.warps + 1), shape.delta_bytes + stages * stage_bytes, block=f"StackUpdate{arguments_of}",
         constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 
 
-def local_stack_tied_update(activation: str, optimizer: str, weights: OnChipWeights) -> Entry:
-    """The backward pass through a stack of one matrix, with the optimizer's step."""
-    arguments_of = f"<{weights.mirrored}, {optimizer}Rule, {camel(activation)}>"
+def local_stack_tied_update(activation: str, rule: str, weights: OnChipWeights) -> Entry:
+    """The backward pass through a stack of one matrix, with the rule's step."""
+    arguments_of = f"<{weights.mirrored}, {rule}Rule, {camel(activation)}>"
     return _stack_entry(
-        "local/stack_tied_update.cuh", f"local_stack_tied_update{arguments_of}", f"{optimizer}_{activation}",
-        f"{_update(optimizer)}, inout float* deltas[rows,outputs]", weights.threads, weights.update_bytes,
+        "local/stack_tied_update.cuh", f"local_stack_tied_update{arguments_of}", f"{rule}_{activation}",
+        f"{_update(rule)}, inout float* deltas[rows,outputs]", weights.threads, weights.update_bytes,
         block=f"TiedUpdate{arguments_of}", constants=True, products=_UPDATE_PRODUCTS,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, OPERAND_FORMATS, OperandFormat
-from .updates import slot_count
+from .updates import RULES, slot_count
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a component
 PREFETCH_A, PREFETCH_B, PREFETCH_EPILOGUE = 1, 2, 4  # of common/dependent_launch.cuh
@@ -196,7 +196,7 @@ def _tensor_product(
     header: str = "dense/tensor_dense.cuh",
     constants: bool = False,
 ) -> Entry:
-    """An entry of ``header``; ``epilogue`` is an activation, an optimizer, a loss or nothing.
+    """An entry of ``header``; ``epilogue`` is an activation, a rule, a loss or nothing.
 
     In ``rest``, SOURCE is the C type of A and of B, in this order, and COMPONENTS the number of components of an array;
     ``end`` names what the epilogue may prefetch.
@@ -275,8 +275,8 @@ def tensor_backward_weight(tile: GemmTile) -> Entry:
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
-def tensor_backward_update(optimizer: str, tile: GemmTile) -> Entry:
-    slots = slot_count(optimizer)
+def tensor_backward_update(rule: str, tile: GemmTile) -> Entry:
+    slots = slot_count(rule)
     rest = (
         f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], const double* totals[2], inout float* weight[k,n], "
         f"inout float* bias[n], uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
@@ -284,7 +284,7 @@ def tensor_backward_update(optimizer: str, tile: GemmTile) -> Entry:
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
     return _tensor_product(
-        name, optimizer, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True
+        name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True
     )
 
 
@@ -295,7 +295,7 @@ def tensor_entries() -> list[Entry]:
         tiles: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
         for tile in tiles:
             entries.append(tensor_backward_weight(tile))
-            entries += [tensor_backward_update(optimizer, tile) for optimizer in OPTIMIZERS]
+            entries += [tensor_backward_update(rule, tile) for rule in RULES]
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
             if operand_format.is_single:

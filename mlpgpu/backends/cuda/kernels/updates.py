@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from ....optimizers import OPTIMIZERS
+from ....optimizers import OPTIMIZERS, Optimizer
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
 
 
-def slot_count(optimizer: str) -> int:
-    """How many numbers the optimizer keeps of each parameter."""
-    return len(OPTIMIZERS[optimizer].slots)
+WITH_ALPHA = "WithAlpha"  # what the names of rules end with that have the penalty alpha on weights
+
+# By which products move parameters in place: the structs of math/optimizers.cuh, whose names have "Rule" added.
+RULES = (*OPTIMIZERS, *(f"{optimizer}{WITH_ALPHA}" for optimizer in OPTIMIZERS))
+
+
+def rule_of(optimizer: Optimizer) -> str:
+    """The one of ``RULES`` by which the optimizer moves parameters."""
+    return type(optimizer).__name__ + WITH_ALPHA * bool(optimizer.alpha)
+
+
+def slot_count(rule: str) -> int:
+    """How many numbers the rule keeps of each parameter."""
+    return len(OPTIMIZERS[rule.removesuffix(WITH_ALPHA)].slots)
 
 
 def reduce() -> Entry:

@@ -58,7 +58,7 @@ class PersistentKernel:
         head = f"{network.rows}, {layout.blocks}, {layout.tf32_terms}, {flags}, {network.input_dropout or 'NotDropped'}"
         shape = f"PersistentNetwork<{head}, {', '.join(map(str, layout.layers))}>"
         function = (
-            f"train_persistent<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.optimizer}Rule, "
+            f"train_persistent<{shape}, {camel(network.loss)}, {target}, {reader.source}, {network.rule}Rule, "
             f"{ctype}, {layout.shared_bytes}, {layout.message_words}>"
         )
         widths = (network.layers[0].n_in, *(dense.n_out for dense in network.layers))
@@ -76,7 +76,7 @@ class PersistentKernel:
         # Each of so many threads has 96 registers, and spills a few words around the loops.
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
-            layout.shared_bytes, block=f"PersistentBlock<{layout.shared_bytes}>", cooperative=True, spill_bytes=256,
+            layout.shared_bytes, block=f"PersistentBlock<{layout.shared_bytes}>", cooperative=True, spill_bytes=264,
             constants=True, loss_numbers=reads_numbers(network.loss), needs=self._needs,
             products=(*products, *products, *products[1:]),
         )  # fmt: skip

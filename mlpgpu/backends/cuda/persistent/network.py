@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from .... import plan as ops
 from ....plan import Plan
+from ..kernels import rule_of
 from ..kernels.launches import At
 
 
@@ -46,7 +47,8 @@ class PersistentNetwork:
 
     Attributes:
         rows: the most of a batch.
-        slots: of the optimizer, for each parameter.
+        rule: by which parameters move, one of ``RULES``.
+        slots: of the rule, for each parameter.
         scaled_inputs: the mean and the scale of standardized inputs; ``scaled_targets`` those of targets.
     """
 
@@ -54,7 +56,7 @@ class PersistentNetwork:
     layers: tuple[DenseLayer, ...]
     loss: str
     target_kind: str
-    optimizer: str
+    rule: str
     slots: int
     input_dropout: Dropout | None
     scaled_inputs: tuple[At, At] | None
@@ -81,8 +83,6 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
         return "the batch is split over streams"
     if plan.optimizer.clip_norm is not None:
         return "the gradient's norm is clipped"
-    if plan.optimizer.alpha:
-        return "the penalty alpha is for weights alone, and the kernel moves biases with them"
     if plan.gradient_count < plan.parameter_count:
         return "a layer is frozen, and the kernel moves all of them"
     statistics = {s.name: At("statistics", s.offset) for s in plan.statistics}
@@ -121,6 +121,6 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
     if not layers:
         return "nothing is trained"
     return PersistentNetwork(
-        plan.capacity, tuple(layers), plan.loss.form, plan.target_kind, type(plan.optimizer).__name__,
+        plan.capacity, tuple(layers), plan.loss.form, plan.target_kind, rule_of(plan.optimizer),
         len(plan.optimizer.slots), input_dropout, scaled_inputs, scaled_targets,
     )  # fmt: skip

@@ -18,13 +18,13 @@ TABLE_COLUMNS = 3  # of the table of rates in constant memory
 STEP = np.dtype([("number", "<i8"), ("run", "<i4"), ("batch", "<i4"), ("batch_rows", "<i4"), ("epoch_rows", "<i4")])
 HYPER = (
     "l1", "l2", "clip_norm", "momentum", "rho", "rho_rest", "beta1", "beta1_rest", "beta2", "beta2_rest",
-    "epsilon", "weight_decay",
+    "epsilon", "weight_decay", "alpha",
 )  # fmt: skip
 LOSS_NUMBERS = "delta", "level", "level_rest", "label_smoothing", "label_smoothing_rest", "gamma"
 
 
 def hyper_parameters(optimizer: Optimizer) -> np.ndarray:
-    """The struct Hyper of an optimizer, (12,) float32: 0 for what the optimizer does not have."""
+    """The struct Hyper of an optimizer, (13,) float32: 0 for what the optimizer does not have."""
     return _numbers(optimizer, HYPER)
 
 

@@ -57,12 +57,12 @@ class LocalStack:
     def forward(self) -> Entry:
         return kernels.local_stack_forward(self.operations[0].activation, self.weights)
 
-    def update(self, optimizer: str) -> Entry:
+    def update(self, rule: str) -> Entry:
         """The kernel of the backward pass, which also moves the weights."""
         activation = self.operations[0].activation
         if isinstance(self.weights, OnChipWeights):
-            return kernels.local_stack_tied_update(activation, optimizer, self.weights)
-        return kernels.local_stack_update(activation, optimizer, self.weights.shape)
+            return kernels.local_stack_tied_update(activation, rule, self.weights)
+        return kernels.local_stack_update(activation, rule, self.weights.shape)
 
     @cached_property
     def table(self) -> np.ndarray:

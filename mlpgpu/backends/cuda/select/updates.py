@@ -27,8 +27,6 @@ def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
         return Verdict(False, "kernels of locally connected layers store their gradients")
     if any(isinstance(op, ops.Norm) for op in plan.training):
         return Verdict(False, "the gradient's norm is clipped before the update")
-    if plan.optimizer is not None and plan.optimizer.alpha:
-        return Verdict(False, "the penalty alpha, which biases are free of, is the update's own launches' alone")
     if plan.ends_with_gradient:
         return Verdict(False, "the step ends with the gradient, without an update")
     return Verdict(True, "one product makes each gradient whole, so its epilogue applies the optimizer")

@@ -212,7 +212,7 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     if group.leaves_bias:
         updated |= {"bias": None, "bias_slots": None}
     shard.add(
-        group, kernels.tensor_backward_update(shard.optimizer, tile), grid,
+        group, kernels.tensor_backward_update(shard.rule, tile), grid,
         **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_partials=db_partials,
         w_components=None if operand_format.scaled else weight_components(shard, op.weight), **updated,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def stack_backward(shard: Shard, group: StackBackward) -> None:
         "slots": At("slots") if shard.plan.optimizer.slots else None, "size": shard.plan.parameter_count,
         "dx": shard.stored(dx),
     }  # fmt: skip
-    entry = stack.update(shard.optimizer)
+    entry = stack.update(shard.rule)
     names = [argument.name for argument in entry.arguments if argument.name in stack.bytes]
     _launch(shard, group, stack, entry, {**_arrays(shard, stack, names), **values})
 

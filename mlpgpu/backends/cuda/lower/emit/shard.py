@@ -111,3 +111,9 @@ class Shard:
     def optimizer(self) -> str:
         """The name of the plan's optimizer."""
         return type(self.plan.optimizer).__name__
+
+    @property
+    def rule(self) -> str:
+        """By which products move parameters in place."""
+        assert self.plan.optimizer is not None
+        return kernels.rule_of(self.plan.optimizer)

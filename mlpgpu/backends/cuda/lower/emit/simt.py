@@ -125,7 +125,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), "k": k,
         "n": n,
     }  # fmt: skip
-    entry = kernels.dense_backward_update(shard.optimizer, tile)
+    entry = kernels.dense_backward_update(shard.rule, tile)
     shard.launches.append(
         Launch(entry, grid, values, group.title, on_side_stream=group.on_side_stream, after_others=group.after_others)
     )
@@ -142,7 +142,7 @@ def _few_rows(
         "partials": At("split-K partials 0"), "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
     return (
-        kernels.dense_update_few_rows(shard.optimizer, stream=path.stream),
+        kernels.dense_update_few_rows(shard.rule, stream=path.stream),
         kernels.few_rows_grid(k, n, path.part),
         values,
     )
