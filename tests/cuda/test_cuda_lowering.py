@@ -853,6 +853,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
                 ("frozen below and at the end", kernels.HALF),
                 ("frozen below and at the end", kernels.BFLOAT16_PAIR),
                 ("a loss at the end", kernels.BFLOAT16),
+                ("penalized", kernels.BFLOAT16),
                 *(("components from product to product", operand_format) for operand_format in OPERAND_FORMATS),
             ]
         ),

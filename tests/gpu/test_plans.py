@@ -185,7 +185,7 @@ def test_a_penalty_on_weights_alone(optimizer: str, clip_norm: float | None) -> 
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 200])
 @pytest.mark.parametrize("k", [300, 4100])
 def test_a_penalty_on_weights_alone_in_each_product(k: int, batch_size: int) -> None:
-    """In the epilogues of tiles, of few rows and of a large k; what biases would be moved by is far beyond roundings."""
+    """In the epilogues of tiles, of few rows and of a large k."""
     layers = (Dense(k, 64, "tanh"), Dense(64, 40, "gelu"), Dense(40, 3))
     check(Case(layers, optimizer=Momentum(0.01, alpha=3.0), rows=2 * batch_size, batch_size=batch_size, epochs=1))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ....activations import ACTIVATIONS
-from ....optimizers import OPTIMIZERS
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, OPERAND_FORMATS, OperandFormat
@@ -283,9 +282,7 @@ def tensor_backward_update(rule: str, tile: GemmTile) -> Entry:
         f"inout float* bias_slots[{slots},n], int64_t size, int prefetch, int k, int n"
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
-    return _tensor_product(
-        name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True
-    )
+    return _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)
 
 
 def tensor_entries() -> list[Entry]:

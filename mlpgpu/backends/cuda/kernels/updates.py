@@ -5,7 +5,6 @@ from __future__ import annotations
 from ....optimizers import OPTIMIZERS, Optimizer
 from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
 
-
 WITH_ALPHA = "WithAlpha"  # what the names of rules end with that have the penalty alpha on weights
 
 # By which products move parameters in place: the structs of math/optimizers.cuh, whose names have "Rule" added.
