@@ -54,7 +54,7 @@ CASES: dict[str, tuple[list[Layer], tuple[int, int], dict[str, Any]]] = {
         [*[Local(500 - 9 * i, 10, "tanh") for i in range(3)], Dense(473, 3)], (11, 7), {},
     ),
     "on chip": ([*[TIED] * 4, Dense(612, 3)], (1, 1), {}),
-    "on chip, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1, alpha=1.0)}),
+    "on chip, three rows": ([*[TIED] * 4, Dense(612, 3)], (3, 2), {"optimizer": Momentum(0.1)}),
     "on chip, and dx": (
         [Dense(9, 500, "tanh"), *[Local(500, 33, "gelu", "output")] * 3, Dense(404, 3)], (2, 1),
         {"optimizer": Adam(0.01, alpha=1.0)},
