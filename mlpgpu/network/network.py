@@ -31,10 +31,10 @@ from ..losses import OUTPUTS, OutputName, class_count
 from ..optimizers import Optimizer
 from ..plan import Plan, Segment, lower
 from ..random import check_seed
-from ..storage.files import check_path, replace_file
+from ..storage.files import replace_file
 from ..tables import Table
 from ..text import html, public_names, table
-from .formats import FORMATS
+from .formats import format_of
 from .parameters import FlatParameters, Parameters
 from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
 from .remembered import Remembered
@@ -441,11 +441,12 @@ class Network:
         return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics())
 
     def export(self, path: str | PathLike[str], *, logits: bool = False) -> None:
-        """Write the network as a file of another program, replacing it whole or not at all.
+        """Write the network as a file for another program, replacing it whole or not at all.
 
         The name's ending tells the format: ``.onnx`` (extra ``onnx``), ``.safetensors`` (extra ``safetensors``) or
-        ``.keras``.  What is written computes what :meth:`predict` does, (rows, n_out).  ``docs/formats.md`` has what
-        each format keeps.
+        ``.keras``, which compute what :meth:`predict` does, (rows, n_out); ``.h5`` or ``.weights.h5``, as :meth:`save`;
+        ``.npz``, arrays of parameters alone; ``.json``, the description alone.  ``docs/formats.md`` has what each
+        format keeps.
 
         Arguments:
             logits: leave out the output's function and the scaling back of standardized targets, as :meth:`forward`.
@@ -457,8 +458,8 @@ class Network:
             BackendError: a package is missing.
             StorageError: the file cannot be written.
         """
-        target = check_path("path to export to", path, tuple(FORMATS))
-        replace_file(f"file {target}", target, FORMATS[target.suffix.lower()].write(self.to_export(logits=logits)))
+        target, form = format_of("path to export to", path)
+        replace_file(f"file {target}", target, form.write(self.to_export(logits=logits)))
 
     def to_export(self, *, logits: bool = False) -> SavedNetwork:
         """As :meth:`saved`, or one that predicts its logits, if other programs can compute the same with it.

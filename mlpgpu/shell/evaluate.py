@@ -13,10 +13,10 @@ from .. import storage
 from ..losses import as_loss
 from ..names import LossName
 from ..network import Network, load
+from ..network.formats import FORMATS, format_of
 from ..text import table
 from ..training import Trainer
 from .data import add_data_options, of_network
-from .formats import FORMATS, format_of
 from .output import DONE, Output, add_output_options
 
 # The usual loss of an output function, for a file of a network alone.
@@ -80,7 +80,7 @@ def add_export(commands: Any) -> None:
     parser = commands.add_parser("export", help="write a saved model in another format")
     parser.set_defaults(run=export)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a file of train, Network.save or Trainer.save")
-    formats = "; ".join(f"{suffix}: {form.about}" for suffix, form in FORMATS.items())
+    formats = "; ".join(f"{suffix}: {form.name}" for suffix, form in FORMATS.items())
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=formats)
     add_output_options(parser)
 
@@ -91,8 +91,8 @@ def export(options: argparse.Namespace, output: Output) -> int:
     Raises:
         MlpgpuError: there is no such format, or a file cannot be read or written.
     """
-    form = format_of(options.out)
-    form.write(load(options.model), options.out)
-    output.text(f"wrote {options.out}: {form.about}")
+    path, form = format_of("exported file", options.out)
+    load(options.model).export(path)
+    output.text(f"wrote {path}: {form.name}")
     output.result({"model": str(options.model), "exported": str(options.out)})
     return DONE

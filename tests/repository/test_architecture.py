@@ -56,7 +56,16 @@ INNER_LEVELS = {
     ),
     "network/formats": (
         *("limits", "steps", "hints", "state_dict", "hdf5", "keras_layers", "keras_model", "keras_weights"),
-        *("keras_file", "onnx_file", "safetensors_file", "torch_modules", "torch_model", "torch_file", "estimator"),
+        *(
+            "plain_files",
+            "keras_file",
+            "onnx_file",
+            "safetensors_file",
+            "torch_modules",
+            "torch_model",
+            "torch_file",
+            "estimator",
+        ),
         *("table", "__init__"),
     ),
     "callbacks": (
@@ -64,7 +73,7 @@ INNER_LEVELS = {
         *("listeners", "__init__"),
     ),
     "training": (*("interrupt", "progress", "task", "engine", "run_file", "copies", "fit", "trainer", "__init__"),),
-    "shell": ("output", "arrays", "data", "models", "formats", "train", "predict", "evaluate", "__init__"),
+    "shell": ("output", "arrays", "data", "models", "train", "predict", "evaluate", "__init__"),
     "sklearn": (
         *("compat", "losses", "settings", "labels", "building", "course", "runs", "tasks", "base", "classifier"),
         *("regressor", "__init__"),

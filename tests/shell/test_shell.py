@@ -14,12 +14,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
-from mlpgpu.shell.formats import FORMATS
+from mlpgpu.network.formats import FORMATS
 from mlpgpu.tables import csv_file, sources
 
 ROOT = Path(__file__).parents[2]
@@ -203,8 +204,23 @@ def test_exports(suffix: str, frame: pd.DataFrame, capsys: pytest.CaptureFixture
         with np.load(f"other{suffix}") as arrays:
             assert set(arrays.files) == {*network.parameters, "2.mean", "2.scale"}
             np.testing.assert_array_equal(arrays["0.weight"], network.parameters["0.weight"])
-    else:
+    elif suffix == ".json":
         assert json.loads(Path(f"other{suffix}").read_text("utf-8"))["table"]["targets"][0]["name"] == "price"
+    elif suffix == ".onnx":
+        session = onnxruntime.InferenceSession(f"other{suffix}")
+        encoded = network.remembered.dataset(frame).x
+        found = session.run(None, {"input": encoded.astype(np.float32)})[0][:, 0]
+        np.testing.assert_allclose(found, network.predict(frame), rtol=1e-5)
+    else:
+        np.testing.assert_array_equal(mg.load(f"other{suffix}").predict(frame), network.predict(frame))
+
+
+def test_an_export_to_an_unknown_format_writes_nothing(frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    write(frame)
+    assert main([*PRICE, "--epochs", "1", "--quiet"]) == 0
+    assert main(["export", "model.h5", "--out", "other.pt"]) == 2
+    assert "exported file: expected a file name that ends in .onnx" in capsys.readouterr().err
+    assert not Path("other.pt").exists()
 
 
 def test_quiet_is_quiet_and_json_is_one_object(frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +276,7 @@ def test_quiet_is_quiet_and_json_is_one_object(frame: pd.DataFrame, capsys: pyte
         (["predict", "arrays.h5", "vector.npy", "--json"], 2, "--out: expected a file, with --json"),
         (["predict", "arrays.h5", "vector.npy", "--probabilities"], 2, "--probabilities"),
         (["evaluate", "arrays.h5", "data.csv"], 2, "expected a .npy, .npz or IDX file"),
-        (["export", "arrays.h5", "--out", "model.onnxx"], 2, "exported file: expected a name that ends in .weights.h5"),
+        (["export", "arrays.h5", "--out", "model.onnxx"], 2, "exported file: expected a file name that ends in .onnx"),
     ],
 )
 def test_failures_have_a_code_and_leave_no_file(

@@ -1,4 +1,4 @@
-"""The formats of other programs: by the endings of file names, and by the first bytes of a file."""
+"""The formats of files: those written by the endings of their names, those read by a file's first bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from ...errors import FileFormatError
+from ...storage.files import check_path
 from ..saved import SavedNetwork
 from .hints import Hints
 from .keras_file import is_foreign_hdf5, read_keras_archive, read_keras_hdf5, write_keras
 from .onnx_file import write_onnx
+from .plain_files import write_hdf5, write_json, write_npz
 from .safetensors_file import read_safetensors, write_safetensors
 from .torch_file import is_torch, read_torch
 
@@ -33,7 +35,23 @@ FORMATS: dict[str, Format] = {
     ".onnx": Format("ONNX, opset 17", write_onnx),
     ".safetensors": Format("safetensors, with PyTorch's names", write_safetensors),
     ".keras": Format("a Keras 3 model", write_keras),
+    ".weights.h5": Format("weights that Keras 3 loads, and mlpgpu", write_hdf5),
+    ".h5": Format("the network, without the run that it was trained in", write_hdf5),
+    ".npz": Format("parameters as arrays of NumPy", write_npz),
+    ".json": Format("layers and columns, without parameters", write_json),
 }
+
+
+def format_of(what: str, path: object) -> tuple[Path, Format]:
+    """``path``, and the format that its ending asks for, the longest one that suits.
+
+    Raises:
+        DtypeError, ConfigurationError, StorageError: it is no path, or asks for none.
+    """
+    checked = check_path(what, path, tuple({Path(f"x{suffix}").suffix: None for suffix in FORMATS}))
+    suiting = [suffix for suffix in FORMATS if checked.name.lower().endswith(suffix)]
+    return checked, FORMATS[max(suiting, key=len)]
+
 
 Read = Callable[[Path, Hints], SavedNetwork]
 
