@@ -2,7 +2,7 @@
 # and again only when setup.cfg or pyproject.toml has changed.
 PYTHON ?= python3
 
-.PHONY: help train test test-all fuzz soak lint bench peers
+.PHONY: help train test test-all fuzz soak lint bench docs docs-links peers
 
 help:
 	@echo "make train   train on the bundled handwritten digits; results in runs/"
@@ -11,6 +11,7 @@ help:
 	@echo "make fuzz    attack callables with hostile values, readers with hostile files, and break runs off, with fresh seeds"
 	@echo "make soak    do the same work again and again, and see whether memory, files and threads stay level"
 	@echo "make lint    run ruff and mypy"
+	@echo "make docs    build the site in build/site/html; make docs-links: check its links to other sites"
 	@echo "make bench   compare with scikit-learn and PyTorch on this CPU"
 	@echo "make peers   compare with PyTorch and JAX on this GPU, as $(PYTHON) has them; make the tables of it"
 
@@ -42,6 +43,12 @@ lint: .venv/lint/.installed
 
 bench: .venv/peers/.installed
 	@.venv/peers/bin/python benchmarks/cpu.py
+
+docs: .venv/docs/.installed
+	@.venv/docs/bin/python docs/site/build.py
+
+docs-links: .venv/docs/.installed
+	@.venv/docs/bin/python docs/site/build.py --links
 
 peers:
 	@$(PYTHON) benchmarks/peers.py --json benchmarks/results/peers.jsonl

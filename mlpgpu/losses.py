@@ -92,7 +92,7 @@ class MeanSquaredError(Loss):
 
 @dataclass(frozen=True)
 class AbsoluteError(Loss):
-    """The mean of |z - t| over outputs."""
+    """The mean of ``|z - t|`` over outputs."""
 
     formula = "mean |z - t|"
 

@@ -357,7 +357,7 @@ class Network:
 
         Raises:
             ConfigurationError: the network was not trained to classify.
-            and as :meth:`predict` does.
+            MlpgpuError: as :meth:`predict` does.
         """
         check_classifies(self)
         return labels_of(self, self.predict(x, backend=backend, batch_size=batch_size))
