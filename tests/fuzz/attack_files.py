@@ -6,9 +6,9 @@ A file is judged by what reading it, and using what was read, came to:
 refused  an error of ours
 taken    it was read; what was read predicts, is saved and read again, or goes on training
 foreign  an exception that is none of ours
-hang     no answer within SECONDS
+hang     no answer within SECONDS of the process's time on a processor, or STILL_SECONDS of the clock
 memory   more than MEMORY bytes beyond what the process has
-crash    the process died
+crash    the process died by itself; how is told
 =======  ================================================================================================
 
     python tests/fuzz/attack_files.py --files 50000 [--seed 7] [--processes 2] [--only run] [--file 123]
@@ -39,13 +39,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MLPGPU_BACKEND", "cpu")
 
 import numpy as np
+import psutil
 from hostile_files import Base, bases, hostile_file
 
 import mlpgpu as mg
 from mlpgpu.datasets import read_idx
 from mlpgpu.shell.arrays import read_array, read_arrays
 
-SECONDS = 10
+SECONDS = 10.0  # on a processor, since on a busy machine the clock says nothing of the file
+STILL_SECONDS = 300.0  # for what waits and computes nothing, such as a FIFO
 MEMORY = 1 << 30
 BATCH = 250  # files of one process
 BAD = ("foreign", "hang", "memory", "crash")
@@ -138,7 +140,7 @@ def _serve(writing: int, seed: int, indices: range, found: dict[str, Base], fold
             path.write_bytes(image)
             os.write(writing, f"{index}\t{name}\n".encode())
             verdict, place = judge(path, found[name].suffix)
-            os.write(writing, f"{verdict}\t{place}\n".encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+            os.write(writing, f"{verdict}\t{place}".encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
 
 
 class Worker:
@@ -146,24 +148,44 @@ class Worker:
 
     def __init__(self, seed: int, indices: range, found: dict[str, Base], folder: Path) -> None:
         self.reading, writing = os.pipe()
-        self.indices, self.begun, self.name, self.told = indices, time.monotonic(), "", b""
+        self.indices, self.name, self.told = indices, "", b""
         self.index: int | None = None
         self.done = indices.start
         self.child = os.fork()
         if self.child == 0:
+            status = 1
             try:
                 os.close(self.reading)
                 _serve(writing, seed, indices, found, folder)
+                status = 0
             except BaseException:
                 traceback.print_exc()
             finally:
-                os._exit(0)
+                os._exit(status)
         os.close(writing)
+        self._process = psutil.Process(self.child)
+        self.begin()
 
-    def close(self) -> int:
+    def begin(self) -> None:
+        """From now on the time of a file counts."""
+        self._clock, self._seconds = time.monotonic(), self._on_processor()
+
+    def _on_processor(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the file has had all the time that one may take."""
+        waited = time.monotonic() - self._clock
+        return waited > STILL_SECONDS or (waited > SECONDS and self._on_processor() - self._seconds > SECONDS)
+
+    def close(self) -> str:
+        """End the process, if it has not ended by itself; returns how it ended."""
         os.kill(self.child, signal.SIGKILL)
         os.close(self.reading)
-        return os.waitpid(self.child, 0)[1]
+        status = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        return f"exit status {status}" if status >= 0 else f"signal {-status}"
 
 
 def attack(files: int, seed: int, processes: int, only: str = "", first: int = 0) -> list[tuple[int, str, str, str]]:
@@ -186,22 +208,23 @@ def attack(files: int, seed: int, processes: int, only: str = "", first: int = 0
                     *lines, worker.told = (worker.told + data).split(b"\n")
                     for told in lines:
                         left, _, right = told.decode("utf-8", "replace").partition("\t")
-                        worker.begun = time.monotonic()
+                        worker.begin()
                         if left.isdigit():
                             worker.index, worker.name = int(left), right
                         elif worker.index is not None:
                             results.append((worker.index, worker.name, left, right))
                             worker.done, worker.index = worker.index + 1, None
-                is_late = worker.index is not None and time.monotonic() - worker.begun > SECONDS
+                is_late = not ended and worker.index is not None and worker.is_late
                 if not (ended or is_late):
                     continue
                 workers.remove(worker)
-                worker.close()
+                end = worker.close()
                 if worker.index is not None:
-                    results.append((worker.index, worker.name, "hang" if is_late else "crash", ""))
+                    verdict, place = ("hang", "") if is_late else ("crash", f"{end}, of {worker.name}")
+                    results.append((worker.index, worker.name, verdict, place))
                     worker.done = worker.index + 1
                 elif worker.done < worker.indices.stop:  # it failed to make a file
-                    results.append((worker.done, "", "crash", "before the file was made"))
+                    results.append((worker.done, "", "crash", f"{end}, before the file was made"))
                     worker.done += 1
                 if worker.done < worker.indices.stop:
                     pending.append(range(worker.done, worker.indices.stop))

@@ -1,15 +1,18 @@
 """Random runs that are broken off again and again, and go on: they must end with the bits of unbroken ones.
 
     python tests/fuzz/broken_runs.py --exceptions 200 --interrupts 100 --kills 300 --seed 1
+    python tests/fuzz/broken_runs.py --backend cuda --kills 30 --plans 5
 
 An exception is raised before any statement of the package; Ctrl-C comes from outside, up to three times; a kill is
-SIGKILL.  Counted is what became of each, and each that went wrong is told of by its seed.
+SIGKILL, up to three of a run.  Counted is what became of each, and each that went wrong is told of by its seed.  On a
+card, where every plan's kernels are compiled, a few plans are broken off again and again.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -19,7 +22,6 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,9 +30,9 @@ from types import FrameType
 from typing import Any
 
 if __name__ == "__main__":
-    os.environ["MLPGPU_BACKEND"] = "cpu"
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from killed_runs import Unbroken, killed, latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, differences, outcome
 
 import mlpgpu as mg
@@ -105,7 +107,7 @@ def broken_off(run: RandomRun, folder: Path, chance: random.Random, breaks: Brea
     saved = folder / "saved.h5"
     left = chance.randint(1, BREAKS)
     while True:
-        trainer = _latest(run, saved, folder)
+        trainer = latest(run, [saved, *(folder / name for name in CHECKPOINTS)])
         ends = "finished"
         try:
             with breaks(chance, statements) if left else contextlib.nullcontext():
@@ -131,13 +133,6 @@ def _quietly(call: Callable[[], object]) -> None:
             return
 
 
-def _latest(run: RandomRun, saved: Path, folder: Path) -> mg.Trainer:
-    """The trainer of the file that is furthest, or a new one."""
-    files = [path for path in (saved, *(folder / name for name in CHECKPOINTS)) if path.exists()]
-    trainers = [mg.Trainer.resume(path) for path in files]
-    return max(trainers, key=lambda trainer: (trainer.steps, trainer.epochs), default=None) or run.trainer()
-
-
 def _check(run: RandomRun, trainer: mg.Trainer, folder: Path) -> list[str]:
     whole = folder.parent / f"{folder.name}.whole"
     whole.mkdir()
@@ -147,35 +142,9 @@ def _check(run: RandomRun, trainer: mg.Trainer, folder: Path) -> list[str]:
     return [f"WRONG BITS: {', '.join(wrong)}"] if wrong else []
 
 
-def killed(run: RandomRun, folder: Path, chance: random.Random) -> list[str]:
-    """Kill a run that saves after each epoch up to three times, and end it."""
-    found = []
-    for _ in range(chance.randint(1, BREAKS)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which wait and hold nothing
-            child = os.fork()
-        if not child:
-            status = 1
-            try:
-                trainer = _latest(run, folder / "a.h5", folder)
-                run.fit(trainer, folder)
-                status = 0
-            finally:
-                os._exit(status)
-        time.sleep(chance.uniform(0.0, 0.06))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        kinds = {0: "finished before"} if os.WIFEXITED(status) else {}
-        found.append("killed" if os.WIFSIGNALED(status) else kinds.get(os.WEXITSTATUS(status), "FAILED IN THE CHILD"))
-    trainer = _latest(run, folder / "a.h5", folder)
-    run.fit(trainer, folder)
-    return found + _check(run, trainer, folder)
-
-
-def attack(seed: int, how: str) -> list[str]:
-    """What became of the run of this seed."""
-    run, chance = RandomRun(seed), random.Random(seed)
+def attack(seed: int, how: str, run: RandomRun | None = None, unbroken: Unbroken | None = None) -> list[str]:
+    """What became of a run, by default that of this seed on the CPU, that is broken off as the seed has it."""
+    run, chance = run or run_of_seed(seed, how), random.Random(seed)
     before = signal.signal(signal.SIGALRM, _hang)
     signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
     folder = Path(tempfile.mkdtemp(prefix="mlpgpu-"))
@@ -183,7 +152,7 @@ def attack(seed: int, how: str) -> list[str]:
     (folder / "run").mkdir()
     try:
         if how == "kills":
-            return killed(run, folder / "run", chance)
+            return killed(run, folder / "run", chance, unbroken or Unbroken())
         statements = 0
         if how == "exceptions":
             with Traced() as traced:
@@ -193,7 +162,9 @@ def attack(seed: int, how: str) -> list[str]:
         return broken_off(run, folder / "run", chance, ways[how], statements)
     except BaseException as error:
         traceback.print_exception(error)
-        return ["HANG" if isinstance(error, Hang) else f"FOREIGN ERROR: {type(error).__name__}: {error}"]
+        if isinstance(error, Hang) or "it hung" in str(error):
+            return [f"HANG: {error}"]
+        return [f"FOREIGN ERROR: {type(error).__name__}: {error}"]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
@@ -209,24 +180,37 @@ def _hang(number: int, frame: FrameType | None) -> None:
     raise Hang
 
 
+def run_of_seed(seed: int, how: str, backend: str = "cpu") -> RandomRun:
+    return run_with_checkpoint(seed, backend) if how == "kills" else RandomRun(seed, backend)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for how in ("exceptions", "interrupts", "kills"):
+    ways = ("kills", "exceptions", "interrupts")  # kills first: the others start CUDA in this process
+    for how in ways:
         parser.add_argument(f"--{how}", type=int, default=0, help="how many runs")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first run")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--plans", type=int, default=None, help="how many different runs there are; by default all are")
     options = parser.parse_args()
     is_wrong = False
-    for how in ("exceptions", "interrupts", "kills"):
-        runs, counted = getattr(options, how), Counter[str]()
-        for seed in range(options.seed, options.seed + runs):
-            found = attack(seed, how)
+    for how in ways:
+        number, counted, unbroken = getattr(options, how), Counter[str](), Unbroken()
+        seeds = range(options.seed, options.seed + number)
+        runs = [run_of_seed(seed, how, options.backend) for seed in seeds[: options.plans]]
+        if how == "kills" and options.plans is not None:
+            unbroken.begin(runs)
+            for run in runs:
+                unbroken.outcome(run)
+        for seed, run in zip(seeds, itertools.cycle(runs)):
+            found = attack(seed, how, run, unbroken)
             counted.update(what.partition(":")[0] for what in found)
             for what in found:
-                if what.split()[0].isupper():
+                if what.split(":")[0].isupper():
                     print(f"{how}, seed {seed}: {what}")
                     is_wrong = True
-        if runs:
-            print(f"{how}, {runs} runs from seed {options.seed}: {dict(sorted(counted.items()))}")
+        if number:
+            print(f"{how}, {number} runs from seed {options.seed}: {dict(sorted(counted.items()))}", flush=True)
     sys.exit(is_wrong)
 
 

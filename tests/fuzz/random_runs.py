@@ -67,11 +67,15 @@ class AddColumn(mg.Callback):
         record["gap"] = record["loss"] - record.get("validation_loss", 0.0)
 
 
+PRECISIONS = {"cpu": ("float32", "float64"), "cuda": ("float32", "float32-ieee")}
+
+
 @dataclass(frozen=True)
 class RandomRun:
-    """A run that follows from its seed."""
+    """A run that follows from its seed, on a backend."""
 
     seed: int
+    backend: str = "cpu"
     settings: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,8 +110,8 @@ class RandomRun:
             {
                 "layers": layers, "loss": "softmax_cross_entropy" if is_classifier else "squared_error",
                 "optimizer": optimizer, "data": mg.Dataset(x, y, weight), "epochs": epochs, "batch_size": batch,
-                "streams": chance.choice([1, 1, 2, 3]), "precision": chance.choice(["float32", "float64"]),
-                "shuffle": chance.random() < 0.8, "drop_last": chance.random() < 0.3,
+                "streams": chance.choice([1, 1, 2, 3]), "precision": chance.choice(PRECISIONS[self.backend]),
+                "shuffle": chance.random() < 0.8, "drop_last": chance.random() < 0.3 and batch <= 0.8 * rows,
                 "validation": chance.choice([None, 0.2]), "callbacks": chosen, "every": chance.randint(1, 5),
                 "patience": chance.randint(1, 3), "bias": f"{len(layers) - 1}.bias", "sets_rate": chance.random() < 0.5,
             },
@@ -116,7 +120,16 @@ class RandomRun:
     def trainer(self) -> mg.Trainer:
         s = self.settings
         options = {name: s[name] for name in ("batch_size", "streams", "precision")}
-        return mg.Trainer(mg.Network(s["layers"], seed=self.seed), s["loss"], s["optimizer"], **options)
+        network = mg.Network(s["layers"], seed=self.seed)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend=self.backend, **options)
+
+    @property
+    def least_steps(self) -> int:
+        """Steps that all its epochs have, with the rows that are held out left out, and batches that are not full."""
+        return self.settings["epochs"] * int(0.8 * len(self.settings["data"]) / self.settings["batch_size"])
+
+    def resume(self, path: Path) -> mg.Trainer:
+        return mg.Trainer.resume(path, backend=self.backend)
 
     def callbacks(self, folder: Path) -> list[mg.Callback]:
         s, monitor = self.settings, "loss" if self.settings["validation"] is None else "validation_loss"
@@ -144,7 +157,7 @@ def outcome(trainer: mg.Trainer, folder: Path) -> dict[str, Any]:
     left = run_of(trainer, folder / "outcome.h5")
     for name in ("a.h5", "b.h5", "a.best.h5", "b.best.h5"):
         if (folder / name).exists():
-            file = mg.Trainer.resume(folder / name)
+            file = mg.Trainer.resume(folder / name, backend=trainer.backend.name)
             left[name] = file.steps, file.epochs, file.network.flat_parameters().tobytes()
     if (folder / "log.csv").exists():
         rows = [row.split(",") for row in (folder / "log.csv").read_text().splitlines()]

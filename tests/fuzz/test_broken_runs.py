@@ -6,6 +6,7 @@ import os
 
 import pytest
 from broken_runs import attack
+from killed_runs import run_with_checkpoint
 
 pytestmark = pytest.mark.xdist_group("broken runs")
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.xdist_group("broken runs")
     [
         ("exceptions", range(1)),
         ("interrupts", range(1)),
+        ("kills", range(1)),
         *(
             pytest.param(how, range(100, 105), marks=pytest.mark.thorough)
             for how in ("exceptions", "interrupts", "kills")
@@ -27,3 +29,11 @@ def test_a_run_that_is_broken_off_ends_with_the_bits_of_an_unbroken_one(how: str
     found = {seed: attack(seed, how) for seed in seeds}
     assert any(found.values())
     assert {seed: what for seed, what in found.items() if any(each.split()[0].isupper() for each in what)} == {}
+
+
+def test_every_random_run_trains() -> None:
+    """Also where rows are held out, and batches that are not full are left out."""
+    for seed in range(9100, 9200):
+        run = run_with_checkpoint(seed, "cpu")
+        assert run.least_steps > 0 or not run.settings["drop_last"]
+        assert {"epochs", "steps"} & {*run.settings["callbacks"]}
