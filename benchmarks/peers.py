@@ -149,7 +149,7 @@ def makers(case: Case, forms: Iterable[str], of_jax: dict[str, Any]) -> Iterator
     workload, arrays = bench.WORKLOADS[key], arrays_of(key)
     yield "mlpgpu", lambda: Ours(workload.trainer(backend="cuda", precision=precision), mg.Dataset(*arrays))
     if peers_torch:
-        x, y = peers_torch.on_card(arrays)
+        x, y = peers_torch.on_device(arrays)
         for form in torch_forms(workload, precision, forms):
             epochs = epochs_of(workload, precision) if form.captured else 1
             make = partial(peers_torch.Contender, workload, form, precision, x, y, epochs=epochs)

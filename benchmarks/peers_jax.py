@@ -6,16 +6,19 @@ Several epochs are one jitted call, a scan over epochs of a scan over batches, w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mlpgpu import bench
+from mlpgpu.activations import LEAKY_SLOPE
 from mlpgpu.bench import Product, Workload, mean_loss
+from mlpgpu.optimizers import Adam
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of the card for itself
 import jax
@@ -23,6 +26,18 @@ import jax.numpy as jnp
 
 COMPILING_THREADS = 8
 MOST_GRAPH_STEPS = 1000  # of one call, where XLA makes one graph of them all
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda z: z,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "leaky_relu": partial(jax.nn.leaky_relu, negative_slope=LEAKY_SLOPE),
+    "elu": jax.nn.elu,
+    "softplus": jax.nn.softplus,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+RANDOM_BITS = 16  # of each element that may drop out: its rate is rounded to a multiple of 2⁻¹⁶
 
 
 @dataclass(frozen=True)
@@ -97,35 +112,76 @@ class Contender:
     def _is_regression(self) -> bool:
         return self.workload.loss == "squared_error"
 
-    def _mean_loss(self, parameters: Any, h: Any, target: Any) -> Any:
+    def _mean_loss(self, parameters: Any, h: Any, target: Any, key: Any) -> Any:
         algorithm, last = self.algorithm, len(parameters) - 1
+        activation, masks = ACTIVATIONS[self.workload.activation], self._masks(len(h), key)
         for k, (w, b) in enumerate(parameters):
             z = algorithm.dot(h, w) + b.astype(algorithm.dtype)
-            h = jax.nn.relu(z) if k < last else z.astype("float32")
+            h = activation(z) if k < last else z.astype("float32")
+            if masks and k < last:
+                h = jnp.where(masks[k], h / (1.0 - self.workload.dropout), 0.0).astype(h.dtype)
         if self._is_regression:
             return 0.5 / len(h) * jnp.sum((h - target) ** 2)
         # The labels' logits by a mask: their gradient, by an index, would be a scatter.
         of_label = jnp.sum(h * jax.nn.one_hot(target, h.shape[1]), axis=1)
         return jnp.mean(jax.nn.logsumexp(h, axis=1) - of_label)
 
-    def _step(self, state: Any, x: Any, y: Any) -> Any:
-        parameters, velocities = state
-        loss, gradients = jax.value_and_grad(self._mean_loss)(parameters, x, y)
-        velocities = jax.tree.map(lambda v, g: bench.MOMENTUM * v + self.workload.rate * g, velocities, gradients)
-        return (jax.tree.map(jnp.subtract, parameters, velocities), velocities), loss
+    def _masks(self, rows: int, key: Any) -> list[Any]:
+        """Which outputs of each hidden layer are kept; one draw has the bits of all of them."""
+        widths = self.workload.widths[1:-1]
+        if not self.workload.dropout:
+            return []
+        bits = jax.random.bits(key, (rows, sum(widths)), f"uint{RANDOM_BITS}")
+        kept = bits >= round(self.workload.dropout * 2**RANDOM_BITS)
+        return list(jnp.split(kept, np.cumsum(widths)[:-1], axis=1))
 
-    def _epoch(self, state: Any, order: Any, x: Any, y: Any) -> Any:
-        """The state after an epoch, and its losses (steps,)."""
+    def _step(self, state: Any, x: Any, y: Any, key: Any) -> Any:
+        parameters, slots = state
+        loss, gradients = jax.value_and_grad(self._mean_loss)(parameters, x, y, key)
+        change, slots = self._adam(slots, gradients) if self._is_adam else self._momentum(slots, gradients)
+        return (jax.tree.map(jnp.subtract, parameters, change), slots), loss
+
+    @property
+    def _is_adam(self) -> bool:
+        return self.workload.optimizer == "adam"
+
+    def _momentum(self, velocities: Any, gradients: Any) -> Any:
+        velocities = jax.tree.map(lambda v, g: bench.MOMENTUM * v + self.workload.rate * g, velocities, gradients)
+        return velocities, velocities
+
+    def _adam(self, slots: Any, gradients: Any) -> Any:
+        rule = Adam(self.workload.rate)
+        means, squares, steps = slots
+        steps = steps + 1
+        means = jax.tree.map(lambda m, g: rule.beta1 * m + (1 - rule.beta1) * g, means, gradients)
+        squares = jax.tree.map(lambda v, g: rule.beta2 * v + (1 - rule.beta2) * g * g, squares, gradients)
+        of_means, of_squares = 1 - rule.beta1**steps, 1 - rule.beta2**steps
+
+        def change(m: Any, v: Any) -> Any:
+            return self.workload.rate * (m / of_means) / (jnp.sqrt(v / of_squares) + rule.epsilon)
+
+        return jax.tree.map(change, means, squares), (means, squares, steps)
+
+    def _slots(self, parameters: Any) -> Any:
+        """The optimizer's slots before the first step."""
+        zeros = jax.tree.map(jnp.zeros_like, parameters)
+        return (zeros, jax.tree.map(jnp.zeros_like, parameters), jnp.float32(0)) if self._is_adam else zeros
+
+    def _epoch(self, state: Any, order: Any, key: Any, x: Any, y: Any) -> Any:
+        """The state after an epoch, and its losses (steps,); ``key`` is of its dropouts."""
         size = self.workload.batch_size
         whole = self.workload.rows // size
 
-        def step(state: Any, batch: Any) -> Any:
-            return self._step(state, x[batch], y[batch])
+        def step(state: Any, drawn: Any) -> Any:
+            batch, key = drawn
+            return self._step(state, x[batch], y[batch], key)
 
         batches = order[: whole * size].reshape(whole, size)
-        state, losses = jax.lax.scan(step, state, batches, unroll=min(self._form.unroll, whole))
+        keys = jax.random.split(key, self.workload.steps) if self.workload.dropout else None
+        of_whole, of_last = (None, None) if keys is None else (keys[:whole], keys[-1])
+        state, losses = jax.lax.scan(step, state, (batches, of_whole), unroll=min(self._form.unroll, whole))
         if whole < self.workload.steps:  # a shorter last batch
-            state, last = step(state, order[whole * size :])
+            state, last = step(state, (order[whole * size :], of_last))
             losses = jnp.append(losses, last)
         return state, losses
 
@@ -136,30 +192,66 @@ class Contender:
             key = jax.random.fold_in(jax.random.key(0), first_epoch + number)
             # One sort; JAX's own permutation makes two.
             shuffled = jnp.argsort(jax.random.bits(key, (self.workload.rows,)))
-            return self._epoch(state, jnp.where(is_given & (number == 0), given, shuffled), x, y)
+            # Its generator of hardware's kind takes a fraction of the default one's time.
+            dropouts = jax.random.fold_in(jax.random.key(1, impl="unsafe_rbg"), first_epoch + number)
+            return self._epoch(state, jnp.where(is_given & (number == 0), given, shuffled), dropouts, x, y)
 
         return jax.lax.scan(epoch, state, jnp.arange(self._scanned))
 
     def compile(self) -> None:
         """Compile it for the shapes of its workload; threads may compile side by side."""
         workload, shape = self.workload, jax.ShapeDtypeStruct
-        parameters = [(shape(w, "float32"), shape(w[1:], "float32")) for w in pairwise(workload.widths)]
-        n_in, n_out = workload.widths[0], workload.widths[-1]
-        y = shape((workload.rows, n_out), "float32") if self._is_regression else shape((workload.rows,), "int32")
+        state = self._shape_of_state()
+        y = self._shape_of_targets(workload.rows)
         arguments = (
-            (parameters, parameters), shape((), "int32"), shape((workload.rows,), "int32"), shape((), "bool"),
-            shape((workload.rows, n_in), self.algorithm.dtype), y,
+            state, shape((), "int32"), shape((workload.rows,), "int32"), shape((), "bool"),
+            shape((workload.rows, workload.widths[0]), self.algorithm.dtype), y,
         )  # fmt: skip
         lowered = jax.jit(self._train, donate_argnums=0).lower(*arguments)
         self._compiled = lowered.compile(compiler_options=dict(self._form.options))
 
+    def _shape_of_state(self) -> Any:
+        shape = jax.ShapeDtypeStruct
+        parameters = [(shape(w, "float32"), shape(w[1:], "float32")) for w in pairwise(self.workload.widths)]
+        return parameters, (parameters, parameters, shape((), "float32")) if self._is_adam else parameters
+
+    def _shape_of_targets(self, rows: int) -> Any:
+        n_out = self.workload.widths[-1]
+        return jax.ShapeDtypeStruct(*(((rows, n_out), "float32") if self._is_regression else ((rows,), "int32")))
+
+    def compile_step(self) -> Any:
+        """One step by itself, compiled: a function of state, inputs and targets of a batch."""
+        rows, n_in = min(self.workload.batch_size, self.workload.rows), self.workload.widths[0]
+        x = jax.ShapeDtypeStruct((rows, n_in), self.algorithm.dtype)
+        step = partial(self._step, key=jax.random.key(1, impl="unsafe_rbg") if self.workload.dropout else None)
+        return jax.jit(step).lower(self._shape_of_state(), x, self._shape_of_targets(rows)).compile()
+
+    def first_step(self, order: np.ndarray) -> list[np.ndarray]:
+        """The optimizer's first slot after one step from the initial parameters, on the first rows of ``order``.
+
+        It is proportional to the gradient: each layer's weight (n_in, n_out) and bias (n_out,) in turn.
+        """
+        rows = jnp.asarray(order[: self.workload.batch_size], "int32")
+        (_, slots), _ = self.compile_step()(self._initial_state(), self._x[rows], self._y[rows])
+        return [np.asarray(value) for value in jax.tree.leaves(slots[0] if self._is_adam else slots)]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """What the compiled call takes at most: arguments, results and what is between, as XLA states it."""
+        stated = self._compiled.memory_analysis()
+        if stated is None:
+            return None
+        total = stated.argument_size_in_bytes + stated.output_size_in_bytes + stated.temp_size_in_bytes
+        return int(total - stated.alias_size_in_bytes)
+
+    def _initial_state(self) -> Any:
+        parameters = [(jnp.asarray(w), jnp.asarray(b)) for w, b in self.workload.initial()]
+        return parameters, self._slots(parameters)
+
     def start(self, x: Any, y: Any) -> Contender:
         """Put the initial parameters on the card, beside the data set from :func:`on_card`, once it is compiled."""
         self.ready.result()
-        initial = self.workload.network().parameters
-        layers = range(len(self.workload.widths) - 1)
-        parameters = [(jnp.asarray(initial[f"{k}.weight"]), jnp.asarray(initial[f"{k}.bias"])) for k in layers]
-        self._state = parameters, jax.tree.map(jnp.zeros_like, parameters)
+        self._state = self._initial_state()
         self._none, self._x, self._y = jnp.zeros(self.workload.rows, "int32"), x, y
         return self
 
@@ -174,10 +266,11 @@ class Contender:
         return mean_loss(self.workload, of_epoch)
 
 
-def on_card(arrays: tuple[np.ndarray, np.ndarray], dtype: str) -> tuple[Any, Any]:
-    """A data set for contenders whose algorithm takes inputs of this type."""
+def on_card(arrays: tuple[np.ndarray, np.ndarray], dtype: str, scale: float | None = None) -> tuple[Any, Any]:
+    """A data set for contenders whose algorithm takes inputs of this type, which bytes become here and now."""
     x, y = arrays
-    return jnp.asarray(x, dtype), jnp.asarray(y, "float32" if y.dtype == np.float32 else "int32")
+    inputs = jnp.asarray(x, dtype) if scale is None else (jnp.asarray(x).astype("float32") * scale).astype(dtype)
+    return inputs, jnp.asarray(y, "float32" if y.dtype == np.float32 else "int32")
 
 
 def compile_all(contenders: Iterable[Contender]) -> None:

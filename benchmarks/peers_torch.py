@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,11 +19,37 @@ import numpy as np
 import torch
 
 from mlpgpu import bench
+from mlpgpu.activations import LEAKY_SLOPE
 from mlpgpu.bench import Product, Workload, mean_loss
+from mlpgpu.optimizers import Adam
 
 # A batch's inputs of up to so many bytes are gathered for a whole epoch at once, which spares a launch a step; larger
 # ones step by step, so that products find them in the cache.
 MOST_GATHERED_BYTES = 4 << 20
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda z: z,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "leaky_relu": partial(torch.nn.functional.leaky_relu, negative_slope=LEAKY_SLOPE),
+    "elu": torch.nn.functional.elu,
+    "softplus": torch.nn.functional.softplus,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
+
+
+class _Activation(torch.nn.Module):  # type: ignore[misc]
+    """One of :data:`ACTIVATIONS` as a module."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, z: Any) -> Any:
+        return self._function(z)
 
 
 @dataclass(frozen=True)
@@ -77,15 +104,16 @@ class Contender:
     def __init__(self, workload: Workload, form: Form, precision: str, x: Any, y: Any, *, epochs: int = 1) -> None:
         self.workload, self.epochs = workload, epochs
         self._precision, self._device = precision, x.device
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self._bytes_before = torch.cuda.memory_allocated()
         self._x, self._y = x.bfloat16() if precision == "bfloat16" else x, y
         self._order = torch.arange(workload.rows, device=self._device)
-        initial = workload.network().parameters
         self._initial = [
-            torch.tensor(initial[f"{k}.{name}"].T, device=self._device).contiguous()
-            for k in range(len(workload.widths) - 1)
-            for name in ("weight", "bias")
+            torch.tensor(value.T, device=self._device).contiguous() for layer in workload.initial() for value in layer
         ]
         make = self._whole_step if form.whole else self._module_step
+        self._first_slots: Callable[[], list[Any]]
         self._step = make(None if form.mode is None else dict(mode=form.mode, dynamic=False))
         self._gathered = workload.batch_bytes <= MOST_GATHERED_BYTES
         if self._gathered:
@@ -108,10 +136,24 @@ class Contender:
             with torch.no_grad():
                 linear.weight.copy_(self._initial[2 * k])
                 linear.bias.copy_(self._initial[2 * k + 1])
-            modules += [linear, torch.nn.ReLU()]
-        model = torch.nn.Sequential(*modules[:-1])
+            modules.append(linear)
+            if k < len(self.workload.widths) - 2:
+                modules.append(_Activation(ACTIVATIONS[self.workload.activation]))
+                modules += [torch.nn.Dropout(self.workload.dropout)] if self.workload.dropout else []
+        model = torch.nn.Sequential(*modules)
         self._parameters = list(model.parameters())
-        optimizer = torch.optim.SGD(self._parameters, lr=self.workload.rate, momentum=bench.MOMENTUM, fused=True)
+        optimizer: Any
+        slots: tuple[str, ...]
+        if self._is_adam:
+            rule, is_on_card = Adam(self.workload.rate), self._device.type == "cuda"
+            optimizer = torch.optim.Adam(
+                self._parameters, lr=self.workload.rate, betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True,
+                capturable=is_on_card,
+            )  # fmt: skip
+            slots, factor = ("exp_avg", "exp_avg_sq", "step"), 1.0
+        else:
+            optimizer = torch.optim.SGD(self._parameters, lr=self.workload.rate, momentum=bench.MOMENTUM, fused=True)
+            slots, factor = ("momentum_buffer",), self.workload.rate
 
         def forward(x: Any, target: Any) -> Any:
             return self._loss(model(x), target)
@@ -130,35 +172,100 @@ class Contender:
 
         def forget() -> None:
             for parameter in self._parameters:
-                optimizer.state[parameter]["momentum_buffer"].zero_()
+                for slot in slots:
+                    optimizer.state[parameter][slot].zero_()
 
         self._forget = forget
+        self._first_slots = lambda: [factor * optimizer.state[each][slots[0]] for each in self._parameters]
         return step
 
     def _whole_step(self, options: dict[str, Any] | None) -> Callable[[Any, Any], Any]:
         """A step as one function on tensors: its gradients by torch.func, its update for all parameters at once."""
         self._parameters = [value.clone() for value in self._initial]
-        velocities = [torch.zeros_like(value) for value in self._parameters]
+        slots = [[torch.zeros_like(value) for value in self._parameters] for _ in range(2 if self._is_adam else 1)]
+        counter = torch.zeros((), device=self._device)
         dtype = torch.bfloat16 if self._precision == "bfloat16" else torch.float32
-        rate, last = self.workload.rate, len(self._parameters) - 2
+        last, dropout = len(self._parameters) - 2, self.workload.dropout
+        activation = ACTIVATIONS[self.workload.activation]
 
         def loss_of(parameters: list[Any], h: Any, target: Any) -> Any:
             for k in range(0, len(parameters), 2):
                 h = torch.nn.functional.linear(h, parameters[k].to(dtype), parameters[k + 1].to(dtype))
-                h = torch.relu(h) if k < last else h
+                if k < last:
+                    h = activation(h)
+                    h = torch.nn.functional.dropout(h, dropout) if dropout else h
             return self._loss(h, target)
 
-        def step(parameters: list[Any], velocities: list[Any], x: Any, target: Any) -> Any:
+        move = self._adam if self._is_adam else self._momentum
+
+        def step(parameters: list[Any], slots: list[list[Any]], counter: Any, x: Any, target: Any) -> Any:
             gradients, loss = torch.func.grad_and_value(loss_of)(parameters, x, target)
-            torch._foreach_mul_(velocities, bench.MOMENTUM)
-            torch._foreach_add_(velocities, gradients, alpha=rate)
-            torch._foreach_sub_(parameters, velocities)
+            move(parameters, slots, counter, gradients)
             return loss
 
         if options is not None:
             step = torch.compile(step, fullgraph=True, **options)
-        self._forget = lambda: torch._foreach_zero_(velocities)
-        return lambda x, target: step(self._parameters, velocities, x, target)
+
+        def forget() -> None:
+            for slot in slots:
+                torch._foreach_zero_(slot)
+            counter.zero_()
+
+        self._forget = forget
+        self._first_slots = lambda: [value.clone() for value in slots[0]]
+        return lambda x, target: step(self._parameters, slots, counter, x, target)
+
+    @property
+    def _is_adam(self) -> bool:
+        return self.workload.optimizer == "adam"
+
+    def _momentum(self, parameters: list[Any], slots: list[list[Any]], counter: Any, gradients: list[Any]) -> None:
+        (velocities,) = slots
+        torch._foreach_mul_(velocities, bench.MOMENTUM)
+        torch._foreach_add_(velocities, gradients, alpha=self.workload.rate)
+        torch._foreach_sub_(parameters, velocities)
+
+    def _adam(self, parameters: list[Any], slots: list[list[Any]], counter: Any, gradients: list[Any]) -> None:
+        rule, (means, squares) = Adam(self.workload.rate), slots
+        counter.add_(1.0)
+        torch._foreach_lerp_(means, gradients, 1 - rule.beta1)
+        torch._foreach_mul_(squares, rule.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - rule.beta2)
+        step_size = self.workload.rate / (1 - rule.beta1**counter)
+        scale = (1 - rule.beta2**counter).sqrt()
+        divisors = torch._foreach_div(torch._foreach_sqrt(squares), scale)
+        torch._foreach_add_(divisors, rule.epsilon)
+        changes = torch._foreach_mul(torch._foreach_div(means, divisors), step_size)
+        torch._foreach_sub_(parameters, changes)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory of the card that it and its data took, as long as no other contender was made since."""
+        if self._device.type != "cuda":
+            return None
+        data = sum(each.numel() * each.element_size() for each in (self._x, self._y))
+        return int(data + torch.cuda.max_memory_allocated() - self._bytes_before)
+
+    def first_step(self, order: np.ndarray) -> list[np.ndarray]:
+        """The optimizer's first slot after one step from the initial parameters, on the first rows of ``order``.
+
+        It is proportional to the gradient: each layer's weight (n_in, n_out) and bias (n_out,) in turn.  Afterwards the
+        contender is as it was made.
+        """
+        rows = torch.tensor(order[: self.workload.batch_size], device=self._device)
+        self._begin_again()
+        with products_in(self._precision):
+            self._step(self._x.index_select(0, rows), self._y.index_select(0, rows))
+        found: list[np.ndarray] = [value.float().cpu().numpy().T for value in self._first_slots()]
+        self._begin_again()
+        return found
+
+    def _begin_again(self) -> None:
+        """Go back to the initial parameters, and to slots of 0 if there are any yet."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self._initial)
+        with suppress(KeyError):  # an optimizer that has not stepped has no slots
+            self._forget()
 
     def _run_epoch(self) -> None:
         """The steps of an epoch in the order that is set."""
@@ -194,9 +301,7 @@ class Contender:
                 self._run_epoch()
         finally:
             gc.enable()
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._initial)
-        self._forget()
+        self._begin_again()
 
     def __call__(self, order: np.ndarray | None = None) -> float:
         for _ in range(self.epochs if order is None else 1):
@@ -212,10 +317,10 @@ class Contender:
         return mean_loss(self.workload, losses)
 
 
-def on_card(arrays: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Any]:
-    """A data set for contenders."""
-    x, y = (torch.from_numpy(array).cuda() for array in arrays)
-    return x, y
+def on_device(arrays: tuple[np.ndarray, np.ndarray], scale: float | None = None, device: str = "cuda") -> Any:
+    """A data set for contenders, inputs and targets; bytes become float32 here and now."""
+    x, y = (torch.from_numpy(array).to(device) for array in arrays)
+    return (x if scale is None else x.float() * scale), y
 
 
 def product_error(product: Product, precision: str) -> float:

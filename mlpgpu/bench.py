@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from .backends.cpu import available_cores
 from .backends.cuda import CudaBackend
 from .datasets import Dataset
 from .errors import ConfigurationError, MlpgpuError
-from .layers import Dense
+from .layers import Dense, Dropout, Layer
 from .names import ActivationName, LossName
 from .network import Network
-from .optimizers import Momentum
+from .optimizers import Adam, Momentum
 from .schedules import Clock, as_schedule
 from .training import Trainer
 from .version import __version__
@@ -55,7 +55,13 @@ PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Workload:
-    """A network, the rows it is trained on, and how."""
+    """A network, the rows it is trained on, and how.
+
+    Attributes:
+        last: the activation of the last layer; ``activation`` is the others'.
+        dropout: the rate of a dropout after each hidden layer, or 0 for none.
+        source: what inputs are stored as; bytes stand for numbers from 0 to 1.
+    """
 
     widths: tuple[int, ...]
     batch_size: int
@@ -65,6 +71,9 @@ class Workload:
     activation: ActivationName = "relu"
     last: ActivationName = "identity"
     precisions: tuple[str, ...] = ("float32",)
+    optimizer: Literal["momentum", "adam"] = "momentum"
+    dropout: float = 0.0
+    source: Literal["float32", "uint8"] = "float32"
 
     @property
     def network_name(self) -> str:
@@ -94,27 +103,47 @@ class Workload:
 
     @property
     def state_bytes(self) -> int:
-        """Of parameters and momentum."""
-        return 8 * sum((n_in + 1) * n_out for n_in, n_out in pairwise(self.widths))
+        """Of parameters and the optimizer's slots."""
+        arrays = {"momentum": 2, "adam": 3}[self.optimizer]
+        return 4 * arrays * sum((n_in + 1) * n_out for n_in, n_out in pairwise(self.widths))
 
     def network(self) -> Network:
         *hidden, (n_in, n_out) = pairwise(self.widths)
-        layers = [Dense(*widths, activation=self.activation) for widths in hidden]
+        layers: list[Layer] = []
+        for widths in hidden:
+            layers.append(Dense(*widths, activation=self.activation))
+            layers += [Dropout(self.dropout)] if self.dropout else []
         return Network([*layers, Dense(n_in, n_out, activation=self.last)], seed=0)
 
+    def initial(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The parameters that training begins with: each layer's weight (n_in, n_out) and bias (n_out,)."""
+        values = list(self.network().parameters.values())
+        return list(zip(values[::2], values[1::2], strict=True))
+
     def trainer(self, **options: Any) -> Trainer:
-        """A trainer with momentum; ``options`` are those of :class:`Trainer`."""
-        optimizer = Momentum(self.rate, momentum=MOMENTUM)
+        """A trainer of the network; ``options`` are those of :class:`Trainer`."""
+        optimizer = Adam(self.rate) if self.optimizer == "adam" else Momentum(self.rate, momentum=MOMENTUM)
         return Trainer(self.network(), self.loss, optimizer, batch_size=self.batch_size, **options)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs (rows, n_in), and labels (rows,) or for a squared error targets (rows, n_out)."""
+        """Inputs (rows, n_in), float32 or uint8, and labels (rows,) or for a squared error targets (rows, n_out)."""
         rng = np.random.default_rng(0)
         n_out = self.widths[-1]
-        x = rng.random((self.rows, self.widths[0]), dtype=np.float32)
+        shape = self.rows, self.widths[0]
+        is_bytes = self.source == "uint8"
+        x = rng.integers(256, size=shape, dtype=np.uint8) if is_bytes else rng.random(shape, dtype=np.float32)
         if self.loss == "squared_error":
             return x, rng.random((self.rows, n_out), dtype=np.float32)
         return x, rng.integers(n_out, size=self.rows)
+
+    @property
+    def scale(self) -> float | None:
+        """What bytes are multiplied by."""
+        return 1 / 255 if self.source == "uint8" else None
+
+    def dataset(self, arrays: tuple[np.ndarray, np.ndarray]) -> Dataset:
+        """The data set of inputs and targets from :meth:`arrays`, or of some of their rows."""
+        return Dataset(*arrays, scale=self.scale)
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -187,8 +216,13 @@ def mean_loss(workload: Workload, losses: np.ndarray) -> float:
 # --- turns ---
 
 
-def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of one call of each contender, round by round; each ends when its work is done."""
+def take_turns(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, *, pause: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of one call of each contender, round by round; each ends when its work is done.
+
+    ``pause`` is how many seconds lie before each turn, in which threads of the turn before stop to spin.
+    """
     calls = {}
     for name, run in contenders.items():
         run()  # compiles, captures, fills caches
@@ -198,6 +232,8 @@ def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> d
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
+            if pause:
+                time.sleep(pause)
             started = time.perf_counter()
             for _ in range(calls[name]):
                 run()
