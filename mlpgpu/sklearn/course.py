@@ -79,10 +79,15 @@ class Follower(Callback):
         self._batches = math.ceil(rows / batch_rows)
         self._monitor, self._sign = monitor, 1.0 if higher_is_better else -1.0
         self._square, self._is_whole = 0.0, is_whole
+        self._weights: list[slice] = []  # of the network's parameters, those that alpha counts
         self.epochs = 0
         self.converged = False
 
     def begin(self, trainer: Trainer) -> None:  # type: ignore[override]
+        if self._settings.alpha:
+            segments = trainer.network.segments
+            weights = [segments[f"{place}.weight"] for place in dense_places(trainer.network)]
+            self._weights = [slice(segment.offset, segment.end) for segment in weights]
         self._square = self._squares(trainer)
         if self._is_whole and self._monitor is not None and self._course.best_score is not None:
             trainer.keep()  # a warm start begins at the best epoch so far
@@ -162,10 +167,7 @@ class Follower(Callback):
 
     def _squares(self, trainer: Trainer) -> float:
         """Σ w² over weights."""
-        if not self._settings.alpha:
+        if not self._weights:
             return 0.0
-        network = trainer.network
-        flat, segments = network.flat_parameters(), network.segments
-        weights = (segments[f"{place}.weight"] for place in dense_places(network))
-        parts = (flat[segment.offset : segment.end] for segment in weights)
-        return float(sum(np.dot(part, part) for part in parts))
+        flat = trainer.network.flat_parameters()
+        return float(sum(np.dot(flat[part], flat[part]) for part in self._weights))
