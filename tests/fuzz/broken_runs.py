@@ -91,6 +91,8 @@ def interrupts(chance: random.Random, statements: int) -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press)
+    # A shell has what it starts in the background pass over Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     presser.start()
     try:
         yield
@@ -99,6 +101,7 @@ def interrupts(chance: random.Random, statements: int) -> Iterator[None]:
         with contextlib.suppress(KeyboardInterrupt):
             is_over.set()
             presser.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def broken_off(run: RandomRun, folder: Path, chance: random.Random, breaks: Breaks, statements: int) -> list[str]:
@@ -209,6 +212,9 @@ def main() -> None:
                 if what.split(":")[0].isupper():
                     print(f"{how}, seed {seed}: {what}")
                     is_wrong = True
+        if number and not counted:
+            print(f"{how}: none of the runs was broken off")
+            is_wrong = True
         if number:
             print(f"{how}, {number} runs from seed {options.seed}: {dict(sorted(counted.items()))}", flush=True)
     sys.exit(is_wrong)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
+import time
 
 import pytest
-from broken_runs import attack
+from broken_runs import attack, interrupts
 from killed_runs import run_with_checkpoint
 
 pytestmark = pytest.mark.xdist_group("broken runs")
@@ -37,3 +40,14 @@ def test_every_random_run_trains() -> None:
         run = run_with_checkpoint(seed, "cpu")
         assert run.least_steps > 0 or not run.settings["drop_last"]
         assert {"epochs", "steps"} & {*run.settings["callbacks"]}
+
+
+def test_ctrl_c_reaches_runs_in_the_background() -> None:
+    """Of what a shell starts there, Python leaves SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts(random.Random(1), 0):
+            time.sleep(5.0)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
