@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import Any
 
+from ..datasets.interchange import CardArray, set_reader
 from ..errors import BackendError, ConfigurationError, lookup
 from ..plan import Plan
 from .base import MEMORY_SHARE as MEMORY_SHARE
@@ -26,6 +28,16 @@ BACKENDS = ("auto", "cpu", "cuda")
 
 _CARD = re.compile(r"cuda:(\d+)")
 _told: list[str] = []  # why "auto" is the CPU, once said
+
+
+def _open_on_card(what: str, x: Any) -> CardArray:
+    """See :func:`mlpgpu.datasets.interchange.open_on_card`."""
+    from .cuda import open_card_array
+
+    return open_card_array(what, x)
+
+
+set_reader(_open_on_card)
 
 
 def choose_backend(name: str, plan: Plan) -> Backend:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..datasets import Dataset
+from ..datasets.interchange import CardArray
+from ..errors import ConfigurationError
 from ..losses import Loss, TargetKind
 from ..plan import Plan
 from ..random import epoch_order
@@ -296,6 +299,22 @@ class Inference(ABC):
             whether each input is finite in the plan's precision; if not, ``out`` is of no use.
         """
 
+    def run_on_card(
+        self,
+        x: CardArray,
+        shape: tuple[int, ...],
+        *,
+        rows: np.ndarray | None = None,
+        scale: float | None = None,
+        logits: bool = False,
+    ) -> Any:
+        """Predictions, or logits, for rows of finite inputs that lie on this backend's card.
+
+        Returns:
+            an array there of this shape, (rows, n_out) or (rows,), complete, which speaks DLPack.
+        """
+        raise NotImplementedError("a backend without a card is given no array on one")
+
     @abstractmethod
     def close(self) -> None:
         """Wait for the calls under way and free everything; closing twice does nothing.  It is also done at the end."""
@@ -306,10 +325,24 @@ class Backend(ABC):
 
     Attributes:
         prediction_rows: the capacity of a plan for :meth:`infer` where nobody bounds it.
+        card: the number of the card that it computes on, or None.
     """
 
     name: str
     prediction_rows = 1024
+    card: int | None = None
+
+    def check_place(self, dataset: Dataset) -> None:
+        """Raise ConfigurationError if the inputs lie on a card, and the backend does not compute there."""
+        if dataset.card is None or dataset.card == self.card:
+            return
+        got = f"inputs on GPU {dataset.card}"
+        if self.card is None:
+            hint = "Dataset(data.x, data.y, data.weight) is a copy on the host"
+            raise ConfigurationError("data for the cpu backend", expected="inputs on the host", got=got, hint=hint)
+        hint = f"backend='cuda:{dataset.card}' computes there; Dataset(data.x, data.y, data.weight) is on the host"
+        expected = f"inputs on GPU {self.card} or on the host"
+        raise ConfigurationError(f"data for the {self.name} backend", expected=expected, got=got, hint=hint)
 
     @abstractmethod
     def check(self, plan: Plan) -> None:

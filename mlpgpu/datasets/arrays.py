@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..errors import (
     shown,
     warn_caller,
 )
+from .interchange import ALIGNMENT, check_shape, is_on_card, open_on_card
 
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
@@ -103,6 +105,9 @@ def as_array(what: str, value: Any, expected: str) -> np.ndarray:
         DtypeError: it does not become an array.
     """
     refuse_masked(what, value)
+    if is_on_card(value):  # what is checked on the host comes there, such as labels
+        array = open_on_card(what, value)
+        return array.reshape(prod(array.shape))[:].reshape(array.shape)
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal length
@@ -249,8 +254,16 @@ def _table_array(x: Any, names: Sequence[Any]) -> np.ndarray:
 
 
 def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """The inputs to keep, (rows, n_in), and the names of their columns where a table has names."""
+    """The inputs to keep, (rows, n_in), and the names of their columns where a table has names.
+
+    Those on a card stay there; what is returned then reads like an array.
+    """
     expected = "(rows, features)"
+    if hasattr(x, "to_cupy"):
+        hint = "cupy.ascontiguousarray(x.to_cupy())"
+        raise DtypeError("x", expected=f"an array {expected}", got=f"a cuDF {type(x).__name__}", hint=hint)
+    if is_on_card(x):
+        return _check_card_inputs(x), None
     if hasattr(x, "toarray"):  # of SciPy
         raise DtypeError("x", expected=f"an array {expected}", got=f"a {type(x).__name__}", hint="x.toarray()")
     names = _column_names(x)
@@ -269,6 +282,23 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
     columns = tuple(check_text("column of x", name) for name in names or ()) if is_named else None
     check_finite("x", rows, columns)
     return frozen(rows), columns
+
+
+def _check_card_inputs(x: Any) -> Any:
+    """Inputs on a card, (rows, n_in), to be read where they lie."""
+    array = open_on_card("x", x)
+    rows, n_in = check_shape("x", array.shape)
+    if array.dtype not in (np.float32, np.uint8):
+        hint = "x.float() of PyTorch, x.astype('float32') of others; what is converted stays on the card"
+        raise DtypeError("x on a card", expected="float32 or uint8", got=f"dtype {array.dtype}", hint=hint)
+    if array.address % ALIGNMENT:
+        hint = "a copy is aligned: x.clone() of PyTorch, x.copy() of others"
+        expected = f"an address that is a multiple of {ALIGNMENT} bytes"
+        raise ConfigurationError("x on a card", expected=expected, got=f"{array.address:#x}", hint=hint)
+    flat: Any = array.reshape(rows, n_in)
+    if not flat.is_finite:
+        check_finite("x", flat)  # which finds the place
+    return flat
 
 
 def check_scale(scale: float | None, x: np.ndarray) -> Inputs:

@@ -54,6 +54,9 @@ class Dataset:
             C-contiguous; booleans and float16 are converted to float32 once.  A network in float32 rounds
             integers and float64 batch by batch, after a first ``Standardize`` layer has standardized them in
             float64.  A table (pandas, Polars, Arrow) may mix types of numbers; the names of its columns are kept.
+            C-contiguous float32 or uint8 on a card (CuPy, PyTorch, JAX, Numba: whatever speaks DLPack or the CUDA array
+            interface) stays there, is checked there, and is read where it lies by trainers on that card; what comes
+            with it, ``y`` and ``weight``, is brought to the host.
         y: None; (rows,) integers, booleans or strings, which are class labels; or (rows,) or (rows, m)
             numbers.  Strings become int64 positions in ``classes``.
         weight: None or (rows,), at least 0, not all 0; float64 is kept, all else becomes float32.
@@ -175,8 +178,18 @@ class Dataset:
 
     @property
     def x(self) -> np.ndarray:
-        """Inputs, (rows, n_in), as stored: bytes are not scaled.  A split gathers them at each access."""
+        """Inputs, (rows, n_in), as stored: bytes are not scaled.  A split gathers them at each access.
+
+        Inputs on a card are copied to the host at each access.
+        """
+        if self.card is not None:
+            return frozen(self._storage_x[:] if self._index is None else self._storage_x[self._index])
         return self._storage_x if self._index is None else frozen(self._storage_x[self._index])
+
+    @property
+    def card(self) -> int | None:
+        """The number of the card that the inputs lie on, or None."""
+        return getattr(self._storage_x, "card", None)
 
     @property
     def y(self) -> np.ndarray | None:

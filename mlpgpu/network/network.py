@@ -298,6 +298,9 @@ class Network:
             backend: where to compute, ``"auto"`` for the fastest there is.
             batch_size: rows at a time, which bounds the memory it takes; if None, as many as suit the backend.
 
+        Returns:
+            an array; of inputs on a card (``Dataset`` says which) one there, of their library.
+
         Raises:
             ShapeError, DtypeError, DataError: ``x`` does not suit the network.
             ConfigurationError: ``batch_size`` is under 1, a ``Standardize`` layer was never fitted, or ``x`` is

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 
 from ..backends import MOST_ROWS, choose_backend, get_backend
 from ..datasets import Dataset, Inputs
-from ..datasets.arrays import check_finite, chunks
+from ..datasets.arrays import as_array, check_finite, chunks
+from ..datasets.interchange import CardArray, in_library_of
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, check_integer, shown
 from ..locks import Mutex
 from ..losses import OutputName, classes_of
@@ -67,7 +68,7 @@ class Compiled:
         chosen = choose_backend(backend, plan)
         if batch_size is None:
             plan = plan.with_capacity(chosen.prediction_rows)
-        self.backend_name = chosen.name
+        self.backend_name, self._backend = chosen.name, chosen
         self._n_in, self._n_out = plan.n_in, plan.n_out
         self._inference = chosen.infer(plan)
         self._lock = Mutex()
@@ -98,7 +99,11 @@ class Compiled:
             scale = self._scales[x.dtype]
             count = len(x)
         else:
+            given = x
             x, rows, count, scale = self._check_inputs(network, x)
+            if not isinstance(x, np.ndarray):
+                like = x.owner if isinstance(given, Dataset) else given
+                return self._predict_on_card(network, x, like, out, rows=rows, count=count, scale=scale, logits=logits)
         is_vector = self._n_out == 1 and not logits and network.remembered.has_vector_targets
         if out is None:
             written = np.empty((count, self._n_out), self.dtype)
@@ -110,6 +115,26 @@ class Compiled:
         if not self._inference.run(x, written, rows=rows, scale=scale, logits=logits):
             self._refuse_inputs(x if rows is None else x[rows])
         return out
+
+    def _predict_on_card(
+        self,
+        network: Predictable,
+        x: CardArray,
+        like: Any,
+        out: np.ndarray | None,
+        *,
+        rows: np.ndarray | None,
+        count: int,
+        scale: float | None,
+        logits: bool,
+    ) -> Any:
+        """Predictions on the card that the inputs lie on, as an array of the library that ``like`` is of."""
+        if out is not None:
+            raise ConfigurationError("out", expected="none for inputs on a card", got=type(out).__name__)
+        is_vector = self._n_out == 1 and not logits and network.remembered.has_vector_targets
+        self._follow(network)
+        shape = (count,) if is_vector else (count, self._n_out)
+        return in_library_of(like, self._inference.run_on_card(x, shape, rows=rows, scale=scale, logits=logits))
 
     def close(self) -> None:
         """Free what the backend has, once the calls under way have ended."""
@@ -147,6 +172,7 @@ class Compiled:
             if shaped.shape[1] == self._n_in:
                 return shaped, None, len(x), self._scales[x.dtype]
         dataset = network.check(x if isinstance(x, Dataset) else network.remembered.dataset(x))
+        self._backend.check_place(dataset)
         return dataset.storage_x, dataset.storage_index, len(dataset), dataset.scale
 
     def _check_out(self, out: Any, shape: tuple[int, ...], x: np.ndarray) -> None:
@@ -201,7 +227,8 @@ class Predictor:
 
         Arguments:
             x: an array, memory map or data set; other values are made an array.  Numbers other than float32 are
-                converted piece by piece.
+                converted piece by piece.  Of an array on the predictor's card (float32 or uint8, C-contiguous)
+                predictions stay there, as an array of the same library, complete when the call returns.
             out: where predictions are written, of their shape and dtype, C-contiguous, apart from ``x``; after an
                 error its values mean nothing.
 
@@ -312,6 +339,7 @@ def check_classifies(network: Predictable) -> None:
 
 def labels_of(network: Predictable, predictions: np.ndarray) -> np.ndarray:
     """The class of each row of predictions, (rows,): its name where classes have names, else its number."""
-    numbers = classes_of(network.output, predictions.reshape(-1, network.n_out))
+    on_host = as_array("predictions", predictions, "(rows, n_out)")  # also those of inputs on a card
+    numbers = classes_of(network.output, on_host.reshape(-1, network.n_out))
     names = network.remembered.classes
     return numbers if names is None else np.asarray(names)[numbers]

@@ -61,7 +61,7 @@ from .fit import FitLoop
 from .interrupt import uninterrupted
 from .progress import MOST_STEPS, FitProgress
 from .run_file import ARGUMENTS, SavedRun
-from .task import Columns, MetricFunction, Metrics, Task, own_metrics
+from .task import Columns, MetricFunction, Metrics, Prepared, Task, own_metrics
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -342,10 +342,10 @@ class Trainer:
             data, held_out = data.split(share, seed=self.network.seed)
         else:
             held_out = validation
-        trained = self._task.prepare(data, self.network, class_weight=self.class_weight)
+        trained = self._prepare(data, self.network, class_weight=self.class_weight)
         validated = None
         if held_out is not None:
-            validated = self._task.prepare(held_out, self.network, metrics=self.metrics, after=data)
+            validated = self._prepare(held_out, self.network, metrics=self.metrics, after=data)
         if drop_last and len(data) < self.batch_size:
             expected = f"at least one batch of {self.batch_size} rows with drop_last=True"
             raise ConfigurationError("data", expected=expected, got=f"{len(data)} rows")
@@ -437,7 +437,7 @@ class Trainer:
         """
         self._check_idle("step")
         self._engine.check_whole()
-        prepared = self._task.prepare((x, y, weight), self.network, class_weight=self.class_weight)
+        prepared = self._prepare((x, y, weight), self.network, class_weight=self.class_weight)
         data = prepared.dataset
         rows = len(data)
         if rows > self.batch_size:
@@ -475,9 +475,15 @@ class Trainer:
             found = self._task.check_metrics(metrics)
             names, functions = tuple(found), {name: own for name, own in found.items() if own is not None}
         self._check_usable("evaluate")
-        prepared = self._task.prepare(data, self.network, metrics=names)
+        prepared = self._prepare(data, self.network, metrics=names)
         self.network.check_adapted("call network.adapt(dataset), or train")
         return self._engine.evaluate(prepared, names, functions)
+
+    def _prepare(self, data: Data, network: Network, **options: Any) -> Prepared:
+        """A data set that suits the task, and lies where the backend can read it."""
+        prepared = self._task.prepare(data, network, **options)
+        self.backend.check_place(prepared.dataset)
+        return prepared
 
     # --- what callbacks use ---
 

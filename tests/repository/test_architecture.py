@@ -46,7 +46,7 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
-    "datasets": ("arrays", "dataset", "idx", "named", "__init__"),
+    "datasets": ("interchange", "arrays", "dataset", "idx", "named", "__init__"),
     "tables": (
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
         *("table", "__init__"),
@@ -97,7 +97,19 @@ INNER_LEVELS = {
         *("shard", "operands", "rows", "simt", "gemm", "fused", "local", "finish", "emit", "__init__"),
     ),
     "backends/cuda/run": (
-        *("primitives", "metrics", "arrays", "maps", "trace", "feed", "orders", "steps", "workspace", "binding"),
+        *(
+            "primitives",
+            "metrics",
+            "arrays",
+            "card_arrays",
+            "maps",
+            "trace",
+            "feed",
+            "orders",
+            "steps",
+            "workspace",
+            "binding",
+        ),
         *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
@@ -139,6 +151,7 @@ OPTIONAL = {"sklearn/": {"sklearn"}, "network/formats/torch_modules.py": {"torch
 # (file, function) -> what it may import when it runs.
 LAZY = {
     ("backends/__init__.py", "get_backend"): {"mlpgpu.backends.cpu", "mlpgpu.backends.cuda"},
+    ("backends/__init__.py", "_open_on_card"): {"mlpgpu.backends.cuda"},
     ("datasets/named.py", "_download"): {"pooch"},
     ("callbacks/histograms.py", "plot"): {"matplotlib"},
     ("callbacks/pruning.py", "__init__"): {"optuna"},

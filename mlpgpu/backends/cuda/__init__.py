@@ -7,11 +7,12 @@ from ...plan import Plan
 from ...version import __version__
 from ..base import MEMORY_SHARE, Backend, Inference, Program
 from .inference.inference import CudaInference
+from .run.card_arrays import open_card_array
 from .run.program import CudaProgram
 from .runtime import Device, find_device
 from .select.inference import most_rows
 
-__all__ = ["CudaBackend", "check_plan"]
+__all__ = ["CudaBackend", "check_plan", "open_card_array"]
 
 PRECISIONS = ("float32", "float32-ieee", "tf32", "bfloat16")
 NEEDS_TENSOR_CORES, TENSOR_CORES = {"tf32", "bfloat16"}, (8, 0)
@@ -43,6 +44,7 @@ class CudaBackend(Backend):
     def __init__(self, index: int = 0) -> None:
         self.name = "cuda" if index == 0 else f"cuda:{index}"
         self.device: Device = find_device(index)
+        self.card = index
 
     def check(self, plan: Plan) -> None:
         check_plan(plan, self.device.name, self.device.compute_capability)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from ....datasets.interchange import CardArray
 from ....errors import BackendError
 from ....locks import Mutex
 from ....plan import Plan
@@ -17,6 +18,7 @@ from ...base import Inference, Program, State
 from ...inputs import InputScaling, has_more_digits, input_standardize
 from ..kernels import NETWORK_MOST_ROWS
 from ..run.arrays import Arrays
+from ..run.card_arrays import CardResult, runs_of
 from ..run.program import CudaProgram
 from ..run.state import draw_parameters
 from ..runtime import Device, LoadedKernels, Stream
@@ -139,6 +141,37 @@ class CudaInference(Inference):
                 lying = as_they_lie(x, rows, tiers.dtype)
             predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
             return predict(tiers, tier, fill, lying, array, out)
+
+    def run_on_card(
+        self,
+        x: CardArray,
+        shape: tuple[int, ...],
+        *,
+        rows: np.ndarray | None = None,
+        scale: float | None = None,
+        logits: bool = False,
+    ) -> CardResult:
+        with self._at_work():
+            count, stream = shape[0], self._stream
+            tiers = self._tiers_of("float32" if scale is None else "uint8")
+            tiers.set_scale(1.0 if scale is None else scale)
+            array = self._plan.logits if logits else self._plan.output
+            result = CardResult(self._device, shape, np.dtype(np.float32))
+            tier = tiers.tier(count)
+            (room,) = tiers.rooms(tier, 1)
+            row_bytes, result_bytes = room.row_bytes, 4 * self._plan.n_out
+            for piece in parts(slice(0, count), tier.capacity):
+                size = piece.stop - piece.start
+                room.begin(size)
+                room.upload(stream, slice(0, 0))
+                place = room.addresses["data"]
+                for first, length in [(piece.start, size)] if rows is None else runs_of(rows[piece]):
+                    stream.copy(place, x.address + first * row_bytes, length * row_bytes)
+                    place += length * row_bytes
+                room.launch(stream)
+                stream.copy(result.address + piece.start * result_bytes, room.addresses[array], size * result_bytes)
+                stream.synchronize()
+            return result
 
     def _tiers_of(self, kind: str) -> Tiers:
         if kind not in self._tiers:

@@ -6,6 +6,9 @@ it.  A set that fits into the memory allowed stays on the card in that order, an
 it.  A larger set is uploaded again in every epoch, into room for two pieces that are used in turns.  Either way a
 kernel finds row i of the epoch at position ``order[i]``, and computes the same bits.
 
+Inputs that lie on the card already, in an array of the caller's, stay where they are: targets and weights come beside
+them, each at its row's place in that array, and orders are lists of its rows.
+
 Inputs that have more digits than float32 and come to a first ``Standardize`` layer are standardized while they are
 gathered, in float64, and rounded once.  The layer's operation then finds a mean of 0 and a scale of 1 among statistics
 that belong to the set.
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -82,22 +86,25 @@ class Feed:
         trace: Trace | None = None,
     ) -> None:
         rows = len(dataset)
-        if rows > MOST_DATA_ROWS:
-            raise BackendError("data on a GPU", expected=f"at most {MOST_DATA_ROWS:,} rows", got=f"{rows:,}")
+        places = rows if dataset.card is None else len(dataset.storage_x)
+        if places > MOST_DATA_ROWS:
+            raise BackendError("data on a GPU", expected=f"at most {MOST_DATA_ROWS:,} rows", got=f"{places:,}")
         self.dataset, self.scale = dataset, 1.0 if dataset.scale is None else dataset.scale
         self.source = "float32" if dataset.scale is None else "uint8"
         self._device, self._stream, self._trace, self._scaling = device, stream, trace, scaling
         self._rows = _rows_of(plan, dataset)
-        row_bytes = sum(each.row_bytes for each in self._rows.values())
+        inputs: Any = dataset.storage_x  # an array, or a CardArray
+        self._is_on_card = dataset.card is not None
+        row_bytes = max(1, sum(each.row_bytes for each in self._rows.values()))
         self.piece_rows = min(rows, batch_rows * max(1, PIECE_BYTES // (row_bytes * batch_rows)))
-        self.stays = rows * row_bytes <= room
-        self._places = rows if self.stays else SLOTS * self.piece_rows
+        self.stays = self._is_on_card or rows * row_bytes <= room
+        self._places = places if self.stays else SLOTS * self.piece_rows
 
         sizes = {name: self._places * each.row_bytes for name, each in self._rows.items()}
         sizes["order"] = 4 * rows
         if scaling is not None:
             sizes["statistics"] = 4 * plan.statistic_count
-        self.arrays = Arrays(device)
+        self.arrays = Arrays(device, {"data": inputs.address} if self._is_on_card else None)
         self.arrays.allocate(sizes)
         self.nbytes = sum(sizes.values())
         self.left_bytes = room - self.nbytes
@@ -111,7 +118,7 @@ class Feed:
         self._pool = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="mlpgpu-feed")
         self._buffers = [
             {name: pinned(device, (self.piece_rows, *each.shape), each.dtype) for name, each in self._rows.items()}
-            for _ in range(SLOTS)
+            for _ in range(0 if self._is_on_card else SLOTS)
         ]
         self._copied: list[Event | None] = [None] * SLOTS  # when the copy from each buffer ends
         self._sent = 0  # pieces, over all epochs
@@ -126,6 +133,8 @@ class Feed:
         self._is_in_order = False  # whether the order on the card is that of the data set
         self._list = pinned(device, (rows,), np.int32)
         self._listed = Event(device)
+        if self._is_on_card:
+            self._place_beside()
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -141,8 +150,20 @@ class Feed:
 
     @property
     def pieces(self) -> int:
-        """How many pieces an epoch has."""
+        """How many pieces an epoch has that must come to the card."""
+        if self._is_on_card:
+            return 0
         return -(-len(self.dataset) // self.piece_rows)
+
+    def _place_beside(self) -> None:
+        """Bring targets and weights to the places of their rows in an array of inputs on the card."""
+        self.place_of = self.dataset.storage_rows(np.arange(len(self.dataset)))
+        for name, each in self._rows.items():
+            placed = np.zeros((self._places, *each.shape), each.dtype)
+            placed[self.place_of] = each.source
+            self._copies.upload(self.arrays.addresses[name], placed)
+        self._copies.record(self._last)
+        self._copies.synchronize()  # before the arrays go
 
     def begin(self, order: np.ndarray) -> None:
         """Begin an epoch that visits the rows in ``order``, (rows,) int64."""
@@ -284,9 +305,14 @@ class Feed:
 
 
 def _rows_of(plan: Plan, dataset: Dataset) -> dict[str, _Rows]:
-    """Inputs, as bytes if they are stored so; targets and weights, where the set has them, as float32."""
+    """Inputs, as bytes if they are stored so; targets and weights, where the set has them, as float32.
+
+    Inputs on the card are left out.
+    """
     single = np.dtype(np.float32)
-    found = {"data": _Rows(dataset.storage_x, np.dtype(np.uint8) if dataset.scale is not None else single, True)}
+    found = {}
+    if dataset.card is None:
+        found["data"] = _Rows(dataset.storage_x, np.dtype(np.uint8) if dataset.scale is not None else single, True)
     if plan.target_kind is not None:
         found["targets"] = _Rows(target_array(dataset, plan, single), single, False)
     if dataset.weight is not None:

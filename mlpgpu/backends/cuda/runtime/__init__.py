@@ -7,9 +7,9 @@ from .descriptors import Texture, tensor_map
 from .device import Device
 from .graphs import Graph, Replay, capture
 from .machine import describe_machine, find_device
-from .memory import Arena, aligned, pinned
+from .memory import Arena, aligned, card_of_address, pinned
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
-from .streams import Event, Stream
+from .streams import Event, Stream, wait_for_stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Texture",
     "aligned",
     "capture",
+    "card_of_address",
     "describe_machine",
     "find_device",
     "module_of",
@@ -37,4 +38,5 @@ __all__ = [
     "pinned",
     "seconds_of",
     "tensor_map",
+    "wait_for_stream",
 ]

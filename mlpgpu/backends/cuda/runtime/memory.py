@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ....errors import BackendError
-from .bindings import drv
+from .bindings import CallError, call, cu, drv
 from .device import Device, Resource
+from .machine import find_device
 
 ALIGNMENT = 512  # bytes; a texture over linear memory asks for it, and cuMemAlloc keeps it
 
@@ -70,6 +71,20 @@ class Arena(Resource):
         address = self._next
         self._next += aligned(nbytes)
         return address
+
+
+def card_of_address(what: str, address: int) -> int:
+    """The number of the card whose memory an address is of; ``what`` is what an error calls the array there.
+
+    Raises:
+        BackendError: the driver knows no such memory.
+    """
+    find_device()  # which starts the driver
+    asked = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    try:
+        return int(call(cu.cuPointerGetAttribute, asked, cu.CUdeviceptr(address)))
+    except CallError as error:
+        raise BackendError(what, expected="memory of a card", got=f"address {address:#x}: {error}") from error
 
 
 def pinned(device: Device, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

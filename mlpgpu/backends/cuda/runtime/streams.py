@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....errors import BackendError
-from .bindings import cu, drv
+from .bindings import call, cu, drv
 from .device import Device, Resource
 
 
@@ -37,6 +37,7 @@ class Stream(Resource):
     def __init__(self, device: Device, name: str = "") -> None:
         super().__init__(device, drv.Stream(int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         self.name = name
+        self.number = int(self.handle.handle)  # as other libraries name streams
         self.bound = cu.CUstream(self.handle.handle)  # the same stream as cuda-bindings take it
 
     def upload(self, address: int, array: np.ndarray) -> None:
@@ -68,6 +69,14 @@ class Stream(Resource):
     def synchronize(self) -> None:
         """Wait until all work that the stream has been given is done."""
         self.handle.synchronize()
+
+
+def wait_for_stream(device: Device, number: int) -> None:
+    """Wait for the stream of this number, another library's; for the context's whole work if it is 0."""
+    if number:
+        call(cu.cuStreamSynchronize, cu.CUstream(number))
+    else:
+        device.synchronize()
 
 
 def _check_contiguous(array: np.ndarray) -> None:
