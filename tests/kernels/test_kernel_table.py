@@ -1,7 +1,8 @@
 """nvcc compiles the entries of the table, for each generation of cards, to what the table says.
 
-Every entry is compiled for ``sm_90a``.  For two older generations a third is drawn by the kernels' sources, another one
-whenever a kernel changes; with ``MLPGPU_WHOLE_TABLE=1`` all entries are compiled for these too.
+Of each file one entry is compiled for the architectures of ``LISTED`` and for half of the others; of the rest a share,
+``SHARES``.  What is compiled is drawn by the kernels' sources, so that each change of a kernel brings other entries and
+a red run can be repeated; with ``MLPGPU_WHOLE_TABLE=1`` everything is compiled.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import random
-import re
-import shutil
 import subprocess
-import sys
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine_code
 import pytest
 from kernel_cases.tensor import TILES_SAMPLED_BY_NVCC, is_sampled
 
@@ -31,7 +29,9 @@ QUICK = ("sm_80", "sm_90a")
 LISTED = ("sm_75", "sm_80", "sm_90a")
 SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what only this architecture has
 OTHERS = ("sm_86", "sm_89", "sm_100", "sm_120")
-DRAWN = 1.0 if os.environ.get("MLPGPU_WHOLE_TABLE") == "1" else 1 / 3  # of the entries, for the older ones of LISTED
+SHARES = {"sm_75": 1 / 6, "sm_80": 1 / 6, "sm_90a": 1 / 2}  # of the entries that are no sample
+OTHERS_OF_A_FILE = 2  # architectures
+IS_WHOLE = os.environ.get("MLPGPU_WHOLE_TABLE") == "1"
 KERNELS = Path(__file__).parents[2] / "cuda"
 PER_PIECE = 16
 PER_SAMPLE = 6  # so that two processes have their share of them
@@ -53,13 +53,23 @@ class Piece:
         return f"{self.arch}-{self.entries[0].name}"
 
 
-def drawn(arch: str, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that are compiled for ``arch``, by what the kernels' sources hold: a red run can be repeated."""
-    if arch not in SUPERSEDED:
-        texts = b"".join(path.read_bytes() for path in sorted(KERNELS.rglob("*.cuh")))
-        chosen = set(random.Random(zlib.crc32(texts + arch.encode())).sample(entries, round(DRAWN * len(entries))))
-        entries = [entry for entry in entries if entry in chosen]
-    return list(entries)
+@functools.cache
+def draw(what: str) -> random.Random:
+    """A generator whose seed is what the kernels' sources hold."""
+    texts = b"".join(path.read_bytes() for path in sorted(KERNELS.rglob("*.cuh")))
+    return random.Random(zlib.crc32(texts + what.encode()))
+
+
+def drawn(entries: Sequence[Entry], arch: str) -> list[Entry]:
+    """Those of a file's entries that are compiled for ``arch``, beside its sample."""
+    chosen = set(draw(arch).sample(entries, int(SHARES[arch] * len(entries) + draw(arch).random())))
+    return [entry for entry in entries if IS_WHOLE or entry in chosen]
+
+
+@functools.cache
+def sampled_for(unit: str) -> Sequence[str]:
+    """The architectures for which a sample of a file is compiled."""
+    return (*LISTED, *(OTHERS if IS_WHOLE else draw(unit).sample(OTHERS, OTHERS_OF_A_FILE)))
 
 
 def chunks(entries: Sequence[Entry], size: int) -> Iterator[tuple[Entry, ...]]:
@@ -69,15 +79,17 @@ def chunks(entries: Sequence[Entry], size: int) -> Iterator[tuple[Entry, ...]]:
 def pieces(arch: str) -> Iterator[Piece]:
     """What to compile for ``arch``: of each file the last entry, and of the others those that are drawn."""
     by_unit = units(e for e in all_entries() if e.runs_on(arch) and is_sampled(e, TILES_SAMPLED_BY_NVCC))
-    for chosen in chunks([entries[-1] for entries in by_unit.values()], PER_SAMPLE):
+    samples = [entries[-1] for unit, entries in by_unit.items() if arch in sampled_for(unit)]
+    for chosen in chunks(samples, PER_SAMPLE):
         yield Piece(arch, chosen, is_sample=True)
     if arch in LISTED:
         counted = [entries[:-1] for unit, entries in by_unit.items() if unit not in SUPERSEDED.get(arch, set())]
-        for chosen in chunks(drawn(arch, [entry for entries in counted for entry in entries]), PER_PIECE):
+        for chosen in chunks([entry for entries in counted for entry in drawn(entries, arch)], PER_PIECE):
             yield Piece(arch, chosen, is_sample=False)
 
 
 PIECES = [piece for arch in (*LISTED, *OTHERS) for piece in pieces(arch)]
+DISASSEMBLED = [draw("disassembled").choice([p for p in PIECES if p.arch == arch and p.is_sample]) for arch in LISTED]
 
 
 def parameters(architectures: tuple[str, ...]) -> list[Any]:
@@ -134,9 +146,7 @@ def made(piece: Piece) -> Cubin:
 
 @EACH
 def test_the_table_is_what_is_compiled(piece: Piece) -> None:
-    # A kernel's code lies in an ELF section of its name.
-    found = re.findall(rb"\0\.text\.(\w+)(?=\0)", made(piece).image)
-    assert {name.decode() for name in found} == names_of(*piece.entries)
+    assert set(machine_code.code_of(made(piece).image)) == names_of(*piece.entries)
 
 
 @EACH
@@ -151,31 +161,11 @@ def test_kernels_fit(piece: Piece) -> None:
         assert entry.shared_bytes <= SHARED_BYTES.get(entry.needs, PLAIN_SHARED_BYTES)
 
 
-def cuobjdump() -> str:
-    """From the PATH, or PyPI's package nvidia-cuda-cuobjdump."""
-    folders = [os.environ.get("PATH", "")]
-    folders += [str(folder) for place in sys.path if place for folder in Path(place).glob("nvidia/cu*/bin")]
-    found = shutil.which("cuobjdump", path=os.pathsep.join(folders))
-    assert found, "these tests read machine code with cuobjdump: install the CUDA toolkit or nvidia-cuda-cuobjdump"
-    return found
-
-
-def listing(cubin: Cubin) -> str:
-    """The machine code of all kernels: each instruction, and its bits."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin.image)
-        file.flush()
-        return subprocess.run([cuobjdump(), "-sass", file.name], check=True, capture_output=True, text=True).stdout
-
-
 @functools.cache
 def instructions(piece: Piece) -> dict[str, set[str]]:
     """The names of each kernel's instructions, such as FFMA, by the kernel's name."""
-    found: dict[str, set[str]] = {}
-    for part in listing(made(piece)).split("Function : ")[1:]:
-        found[part.split(maxsplit=1)[0]] = set(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?\s*(\w+)", part))
-    assert set(found) == names_of(*piece.entries)
-    return found
+    code = machine_code.code_of(made(piece).image)
+    return {name: machine_code.names(piece.arch, instructions) for name, instructions in code.items()}
 
 
 def names_with(piece: Piece, *wanted: str) -> set[str]:
@@ -186,10 +176,19 @@ def names_of(*entries: Entry) -> set[str]:
     return {entry.name for entry in entries}
 
 
+@pytest.mark.parametrize("piece", [p for p in parameters(LISTED) if IS_WHOLE or p.values[0] in DISASSEMBLED])
+def test_an_opcode_settles_a_name(piece: Piece) -> None:
+    code = b"".join(machine_code.code_of(made(piece).image).values())
+    pairs = set(zip(machine_code.opcodes(code).tolist(), machine_code.disassembled(piece.arch, code), strict=True))
+    assert len(pairs) == len({opcode for opcode, _ in pairs})
+    assert {name for _, name in pairs} == machine_code.names(piece.arch, code)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("piece", [piece for piece in PIECES if piece.is_sample and piece.arch == "sm_90a"], ids=str)
+@pytest.mark.parametrize("piece", [p for p in parameters(("sm_90a",)) if p.values[0].is_sample])
 def test_places_in_the_sources_change_no_instruction(piece: Piece) -> None:
-    assert listing(compiled(piece, source_places=True)) == listing(compiled(piece, source_places=False))
+    codes = [machine_code.code_of(compiled(piece, source_places=places).image) for places in (True, False)]
+    assert codes[0] == codes[1]
 
 
 @EACH_LISTED
