@@ -9,6 +9,7 @@ from typing import Any
 import epochs
 import numpy as np
 import pytest
+from drawn import first_and_drawn, share_of
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
 from hypothesis import given
@@ -88,7 +89,7 @@ def check(case: str, monkeypatch: pytest.MonkeyPatch) -> HostProgram:
     return host
 
 
-@pytest.mark.parametrize("case", [*list(CASES)[:3], *first_and_thorough(list(CASES)[3:])])
+@pytest.mark.parametrize("case", [*list(CASES)[:3], *first_and_drawn(list(CASES)[3:], 1 / 2, "epochs of local stacks")])
 def test_an_epoch_as_on_the_cpu(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = check(case, monkeypatch)
     names = [launch.entry.name for launch in host.low.launches()]
@@ -215,7 +216,9 @@ def test_what_a_stack_must_do_at_least() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "shape", [StackShape(warps, rows) for rows, warps in thresholds.STACK_MOST_WARPS.items()], ids=str
+    "shape",
+    share_of([StackShape(warps, rows) for rows, warps in thresholds.STACK_MOST_WARPS.items()], 1 / 2, "stacks"),
+    ids=str,
 )
 def test_kernels_compile_without_many_spills(shape: StackShape) -> None:
     entries = [kernels.local_stack_forward("gelu", streamed_weights(shape))]
@@ -263,7 +266,7 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
+@pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of local stacks"))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, case = FAULTS[fault]
     plant(file, right, wrong, tmp_path, monkeypatch)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from drawn import first_and_drawn
 from epochs import Epoch, assert_as_exact
 from helpers import EPS32, first_and_thorough
 from hypothesis import given
@@ -842,7 +843,7 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     [
         ("a loss at the end, shards", kernels.BFLOAT16),
         ("tied, clipped", kernels.BFLOAT16_PAIR),
-        *first_and_thorough(
+        *first_and_drawn(
             [
                 ("dropout between, shards", kernels.HALF_PAIR),
                 ("dropout between, shards", kernels.BFLOAT16),
@@ -855,7 +856,9 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
                 ("a loss at the end", kernels.BFLOAT16),
                 ("penalized", kernels.BFLOAT16),
                 *(("components from product to product", operand_format) for operand_format in OPERAND_FORMATS),
-            ]
+            ],
+            1 / 2,
+            "epochs on tensor cores",
         ),
     ],
 )

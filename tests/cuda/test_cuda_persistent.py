@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import first_and_drawn
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
 from hypothesis import given
@@ -123,12 +124,14 @@ CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     ("case", "source", "arch", "blocks"),
     [
         *((case, "float32", "sm_90a", 5) for case in CASES),
-        *first_and_thorough(
+        *first_and_drawn(
             [
                 *((case, "uint8", "sm_75", 5) for case in ("copied", "dropped, in fours, tiled", "one layer")),
                 *((case, "uint8", "sm_80", 12) for case in ("copied", "dropped, standardized")),
                 *((case, "float32", "sm_90a", 12) for case in CASES),
-            ]
+            ],
+            1 / 2,
+            "epochs of the persistent kernel",
         ),
     ],
 )
@@ -272,8 +275,10 @@ COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("arch", first_and_thorough(["sm_90a", "sm_75", "sm_80"]))
-@pytest.mark.parametrize("case", first_and_thorough(COMPILED))
+@pytest.mark.parametrize(
+    ("case", "arch"),
+    first_and_drawn(itertools.product(COMPILED, ["sm_90a", "sm_75", "sm_80"]), 1 / 2, "compiled persistent kernels"),
+)
 def test_kernels_compile_to_what_their_entries_say(case: str, arch: str) -> None:
     """Warnings are errors; a block's registers fit, and what a thread spills is no more than a few words."""
     layers, options = COMPILED[case]
@@ -341,7 +346,7 @@ FAULTS = {  # the header, what is right there, and what is planted
 }
 
 
-@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
+@pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of the persistent kernel"))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(*FAULTS[fault], tmp_path, monkeypatch)
     case = "penalized, tiled" if "penalized" in fault else "dropped, in fours, tiled"

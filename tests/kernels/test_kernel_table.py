@@ -2,16 +2,13 @@
 
 Of each file one entry is compiled for the architectures of ``LISTED`` and for half of the others; of the rest a share,
 ``SHARES``.  What is compiled is drawn by the kernels' sources, so that each change of a kernel brings other entries and
-a red run can be repeated; with ``MLPGPU_WHOLE_TABLE=1`` everything is compiled.
+a red run can be repeated; with ``MLPGPU_WHOLE=1`` everything is compiled.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import random
 import subprocess
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 
 import machine_code
 import pytest
+from drawn import IS_WHOLE, generator, share_of
 from kernel_cases.tensor import TILES_SAMPLED_BY_NVCC, is_sampled
 
 from mlpgpu.backends.cuda import kernels
@@ -31,7 +29,6 @@ SUPERSEDED = {"sm_90a": {"gemm/gemm_sm80.cuh"}}  # by products that use what onl
 OTHERS = ("sm_86", "sm_89", "sm_100", "sm_120")
 SHARES = {"sm_75": 1 / 6, "sm_80": 1 / 6, "sm_90a": 1 / 2}  # of the entries that are no sample
 OTHERS_OF_A_FILE = 2  # architectures
-IS_WHOLE = os.environ.get("MLPGPU_WHOLE_TABLE") == "1"
 KERNELS = Path(__file__).parents[2] / "cuda"
 PER_PIECE = 16
 PER_SAMPLE = 6  # so that two processes have their share of them
@@ -53,23 +50,9 @@ class Piece:
         return f"{self.arch}-{self.entries[0].name}"
 
 
-@functools.cache
-def draw(what: str) -> random.Random:
-    """A generator whose seed is what the kernels' sources hold."""
-    texts = b"".join(path.read_bytes() for path in sorted(KERNELS.rglob("*.cuh")))
-    return random.Random(zlib.crc32(texts + what.encode()))
-
-
-def drawn(entries: Sequence[Entry], arch: str) -> list[Entry]:
-    """Those of a file's entries that are compiled for ``arch``, beside its sample."""
-    chosen = set(draw(arch).sample(entries, int(SHARES[arch] * len(entries) + draw(arch).random())))
-    return [entry for entry in entries if IS_WHOLE or entry in chosen]
-
-
-@functools.cache
 def sampled_for(unit: str) -> Sequence[str]:
     """The architectures for which a sample of a file is compiled."""
-    return (*LISTED, *(OTHERS if IS_WHOLE else draw(unit).sample(OTHERS, OTHERS_OF_A_FILE)))
+    return (*LISTED, *(OTHERS if IS_WHOLE else generator(unit).sample(OTHERS, OTHERS_OF_A_FILE)))
 
 
 def chunks(entries: Sequence[Entry], size: int) -> Iterator[tuple[Entry, ...]]:
@@ -83,13 +66,16 @@ def pieces(arch: str) -> Iterator[Piece]:
     for chosen in chunks(samples, PER_SAMPLE):
         yield Piece(arch, chosen, is_sample=True)
     if arch in LISTED:
-        counted = [entries[:-1] for unit, entries in by_unit.items() if unit not in SUPERSEDED.get(arch, set())]
-        for chosen in chunks([entry for entries in counted for entry in drawn(entries, arch)], PER_PIECE):
+        counted = [(u, entries[:-1]) for u, entries in by_unit.items() if u not in SUPERSEDED.get(arch, set())]
+        drawn = [entry for u, entries in counted for entry in share_of(entries, SHARES[arch], u + arch)]
+        for chosen in chunks(drawn, PER_PIECE):
             yield Piece(arch, chosen, is_sample=False)
 
 
 PIECES = [piece for arch in (*LISTED, *OTHERS) for piece in pieces(arch)]
-DISASSEMBLED = [draw("disassembled").choice([p for p in PIECES if p.arch == arch and p.is_sample]) for arch in LISTED]
+DISASSEMBLED = [
+    generator("disassembled").choice([p for p in PIECES if p.arch == arch and p.is_sample]) for arch in LISTED
+]
 
 
 def parameters(architectures: tuple[str, ...]) -> list[Any]:

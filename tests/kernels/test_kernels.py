@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import first_and_thorough
+from drawn import first_and_drawn, share_of
 from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
 from kernel_cases.rows import check_initialised, initialised_steps
@@ -46,13 +46,14 @@ def run_case(case: Case) -> dict[str, np.ndarray]:
 
 
 def parameters() -> Iterator[Any]:
-    """Cases, those of a program for one process; all but the first one of an entry are for thorough runs."""
-    seen: set[Entry] = set()
+    """Cases, those of a program for one process; of all but the first one of an entry a part, for thorough runs."""
+    first = {case.entry: case for case in reversed(CASES)}
+    others = {id(case) for case in share_of([case for case in CASES if case is not first[case.entry]], 1 / 2, "cases")}
     for case in CASES:
-        marks = [pytest.mark.xdist_group(program_name(case.entry))]
-        marks += [pytest.mark.thorough] if case.entry in seen else []
-        seen.add(case.entry)
-        yield pytest.param(case, id=f"{case.entry.name}-{case.name}", marks=marks)
+        if case is first[case.entry] or id(case) in others:
+            marks = [pytest.mark.xdist_group(program_name(case.entry))]
+            marks += [pytest.mark.thorough] if id(case) in others else []
+            yield pytest.param(case, id=f"{case.entry.name}-{case.name}", marks=marks)
 
 
 @pytest.mark.parametrize("case", list(parameters()))
@@ -455,7 +456,7 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
 }
 
 
-@pytest.mark.parametrize("fault", first_and_thorough(FAULTS))
+@pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of kernels"))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, right, wrong, entry = FAULTS[fault]
     plant(file, right, wrong, tmp_path, monkeypatch)

@@ -26,7 +26,7 @@ def trainer_of(seed: int) -> mg.Trainer:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize(("kills", "unnamed"), first_and_thorough([(6, True), (30, False), (300, True)]))
+@pytest.mark.parametrize(("kills", "unnamed"), first_and_thorough([(6, True), (30, False), (80, True)]))
 def test_a_killed_save_leaves_the_old_file_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, unnamed: bool
 ) -> None:

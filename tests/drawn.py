@@ -1,0 +1,45 @@
+"""Which tests of a large family run: drawn by the kernels' sources, so that each change of a kernel brings others.
+
+A red run can be repeated, since the same sources give the same draw.  With ``MLPGPU_WHOLE=1`` all run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+KERNELS = Path(__file__).parents[1] / "cuda"
+IS_WHOLE = os.environ.get("MLPGPU_WHOLE") == "1"
+
+Value = TypeVar("Value")
+
+
+@functools.cache
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(KERNELS.rglob("*.cuh")))
+
+
+def generator(what: str) -> random.Random:
+    """Random numbers whose seed is what the kernels' sources hold, and what they are for."""
+    return random.Random(zlib.crc32(what.encode(), zlib.crc32(_sources())))
+
+
+def share_of(values: Sequence[Value], share: float, what: str) -> list[Value]:
+    """About so much of the values, in their order; of few values the number is drawn too."""
+    draw = generator(what)
+    chosen = set(draw.sample(range(len(values)), int(share * len(values) + draw.random())))
+    return [value for i, value in enumerate(values) if IS_WHOLE or i in chosen]
+
+
+def first_and_drawn(values: Iterable[Any], share: float, what: str) -> list[Any]:
+    """Parameters of a test: the first runs always, a share of the others with the thorough tests."""
+    first, *others = (value if isinstance(value, tuple) else (value,) for value in values)
+    thorough = (pytest.param(*value, marks=pytest.mark.thorough) for value in share_of(others, share, what))
+    return [pytest.param(*first), *thorough]
