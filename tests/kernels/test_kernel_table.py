@@ -73,9 +73,7 @@ def pieces(arch: str) -> Iterator[Piece]:
 
 
 PIECES = [piece for arch in (*LISTED, *OTHERS) for piece in pieces(arch)]
-DISASSEMBLED = [
-    generator("disassembled").choice([p for p in PIECES if p.arch == arch and p.is_sample]) for arch in LISTED
-]
+DISASSEMBLED = [generator(arch).choice([p for p in PIECES if p.arch == arch and p.is_sample]) for arch in LISTED]
 
 
 def parameters(architectures: tuple[str, ...]) -> list[Any]:
