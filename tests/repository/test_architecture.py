@@ -82,7 +82,10 @@ INNER_LEVELS = {
     "backends/cpu": (
         *("blas", "pool", "threads", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
     ),
-    "backends/cuda": ("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "__init__"),
+    "backends/cuda": (
+        *("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "build_pycuda"),
+        "__init__",
+    ),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
         *("timing", "__init__"),

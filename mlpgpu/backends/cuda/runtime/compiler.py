@@ -32,6 +32,7 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 # In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
 _SOURCE_FOLDERS = (_PACKAGE / "_cuda", _PACKAGE.parent / "cuda")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_TOOLKIT_HINT = 'install the CUDA toolkit, or run: pip install "mlpgpu[cuda-toolkit]"'
 _ARCHITECTURE = re.compile(r"sm_(\d+[af]?)")
 _PTXAS = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?"
@@ -86,18 +87,50 @@ def find_nvcc() -> Path:
             "nvcc",
             expected="CUDA's compiler on the PATH, in CUDA_HOME/bin, or from PyPI's package nvidia-cuda-nvcc",
             got="none of them",
-            hint="install the CUDA toolkit, or run: pip install nvidia-cuda-nvcc",
+            hint=_TOOLKIT_HINT,
         )
     return nvcc
 
 
+def toolkit_folder() -> Path:
+    """The folder whose ``include`` has CUDA's headers: of PyPI's packages, of a toolkit, or of the system.
+
+    Raises:
+        BackendError: there is none.
+    """
+    nvcc = shutil.which("nvcc")
+    # What the PATH has may be a script or a link, and the compiler itself says where its toolkit is.
+    beside = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    folders = [*(folder.parent for folder in _wheel_folders()), *_toolkit_homes(), *beside]
+    folders += [Path("/usr/local/cuda"), Path("/usr")]
+    for folder in folders:
+        if (folder / "include" / "cuda.h").is_file():
+            return folder
+    raise BackendError(
+        "CUDA's headers",
+        expected="cuda.h from PyPI's package nvidia-cuda-runtime, or of a CUDA toolkit",
+        got=f"none in {', '.join(map(str, folders))}",
+        hint=_TOOLKIT_HINT,
+    )
+
+
 def _search_nvcc() -> Path | None:
-    homes = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(variable)]
-    # The package of CUDA 13 is nvidia/cu13, that of CUDA 12 is nvidia/cuda_nvcc.
-    wheels = [folder for place in sys.path if place for folder in sorted(Path(place).glob("nvidia/cu*/bin"))]
-    folders = [os.environ.get("PATH", ""), *(os.path.join(home, "bin") for home in homes), *map(str, wheels)]
+    folders = [
+        os.environ.get("PATH", ""),
+        *(str(home / "bin") for home in _toolkit_homes()),
+        *map(str, _wheel_folders()),
+    ]
     found = shutil.which("nvcc", path=os.pathsep.join(filter(None, folders)))
     return Path(found) if found else None
+
+
+def _toolkit_homes() -> list[Path]:
+    return [Path(os.environ[variable]) for variable in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(variable)]
+
+
+def _wheel_folders() -> list[Path]:
+    """Where PyPI's packages have programs: those of CUDA 13 in nvidia/cu13, those of CUDA 12 in nvidia/cuda_nvcc."""
+    return [folder for place in sys.path if place for folder in sorted(Path(place).glob("nvidia/cu*/bin"))]
 
 
 def nvcc_version(nvcc: Path) -> str:

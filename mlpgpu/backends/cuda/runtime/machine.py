@@ -55,7 +55,7 @@ def describe_machine() -> dict[str, str]:
 def _count_devices() -> int:
     """Start the driver and count its devices, of which there is at least one."""
     if isinstance(missing, ModuleNotFoundError):
-        hint = "pip install mlpgpu[cuda]; PyCUDA is built with the CUDA toolkit's nvcc"
+        hint = "pip install mlpgpu[cuda]; without a CUDA toolkit, make train-gpu in a clone shows how"
         raise BackendError("CUDA", expected="the packages pycuda and cuda-bindings", got=missing, hint=hint)
     if missing is not None:
         hint = "install NVIDIA's driver, or build PyCUDA again with the CUDA toolkit that is installed"
