@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,18 +23,28 @@ Value = TypeVar("Value")
 
 
 @functools.cache
-def _sources() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(KERNELS.rglob("*.cuh")))
+def _checksum(header: str | None) -> int:
+    """Of all sources, or of a header with those that it includes."""
+    files = sorted(KERNELS.rglob("*.cuh")) if header is None else sorted(_included(KERNELS / header, set()))
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 
-def generator(what: str) -> random.Random:
-    """Random numbers whose seed is what the kernels' sources hold, and what they are for."""
-    return random.Random(zlib.crc32(what.encode(), zlib.crc32(_sources())))
+def _included(path: Path, found: set[Path]) -> set[Path]:
+    if path not in found:
+        found.add(path)
+        for name in re.findall(r'^\s*#\s*include\s*"(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            _included(KERNELS / name, found)
+    return found
 
 
-def share_of(values: Sequence[Value], share: float, what: str) -> list[Value]:
+def generator(what: str, header: str | None = None) -> random.Random:
+    """Random numbers whose seed is what they are for and what the sources hold, all or those of one header."""
+    return random.Random(zlib.crc32(what.encode(), _checksum(header)))
+
+
+def share_of(values: Sequence[Value], share: float, what: str, header: str | None = None) -> list[Value]:
     """About so much of the values, in their order; of few values the number is drawn too."""
-    draw = generator(what)
+    draw = generator(what, header)
     chosen = set(draw.sample(range(len(values)), int(share * len(values) + draw.random())))
     return [value for i, value in enumerate(values) if IS_WHOLE or i in chosen]
 

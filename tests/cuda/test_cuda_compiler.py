@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry, arguments, units
 from mlpgpu.backends.cuda.runtime import compiler
-from mlpgpu.backends.cuda.runtime.compiler import Resources, compile_units, find_nvcc, nvcc_version
+from mlpgpu.backends.cuda.runtime.compiler import Resources, compile_units, find_nvcc, nvcc_version, toolkit_folder
 from mlpgpu.errors import BackendError, ConfigurationError, StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -257,6 +260,59 @@ def test_nvcc_is_found_in_three_places(bare: Path, monkeypatch: pytest.MonkeyPat
     assert find_nvcc() == home
     path = executable(bare / "bin" / "nvcc", "")
     assert find_nvcc() == path
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The machine has g++ and PyPI's packages."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "bin").mkdir()
+    for name in ("g++", "gcc"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path / "home"))
+    monkeypatch.setattr(compiler, "_SYSTEM_FOLDERS", ())
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("no_toolkit")
+def test_packages_of_pypi_compile_where_there_is_no_toolkit() -> None:
+    try:
+        version = importlib.metadata.version("nvidia-cuda-nvcc")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the extra cuda-toolkit is not installed")
+    nvcc = find_nvcc()
+    assert nvcc.parts[-4:-2] == ("nvidia", "cu13") and nvcc_version(nvcc) == version
+    assert toolkit_folder() == nvcc.parents[1]
+    entry = kernels.squares()
+    cubin = compile_units(units([entry]), "sm_90a")[entry.unit]
+    assert set(cubin.resources) == {entry.name} and cubin.nvcc == version
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_headers_are_found(bare: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    def header(*folder: str) -> Path:
+        return executable(bare.joinpath(*folder, "include", "cuda.h"), "").parents[1]
+
+    monkeypatch.setattr(compiler, "_SYSTEM_FOLDERS", (bare / "usr",))
+    with pytest.raises(BackendError, match="cuda-toolkit"):
+        toolkit_folder()
+    system = header("usr")
+    assert toolkit_folder() == system
+    executable(bare / "compilers" / "bin" / "nvcc", "")
+    (bare / "bin").mkdir()
+    (bare / "bin" / "nvcc").symlink_to(bare / "compilers" / "bin" / "nvcc")
+    assert toolkit_folder() == system  # there are no headers beside that nvcc
+    beside = header("compilers")
+    assert toolkit_folder() == beside
+    monkeypatch.setenv(variable, str(bare / "toolkit"))
+    assert toolkit_folder() == beside
+    home = header("toolkit")
+    assert toolkit_folder() == home
+    package = header("site-packages", "nvidia", "cu13")
+    (package / "bin").mkdir()
+    assert toolkit_folder() == package
 
 
 @pytest.mark.parametrize(

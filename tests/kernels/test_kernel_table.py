@@ -1,8 +1,8 @@
 """nvcc compiles the entries of the table, for each generation of cards, to what the table says.
 
 Of each file one entry is compiled for the architectures of ``LISTED`` and for half of the others; of the rest a share,
-``SHARES``.  What is compiled is drawn by the kernels' sources, so that each change of a kernel brings other entries and
-a red run can be repeated; with ``MLPGPU_WHOLE=1`` everything is compiled.
+``SHARES``.  What is compiled of a file is drawn by what it and its includes hold, so that each change brings other
+entries and a red run can be repeated; with ``MLPGPU_WHOLE=1`` everything is compiled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Piece:
 
 def sampled_for(unit: str) -> Sequence[str]:
     """The architectures for which a sample of a file is compiled."""
-    return (*LISTED, *(OTHERS if IS_WHOLE else generator(unit).sample(OTHERS, OTHERS_OF_A_FILE)))
+    return (*LISTED, *(OTHERS if IS_WHOLE else generator("others", unit).sample(OTHERS, OTHERS_OF_A_FILE)))
 
 
 def chunks(entries: Sequence[Entry], size: int) -> Iterator[tuple[Entry, ...]]:
@@ -67,7 +67,7 @@ def pieces(arch: str) -> Iterator[Piece]:
         yield Piece(arch, chosen, is_sample=True)
     if arch in LISTED:
         counted = [(u, entries[:-1]) for u, entries in by_unit.items() if u not in SUPERSEDED.get(arch, set())]
-        drawn = [entry for u, entries in counted for entry in share_of(entries, SHARES[arch], u + arch)]
+        drawn = [entry for u, entries in counted for entry in share_of(entries, SHARES[arch], arch, u)]
         for chosen in chunks(drawn, PER_PIECE):
             yield Piece(arch, chosen, is_sample=False)
 

@@ -32,6 +32,10 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 # In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
 _SOURCE_FOLDERS = (_PACKAGE / "_cuda", _PACKAGE.parent / "cuda")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_SYSTEM_FOLDERS = (
+    Path("/usr/local/cuda"),
+    Path("/usr"),
+)  # of NVIDIA's installer and Debian's
 _TOOLKIT_HINT = 'install the CUDA toolkit, or run: pip install "mlpgpu[cuda-toolkit]"'
 _ARCHITECTURE = re.compile(r"sm_(\d+[af]?)")
 _PTXAS = re.compile(
@@ -99,10 +103,9 @@ def toolkit_folder() -> Path:
         BackendError: there is none.
     """
     nvcc = shutil.which("nvcc")
-    # What the PATH has may be a script or a link, and the compiler itself says where its toolkit is.
     beside = [Path(nvcc).resolve().parents[1]] if nvcc else []
     folders = [*(folder.parent for folder in _wheel_folders()), *_toolkit_homes(), *beside]
-    folders += [Path("/usr/local/cuda"), Path("/usr")]
+    folders += _SYSTEM_FOLDERS
     for folder in folders:
         if (folder / "include" / "cuda.h").is_file():
             return folder
