@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -61,7 +62,7 @@ html_theme_options = {
     "navbar_align": "left",
 }
 html_sidebars: dict[str, list[str]] = {"index": [], "changes": [], "how_it_works": []}
-html_show_sourcelink = False
+html_show_sourcelink = html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copyright = "the mlpgpu developers, MIT licence"
@@ -107,5 +108,13 @@ def skip_internal(app: Any, what: str, name: str, member: Any, skip: bool, optio
     return True if isinstance(owner, type) and last == name and name not in shown_members(owner) else None
 
 
+def name_aliases(
+    app: Any, what: str, name: str, member: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Show an alias in a union as its name alone."""
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returned))
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", name_aliases)
     app.connect("autodoc-skip-member", skip_internal)

@@ -85,7 +85,8 @@ def step() -> Figure:
         box(axes, 0.3, y, 1.9, height, words, colour)
         if number:
             arrow(axes, (1.25, y - 0.14), (1.25, y))
-        axes.text(2.5, y + height / 2, f"reads {', '.join(operation.reads)}", va="center", fontsize=8)
+        if operation.reads:
+            axes.text(2.5, y + height / 2, f"reads {', '.join(operation.reads)}", va="center", fontsize=8)
         axes.text(5.1, y + height / 2, f"writes {', '.join(operation.writes)}", va="center", fontsize=8)
     return figure
 
@@ -95,7 +96,7 @@ def ordered_sums() -> Figure:
     for row, (start, length) in enumerate(((0.9, 2.4), (0.9, 1.5), (0.9, 1.9))):
         y = 0.2 + row * 0.6
         axes.text(0.75, y + 0.2, f"shard {row}", ha="right", va="center", fontsize=9)
-        box(axes, start, y, length, 0.4, "forward, loss, backward", BLUE)
+        box(axes, start, y, length, 0.4, "forward … backward", BLUE)
         arrow(axes, (start + length, y + 0.2), (4.1, y + 0.2))
         box(axes, 4.1, y, 0.8, 0.4, f"partial {row}", ORANGE)
         arrow(axes, (4.9, y + 0.2), (5.4, 1.0 + 0.1 * (row - 1)))
@@ -106,7 +107,7 @@ def ordered_sums() -> Figure:
 
 
 def addressed_random() -> Figure:
-    figure, axes = canvas(7.5, 2.4)
+    figure, axes = canvas(8.0, 2.1)
     for y, text, broken in ((0.25, "unbroken", False), (1.35, "resumed", True)):
         axes.text(0.9, y + 0.25, text, ha="right", va="center", fontsize=9)
         for number, label in enumerate(("1", "2", "…", "99", "100", "101", "…")):
@@ -115,30 +116,35 @@ def addressed_random() -> Figure:
         if broken:
             axes.text(4.59, y + 0.25, "⚡", ha="center", va="center", fontsize=12)
     axes.annotate("", (5.2, 1.3), (4.85, 0.8), arrowprops={"arrowstyle": "<|-|>", "fc": "k"})
-    axes.text(5.25, 1.05, "words of (seed, purpose, step 100, layer, row, column)", fontsize=8, va="center", ha="left")
-    axes.set_xlim(0, 8.6)
+    axes.text(5.25, 1.05, "the same words at (seed, purpose, step 100, …)", fontsize=8, va="center", ha="left")
     return figure
 
 
 def from_plan_to_launches() -> Figure:
-    layers = [mg.Dense(784, 1024, activation="relu"), mg.Dense(1024, 1024, activation="relu"), mg.Dense(1024, 10)]
-    trainer = mg.Trainer(
-        mg.Network(layers, seed=1), "softmax_cross_entropy", mg.Momentum(0.1), batch_size=1024, backend="cpu"
+    layers = [mg.Dense(10_000, 90, activation="relu"), mg.Dense(90, 90, activation="relu"), mg.Dense(90, 10)]
+    network = mg.Network(layers, seed=1)
+    plan = mg.Trainer(network, "softmax_cross_entropy", mg.Momentum(0.1), batch_size=128, backend="cpu").plan
+    made = passes(plan, Setting(CARD.multiprocessors, CARD.arch, "float32", textured=True)).training
+    lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=CARD.arch)
+    assert made is not None
+    figure, axes = canvas(7.5, 2.3)
+    axes.text(0.15, 0.2, f"10000-90-90-10 at 128 rows, as an {CARD.name} would train it", va="center", fontsize=9)
+    texts = (
+        f"plan\n{len(plan.training)} operations",
+        "select\na path for each",
+        f"fuse\n{len(made.groups)} groups",
+        f"emit\n{len(lowered.shards[0])} launches",
+        "overlap\nwhich begin early",
     )
-    made = passes(trainer.plan, Setting(CARD.multiprocessors, CARD.arch, "float32", textured=True))
-    lowered = lower(trainer.plan, multiprocessors=CARD.multiprocessors, source="float32", arch=CARD.arch)
-    assert made.training is not None
-    counts = (len(trainer.plan.training), len(made.training.groups), len(lowered.shards[0]))
-    figure, axes = canvas(7.5, 1.75)
-    texts = (f"plan\n{counts[0]} operations", "select\na path for each", f"fuse\n{counts[1]} groups")
-    texts = (*texts, f"emit\n{counts[2]} launches a shard", "overlap\nwhich begin early")
     for number, text in enumerate(texts):
         x = 0.15 + number * 1.48
-        box(axes, x, 0.2, 1.28, 0.8, text, GREEN if number == 0 else ORANGE)
+        box(axes, x, 0.5, 1.28, 0.8, text, GREEN if number == 0 else ORANGE)
         if number:
-            arrow(axes, (x - 0.2, 0.6), (x, 0.6))
-    what = f"784-1024-1024-10 at 1,024 rows, float32, as an {CARD.name} would train it"
-    axes.text(3.75, 1.4, what, ha="center", va="center", fontsize=9)
+            arrow(axes, (x - 0.2, 0.9), (x, 0.9))
+    groups = [type(group).__name__ for group in made.groups]
+    for number, name in enumerate(groups):
+        width = 7.2 / len(groups)
+        box(axes, 0.15 + number * width, 1.7, width - 0.12, 0.4, name, GREY)
     return figure
 
 

@@ -33,6 +33,11 @@ def synonyms(name: str) -> str:
     return ", ".join(code(other) for other, names in SYNONYMS.items() if name in names)
 
 
+def data(name: str) -> str:
+    """What docstrings that name a table link to."""
+    return f"```{{eval-rst}}\n.. py:data:: {name}\n```\n\n"
+
+
 def names_page() -> str:
     """The page, in Markdown."""
     activations = ([code(n), code(row.formula), code(row.initializer), synonyms(n)] for n, row in ACTIVATIONS.items())
@@ -48,11 +53,12 @@ def names_page() -> str:
     initializers = ([code(name), row.distribution] for name, row in INITIALIZERS.items())
     precisions = ([code(name), "a card" if name in CARD_PRECISIONS else "either"] for name in PRECISIONS)
     parts = {
-        "Activations": table(["name", "y = f(z)", "initial weights", "also"], activations),
-        "Losses": table(["name", "class", "a row's value", "output", "also"], losses),
-        "Optimizers": table(["name", "class", "also"], optimizers),
-        "Metrics": table(["name", "better", "also"], metrics),
-        "Initial weights": table(["name", "distribution"], initializers),
+        "Activations": data("mlpgpu.activations.ACTIVATIONS")
+        + table(["name", "y = f(z)", "weights that suit it", "also"], activations),
+        "Losses": data("mlpgpu.losses.LOSSES") + table(["name", "class", "a row's value", "output", "also"], losses),
+        "Optimizers": data("mlpgpu.optimizers.OPTIMIZERS") + table(["name", "class", "also"], optimizers),
+        "Metrics": data("mlpgpu.metrics.METRICS") + table(["name", "better", "also"], metrics),
+        "Initial weights": data("mlpgpu.initializers.INITIALIZERS") + table(["name", "distribution"], initializers),
         "Precisions": table(["name", "on"], precisions),
     }
     return "\n".join([INTRODUCTION, *(f"## {heading}\n\n{part}\n" for heading, part in parts.items())])
