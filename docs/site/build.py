@@ -1,8 +1,8 @@
 """Build the site: ``make docs``, or ``make docs-links`` for the links that lead out of it.
 
-Sphinx reads build/site/source, which this script gathers: the pages of docs/site, the documents where the repository
-has them, so that their links hold, the files that they link to, and drawings and tables made of the code.  The
-pages come to build/site/html.  Warnings are errors, and so is a link inside the site that leads nowhere.
+Sphinx reads build/site/source-html, which this script gathers: the pages of docs/site, the documents where the
+repository has them, so that their links hold, the files that they link to, and drawings and tables made of the code.
+The pages come to build/site/html.  Warnings are errors, and so is a link inside the site that leads nowhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tables import names_page
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 BUILD = ROOT / "build" / "site"
-SOURCE, HTML = BUILD / "source", BUILD / "html"
+HTML = BUILD / "html"
 
 # What documents are, and what they link to.
 DOCUMENTS = ("docs/**/*.md", "cuda/README.md", "datasets/README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -36,19 +36,19 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def gather() -> None:
-    """Make build/site/source what it should be; what earlier builds left of examples stays for this one."""
+def gather(source: Path) -> None:
+    """Make a folder Sphinx's source; what earlier builds left there of examples stays for this one."""
     kept = set()
     for page in [*SITE.glob("*.md"), *SITE.glob("reference/*"), *SITE.glob("_static/*")]:
-        kept.add(put(SOURCE / page.relative_to(SITE), page.read_bytes()))
+        kept.add(put(source / page.relative_to(SITE), page.read_bytes()))
     for pattern in (*DOCUMENTS, *LINKED):
         for path in ROOT.glob(pattern):
             if not path.is_relative_to(SITE):
-                kept.add(put(SOURCE / path.relative_to(ROOT), path.read_bytes()))
-    kept.add(put(SOURCE / "reference" / "names.md", names_page().encode()))
-    kept |= {put(SOURCE / "drawings" / name, content) for name, content in draw_all().items()}
-    for path in SOURCE.rglob("*"):
-        if path.is_file() and path not in kept and not path.is_relative_to(SOURCE / "gallery"):
+                kept.add(put(source / path.relative_to(ROOT), path.read_bytes()))
+    kept.add(put(source / "reference" / "names.md", names_page().encode()))
+    kept |= {put(source / "drawings" / name, content) for name, content in draw_all().items()}
+    for path in source.rglob("*"):
+        if path.is_file() and path not in kept and not path.is_relative_to(source / "gallery"):
             path.unlink()
 
 
@@ -91,11 +91,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", action="store_true", help="check the links that lead out, by the network")
     arguments = parser.parse_args()
-    gather()
+    # Links are looked for in pages of examples that are not run, which lie apart from those that are.
     builder, out = ("linkcheck", BUILD / "links") if arguments.links else ("html", HTML)
     options = ["-D", "plot_gallery=0"] if arguments.links else []
+    source, trees = (BUILD / f"{folder}-{builder}" for folder in ("source", "doctrees"))
+    gather(source)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", builder, "-c", str(SITE), *options]
-    done = subprocess.run([*command, "-d", str(BUILD / "doctrees"), str(SOURCE), str(out)])
+    done = subprocess.run([*command, "-d", str(trees), str(source), str(out)])
     if done.returncode or arguments.links:
         return done.returncode
     broken = broken_links(HTML)

@@ -1,4 +1,4 @@
-"""Sphinx's configuration.  ``build.py`` gathers what it reads under build/site/source, and runs it from there."""
+"""Sphinx's configuration.  ``build.py`` gathers what it reads, and runs it."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "nested_sections": False,
     "abort_on_example_error": True,
+    # A change of the package can change what an example shows.
+    "run_stale_examples": True,
     "capture_repr": (),
     "image_srcset": ["2x"],
     "doc_module": ("mlpgpu",),

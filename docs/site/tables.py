@@ -42,10 +42,10 @@ def names_page() -> str:
     """The page, in Markdown."""
     activations = ([code(n), code(row.formula), code(row.initializer), synonyms(n)] for n, row in ACTIVATIONS.items())
     losses = (
-        [code(name), code(f"mlpgpu.{kind.__name__}"), code(kind.formula), code(kind.output), synonyms(name)]
+        [code(name), code(kind.__name__), code(kind.formula), code(kind.output), synonyms(name)]
         for name, kind in LOSSES.items()
     )
-    optimizers = ([code(name.lower()), code(f"mlpgpu.{name}"), synonyms(name.lower())] for name in OPTIMIZERS)
+    optimizers = ([code(name.lower()), code(name), synonyms(name.lower())] for name in OPTIMIZERS)
     metrics = [
         [code(name), "higher" if row.higher_is_better else "lower", synonyms(name)] for name, row in METRICS.items()
     ]

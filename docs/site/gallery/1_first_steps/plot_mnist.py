@@ -28,7 +28,7 @@ print(f"{name}: {len(train):,} images of {side} by {side}, {len(test):,} to test
 # The rate rises and falls once over the whole training (one cycle), which gives a small network most of its accuracy
 # within a few epochs.
 
-epochs = 6
+epochs = 6 if name == "mnist" else 30
 net = mg.Network([mg.Dense(train.n_in, 128, activation="relu"), mg.Dense(128, 10)], seed=0)
 optimizer = mg.Momentum(mg.OneCycle(0.3, epochs=epochs), momentum=0.9)
 trainer = mg.Trainer(net, "softmax_cross_entropy", optimizer, batch_size=192, metrics=["accuracy"])
