@@ -8,7 +8,7 @@ computed from, ``z`` or ``y``; the plan keeps that one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 LEAKY_SLOPE = 0.01
-ERF_BLOCK = 4096  # elements; bounds the temporaries of erf
+ERF_BLOCK = 32_768  # elements; bounds the temporaries of erf, which stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,13 @@ ERF_END = 6.0
 _T_END = 1.0 / (1.0 + ERF_END / 2.0)
 
 
-def _erf_argument(x: np.ndarray) -> np.ndarray:
-    """Map x in [0, ERF_END] to [-1, 1], from the end to the beginning."""
-    return (2.0 / (1.0 + x / 2.0) - (1.0 + _T_END)) / (1.0 - _T_END)
+def _erf_argument(x: np.ndarray, u: np.ndarray) -> None:
+    """Map x in [0, ERF_END] to ``u`` in [-1, 1], from the end to the beginning."""
+    np.divide(x, 2.0, out=u)
+    np.add(u, 1.0, out=u)
+    np.divide(2.0, u, out=u)
+    np.subtract(u, 1.0 + _T_END, out=u)
+    np.divide(u, 1.0 - _T_END, out=u)
 
 
 def _erf_series(degree: int) -> np.ndarray:
@@ -160,35 +164,89 @@ def _erf_series(degree: int) -> np.ndarray:
 _ERF_SERIES = {np.dtype(np.float64): _erf_series(18), np.dtype(np.float32): _erf_series(12).astype(np.float32)}
 
 
+class _Erf:
+    """The error function of blocks of an array, in place, with room for blocks of ``block``'s shape and type."""
+
+    def __init__(self, block: np.ndarray) -> None:
+        self._room = np.empty((6, *block.shape), block.dtype)
+        self._series = list(_ERF_SERIES[block.dtype])
+
+    def __call__(self, x: np.ndarray) -> None:
+        """Write erf(x) to ``x``, a block of as many rows or fewer."""
+        magnitude, u, twice, b1, b0, room = self._room[:, : len(x)]
+        np.minimum(np.abs(x, out=magnitude), ERF_END, out=magnitude)
+        _erf_argument(magnitude, u)
+        # Clenshaw's recurrence, as NumPy's chebval has it, but without its temporaries.
+        *series, second, last = self._series
+        np.multiply(u, 2.0, out=twice)
+        b1.fill(last)
+        b0.fill(second)
+        for coefficient in reversed(series):
+            np.multiply(b1, twice, out=room)
+            np.add(b0, room, out=room)
+            np.subtract(coefficient, b1, out=b0)
+            b1, room = room, b1
+        np.multiply(b1, u, out=b1)
+        np.add(b0, b1, out=b0)
+        np.negative(magnitude, out=u)
+        np.multiply(u, magnitude, out=u)
+        np.exp(u, out=u)
+        np.multiply(u, b0, out=u)
+        np.subtract(1.0, u, out=u)
+        np.copysign(u, x, out=x)
+
+
+def _blocks(z: np.ndarray) -> list[slice]:
+    """Slices of the first axis that hold about ERF_BLOCK elements each; the first one is the longest."""
+    rows = max(1, ERF_BLOCK * len(z) // max(1, z.size))
+    return [slice(start, min(start + rows, len(z))) for start in range(0, len(z), rows)]
+
+
 def erf(x: np.ndarray) -> np.ndarray:
     """The error function of ``x``, any shape; within 1e-14 in float64 and 3e-7 in float32."""
-    magnitude = np.minimum(np.abs(x), ERF_END)
-    tail = chebyshev.chebval(_erf_argument(magnitude), _ERF_SERIES[x.dtype])
-    return np.copysign(1.0 - np.exp(-magnitude * magnitude) * tail, x)
-
-
-def _blocks(z: np.ndarray) -> Iterator[slice]:
-    """Slices of the first axis that hold about ERF_BLOCK elements each."""
-    rows = max(1, ERF_BLOCK * len(z) // max(1, z.size))
-    return (slice(start, start + rows) for start in range(0, len(z), rows))
+    result = np.array(x, ndmin=1)
+    blocks = _blocks(result)
+    write = _Erf(result[blocks[0]]) if blocks else None
+    for rows in blocks:
+        assert write is not None
+        write(result[rows])
+    return result.reshape(np.shape(x))
 
 
 def _gelu(z: np.ndarray, y: np.ndarray, scratch: np.ndarray) -> None:
-    np.multiply(z, math.sqrt(0.5), out=scratch)
-    for rows in _blocks(z):
-        scratch[rows] = erf(scratch[rows])
-    np.add(scratch, 1.0, out=scratch)
-    np.multiply(scratch, 0.5, out=scratch)
-    np.multiply(z, scratch, out=y)
+    blocks = _blocks(z)
+    if not blocks:
+        return
+    write_erf = _Erf(scratch[blocks[0]])
+    for rows in blocks:
+        x, s = z[rows], scratch[rows]
+        np.multiply(x, math.sqrt(0.5), out=s)
+        write_erf(s)
+        np.add(s, 1.0, out=s)
+        np.multiply(s, 0.5, out=s)
+        np.multiply(x, s, out=y[rows])
 
 
 def _gelu_backward(z: np.ndarray, dy: np.ndarray, dz: np.ndarray, scratch: np.ndarray) -> None:
     density_at_0 = 1.0 / math.sqrt(2.0 * math.pi)
-    for rows in _blocks(z):
-        x = z[rows]
-        density = np.exp(x * x * -0.5) * density_at_0
-        scratch[rows] = 0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * density
-    np.multiply(dy, scratch, out=dz)
+    blocks = _blocks(z)
+    if not blocks:
+        return
+    write_erf, room = _Erf(scratch[blocks[0]]), np.empty_like(scratch[blocks[0]])
+    for rows in blocks:
+        x, s = z[rows], scratch[rows]
+        term = room[: len(x)]
+        np.multiply(x, math.sqrt(0.5), out=s)
+        write_erf(s)
+        np.add(s, 1.0, out=s)
+        np.multiply(s, 0.5, out=s)
+        np.multiply(x, x, out=term)
+        np.multiply(term, -0.5, out=term)
+        np.exp(term, out=term)
+        np.multiply(term, density_at_0, out=term)
+        np.multiply(term, x, out=term)
+        np.add(s, term, out=s)
+        np.multiply(dy[rows], s, out=dz[rows])
 
 
 ACTIVATIONS: dict[str, Activation] = {

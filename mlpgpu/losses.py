@@ -18,6 +18,7 @@ from .errors import check_number, keep_checked, lookup
 from .metrics import Problem
 
 BY_COLUMNS_ROWS, BY_COLUMNS_BELOW = 32, 16  # rows from which, and columns below which, softmax goes column by column
+LOSS_BY_COLUMNS_ROWS = 256  # the same for the cross entropy, whose row's way is shorter
 
 TargetKind = Literal["index", "dense"]
 OutputName = Literal["identity", "sigmoid", "softmax", "exp"]
@@ -250,6 +251,9 @@ class SoftmaxCrossEntropy(Loss):
     def evaluate(self, z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray) -> None:
         if self.label_smoothing:
             t = (1.0 - self.label_smoothing) * _distribution(z, t) + self.label_smoothing / z.shape[1]
+        if t.ndim == 1 and _suits_columns(z, LOSS_BY_COLUMNS_ROWS):
+            _cross_entropy_by_columns(z, t, value, delta, scratch)
+            return
         # Logits are shifted by their row's largest, which changes nothing and keeps exp from overflowing.
         column = value[:, np.newaxis]
         np.maximum.reduce(z, axis=1, out=value)
@@ -350,9 +354,14 @@ def as_loss(given: object) -> Loss:
     return given if isinstance(given, Loss) else LOSSES[lookup("loss", given, LOSSES)]()
 
 
-def _softmax(z: np.ndarray) -> None:
+def _suits_columns(z: np.ndarray, least_rows: int) -> bool:
+    """Whether rows are so many and so short that a softmax goes column by column."""
     rows, n = z.shape
-    if rows >= BY_COLUMNS_ROWS and 2 <= n < BY_COLUMNS_BELOW:
+    return rows >= least_rows and 2 <= n < BY_COLUMNS_BELOW
+
+
+def _softmax(z: np.ndarray) -> None:
+    if _suits_columns(z, BY_COLUMNS_ROWS):
         _softmax_by_columns(z)
         return
     np.subtract(z, np.maximum.reduce(z, axis=1, keepdims=True), out=z)
@@ -365,16 +374,7 @@ def _softmax_by_columns(z: np.ndarray) -> None:
     columns = z.T.copy()  # (n, B)
     np.subtract(columns, np.maximum.reduce(columns, axis=0), out=columns)
     np.exp(columns, out=columns)
-    # NumPy adds up a row of eight and more in pairs, then what is left one after another.
-    terms = list(columns)
-    if len(terms) >= 8:
-        first, *rest = terms[:8], *terms[8:]
-        while len(first) > 1:
-            first = [np.add(low, high) for low, high in zip(first[::2], first[1::2], strict=True)]
-        terms = [*first, *rest]
-    total = terms[0].copy()
-    for term in terms[1:]:
-        np.add(total, term, out=total)
+    total = _row_sums(columns)
     np.divide(columns, total, out=columns)
     np.copyto(z, columns.T)
 
@@ -411,3 +411,37 @@ def classes_of(function: OutputName, output: np.ndarray) -> np.ndarray:
     if class_count(function, output.shape[1]) > output.shape[1]:
         return (output[:, 0] > 0.5).astype(np.intp)
     return output.argmax(axis=1)
+
+
+def _row_sums(columns: np.ndarray) -> np.ndarray:
+    """Sums (B,) over the rows of which these are the columns (n, B), with the bits of a sum row by row."""
+    # NumPy adds up a row of eight and more in pairs, then what is left one after another.
+    terms = list(columns)
+    if len(terms) >= 8:
+        first, *rest = terms[:8], *terms[8:]
+        while len(first) > 1:
+            first = [np.add(low, high) for low, high in zip(first[::2], first[1::2], strict=True)]
+        terms = [*first, *rest]
+    total = terms[0].copy()
+    for term in terms[1:]:
+        np.add(total, term, out=total)
+    return total
+
+
+def _cross_entropy_by_columns(
+    z: np.ndarray, t: np.ndarray, value: np.ndarray, delta: np.ndarray, scratch: np.ndarray
+) -> None:
+    """The softmax cross entropy of classes (B,), with the bits that it has row by row."""
+    columns = scratch.reshape(z.shape[::-1])  # (n, B)
+    np.copyto(columns, z.T)
+    np.maximum.reduce(columns, axis=0, out=value)
+    np.subtract(columns, value, out=columns)
+    rows = np.arange(len(t))
+    picked = columns[t, rows]
+    np.exp(columns, out=columns)
+    np.copyto(value, _row_sums(columns))
+    np.divide(columns, value, out=columns)
+    np.copyto(delta, columns.T)
+    delta[rows, t] -= 1.0
+    np.log(value, out=value)
+    np.subtract(value, picked, out=value)

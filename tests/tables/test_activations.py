@@ -119,3 +119,23 @@ def test_erf(dtype: np.dtype, bound: float) -> None:
     assert (erf(-x) == -erf(x)).all()
     assert (erf(np.array([-np.inf, np.inf], dtype)) == [-1.0, 1.0]).all()
     assert np.isnan(erf(np.array([np.nan], dtype))).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3, 5), (4097, 9), (2, ERF_BLOCK + 7), (0, 4)])
+def test_gelu_has_the_same_bits_in_blocks(shape: tuple[int, int], dtype: type) -> None:
+    """Whatever lies beside an element in its block, and whether the result takes the argument's place."""
+    random = np.random.default_rng(0)
+    z = (4.0 * random.normal(size=shape)).astype(dtype)
+    dy = random.normal(size=shape).astype(dtype)
+    gelu = ACTIVATIONS["gelu"]
+    y, dz = forward(gelu, z), backward(gelu, z, dy)
+    for row in range(0, len(z), 500):
+        one = slice(row, row + 1)
+        assert np.array_equal(forward(gelu, z[one]), y[one]) and np.array_equal(
+            backward(gelu, z[one], dy[one]), dz[one]
+        )
+    in_place, delta = z.copy(), dy.copy()
+    gelu.forward(in_place, in_place, np.empty_like(z))
+    gelu.backward(z, delta, delta, np.empty_like(z))
+    assert np.array_equal(in_place, y) and np.array_equal(delta, dz)

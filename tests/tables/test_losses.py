@@ -260,3 +260,26 @@ def test_a_focal_loss_of_what_is_sure() -> None:
 def test_numbers_that_are_none_are_refused(make: Callable[[], object], error: type[Exception]) -> None:
     with pytest.raises(error):
         make()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [2, 7, 8, 15, 16, 100])
+def test_a_row_of_a_large_batch_has_the_bits_that_it_has_in_a_small_one(n: int, dtype: type) -> None:
+    """Many short rows are computed column by column."""
+    random = np.random.default_rng(n)
+    rows, few = 600, 100
+    z = (random.normal(size=(rows, n)) * random.choice([1e-30, 1.0, 10.0, 1e4], size=(rows, n))).astype(dtype)
+    z[3], z[5, 0] = -0.0, np.inf
+    t = random.integers(n, size=rows)
+
+    def evaluate(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        value, delta = np.full_like(z[part, 0], np.nan), np.full_like(z[part], np.nan)
+        with np.errstate(invalid="ignore"):
+            SoftmaxCrossEntropy().evaluate(z[part], t[part], value, delta, np.full_like(delta, np.nan))
+        return value, delta
+
+    pieces = [evaluate(slice(start, start + few)) for start in range(0, rows, few)]
+    for whole, found in zip(evaluate(slice(0, rows)), zip(*pieces, strict=True), strict=True):
+        np.testing.assert_array_equal(
+            whole.view(f"u{whole.itemsize}"), np.concatenate(found).view(f"u{whole.itemsize}")
+        )
