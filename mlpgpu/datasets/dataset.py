@@ -315,7 +315,10 @@ class Dataset:
         dtype = self._storage_x.dtype
         may_be_float = dtype.kind in "iu" and dtype != np.uint8
         plain = as_float = 0
-        for rows in chunks(len(self), self._storage_x[:1].nbytes):
+        on_card: Any = self._storage_x if self.card is not None else None
+        if on_card is not None:
+            plain = on_card.checksum(self._index)  # may_be_float is False: they are bytes or float32
+        for rows in () if on_card is not None else chunks(len(self), self._storage_x[:1].nbytes):
             chunk = self._storage_x[rows if self._index is None else self._index[rows]]
             plain = zlib.crc32(chunk, plain)
             if may_be_float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -91,17 +92,24 @@ class HostArena:
         pass
 
 
-class FindNonfinite:
-    """The kernel that finds numbers that are not finite."""
+class HostKernels:
+    """The two kernels that look at inputs."""
 
     def __init__(self, device: Any, entries: Any) -> None:
         pass
 
     def __getitem__(self, entry: Any) -> Any:
-        assert entry.name == "find_nonfinite"
-        return self
+        return SimpleNamespace(launch=getattr(self, entry.name))
 
-    def launch(self, stream: Any, grid: Any, values: list[Any]) -> None:
+    @staticmethod
+    def row_checksums(stream: Any, grid: Any, values: list[Any]) -> None:
+        x, rows, count, row_bytes, checksums = values
+        listed = np.arange(count) if rows is None else memory(rows, 4 * count).view(np.int32)
+        found = [zlib.crc32(memory(x + int(row) * row_bytes, row_bytes)) for row in listed]
+        ctypes.memmove(checksums, np.array(found, np.uint32).ctypes.data, 4 * count)
+
+    @staticmethod
+    def find_nonfinite(stream: Any, grid: Any, values: list[Any]) -> None:
         x, count, found = values
         if not np.isfinite(memory(x, 4 * count).view(np.float32)).all():
             ctypes.c_uint32.from_address(found).value = 1
@@ -116,7 +124,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     monkeypatch.setattr(card_arrays, "card_of_address", lambda what, address: 0)
     monkeypatch.setattr(card_arrays, "Arena", HostArena)
     monkeypatch.setattr(arrays, "Arena", HostArena)
-    monkeypatch.setattr(card_arrays, "LoadedKernels", FindNonfinite)
+    monkeypatch.setattr(card_arrays, "LoadedKernels", HostKernels)
     monkeypatch.setattr(card_arrays, "pack", lambda entry, values: values)
     monkeypatch.setattr(feed, "Event", lambda device: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(feed, "pinned", lambda device, shape, dtype: np.zeros(shape, dtype))
@@ -170,6 +178,15 @@ def test_numbers_that_are_not_finite_are_found() -> None:
     wrong[3, 2] = np.nan
     assert open_card_array("x", on_card(X)).is_finite and not open_card_array("x", on_card(wrong)).is_finite
     assert open_card_array("x", on_card(X.astype(np.uint8))).is_finite
+
+
+@pytest.mark.parametrize("x", [X, (X * 40 + 128).astype(np.uint8)], ids=["float32", "uint8"])
+def test_the_identity_is_that_of_the_host(x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all rows and of some, without a way over the host."""
+    data, host = (mg.Dataset(each, Y, WEIGHT, scale=1.0) for each in (on_card(x), x))
+    monkeypatch.setattr(CardRows, "_read", lambda *_: pytest.fail("rows pass through the host"))
+    for part, expected in zip((data, *data.split(0.3)), (host, *host.split(0.3)), strict=True):
+        assert part.identity() == expected.identity()
 
 
 # --- training ---

@@ -7,16 +7,20 @@ import ctypes
 import gc
 import pickle
 import weakref
+import zlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda.run.card_arrays import runs_of
 from mlpgpu.datasets import interchange
+from mlpgpu.datasets.checksum import joined_checksum
 from mlpgpu.datasets.interchange import CPU, CUDA, CardView, capsule_of, in_library_of, is_on_card, view_of
 from mlpgpu.errors import BackendError, ConfigurationError, DataError, DtypeError, EmptyDataError, ShapeError
 
@@ -86,6 +90,9 @@ class OnCard:
     @property
     def is_finite(self) -> bool:
         return bool(np.isfinite(self._all).all())
+
+    def checksum(self, rows: np.ndarray | None) -> int:
+        return zlib.crc32(self._all if rows is None else self._all[rows])
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +250,13 @@ def test_results_are_of_the_library_of_the_inputs(monkeypatch: pytest.MonkeyPatc
     module = SimpleNamespace(from_dlpack=lambda result: ("module", result))
     monkeypatch.setitem(__import__("sys").modules, "library_on_card", module)  # type: ignore[arg-type]
     assert in_library_of(Tensor(), 5) == ("module", 5)
+
+
+@given(st.integers(0, 70), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_checksums_of_pieces_make_that_of_all(count: int, nbytes: int, seed: int) -> None:
+    data = np.random.default_rng(seed).integers(0, 256, (count, nbytes)).astype(np.uint8)
+    pieces = np.array([zlib.crc32(piece) for piece in data], np.uint32)
+    assert joined_checksum(pieces, nbytes) == zlib.crc32(data)
 
 
 # --- data sets ---

@@ -83,7 +83,8 @@ def test_a_fit_has_the_bits_of_data_from_the_host(
     x: np.ndarray, options: dict[str, Any], device: Device, nothing_read: None
 ) -> None:
     on_card = put(device, x)
-    data, host = mg.Dataset(on_card, put(device, Y), put(device, WEIGHT)), mg.Dataset(x, Y, WEIGHT)
+    data = mg.Dataset(on_card, put(device, Y), put(device, WEIGHT), scale=1 / 255)
+    host = mg.Dataset(x, Y, WEIGHT, scale=1 / 255)
     assert data.card == device.index and data.storage_x.address == on_card.address  # type: ignore[attr-defined]
     assert_same(trained(data, **options), trained(host, **options))
 

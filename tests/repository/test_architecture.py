@@ -46,7 +46,7 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "plan", "construction", "__init__"),
-    "datasets": ("interchange", "arrays", "dataset", "idx", "named", "__init__"),
+    "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
     "tables": (
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
         *("table", "__init__"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -130,7 +131,23 @@ def initial_uniform(n: int, *, shift: bool = False) -> Case:
     )  # fmt: skip
 
 
+def row_checksums(count: int, row_bytes: int, *, listed: bool = False) -> Case:
+    x = generator().integers(0, 256, (2 * count, row_bytes)).astype(np.uint8)
+    rows = generator().permutation(2 * count)[:count].astype(np.int32) if listed else None
+    value = np.array([zlib.crc32(row) for row in (x[:count] if rows is None else x[rows])], np.float64)
+    return Case(
+        f"{count}x{row_bytes}" + "-listed" * listed,
+        kernels.row_checksums(),
+        (2,),
+        {"x": x, "rows": rows, "count": count, "row_bytes": row_bytes, "checksums": np.full(count, 7, np.uint32)},
+        {"checksums": expect(value, 0.0)},
+    )
+
+
 def primitive_cases() -> Iterator[Case]:
+    for count, row_bytes in ((1, 1), (3, 33), (700, 4)):
+        yield row_checksums(count, row_bytes)
+        yield row_checksums(count, row_bytes, listed=True)
     for n in (1, 4, 1023, 5000):
         yield random_words(n)
         yield initial_uniform(n)

@@ -117,6 +117,17 @@ def find_nonfinite() -> Entry:
     return Entry("find_nonfinite", "primitives/histogram.cuh", "find_nonfinite", arguments(signature), ROW_THREADS)
 
 
+def row_checksums() -> Entry:
+    signature = (
+        "const unsigned char* x[count,row_bytes], const int* rows[count], int64_t count, int64_t row_bytes, "
+        "unsigned* checksums[count]"
+    )
+    return Entry(
+        "row_checksums", "primitives/checksum.cuh", "row_checksums", arguments(signature), ROW_THREADS, 4 * 256,
+        block="ChecksumBlock",
+    )  # fmt: skip
+
+
 def random_words() -> Entry:
     signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words[n]"
     return Entry("random_words", "elementwise/random.cuh", "random_words", arguments(signature), ROW_THREADS)
@@ -130,5 +141,5 @@ def initial_uniform() -> Entry:
 def primitive_entries() -> list[Entry]:
     """The entries of all primitives, of every type."""
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
-    counts = [extremes(), find_nonfinite(), histogram()]
+    counts = [extremes(), find_nonfinite(), histogram(), row_checksums()]
     return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, random_words(), initial_uniform()]

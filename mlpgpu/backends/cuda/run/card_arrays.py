@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ....datasets.checksum import joined_checksum
 from ....datasets.interchange import CUDA, CardView, capsule_of, view_of
 from ....errors import DtypeError
 from .. import kernels
@@ -70,6 +71,27 @@ class CardRows:
                 place += rows
             stream.synchronize()
         return found
+
+    def checksum(self, rows: np.ndarray | None) -> int:
+        """The CRC-32 of these rows (n,), or of all, as of bytes on the host; a kernel makes that of each row."""
+        entry = kernels.row_checksums()
+        found = np.empty(len(self) if rows is None else len(rows), np.uint32)
+        listed = None if rows is None else np.ascontiguousarray(rows, np.int32)
+        with self._device:
+            stream, functions = Stream(self._device), LoadedKernels(self._device, [entry])
+            arena, address = Arena.of(self._device, {"checksums": found.nbytes, "rows": found.nbytes})
+            if listed is not None:
+                stream.upload(address["rows"], listed)
+            values = {
+                "x": self.address, "rows": None if listed is None else address["rows"], "count": len(found),
+                "row_bytes": self.row_bytes, "checksums": address["checksums"],
+            }  # fmt: skip
+            packed = pack(entry, [values[a.name] for a in entry.arguments])
+            functions[entry].launch(stream, grid_over(len(found)), packed)
+            stream.download(found, address["checksums"])
+            stream.synchronize()
+            arena.close()
+        return joined_checksum(found, self.row_bytes)
 
     @property
     def is_finite(self) -> bool:
