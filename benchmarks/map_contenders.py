@@ -137,8 +137,8 @@ class Ours:
             plan, initial = self._run.plan, point.workload.network().state(self._run.plan.optimizer)
             assert isinstance(self._backend, CudaBackend)
             device = self._backend.device
+            probe = Probe(plan, device, lambda made: made.load(initial), point.workload.dataset(arrays))
             with device:
-                probe = Probe(plan, device, lambda made: made.load(initial), point.workload.dataset(arrays))
                 launches = probe.launches(ANY_RATES)
             shares = {}
             for number, each in enumerate(launches):

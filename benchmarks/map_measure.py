@@ -191,19 +191,27 @@ def _is_healthy(backend: Any) -> bool:
 
 
 def serve_compiles(connection: Connection, options: Options, library: str, threads: int) -> None:
-    """Compile what a library needs for points, into its cache; answers why points failed, by name."""
+    """Compile what a library needs for points, into its cache; answers why points failed, by name.
+
+    A request has points, and after how many seconds none of them is begun any more.
+    """
     module = None if library == OURS else contenders.load(library, options.backend)
     connection.send(None)
-    while (points := connection.recv()) is not None:
+    while True:
+        points, seconds = connection.recv()
+        end = time.perf_counter() + seconds
         with ThreadPoolExecutor(threads) as pool:
-            jobs = {point.name: pool.submit(_compile, library, module, point, options) for point in points}
+            jobs = {point.name: pool.submit(_compile, library, module, point, options, end) for point in points}
         connection.send({name: first_line(e) for name, job in jobs.items() if (e := job.exception()) is not None})
         if module is not None and library == JAX:
             module.forget()
+        gc.collect()  # a program on the card may be part of a cycle
 
 
-def _compile(library: str, module: Any, point: Point, options: Options) -> None:
+def _compile(library: str, module: Any, point: Point, options: Options, end: float) -> None:
     workload = point.workload
+    if time.perf_counter() > end:
+        return
     if library == JAX:
         is_affordable = workload.flops <= ERROR_FLOPS[options.backend] and not workload.dropout
         forms = options.forms or contenders.FORMS[JAX, options.backend]
@@ -215,7 +223,8 @@ def _compile(library: str, module: Any, point: Point, options: Options) -> None:
     few = replace(workload, rows=2 * workload.batch_size)
     arrays = few.arrays()
     if library == OURS:
-        bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))()
+        # No step runs, since JAX's compiler measures kernels on the card meanwhile.
+        bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))
     else:
         x, y = module.on_device(arrays, few.scale, options.backend)
         for form in contenders.torch_forms(module, options.backend, options.forms):
@@ -274,6 +283,7 @@ class Compilers:
     """
 
     START_SECONDS, POINT_SECONDS = 120.0, 300.0
+    LAST_SECONDS = 60.0  # for what was begun before the time was over
 
     def __init__(self, options: Options, libraries: Sequence[str], tell: Callable[[str], object]) -> None:
         self._options, self._tell = options, tell
@@ -310,7 +320,7 @@ class Compilers:
                     process = Process(serve_compiles, self._options, library, threads)
                     self._processes[library, place] = process
                     process.receive(min(left, self.START_SECONDS))
-                for name, failure in process.ask(points, limit).items():
+                for name, failure in process.ask((points, limit), limit + self.LAST_SECONDS).items():
                     self._tell(f"{name}: {library} cannot be compiled: {failure}")
             except ProcessLost as lost:
                 self._processes.pop((library, place)).close()

@@ -25,8 +25,9 @@ def merged(lines: Iterable[Line]) -> list[Line]:
         key = line["backend"], line["seed"], line["number"]
         before = found.get(key, {})
         ratios = {**before.get("ratios", {}), **line.get("ratios", {})}
+        fastest = {**before.get("fastest", {}), **line.get("fastest", {})}
         contenders = {**before.get("contenders", {}), **line["contenders"]}
-        joined = {**before, **line, "ratios": ratios, "contenders": contenders}
+        joined = {**before, **line, "ratios": ratios, "fastest": fastest, "contenders": contenders}
         joined["ratio"] = min(ratios.values(), default=None)
         found[key] = joined
     return list(found.values())
@@ -118,10 +119,12 @@ def _name(line: Line) -> str:
 
 def _worst(points: list[Line]) -> str:
     """The points with the least ratios, and what takes most of mlpgpu's step there."""
-    rows = [("network, batch, precision", "µs", "peer's", "ratio", "costs most", "share", "of")]
+    heads = ("network, batch, precision", "µs", "peer's", "ratio", "costs most", "share", "of", "error", "peak MB")
+    rows = [heads]
     for line in sorted(points, key=lambda line: line["ratio"])[:WORST]:
         library = min(line["ratios"], key=line["ratios"].__getitem__)
-        peer = line["contenders"].get(line.get("fastest", {}).get(library), {})
+        both = line["contenders"][OURS], line["contenders"].get(line["fastest"].get(library), {})
+        peer = both[1]
         costliest = line.get("costliest", {})
         rows.append(
             (
@@ -132,9 +135,19 @@ def _worst(points: list[Line]) -> str:
                 costliest.get("launch", ""),
                 f"{costliest['share']:.0%}" if costliest else "",
                 str(costliest.get("launches", "")),
+                " / ".join(_or_dash(each.get("error"), ".1e") for each in both),
+                " / ".join(_or_dash(each.get("peak_bytes"), ",.0f", 1e-6) for each in both),
             )
         )
-    return "\n".join([f"the worst {len(rows) - 1}", text.table(rows, "<>>><>>")])
+    note = (
+        "the share is of the sum over all launches; errors of one step's gradient against float64, and peaks of memory"
+    )
+    title = f"the worst {len(rows) - 1} ({note}: mlpgpu's / the peer's)"
+    return "\n".join([title, text.table(rows, "<>>><>>>>")])
+
+
+def _or_dash(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "–" if value is None else format(value * factor, form)
 
 
 # --- the picture ---

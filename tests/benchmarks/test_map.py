@@ -255,7 +255,7 @@ def made_up(number: int, times: dict[str, float], **changes: Any) -> dict[str, A
     """A line of a point on a card, whose peers have a form each."""
     contenders = {name: {"microseconds": value, "loss": 1.0} for name, value in times.items()}
     if "mlpgpu" in contenders:
-        contenders["mlpgpu"]["error"] = 1e-7 * (number + 1)
+        contenders["mlpgpu"] |= {"error": 1e-7 * (number + 1), "peak_bytes": 4_000_000}
     ours = times.get("mlpgpu")
     found = {name.split(",")[0]: value / ours for name, value in times.items() if name != "mlpgpu"} if ours else {}
     line = {
@@ -286,8 +286,8 @@ def test_the_report_of_a_file(script: ModuleType, tmp_path: Path) -> None:
     assert "all 3 0.80 0.95 2.00 1 2 2 3.0e-07" in rows
     assert "tf32 1 0.80 0.80 0.80 1 1 1 2.0e-07" in rows and "dropout 1 0.80 0.80 0.80 1 1 1 2.0e-07" in rows
     assert "beside JAX 3 0.80 2.00 5.00 1 1 1" in rows and "beside PyTorch 1 0.95 0.95 0.95 0 1 1" in rows
-    worst = rows.index("the worst 3") + 2
-    expected = "s 1: 9-32-2, 8, tf32, adam relu dropout 0.5 10.0 8.0 JAX 0.80 launch 1 25% 9"
+    worst = next(place for place, row in enumerate(rows) if row.startswith("the worst 3")) + 2
+    expected = "s 1: 9-32-2, 8, tf32, adam relu dropout 0.5 10.0 8.0 JAX 0.80 launch 1 25% 9 2.0e-07 / – 4 / –"
     assert rows[worst] == expected and rows[worst + 1].startswith("s 2:") and "9.5 PyTorch 0.95" in rows[worst + 1]
     assert any(row.startswith("0.9 to 1 1 █") for row in rows)
     assert any(row.startswith("s 3:") and row.endswith("FAILED: its process ended") for row in rows)
