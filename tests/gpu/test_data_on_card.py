@@ -11,7 +11,7 @@ import pytest
 import mlpgpu as mg
 from mlpgpu.backends.cuda.run.card_arrays import CardResult, CardRows
 from mlpgpu.backends.cuda.runtime import Device, Stream
-from mlpgpu.errors import ConfigurationError, DataError, DtypeError
+from mlpgpu.errors import ConfigurationError, DataError, DataMismatchError, DtypeError
 
 pytestmark = pytest.mark.gpu
 
@@ -53,11 +53,13 @@ def nothing_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CardRows, "_read", checked)
 
 
-def trained(data: Any, validation: Any = None, *, layers: Any = None, **options: Any) -> mg.Trainer:
+def trained(
+    data: Any, validation: Any = None, *, layers: Any = None, callbacks: Any = (), **options: Any
+) -> mg.Trainer:
     layers = layers or [mg.Dense(20, 33, "tanh"), mg.Dropout(0.2), mg.Dense(33, 5)]
     options = {"optimizer": mg.Adam(0.003), "batch_size": 16, **options}
     trainer = mg.Trainer(mg.Network(layers, seed=3), "softmax_cross_entropy", backend="cuda", **options)
-    trainer.fit(data, 3, validation=validation, progress=False)
+    trainer.fit(data, 3, validation=validation, callbacks=callbacks, progress=False)
     return trainer
 
 
@@ -111,19 +113,41 @@ def test_large_sets_are_sorted_on_the_card(device: Device) -> None:
     assert_same(first, second)
 
 
+class SaveInside(mg.Callback):
+    """Saves in the middle of the second epoch."""
+
+    every_steps = 59
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def step_end(self, trainer: Any) -> None:
+        if trainer.steps == self.every_steps:
+            trainer.save(self.path)
+
+
 def test_a_run_goes_on_from_data_on_either_side(device: Device, tmp_path: Path) -> None:
     data, host = mg.Dataset(put(device, X), Y), mg.Dataset(X, Y)
     unbroken = trained(host)
     for first, second in ((data, host), (host, data)):
-        trainer = mg.Trainer(
-            mg.Network([mg.Dense(20, 33, "tanh"), mg.Dropout(0.2), mg.Dense(33, 5)], seed=3),
-            "softmax_cross_entropy", mg.Adam(0.003), batch_size=16, backend="cuda",
-        )  # fmt: skip
-        trainer.fit(first, 1, progress=False)
-        trainer.save(tmp_path / "run.h5")
-        resumed = mg.Trainer.resume(tmp_path / "run.h5", backend="cuda")
+        trained(first, callbacks=[SaveInside(tmp_path / "run.h5")])
+        resumed = mg.Trainer.resume(tmp_path / "run.h5")
         resumed.fit(second, 3, progress=False)
         assert_same(resumed, unbroken)
+    changed = X.copy()
+    changed[5, 5] += 1.0
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    with pytest.raises(DataMismatchError):
+        resumed.fit(mg.Dataset(put(device, changed), Y), 3, progress=False)
+
+
+def test_evaluations_are_those_of_data_from_the_host(device: Device, nothing_read: None) -> None:
+    trainer = trained(mg.Dataset(X, Y))
+    data, host = mg.Dataset(put(device, X), Y, WEIGHT), mg.Dataset(X, Y, WEIGHT)
+    metrics = ["accuracy", "f1_macro", "log_loss"]
+    for part, expected in zip((data, *data.split(0.3)), (host, *host.split(0.3)), strict=True):
+        found, value = (trainer.evaluate(each, metrics=metrics) for each in (part, expected))
+        assert found == value
 
 
 @pytest.mark.parametrize("rows", [1, 7, 700])
