@@ -46,7 +46,7 @@ def shell(*arguments):
     done.check_returncode()
 
 
-shell("train", "houses.csv", "--target", "price", "--layers", "64", "32", "--epochs", "12", "--out", "model.h5")
+shell("train", "houses.csv", "--target", "price", "--layers", "64", "32", "--epochs", "8", "--out", "model.h5")
 shell("predict", "model.h5", "new.csv", "--out", "predictions.csv")
 shell("evaluate", "model.h5", "new.csv")
 
