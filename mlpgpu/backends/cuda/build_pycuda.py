@@ -39,7 +39,7 @@ CUDART_LIB_DIR = []
 CUDART_LIBNAME = []
 CURAND_LIB_DIR = []
 CURAND_LIBNAME = []
-CXXFLAGS = []
+CXXFLAGS = ["-w"]
 LDFLAGS = ["-Wl,--no-as-needed", "-L" + {libraries!r}, "-lcuda"]
 """
 
