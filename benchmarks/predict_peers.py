@@ -236,8 +236,8 @@ def pytorch(task: Task) -> Forms:
     yield "compiled", lambda: on_host(compiled(probabilities, freezing=True))
 
 
-def _captured(work: Callable[[], Any]) -> Any:
-    """A CUDA graph of ``work``, which is run before to warm up."""
+def _captured(work: Callable[[], Any]) -> Callable[[], None]:
+    """What replays a CUDA graph of ``work``, which is run before to warm up."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -249,7 +249,12 @@ def _captured(work: Callable[[], Any]) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    return graph
+
+    def replay(work: Callable[[], Any] = work) -> None:
+        """Holds ``work`` and with it the arrays of the graph, whose memory would be given to others."""
+        graph.replay()
+
+    return replay
 
 
 def _torch_staged(task: Task, logits: Any, probabilities: Any, compiled: Any) -> Forms:
@@ -282,11 +287,11 @@ def _torch_staged(task: Task, logits: Any, probabilities: Any, compiled: Any) ->
             on_card.copy_(given, non_blocking=True)
             taken.copy_(function(on_card), non_blocking=True)
 
-        graph, stream = _captured(work), torch.cuda.current_stream()
+        replay, stream = _captured(work), torch.cuda.current_stream()
 
         def run() -> np.ndarray:
             fill(given, given_array, task.x)
-            graph.replay()
+            replay()
             stream.synchronize()
             return taken_array.copy()
 
@@ -310,13 +315,13 @@ def _torch_staged(task: Task, logits: Any, probabilities: Any, compiled: Any) ->
 
         def run() -> np.ndarray:
             for number, start in enumerate(range(0, task.rows, size)):
-                given, stream, graph, made = slots[number % SLOTS]
+                given, stream, replay, made = slots[number % SLOTS]
                 end = min(start + size, task.rows)
                 stream.synchronize()
                 piece = given[: end - start]
                 fill(piece, piece.numpy(), task.x[start:end])
                 with torch.cuda.stream(stream):
-                    graph.replay()
+                    replay()
                     taken[start:end].copy_(made["out"][: end - start], non_blocking=True)
             for _, stream, _, _ in slots:
                 stream.synchronize()
@@ -354,11 +359,11 @@ def _torch_card(task: Task, logits: Any, probabilities: Any, compiled: Any) -> F
 
     def captured(function: Any) -> Run:
         taken = torch.empty(2).pin_memory()
-        graph = _captured(lambda: taken.copy_(function(x), non_blocking=True))
+        replay = _captured(lambda: taken.copy_(function(x), non_blocking=True))
         stream, taken_array = torch.cuda.current_stream(), taken.numpy()
 
         def run() -> np.ndarray:
-            graph.replay()
+            replay()
             stream.synchronize()
             return taken_array.copy()
 
