@@ -60,7 +60,7 @@ class SavedRun:
         progress, optimizer, loss = self.progress, self.arguments["optimizer"], self.arguments["loss"]
         # An exception may have come between a record and the count of its epoch.
         records, pending = progress.history.records[: progress.epochs], progress.pending
-        columns = History(records).columns
+        columns = tuple(dict.fromkeys(name for record in records for name in record))
         run = {
             **self.arguments,
             "loss": loss if isinstance(loss, str) else describe(loss),

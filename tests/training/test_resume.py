@@ -24,7 +24,7 @@ from helpers import first_and_thorough
 from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu import storage
+from mlpgpu import history, storage
 from mlpgpu.backends.cpu import CpuBackend
 from mlpgpu.errors import ConfigurationError, DataMismatchError, FileFormatError, MlpgpuError, StorageError
 
@@ -511,6 +511,19 @@ def test_a_checkpoint_needs_a_folder_before_anything_is_trained(saved: Path) -> 
     with pytest.raises(ConfigurationError, match="pass validation= to fit"):
         CASES["in order"].fit(trainer, mg.EarlyStopping())
     assert trainer.steps == 12
+
+
+def test_a_save_does_not_check_the_epochs_before_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the checkpoints of a long run would cost its epochs squared."""
+    network = mg.Network([mg.Dense(2, 2)], seed=1)
+    trainer = mg.Trainer(network, "mean_squared_error", "adam")
+    trainer.fit((np.ones((2, 2)), np.ones((2, 2))), 30, progress=False)
+    checked: list[object] = []
+    check = history._check_record
+    monkeypatch.setattr(history, "_check_record", lambda record: checked.append(record) or check(record))
+    trainer.save(tmp_path / "run.h5")
+    assert not checked
+    assert len(mg.Trainer.resume(tmp_path / "run.h5").history) == len(checked) == 30  # what a file says is checked
 
 
 if __name__ == "__main__":
