@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ os.environ.setdefault("MLPGPU_CACHE", str(CACHE))
 
 # Products of tests are small: a thread of BLAS beside another waits longer than it multiplies.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell lets its background jobs ignore Ctrl-C, and their children too; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run and no clock: a red run can be repeated on any machine.
 settings.register_profile("mlpgpu", derandomize=True, deadline=None, max_examples=30)

@@ -97,7 +97,8 @@ def test_tab_shows_the_packages_names() -> None:
     assert "backends" not in dir(mg)
 
 
-def test_a_plot_without_a_path_is_a_figure(trainer: mg.Trainer) -> None:
+def test_a_plot_without_a_path_is_a_figure(trainer: mg.Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # another test may have imported it
     figure_module = pytest.importorskip("matplotlib.figure")
     histograms = mg.Histograms(bins=4, of=["parameters"])
     trainer.network.classes = ["a", "b", "c"]

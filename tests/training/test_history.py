@@ -117,7 +117,8 @@ def test_long_tables_are_shortened_in_the_middle(count: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "magic"), [("curve.png", b"\x89PNG"), ("curve.SVG", b"<?xml")])
-def test_plot(tmp_path: Path, name: str, magic: bytes) -> None:
+def test_plot(tmp_path: Path, name: str, magic: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # another test may have imported it
     history = History([record(n, 1.0 / n, validation_loss=2.0 / n, validation_accuracy=0.5) for n in range(1, 4)])
     path = history.plot(str(tmp_path / name))
     assert path == tmp_path / name
