@@ -91,7 +91,7 @@ class CSV:
         if len(sample) == SAMPLE_BYTES and len(rows) > 1:
             del rows[-1]  # which may be cut off
         self._check_widths(rows)
-        self.decimal = decimal or _decimal(rows[1:], self.delimiter)
+        self.decimal = _decimal(rows[1:], self.delimiter) if decimal is None else str.__str__(decimal)
         self.codes = frozenset(
             name for name, *cells in zip(self.names, *rows[1:], strict=True) if any(map(CODE.fullmatch, cells))
         )
@@ -140,7 +140,7 @@ class CSV:
         if "\0" in text:
             raise FileFormatError(self.what, expected=f"text in {self.encoding}", got="NUL characters")
         first = next((row for row in text.splitlines() if row.strip()), "")
-        self.delimiter = delimiter or _delimiter(first)
+        self.delimiter = _delimiter(first) if delimiter is None else str.__str__(delimiter)
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter)
             rows = [row for row, _ in zip(reader, range(MOST_SAMPLE_ROWS), strict=False) if row]
@@ -152,7 +152,7 @@ class CSV:
         """Refuse rows at the beginning that have more cells than names, or fewer; pandas fills up the latter."""
         for number, row in enumerate(rows[1:]):
             if len(row) != len(self.names):
-                expected = f"rows of {len(self.names)} cells, between {self.delimiter!r}"
+                expected = f"rows of {len(self.names)} cells, with {self.delimiter!r} as delimiter"
                 raise FileFormatError(self.what, expected=expected, got=f"{len(row)} at row {number}")
 
     def chunks(

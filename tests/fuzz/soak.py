@@ -31,9 +31,11 @@ import mlpgpu as mg
 ALLOWED = 4 << 20
 PARTS = 10
 
+BATCH, STEPS_PER_EPOCH = 4, 512  # so that a million steps leave a history of 2,000 epochs to whatever is saved
 DRAW = np.random.default_rng(0)
-X, LABELS = DRAW.normal(size=(512, 4)).astype(np.float32), DRAW.integers(0, 2, 512)
-DATA = mg.Dataset(X, LABELS)
+ROWS = BATCH * STEPS_PER_EPOCH
+X, LABELS = DRAW.normal(size=(ROWS, 4)).astype(np.float32), DRAW.integers(0, 2, ROWS)
+DATA, FEW = mg.Dataset(X, LABELS), mg.Dataset(X[:512], LABELS[:512])
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Soak:
 
     def made(self, seed: int = 1) -> mg.Trainer:
         network = mg.Network([mg.Dense(4, 4, "relu"), mg.Dense(4, 2)], seed=seed)
-        return mg.Trainer(network, "softmax_cross_entropy", mg.Momentum(1e-4), batch_size=4, backend=self.backend)
+        return mg.Trainer(network, "softmax_cross_entropy", mg.Momentum(1e-4), batch_size=BATCH, backend=self.backend)
 
     def level(self) -> Level:
         gc.collect()
@@ -82,11 +84,11 @@ class Soak:
 
     def steps(self, count: int) -> None:
         """Steps of one long fit after another."""
-        self.trainer.fit(DATA, max(1, count // 128), progress=False)
+        self.trainer.fit(DATA, -(-count // STEPS_PER_EPOCH), progress=False)
 
     def single_steps(self, count: int) -> None:
         for _ in range(count):
-            self.trainer.step(X[:4], LABELS[:4])
+            self.trainer.step(X[:BATCH], LABELS[:BATCH])
 
     def fits(self, count: int) -> None:
         for seed in range(count):
@@ -113,7 +115,7 @@ class Soak:
 
     def evaluations(self, count: int) -> None:
         for _ in range(count):
-            self.trainer.evaluate(DATA)
+            self.trainer.evaluate(FEW)
 
     def checkpoints(self, count: int) -> None:
         for _ in range(count):
@@ -122,11 +124,11 @@ class Soak:
     def resumes(self, count: int) -> None:
         self.trainer.save(self.folder / "run.h5")
         for _ in range(count):
-            mg.Trainer.resume(self.folder / "run.h5", backend=self.backend).step(X[:4], LABELS[:4])
+            mg.Trainer.resume(self.folder / "run.h5", backend=self.backend).step(X[:BATCH], LABELS[:BATCH])
 
     def copies(self, count: int) -> None:
         for _ in range(count):
-            copy.deepcopy(self.trainer).step(X[:4], LABELS[:4])
+            copy.deepcopy(self.trainer).step(X[:BATCH], LABELS[:BATCH])
 
     def threads(self, count: int) -> None:
         """Fits in threads that come and go."""

@@ -68,6 +68,9 @@ KEPT: list[tuple[str, dict[str, str]]] = [
     ("Dropout", {"rate": "masked constant"}),
     ("Huber", {"delta": "numpy complex128 1"}),
     ("Predictor.__call__", {"x": "array x u1"}),
+    ("Adam", {"rate": "float 1e+308"}),
+    # said neither which argument it was, nor what it was checked to be
+    ("tables.CSV", {"delimiter": "numpy <U3 1"}),
 ]
 
 

@@ -116,7 +116,8 @@ class CpuProgram(Program):
     def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
         assert self._training is not None and self._plan.optimizer is not None
         work, (feed, sampling) = self._work, self._training
-        table = self._plan.optimizer.table(first_step, rates).tolist()
+        with np.errstate(over="ignore"):  # a rate that is too high leads to an error of ours, by its first step
+            table = self._plan.optimizer.table(first_step, rates).tolist()
         log = log or StepLog(len(table))
         with self._lock.held(), self._threads.limits():
             for index, row in enumerate(table):

@@ -63,7 +63,8 @@ class Training:
     def run(self, first_step: int, rates: np.ndarray, log: StepLog) -> np.ndarray:
         """See :meth:`Program.run`."""
         sampling, numbers = self.sampling, self._workspace.numbers
-        table = self._optimizer.table(first_step, rates).astype(np.float32)
+        with np.errstate(over="ignore"):  # a rate that is too high leads to an error of ours, by its first step
+            table = self._optimizer.table(first_step, rates).astype(np.float32)
         with self._workspace.device:
             self._state.end_prefetch()
             if self._state.were_set:
