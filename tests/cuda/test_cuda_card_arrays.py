@@ -133,7 +133,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
 
 def on_card(array: np.ndarray) -> CardResult:
     """A copy on the card, which speaks both protocols."""
-    result = CardResult(HostDevice(), array.shape, array.dtype)  # type: ignore[arg-type]
+    result = CardResult(HostDevice(), array.shape, array.dtype)  # type: ignore[arg-type]  # a stand-in
     HostStream(None).upload(result.address, array)
     return result
 
@@ -202,7 +202,7 @@ def test_a_kernel_finds_the_rows_of_an_epoch_at_its_order(loss: str, is_split: b
     if is_split:
         (data, _), (plain, _) = (each.split(0.3, seed=1) for each in (data, plain))
     plan = mg.Network([mg.Dense(6, 3)], seed=1).lower(capacity=8, loss=loss, optimizer=mg.SGD(0.1))
-    fed = feed.Feed(host, HostStream(None), plan, data, batch_rows=8, room=1)  # type: ignore[arg-type]
+    fed = feed.Feed(host, HostStream(None), plan, data, batch_rows=8, room=1)  # type: ignore[arg-type]  # a stand-in
     addresses = fed.arrays.addresses
     assert addresses["data"] == given.address and fed.stays and fed.pieces == 0 and fed.source == "float32"
 
@@ -229,8 +229,8 @@ def test_a_kernel_finds_the_rows_of_an_epoch_at_its_order(loss: str, is_split: b
     fed.begin_in_order()
     check(np.arange(len(data)))
     fed.arrays.allocate({"next order": 4 * len(data)})
-    fed.list_next(order, HostStream(None), "next order")  # type: ignore[arg-type]
-    fed.begin_listed("next order", SimpleNamespace())  # type: ignore[arg-type]
+    fed.list_next(order, HostStream(None), "next order")  # type: ignore[arg-type]  # a stand-in
+    fed.begin_listed("next order", SimpleNamespace())  # type: ignore[arg-type]  # a stand-in
     check(order)
     fed.close()
     np.testing.assert_array_equal(open_card_array("x", given)[:], X)

@@ -248,7 +248,7 @@ def test_results_are_of_the_library_of_the_inputs(monkeypatch: pytest.MonkeyPatc
     Tensor.__module__ = "library_on_card.tensors"
     assert in_library_of(Tensor(), 5) == 5  # which takes none: as it is
     module = SimpleNamespace(from_dlpack=lambda result: ("module", result))
-    monkeypatch.setitem(__import__("sys").modules, "library_on_card", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(__import__("sys").modules, "library_on_card", module)  # type: ignore[arg-type]  # any object serves as a module
     assert in_library_of(Tensor(), 5) == ("module", 5)
 
 

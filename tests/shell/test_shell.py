@@ -20,6 +20,7 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.__main__ import main
+from mlpgpu.errors import FileFormatError
 from mlpgpu.network.formats import FORMATS
 from mlpgpu.tables import csv_file, sources
 
@@ -204,6 +205,8 @@ def test_exports(suffix: str, frame: pd.DataFrame, capsys: pytest.CaptureFixture
         with np.load(f"other{suffix}") as arrays:
             assert set(arrays.files) == {*network.parameters, "2.mean", "2.scale"}
             np.testing.assert_array_equal(arrays["0.weight"], network.parameters["0.weight"])
+        with pytest.raises(FileFormatError, match="arrays of NumPy without its layers"):
+            mg.load(f"other{suffix}")
     elif suffix == ".json":
         assert json.loads(Path(f"other{suffix}").read_text("utf-8"))["table"]["targets"][0]["name"] == "price"
     elif suffix == ".onnx":

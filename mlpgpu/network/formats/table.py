@@ -80,6 +80,10 @@ def reader_of(what: str, path: Path) -> Read | None:
 def _reader_of_archive(what: str, path: Path) -> Read:
     try:
         with ZipFile(path) as archive:
-            return read_torch if is_torch(archive.namelist()) else read_keras_archive
+            names = archive.namelist()
     except (BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
         raise FileFormatError(what, expected="an undamaged archive of Keras or PyTorch", got=error) from error
+    if names and all(name.endswith(".npy") for name in names):
+        hint = "numpy.load reads them; a file that ends in .h5 is loaded"
+        raise FileFormatError(what, expected="a network", got="arrays of NumPy without its layers", hint=hint)
+    return read_torch if is_torch(names) else read_keras_archive
