@@ -1,9 +1,13 @@
-"""What users or `select` may choose, each way in turns on one card: targets by texture or by plain loads, and streams.
+"""What users or `select` may choose, each way in turns on one card: targets by texture or by plain loads, streams,
+steps by blocks of rows, and narrow tiles.
 
-    python benchmarks/choices.py [--only NAME ...] [--rounds N] [--json PATH]
+    python benchmarks/choices.py [--only NAME ...] [--narrow] [--rounds N] [--json PATH]
 
 A row is a workload of mlpgpu.bench at a precision; its figures are microseconds of a training step over whole epochs,
-and the median over rounds of its time over the default's, which reads targets by texture and has one stream.
+and the median over rounds of its time over the default's, which reads targets by texture and has one stream.  Networks
+of SMALL, whose weights one multiprocessor holds, are measured with `thresholds.ROW_STEP_IS_USED` off and on, without
+the persistent kernel, beside what is chosen today; those of counted.py, whose batches leave a card idle, without narrow
+tiles, with all of them, and with those of multiply-adds alone.
 """
 
 from __future__ import annotations
@@ -16,15 +20,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import counted
+
 import mlpgpu as mg
 from mlpgpu import bench
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.runtime import Device
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.errors import MlpgpuError
 
 ROUNDS = 9
 DEFAULT, PLAIN = "texture, 1 stream", "plain loads"
 STREAMS = (2, 4, 8)
+NARROW, PLAIN_CORES = "narrow tiles", "narrow, plain cores"
+TODAY, LAUNCHES, BY_ROWS = "as chosen today", "launch by launch", "blocks of rows"
+
+# As many rows as the persistent kernel takes at most, twice as many, and eight times.
+SMALL = {
+    f"{name}-{rows}": bench.Workload(widths, rows, 64 * rows, 1e-3, loss="squared_error")
+    for name, widths in (("four", (50, 128, 128, 128, 1)), ("three", (20, 64, 64, 2)))
+    for rows in (1024, 2048, 8192)
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Row:
     ratio: float
 
     def __str__(self) -> str:
-        return f"{self.workload:8} {self.precision:9} {self.choice:18} {self.microseconds:12,.2f} {self.ratio:8.3f}"
+        return f"{self.workload:15} {self.precision:9} {self.choice:19} {self.microseconds:12,.2f} {self.ratio:8.3f}"
 
 
 @contextmanager
@@ -49,6 +65,39 @@ def texels(device: Device, most: int) -> Iterator[None]:
         yield
     finally:
         device.most_texels = reach
+
+
+@contextmanager
+def way(choice: str) -> Iterator[None]:
+    """Inside the block plans are compiled to launches, to steps by blocks of rows, or as they are today."""
+    before = thresholds.ROW_STEP_IS_USED, thresholds.PERSISTENT_IS_USED
+    if choice != TODAY:
+        thresholds.ROW_STEP_IS_USED, thresholds.PERSISTENT_IS_USED = choice == BY_ROWS, False
+    try:
+        yield
+    finally:
+        thresholds.ROW_STEP_IS_USED, thresholds.PERSISTENT_IS_USED = before
+
+
+def measure_small(key: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a network of SMALL, what is chosen today first."""
+    workload = SMALL[key]
+    data = mg.Dataset(*workload.arrays())
+    contenders = {}
+    for choice in (TODAY, LAUNCHES, BY_ROWS):
+        with way(choice):
+            contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name), data)
+            contenders[choice]()  # compiles, and brings the data to the card
+    yield from rows_of(key, "float32", workload, bench.take_turns(contenders, rounds), TODAY)
+
+
+def rows_of(
+    key: str, precision: str, workload: bench.Workload, seconds: dict[str, list[float]], default: str
+) -> Iterator[Row]:
+    """A row for each choice that had its turns."""
+    for choice, turns in seconds.items():
+        ratio = bench.median_ratio(turns, seconds[default])
+        yield Row(key, precision, choice, 1e6 * statistics.median(turns) / workload.steps, ratio)
 
 
 def measure(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
@@ -65,15 +114,28 @@ def measure(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iter
         contenders[PLAIN]()  # the data come to the card with its first step
     if workload.batch_size > 1:
         contenders |= {f"{count} streams": epochs(count) for count in STREAMS}
-    seconds = bench.take_turns(contenders, rounds)
-    for choice, turns in seconds.items():
-        ratio = bench.median_ratio(turns, seconds[DEFAULT])
-        yield Row(key, precision, choice, 1e6 * statistics.median(turns) / workload.steps, ratio)
+    yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), DEFAULT)
+
+
+def measure_narrow(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a batch that leaves a card idle, the default first."""
+    workload = counted.WORKLOADS[key]
+    data = mg.Dataset(*workload.arrays())
+    contenders = {}
+    for choice, used, on_tensor_cores in ((DEFAULT, False, True), (NARROW, True, True), (PLAIN_CORES, True, False)):
+        with counted.narrow_tiles(used=used, on_tensor_cores=on_tensor_cores):
+            contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name, precision=precision), data)
+            contenders[choice]()
+    yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), DEFAULT)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure textures against plain loads, and streams, on a GPU.")
-    parser.add_argument("--only", nargs="+", choices=list(bench.WORKLOADS), default=list(bench.WORKLOADS))
+    parser = argparse.ArgumentParser(
+        description="Measure textures, streams, steps by blocks of rows and narrow tiles on a GPU, each way."
+    )
+    known = [*bench.WORKLOADS, *SMALL, *counted.WORKLOADS]
+    parser.add_argument("--only", nargs="+", choices=known, default=known)
+    parser.add_argument("--narrow", action="store_true", help="only what narrow tiles are for")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line of JSON for each row there")
     arguments = parser.parse_args()
@@ -82,10 +144,17 @@ def main() -> None:
     except MlpgpuError as error:
         sys.exit(str(error))
     rows: list[Row] = []
-    print(f"{'workload':8} {'precision':9} {'choice':18} {'µs a step':>12} {'ratio':>8}")
-    for key in arguments.only:
-        for precision in bench.WORKLOADS[key].precisions:
-            for row in measure(key, precision, backend, arguments.rounds):
+    print(f"{'workload':15} {'precision':9} {'choice':19} {'µs a step':>12} {'ratio':>8}")
+    for key in counted.WORKLOADS if arguments.narrow else arguments.only:
+        if key in SMALL:
+            parts = [measure_small(key, backend, arguments.rounds)]
+        elif key in counted.WORKLOADS:
+            parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]
+        else:
+            precisions = bench.WORKLOADS[key].precisions
+            parts = [measure(key, precision, backend, arguments.rounds) for precision in precisions]
+        for part in parts:
+            for row in part:
                 rows.append(row)
                 print(row, flush=True)
             if arguments.json:

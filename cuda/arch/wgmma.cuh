@@ -11,12 +11,13 @@ constexpr int WARPGROUP = 128;  // threads: four warps, the first of a number di
 template <bool HALF>
 struct ElementIs {};  // else bfloat16
 
-// The descriptor of an operand in rows of 128 bytes, swizzled as the copy engine leaves them. `next_64_outer` bytes lie
-// between 64 outer elements and the next 64 if the rows run along the outer axis.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_64_outer) {
-    constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
-    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_64_outer >> 4) << 16 | EIGHT_ROWS << 32 |
-           SWIZZLE_128 << 62;
+// The descriptor of an operand in rows of 128 or of 32 bytes, swizzled as the copy engine leaves them. `next_row_outer`
+// bytes lie between a row's outer elements and the next ones if the rows run along the outer axis.
+template <int ROW_BYTES = 128>
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int next_row_outer) {
+    static_assert(ROW_BYTES == 128 || ROW_BYTES == 32);
+    constexpr uint64_t EIGHT_ROWS = 8 * ROW_BYTES >> 4, SWIZZLE = ROW_BYTES == 128 ? 1 : 3;
+    return (address & 0x3ffff) >> 4 | static_cast<uint64_t>(next_row_outer >> 4) << 16 | EIGHT_ROWS << 32 | SWIZZLE << 62;
 }
 
 // The descriptor of an operand in 8 x 8 matrices of 128 bytes without a swizzle, rows along k: the bytes to the next matrix
@@ -56,8 +57,10 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // In thread t of the warpgroup, c[4 j + 2 h + i] is element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i) of C.
 #define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define C8(i) C4(i), C4(i + 4)
 #define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
 #define C32(i) C16(i), C16(i + 16)
+#define R8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -80,6 +83,7 @@ struct Wgmma {
                      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(!A_INNER), "n"(!B_INNER));                      \
     }
 #define WGMMA_OF(ELEMENT, TYPE)                                                                                        \
+    WGMMA(ELEMENT, TYPE, 8, "16", R8, "%8", "%9", "%10", "%11", "%12", C8(0))                                          \
     WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
     WGMMA(ELEMENT, TYPE, 64, "128", R64, "%64", "%65", "%66", "%67", "%68", C32(0), C32(32))                           \
     WGMMA(ELEMENT, TYPE, 128, "256", R128, "%128", "%129", "%130", "%131", "%132", C32(0), C32(32), C32(64), C32(96))
@@ -99,8 +103,10 @@ __device__ __forceinline__ void wgmma_of_registers(float (&c)[48], const unsigne
 }
 
 #undef C4
+#undef C8
 #undef C16
 #undef C32
+#undef R8
 #undef R32
 #undef R48
 #undef R64

@@ -7,16 +7,48 @@
 
 namespace mlpgpu {
 
-// gradient (size,) = Σ over shards and uses of a parameter's partials, in that order.  The partials of a
-// use lie `pitch` apart from shard to shard, and those of a shard `size` apart from use to use.
+constexpr int SHARD_LEVELS = 11;  // of a tree of at most 1,024 shards
+
+// Σ of_shard(0) … of_shard(shards − 1), by a binary tree in which the first half of every sum has a power of two of
+// shards (mlpgpu/plan/sharding.py).  nodes[l] holds a sum of 2^l shards while the shard's number has bit l.
+template <class OfShard>
+__device__ __forceinline__ float tree_sum(int shards, const OfShard& of_shard) {
+    if (shards == 1) return of_shard(0);
+    float nodes[SHARD_LEVELS];
+    for (int shard = 0; shard < shards; ++shard) {
+        float sum = of_shard(shard);
+        bool is_placed = false;
+#pragma unroll
+        for (int level = 0; level < SHARD_LEVELS; ++level) {
+            const bool is_second = shard >> level & 1;
+            if (!is_placed && is_second) sum = nodes[level] + sum;
+            if (!is_placed && !is_second) nodes[level] = sum;
+            is_placed |= !is_second;
+        }
+    }
+    // What is left are nodes of the bits of `shards`; the smallest one is the last.
+    float sum = 0.0f;
+    bool has_sum = false;
+#pragma unroll
+    for (int level = 0; level < SHARD_LEVELS; ++level) {
+        if (!(shards >> level & 1)) continue;
+        sum = has_sum ? nodes[level] + sum : nodes[level];
+        has_sum = true;
+    }
+    return sum;
+}
+
+// gradient (size,) = Σ over shards of the sum of a parameter's partials over its uses, which are added in order.  The
+// partials of a use lie `pitch` apart from shard to shard, and those of a shard `size` apart from use to use.
 __device__ __forceinline__ void reduce(const float* partials, int64_t pitch, int shards, int uses, int64_t size,
                                        float* gradient) {
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        float sum = partials[i];
-        for (int term = 1; term < shards * uses; ++term)
-            sum += partials[term / uses * pitch + term % uses * size + i];
-        gradient[i] = sum;
+        gradient[i] = tree_sum(shards, [=](int shard) {
+            float sum = partials[shard * pitch + i];
+            for (int use = 1; use < uses; ++use) sum += partials[shard * pitch + use * size + i];
+            return sum;
+        });
     }
 }
 
@@ -56,8 +88,7 @@ __device__ __forceinline__ void update(const Step* step, const double* totals, c
     const float unclipped_alpha = factor ? alpha / factor[0] : alpha;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        float g = partials[i];
-        for (int shard = 1; shard < shards; ++shard) g += partials[shard * pitch + i];
+        float g = tree_sum(shards, [=](int shard) { return partials[shard * pitch + i]; });
         float w = parameters[i];
         float slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
         for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * slot_pitch + i];

@@ -19,7 +19,8 @@
 namespace mlpgpu {
 
 // The shape of a block's work. A cluster is CLUSTER tiles, one below the other, that share their columns of B. ACROSS
-// consumers share 64 rows: in a small tile, where the epilogue takes a large part of the time, more warps finish it.
+// consumers share 64 rows: in a small tile, where the epilogue takes a large part of the time, more warps finish it. Tiles
+// of 16 columns let products of few rows fill the card.
 template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
 struct Sm90Tile {
     using Format = Format_;  // of gemm/operand_formats.cuh
@@ -29,8 +30,12 @@ struct Sm90Tile {
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
     static constexpr int A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;  // of one component
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
+    // The bytes of a row of B in shared memory, if rows run along C's columns.
+    static constexpr int B_ROW_BYTES = N < 64 ? 2 * N : ROW_BYTES;
+    static_assert(N % 64 == 0 || (N == 16 && ACROSS == 1 && CLUSTER == 1), "wgmma_descriptor has rows of 128 and 32 bytes");
     // A warp's staging tile, 16 rows, padded so that two rows of pairs lie in different banks.
-    static constexpr int STAGING_WIDTH = 32, STAGING_PITCH = STAGING_WIDTH + 8, STAGING_SIZE = 16 * STAGING_PITCH;
+    static constexpr int STAGING_WIDTH = WIDTH < 32 ? WIDTH : 32, STAGING_PITCH = STAGING_WIDTH + 8;
+    static constexpr int STAGING_SIZE = 16 * STAGING_PITCH;
 };
 
 // A block's tiles, one after another. Clusters go down columns of up to 16 tiles, so that tiles computed at the same time
@@ -60,11 +65,11 @@ struct Scheduler {
 };
 
 // One component's slice of SIZE rows or columns of C. If SHARE blocks share the slice, this block loads one of SHARE
-// portions into all of them. INNER: whether the operand's rows run along k; if not, boxes are 64 wide.
+// portions into all of them. INNER: whether the operand's rows run along k; if not, boxes are up to 64 wide.
 template <int SIZE, int SHARE, bool INNER>
 __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap* map, uint32_t barrier, int outer0, int k0,
                                       int component, int portion) {
-    constexpr int PORTION = SIZE / SHARE, BOX = INNER ? PORTION : 64;
+    constexpr int PORTION = SIZE / SHARE, BOX = INNER || PORTION < 64 ? PORTION : 64;
     for (int outer = portion * PORTION; outer < (portion + 1) * PORTION; outer += BOX) {
         const uint32_t address = destination + outer * 128;
         const int x = INNER ? k0 : outer0 + outer, y = INNER ? outer0 + outer : k0;
@@ -122,13 +127,14 @@ __device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, 
 template <class T, bool A_INNER, bool B_INNER>
 struct Slices {
     // From 16 elements along k to the next 16, and from 64 outer elements to the next, in bytes.
-    static constexpr int A_STEP = A_INNER ? 32 : 16 * T::ROW_BYTES, B_STEP = B_INNER ? 32 : 16 * T::ROW_BYTES;
-    static constexpr int ATOM = 64 * T::ROW_BYTES;
+    static constexpr int A_STEP = A_INNER ? 32 : 16 * T::ROW_BYTES, B_STEP = B_INNER ? 32 : 16 * T::B_ROW_BYTES;
+    static constexpr int ATOM = 64 * T::ROW_BYTES, B_ROW_BYTES = B_INNER ? T::ROW_BYTES : T::B_ROW_BYTES;
     uint64_t a, b;  // of the first components
 
     __device__ __forceinline__ Slices(uint32_t stage, int consumer)
         : a(wgmma_descriptor(stage + consumer / T::ACROSS * ATOM, ATOM)),
-          b(wgmma_descriptor(stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::ROW_BYTES, ATOM)) {}
+          b(wgmma_descriptor<B_ROW_BYTES>(
+              stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::ROW_BYTES, ATOM)) {}
 
     // c += A's component · B's component; `add` false: c is overwritten.
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_stride, int b_stride, bool add) const {
@@ -293,8 +299,9 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
 // tiles, n padded).
 template <class T>
 __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* partials) {
-    constexpr int QUADS = T::N / (4 * WARP);  // neighbouring columns that a lane sums
+    constexpr int QUADS = ceil_div(T::N, 4 * WARP);  // neighbouring columns that a lane sums
     const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
+    const auto has_columns = [&](int q) { return T::N % (4 * WARP) == 0 || (q * WARP + lane) * 4 < T::N; };
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
@@ -307,6 +314,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
             for (int row = first; row < end; ++row)
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
+                    if (!has_columns(q)) continue;
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t address =
                         ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + row) * T::ROW_BYTES + column % 64 * 2;
@@ -324,7 +332,7 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const int j = n0 + (q * WARP + lane) * 4;
-            if (inside && j < pitch)
+            if (inside && has_columns(q) && j < pitch)
                 *reinterpret_cast<float4*>(partials + static_cast<int64_t>(tile) * pitch + j) = sums[q];
         }
     }

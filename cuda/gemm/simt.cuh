@@ -151,6 +151,19 @@ struct Slice {
             }
         }
     }
+
+    // The same with rows as they are stored, whichever way that is.
+    __device__ __forceinline__ void stage_as_stored(float* shared) const {
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int v = threadIdx.x + i * THREADS;
+            if (VECTORS % THREADS != 0 && v >= VECTORS) break;
+            int outer, inner;
+            locate(v, outer, inner);
+            float* const to = INNER_FIRST ? shared + outer * PITCH + inner : shared + inner * PITCH + outer;
+            *reinterpret_cast<float4*>(to) = fetched[i];
+        }
+    }
 };
 
 // A thread's values of one row of a staged slice: COUNT of them, in runs of four or two that lie 16 runs apart, so that the
@@ -270,7 +283,7 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
 }
 
 // Calls the epilogue for every element of the tile inside C, by the thread that computed it. The type of the first argument
-// selects how the tile is computed; gemm/split_sm80.cuh and gemm/split_sm90.cuh have other ways.
+// selects how the tile is computed; gemm/warp_split.cuh, gemm/split_sm80.cuh and gemm/split_sm90.cuh have other ways.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
                                           int n0, int k_begin, int k_end, const Columns& columns,

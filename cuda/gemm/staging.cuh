@@ -10,7 +10,7 @@
 namespace mlpgpu {
 
 // Passes a consumer's part of C, from row m0 and column n0 on, to the epilogue in quads. Each warp stages pieces of 16 rows
-// and 32 columns and takes them back with 8 lanes to a row, so that global memory is accessed in whole rows.
+// and up to 32 columns and takes them back with a lane for each quad of a row, so that global memory is accessed in whole rows.
 template <class T, class Epilogue>
 struct StagedEpilogue {
     static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
@@ -175,7 +175,7 @@ struct StagedEpilogue {
 };
 
 // The same for an epilogue of components alone. Pairs pass through it as registers hold them, and a warp stages only the
-// results, 16 rows and 64 columns of a component at a time. The components that it reads come the same way. Epilogues
+// results, 16 rows and up to 64 columns of a component at a time. The components that it reads come the same way. Epilogues
 // without components use the empty version.
 template <class T, class Epilogue, bool WRITES_COMPONENTS = Epilogue::WRITES_COMPONENTS>
 struct StagedComponents {
@@ -186,7 +186,8 @@ struct StagedComponents {
 
 template <class T, class Epilogue>
 struct StagedComponents<T, Epilogue, true> {
-    static constexpr int WIDTH = 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;  // in 16-bit numbers
+    // In 16-bit numbers.
+    static constexpr int WIDTH = T::WIDTH < 64 ? T::WIDTH : 64, PITCH = WIDTH + 8, PIECES = T::WIDTH / WIDTH;
     static constexpr int LANES = WIDTH / 8, VECTORS = 16 * LANES / WARP;             // of a row; of a lane
     static constexpr int COMPONENTS = T::COMPONENTS, PAIRS = WIDTH / 4;                      // of a thread in a piece
     static_assert(16 * PITCH * sizeof(uint16_t) <= T::STAGING_SIZE * sizeof(float));

@@ -177,7 +177,7 @@ __device__ __forceinline__ void backward(const K& k) {
 }
 
 // Receives what the tiles still need for dW: everything for replicated layers, and dZ of the first layer, which comes
-// last.
+// last. A first layer that is frozen receives its dZ all the same: it says that rows have read Z.
 template <int L, class K>
 __device__ __forceinline__ void receive_rest(const K& k) {
     if constexpr (L == 0) {

@@ -73,12 +73,14 @@ struct NotDropped {
 };
 
 // A dense layer: its weights are WEIGHT_ROWS by N_OUT, cut into ROW_SLICES by COLUMN_SLICES tiles, which the blocks
-// from FIRST_BLOCK on hold, one each. Slices begin at multiples of four weight rows or columns, a *quad*.
+// from FIRST_BLOCK on hold, one each. Slices begin at multiples of four weight rows or columns, a *quad*. A frozen layer's
+// tiles make no dW and no update; if it is replicated it has none, since its copies stay as they are.
 template <int N_IN_, int N_OUT_, bool HAS_BIAS_, class Activation_, bool SAVES_Z_, class Dropout_, bool IS_REPLICATED_,
-          int ROW_SLICES_, int COLUMN_SLICES_, int FIRST_BLOCK_>
+          int ROW_SLICES_, int COLUMN_SLICES_, int FIRST_BLOCK_, bool IS_FROZEN_ = false>
 struct PersistentDense {
     static constexpr int N_IN = N_IN_, N_OUT = N_OUT_, WEIGHT_ROWS = N_IN + HAS_BIAS_;
     static constexpr bool HAS_BIAS = HAS_BIAS_, SAVES_Z = SAVES_Z_, IS_REPLICATED = IS_REPLICATED_;
+    static constexpr bool IS_FROZEN = IS_FROZEN_;
     static constexpr int ROW_SLICES = ROW_SLICES_, COLUMN_SLICES = COLUMN_SLICES_, FIRST_BLOCK = FIRST_BLOCK_;
     using Activation = Activation_;
     using Dropout = Dropout_;
@@ -144,7 +146,7 @@ template <class T>
 __device__ __forceinline__ WeightTile tile_of(int block, int blocks) {
     const int tile = (block + blocks - T::FIRST_BLOCK) % blocks;
     const int k = tile / T::COLUMN_SLICES, c = tile % T::COLUMN_SLICES;
-    if (k >= T::ROW_SLICES) return {};
+    if (k >= T::ROW_SLICES || (T::IS_FROZEN && T::IS_REPLICATED)) return {};
     const int weight_row = T::ROW_QUADS * k / T::ROW_SLICES * 4, column = T::COLUMN_QUADS * c / T::COLUMN_SLICES * 4;
     const int next_row = min(T::ROW_QUADS * (k + 1) / T::ROW_SLICES * 4, T::WEIGHT_ROWS);
     const int next_column = min(T::COLUMN_QUADS * (c + 1) / T::COLUMN_SLICES * 4, T::N_OUT);

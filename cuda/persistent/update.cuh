@@ -73,9 +73,11 @@ __device__ __forceinline__ void update(const K& k) {
 // Updates the last layer first: its new copies are in flight while the others are updated.
 template <int L, class K>
 __device__ __forceinline__ void update_all(const K& k) {
-    if (tile_of<L>(k).is_mine) {
-        update<L>(k);
-        if constexpr (L > 0) sync_compute_threads();
+    if constexpr (!LayerOf<K, L>::IS_FROZEN) {
+        if (tile_of<L>(k).is_mine) {
+            update<L>(k);
+            if constexpr (L > 0) sync_compute_threads();
+        }
     }
     if constexpr (L > 0) update_all<L - 1>(k);
 }
@@ -102,11 +104,11 @@ __device__ __forceinline__ auto copy_receiver(const K& k, bool is_needed) {
         });
 }
 
-// Runs `work` while copies of all replicated layers are in flight.
+// Runs `work` while copies of all replicated layers are in flight that are not frozen.
 template <int L, class K, class Work, class... Receivers>
 __device__ __forceinline__ void receive_copies_during(const K& k, bool are_needed, Work work, Receivers... receivers) {
     if constexpr (L == 0) receive_during(work, receivers...);
-    else if constexpr (LayerOf<K, L>::IS_REPLICATED)
+    else if constexpr (LayerOf<K, L>::IS_REPLICATED && !LayerOf<K, L>::IS_FROZEN)
         receive_copies_during<L - 1>(k, are_needed, work, copy_receiver<L>(k, are_needed), receivers...);
     else receive_copies_during<L - 1>(k, are_needed, work, receivers...);
 }

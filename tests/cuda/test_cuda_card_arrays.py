@@ -93,7 +93,7 @@ class HostArena:
 
 
 class HostKernels:
-    """The two kernels that look at inputs."""
+    """The kernels that look at inputs, and bring rows together."""
 
     def __init__(self, device: Any, entries: Any) -> None:
         pass
@@ -107,6 +107,24 @@ class HostKernels:
         listed = np.arange(count) if rows is None else memory(rows, 4 * count).view(np.int32)
         found = [zlib.crc32(memory(x + int(row) * row_bytes, row_bytes)) for row in listed]
         ctypes.memmove(checksums, np.array(found, np.uint32).ctypes.data, 4 * count)
+
+    @staticmethod
+    def _take(dtype: Any, values: list[Any]) -> None:
+        x, rows, count, width, y = values
+        row_bytes = width * np.dtype(dtype).itemsize
+        for place, row in enumerate(memory(rows, 4 * count).view(np.int32)):
+            ctypes.memmove(y + place * row_bytes, x + int(row) * row_bytes, row_bytes)
+
+    @staticmethod
+    def put_column_float32(stream: Any, grid: Any, values: list[Any]) -> None:
+        x, count, width, column, y = values
+        memory(y, 4 * count * width).view(np.float32).reshape(count, width)[:, column] = memory(x, 4 * count).view("f4")
+
+    def take_rows_float32(self, stream: Any, grid: Any, values: list[Any]) -> None:
+        self._take(np.float32, values)
+
+    def take_rows_uint8(self, stream: Any, grid: Any, values: list[Any]) -> None:
+        self._take(np.uint8, values)
 
     @staticmethod
     def find_nonfinite(stream: Any, grid: Any, values: list[Any]) -> None:
@@ -311,3 +329,21 @@ def test_a_network_gives_what_the_card_gives(monkeypatch: pytest.MonkeyPatch, ho
 
 def test_the_reader_is_the_backend_s() -> None:
     assert interchange.open_on_card("x", on_card(X)).card == 0
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 24, 50, 1])
+def test_listed_rows_come_together(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces of some rows, of one, and all at once; neighbours without a list."""
+    monkeypatch.setattr(card_arrays, "PIECE_BYTES", piece_bytes)
+    rows = open_card_array("x", on_card(X))
+    for listed in ([3, 3, 0, 39], [7], [5, 6, 7], [], list(RANDOM.permutation(40))):
+        index = np.array(listed, np.int64)
+        np.testing.assert_array_equal(rows[index], X[index], strict=True)
+    labels = open_card_array("y", on_card(Y))
+    np.testing.assert_array_equal(labels[np.array([4, 1, 1])], Y[[4, 1, 1]], strict=True)
+
+
+def test_columns_are_put_side_by_side() -> None:
+    columns = [open_card_array("x", on_card(np.ascontiguousarray(X[:, k]))) for k in (4, 0, 2)]
+    joined = columns[0].side_by_side(columns)
+    np.testing.assert_array_equal(open_card_array("x", joined)[:], X[:, [4, 0, 2]], strict=True)

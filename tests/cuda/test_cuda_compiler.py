@@ -9,14 +9,25 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import machine_code
 import pytest
+from drawn import generator
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry, arguments, units
 from mlpgpu.backends.cuda.runtime import compiler
-from mlpgpu.backends.cuda.runtime.compiler import Resources, compile_units, find_nvcc, nvcc_version, toolkit_folder
+from mlpgpu.backends.cuda.runtime.compiler import (
+    Resources,
+    compile_entries,
+    compile_units,
+    find_nvcc,
+    nvcc_version,
+    split_jobs,
+    toolkit_folder,
+)
 from mlpgpu.errors import BackendError, ConfigurationError, StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +35,8 @@ ROOT = Path(__file__).parents[2]
 needs_nvcc = pytest.mark.skipif(compiler._search_nvcc() is None, reason="no nvcc")
 
 SCALE = Entry("scale", "scale.cuh", "scale", arguments("float* x, float a, int n"), 64, block=None)
+
+SHIFT, TURN = (replace(SCALE, name=name) for name in ("shift", "turn"))
 
 # Stands in for nvcc: notes that it ran, and puts the unit, its header and the version into the "cubin".
 FAKE_NVCC = """#!{python}
@@ -242,6 +255,65 @@ def test_an_architecture_has_a_name(workshop: Workshop, arch: str) -> None:
     with pytest.raises(ConfigurationError, match="sm_90a"):
         workshop.compile(arch=arch)
     assert workshop.runs == 0
+
+
+# ---- kernels one by one
+
+
+def test_a_kernel_is_compiled_once_in_whatever_company(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    together = compile_entries([SCALE, SHIFT], "sm_75", sources=workshop.sources)
+    assert list(together) == [SCALE, SHIFT] and together[SCALE] == together[SHIFT]
+    assert b"\nscale(" in together[SCALE].image and b"\nshift(" in together[SCALE].image
+    assert compile_entries([SHIFT], "sm_75", sources=workshop.sources) == {SHIFT: together[SHIFT]}
+    assert workshop.runs == 1
+    more = compile_entries([TURN, SHIFT], "sm_75", sources=workshop.sources)
+    assert workshop.runs == 2
+    assert more[SHIFT] == together[SHIFT] != more[TURN]
+    assert b"\nshift(" not in more[TURN].image
+    workshop.write("inner.cuh", "// two\n")
+    compile_entries([TURN, SHIFT], "sm_75", sources=workshop.sources)
+    assert workshop.runs == 3
+
+
+def test_every_core_compiles(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    made = compile_entries([SCALE, SHIFT, TURN], "sm_75", sources=workshop.sources)
+    assert workshop.runs == 2
+    assert made[SCALE].image == made[SHIFT].image != made[TURN].image
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cores", "expected"),
+    [
+        ((), 4, []),
+        ((1, 5, 2), 1, [5, 2, 1]),
+        ((1, 5, 2), 4, [3, 2, 2, 1]),
+        ((1, 5, 2), 6, [2, 2, 1, 1, 1, 1]),
+        ((1, 5, 2), 100, [1] * 8),
+    ],
+)
+def test_the_largest_jobs_are_halved_first(sizes: tuple[int, ...], cores: int, expected: list[int]) -> None:
+    entries = [
+        replace(SCALE, name=f"{unit}_{i}", header=f"{unit}.cuh") for unit, n in enumerate(sizes) for i in range(n)
+    ]
+    jobs = split_jobs(entries, cores)
+    assert [len(job) for job in jobs] == expected
+    assert all(len(units(job)) == 1 for job in jobs)
+    assert sorted(e.name for job in jobs for e in job) == sorted(e.name for e in entries)
+
+
+@pytest.mark.thorough
+@needs_nvcc
+def test_a_kernel_has_the_same_code_in_any_company() -> None:
+    """Of the products whose files have most constants and most templates in common."""
+    unit = units(kernels.all_entries())["gemm/gemm_sm90.cuh"]
+    drawn = generator("company").sample(unit, 3)
+    (together,) = compile_units({"together": drawn}, "sm_90a").values()
+    apart = compile_units({entry.name: [entry] for entry in drawn}, "sm_90a")
+    codes = machine_code.code_of(together.image)
+    for entry in drawn:
+        assert machine_code.code_of(apart[entry.name].image) == {entry.name: codes[entry.name]}
 
 
 # ---- where nvcc is

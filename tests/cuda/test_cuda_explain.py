@@ -6,6 +6,8 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,8 +23,11 @@ from mlpgpu.backends.cuda.profile import explain
 from mlpgpu.backends.cuda.profile.costs import array_bytes, flops, lengths_of, moved_bytes
 from mlpgpu.backends.cuda.profile.explain import Profile, gantt
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
+from mlpgpu.backends.cuda.profile.predictions import describe_predictions
 from mlpgpu.backends.cuda.profile.probe import TimedLaunch
 from mlpgpu.backends.cuda.run.trace import Span
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.inference import most_rows, piece_rows
 from mlpgpu.backends.cuda.select.network import FewRowsNetwork, few_rows_network
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.backends.cuda.select.setting import Setting
@@ -146,6 +151,12 @@ def test_flops_are_those_of_the_plan() -> None:
             assert sum(flops(launch, step.capacity) for launch in low.evaluation) == of_evaluation, (seed, arch)
             check_extents(low, -(-step.capacity // step.shards))
             missing -= {family(launch.entry) for launch in low.launches()}
+            with patch.object(thresholds, "ROW_STEP_IS_USED", True):
+                low = lower(step, multiprocessors=132, source="float32", arch=arch)
+            if any(family(launch.entry) == "row_step" for launch in low.launches()):
+                assert sum(flops(launch, step.capacity) for launch in low.shards[0]) == of_step, (seed, arch)
+                check_extents(low, step.capacity)
+                missing -= {family(launch.entry) for launch in low.shards[0]}
             kernel = choose_kernel(step, multiprocessors=132, shared_bytes=227 << 10, arch=arch)
             if not isinstance(kernel, str):
                 launch = kernel.train("float32", textured=True)
@@ -172,6 +183,8 @@ def test_what_multiplies_has_products() -> None:
 OF_LAUNCHES = {
     "fused/tail.cuh": {"units", "outputs", "products", "parameters"},
     "fused/network.cuh": {"products", "parameters"},
+    "fused/row_step.cuh": {"inputs", "outputs", "hidden", "deltas", "products", "passed", "parameters"},
+    "dense/small_n_update.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
     "elementwise/update.cuh": {"partial_count"},
 }
 # Arrays whose bytes are not counted.
@@ -355,3 +368,38 @@ def test_random_data_suit_the_plan(scale: float | None, loss: str | None, monkey
     assert (0 if data.y is None else data.y.size) == targets * len(data)
     if loss == "softmax_cross_entropy":
         assert np.array_equal(np.unique(data.y), np.arange(7))
+
+
+# --- predictions ---
+
+
+@pytest.mark.parametrize("source", ["float32", "uint8"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_predictions_are_explained_by_the_launches_that_make_them(arch: str, source: str) -> None:
+    """Those of a network that is one launch for few rows, and of one that is on tensor cores where there are some."""
+    small = mg.Network([mg.Dense(784, 128, "relu"), mg.Dense(128, 10)]).lower(capacity=1, output="softmax")
+    large = mg.Network([mg.Standardize(784), mg.Dense(784, 1024), mg.Dense(1024, 10)]).lower(capacity=1)
+    for plan in (small, large):
+        told = describe_predictions(plan, 132, arch, source).split("\n\n")
+        assert [part.split(":")[0] for part in told] == [
+            f"a prediction of {rows}" for rows in ("1 row", "100 rows", "100,000 rows")
+        ]
+        most = piece_rows(plan.with_capacity(most_rows()), 4 if source == "float32" else 1)
+        for part, rows in zip(told[1:], (128, most), strict=True):
+            assert f"made for up to {rows:,} rows, as a graph" in part
+            options: dict[str, Any] = {"multiprocessors": 132, "source": source, "arch": arch, "textured": False}
+            low = lower(plan.with_capacity(rows), **options)
+            lines = part.splitlines()
+            body = lines[next(n for n, line in enumerate(lines) if line.startswith("operation ")) + 1 :]
+            for launch, line in zip(low.evaluation, body, strict=False):
+                assert line.startswith(launch.operation) and f" {launch.entry.name} " in line
+                assert "×".join(map(str, launch.grid)) in line and line.split()[-1]
+            looks = source == "float32" and rows > 128
+            assert len(body) == len(low.evaluation) + looks and ("find_nonfinite_rows" in part) == looks
+            is_split = bool(low.evaluation_begin)
+            assert ("once, when parameters have changed: " in part) == is_split
+        assert "for each piece of" in told[2] and "for each piece" not in told[1]
+    assert "network_forward" in describe_predictions(small, 132, arch, source).split("\n\n")[0]
+    first = describe_predictions(large, 132, arch, source).split("\n\n")[0]
+    on_tensor_cores = "the network is not one launch: 2 Dense is made otherwise than by chains of multiply-adds"
+    assert (on_tensor_cores in first) == (arch != "sm_75")

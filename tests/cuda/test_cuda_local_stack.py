@@ -261,7 +261,7 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
     "rows that share their dz": (TIED_UPDATE, "deltas + ((static_cast<int64_t>(q)", "deltas + ((0 * q",
                                     "on chip, three rows"),
     "a stack's dx left out": (TIED_UPDATE, "given.dx ? 0 : 1", "1", "on chip, and dx"),
-    "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step(", "if (lane < 0) step(", "on chip"),
+    "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step<", "if (lane < 0) step<", "on chip"),
     "a bias's step left out": (UPDATE, "layer.bias < 0 || layer.bias_step) continue", "true) continue", ROW),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from epochs import Epoch, assert_as_exact
 from helpers import EPS32, first_and_thorough
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases.case import constants_of
+from kernel_cases.case import Mapped, constants_of, followed_by_components
 from kernel_cases.tensor import ERRORS
 from shim_runner import From, run
 
@@ -28,7 +28,7 @@ from mlpgpu.backends.base import target_array
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OF_PRECISION, OPERAND_FORMATS, TILES, OperandFormat, all_entries
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
-from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.lower.lowering import lower, lower_evaluation
 from mlpgpu.backends.cuda.run.steps import STEP, loss_numbers
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.dense import is_cut, part_length
@@ -117,8 +117,12 @@ ARCHITECTURES = st.sampled_from(["sm_75", "sm_80", "sm_90a"])
 
 
 def on_tensor_cores(plan: Plan, *, large: bool = False, **options: Any) -> Lowered:
-    """As :func:`lowered`, with every product that may be on tensor cores there, in the form of large layers or not."""
+    """As :func:`lowered`, with every product that may be on tensor cores there, in the form of large layers or not.
+
+    Where none may, steps that can be are by blocks of rows for capacities of 3 and 32 rows.
+    """
     limits = {**dict.fromkeys(LEAST, 1), "MOST_UNSCALED_WEIGHTS": 0 if large else 1 << 62}
+    limits["ROW_STEP_IS_USED"] = plan.capacity in (3, 32)
     with patch.multiple(thresholds, **limits):
         return lowered(plan, **options)
 
@@ -135,7 +139,8 @@ def test_launches_fit_the_table_and_the_arrays(
 ) -> None:
     low = on_tensor_cores(plan, large=large, multiprocessors=multiprocessors, source=source, arch=arch)
     known = set(all_entries())
-    assert {entry for entry in low.entries() if not entry.header.startswith("local/stack")} <= known
+    made = ("local/stack", "fused/row_step.cuh")  # for one plan each
+    assert {entry for entry in low.entries() if not entry.header.startswith(made)} <= known
     assert all(low.bytes[name] == 4 * len(words) for name, words in low.words.items())
     for launch in low.launches():
         assert set(launch.values) == {argument.name for argument in launch.entry.arguments}
@@ -489,7 +494,7 @@ def test_on_compute_capability_9_products_take_maps_of_components(precision: str
         element_bytes = 2 * map.components * kernels.padded_columns(map.columns)
         places = low.stages if map.array in low.staged_bytes else 1
         assert low.bytes[map.array] == element_bytes * map.rows * places and map.place < places
-        assert map.rows % 128 == 0 < map.box_rows <= 256
+        assert map.rows % 128 == 0 < map.box[0] <= 256 and map.box[1] == 64
     products = [launch for launch in low.launches() if launch.entry.name.startswith("tensor")]
     for launch in products:
         sources = [value for value in launch.values.values() if isinstance(value, Map)]
@@ -534,6 +539,34 @@ def test_the_bits_of_a_row_do_not_follow_its_batch() -> None:
     """How an evaluation's products are made does not depend on the rows."""
     kinds = [families(lowered(tensor_plan(capacity=rows), arch="sm_90a").evaluation) for rows in (1, 255, 256, 5000)]
     assert all(kind == kinds[0] for kind in kinds) and any(name.startswith("tensor") for name in kinds[0])
+
+
+@given(plans(), st.sampled_from(["float32", "uint8"]), ARCHITECTURES, st.booleans(), st.sampled_from([1, 33, 1000]))
+def test_an_evaluation_of_fewer_rows_fits_the_arrays_of_the_plan(
+    plan: Plan, source: str, arch: str, large: bool, rows: int
+) -> None:
+    limits = {**dict.fromkeys(LEAST, 1), "MOST_UNSCALED_WEIGHTS": 0 if large else 1 << 62}
+    with patch.multiple(thresholds, **limits):
+        plan = plan.with_capacity(2000)
+        options: dict[str, Any] = {"multiprocessors": 132, "source": source, "arch": arch}
+        whole, part = lower(plan, **options), lower_evaluation(plan, rows, **options)
+    assert not part.shards and not part.run_begin
+    assert [launch.operation for launch in part.evaluation_begin] == [
+        launch.operation for launch in whole.evaluation_begin
+    ]
+    for launch in (*part.evaluation_begin, *part.evaluation):
+        arrays = {value.array for value in launch.values.values() if isinstance(value, (At, Map))} - OWNED
+        assert not arrays & part.words.keys()  # which are told what follows from the rows
+        assert all(part.bytes[name] <= whole.bytes[name] for name in arrays)
+
+
+def test_a_loss_alone_makes_no_predictions() -> None:
+    low = lowered(make_plan([Dense(4, 3)], loss="softmax_cross_entropy"))
+    assert names(low.evaluation) == [*names(low.loss_alone), "output_softmax"]
+    assert low.loss_alone[-1].entry.name.startswith("loss")
+    low = lowered(Network([Dense(4, 3)], seed=1).lower(capacity=8))  # a plan without a loss
+    assert not any("Loss" in launch.operation for launch in low.evaluation)
+    assert low.loss_alone == low.evaluation[:-1] and names(low.evaluation)[-1] == "output_identity"
 
 
 def test_atomic_backward_is_one_kernel_on_what_was_cleared() -> None:
@@ -612,12 +645,14 @@ def test_tiles_fill_the_card_or_are_the_smallest(m: int, n: int, multiprocessors
 
 
 class HostProgram:
-    """Runs a plan's launches one after another on the host, lowered for a card of two multiprocessors."""
+    """Runs a plan's launches one after another on the host, lowered for a card of few multiprocessors."""
 
-    def __init__(self, plan: Plan, data: Dataset, sampling: Sampling, arch: str = "sm_80") -> None:
+    def __init__(
+        self, plan: Plan, data: Dataset, sampling: Sampling, arch: str = "sm_80", multiprocessors: int = 2
+    ) -> None:
         self.plan, self.data, self.sampling = plan, data, sampling
         source = "float32" if data.scale is None else "uint8"
-        self.low = lowered(plan, multiprocessors=2, source=source, arch=arch)
+        self.low = lowered(plan, multiprocessors=multiprocessors, source=source, arch=arch)
         # NaN, so that what is read before it is written shows.
         doubles = {
             launch.values[argument.name].array
@@ -665,12 +700,13 @@ class HostProgram:
                 self.arrays["step"][name] += 1
         return self.arrays["losses"].reshape(-1, 2)[: len(rates)]
 
-    def evaluate(self) -> np.ndarray:
-        """Predictions of the first batch."""
+    def evaluate(self, tier: Lowered | None = None) -> np.ndarray:
+        """Predictions of the first batch, by the plan's own launches or by those for fewer rows."""
         self.arrays["order"] = np.arange(len(self.data), dtype=np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.plan.capacity, len(self.data))], STEP)
         assert self.plan.loss is not None
-        for launch in (*self.low.evaluation_begin, *self.low.evaluation):
+        low = tier or self.low
+        for launch in (*low.evaluation_begin, *low.evaluation):
             self._launch(launch, {"loss_numbers": loss_numbers(self.plan.loss)})
         return self.arrays[self.plan.output].reshape(-1, self.plan.n_out)
 
@@ -684,6 +720,8 @@ class HostProgram:
             dtype = WORDS.get(ctype)
             if is_kept and isinstance(resolved, np.ndarray) and dtype:
                 resolved = resolved.view(dtype)
+            if isinstance(value, Map):
+                resolved = self._mapped(value)
             if isinstance(value, At) and isinstance(resolved, np.ndarray) and argument.is_pointer:
                 resolved = From(resolved, value.offset * argument.item_bytes)
             args[argument.name] = resolved
@@ -696,9 +734,50 @@ class HostProgram:
             assert isinstance(value, At)
             self.arrays[value.array] = array.view(self.arrays[value.array].dtype)
 
+    def _mapped(self, value: Map) -> np.ndarray:
+        """A map with the components that it is of, which kernels only read by it."""
+        pitch, words = kernels.padded_columns(value.columns), value.nbytes // 2
+        components = self.arrays[value.array].view(np.uint16)[value.place * words :][:words]
+        shape = value.components, kernels.padded_rows(value.rows), pitch
+        return followed_by_components(Mapped(components.reshape(shape), value.box))
+
     def _resolve(self, name: str) -> object:
         """A number, an array, or None for weights where there are none."""
         return self.numbers[name] if name in self.numbers else self.arrays.get(name)
+
+
+TIERED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "multiply-adds": ([Dense(40, 70, "tanh"), Dense(70, 5)], {"loss": "softmax_cross_entropy"}),
+    "tensor cores": ([Dense(40, 70, "relu"), Dense(70, 66)], {"precision": "tf32"}),
+}
+
+
+@pytest.mark.parametrize("case", TIERED)
+def test_launches_for_fewer_rows_give_a_batch_the_same_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions, and the loss, by launches of another tile and grid, on arrays that are left as they were."""
+    for name in LEAST if case == "tensor cores" else ():
+        monkeypatch.setattr(thresholds, name, 1)
+    monkeypatch.setattr(thresholds, "FILLING_TENTHS", 1)
+    layers, options = TIERED[case]
+    network, rows = Network(layers, seed=3), 27
+    plan = network.lower(capacity=600, **{"loss": "squared_error", **options}, optimizer=OPTIMIZERS["Momentum"](0.1))
+    random = np.random.default_rng(5)
+    y = np.arange(rows) % 5 if plan.target_kind == "index" else random.normal(size=(rows, plan.n_out))
+    data = Dataset(random.normal(size=(rows, 40)).astype(np.float32), y, random.uniform(0.5, 2.0, rows))
+    program = HostProgram(plan, data, Sampling(rows, rows, seed=1))
+    program.load(network.state(plan.optimizer))
+    expected = program.evaluate()[:rows].copy(), program.arrays["losses"][:2].copy()
+    assert np.isfinite(expected[0]).all() and np.isfinite(expected[1]).all()
+    whole, tiles = program.low, set()
+    for tier in (32, 64, 600):
+        part = lower_evaluation(plan, tier, multiprocessors=2, source="float32", arch="sm_80")
+        tiles.add((part.evaluation[0].grid, part.evaluation[0].entry.name, part.evaluation[-1].grid))
+        found = program.evaluate(part)[:rows], program.arrays["losses"][:2]
+        for mine, known in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, known)
+    assert len(tiles) == 3 and whole.evaluation == part.evaluation
+    network.output = plan.loss.output if plan.loss is not None else network.output
+    np.testing.assert_allclose(expected[0], network.predict(data.x, backend="cpu"), rtol=0, atol=2e-2)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

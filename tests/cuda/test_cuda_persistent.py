@@ -116,6 +116,22 @@ CASES: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         [Dropout(0.2), Dense(9, 10, "tanh"), Dense(10, 8, "silu", bias=False), Dense(8, 3)],
         {"optimizer": OPTIMIZERS["Nesterov"](0.1, alpha=3.0)}, WIDE,
     ),
+    "frozen below, copied": (
+        [Dense(12, 10, "tanh", trainable=False), Dropout(0.2), Dense(10, 9, "relu"), Dense(9, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.05, l1=0.01, l2=0.1)}, {},
+    ),
+    "frozen above, copied": (
+        [Standardize(12), Dense(12, 10, "tanh"), Dense(10, 9, "gelu"), Dense(9, 3, trainable=False)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Momentum"](0.1, alpha=3.0)}, {},
+    ),
+    "frozen between, tiled": (
+        [Dense(9, 10, "gelu"), Dense(10, 11, "silu", bias=False, trainable=False), Dense(11, 3)],
+        {"optimizer": OPTIMIZERS["AdamW"](0.05, l2=0.1)}, WIDE,
+    ),
+    "frozen around, tiled": (
+        [Dense(9, 10, "gelu", trainable=False), Dense(10, 11, "silu"), Dense(11, 3, trainable=False)],
+        {"optimizer": OPTIMIZERS["Nesterov"](0.1, l2=0.1)}, WIDE,
+    ),
     "one layer": ([Dense(40, 3)], {"loss": "binary_cross_entropy", "optimizer": OPTIMIZERS["SGD"](0.1)}, {}),
 }  # fmt: skip
 
@@ -160,6 +176,11 @@ def check_epoch(case: str, source: str, arch: str, blocks: int, monkeypatch: pyt
     np.testing.assert_array_equal(np.concatenate(parts), losses)
     for name in ("parameters", "slots"):
         np.testing.assert_array_equal(pieces.values[name], whole.values[name])
+    for parameter in epoch.plan.parameters:
+        part = slice(parameter.offset, parameter.offset + parameter.size)
+        moved = whole.values["parameters"][part] != epoch.state.parameters[0][part].astype(np.float32)
+        assert moved.any() == parameter.trainable
+        assert parameter.trainable or not whole.values["slots"].reshape(-1, epoch.plan.parameter_count)[:, part].any()
 
 
 @pytest.mark.parametrize(("precision", "error"), [("tf32", 2.0**-10), ("bfloat16", 2.0**-9)])
@@ -252,6 +273,19 @@ def test_tiles_cover_the_weights_and_fit(stack: tuple[list[Layer], dict[str, Any
     assert not layout.layers[0].is_replicated
 
 
+def test_copies_that_stay_as_they_are_have_no_tiles() -> None:
+    """No block waits for messages of a frozen layer that every block has, or holds nothing else."""
+    hidden, last = Dense(784, 128, "relu"), Dense(128, 10, trainable=False)
+    options: dict[str, Any] = {"capacity": 32, "loss": "softmax_cross_entropy"}
+    frozen, trained = chosen([hidden, last], **options), chosen([hidden, Dense(128, 10)], **options)
+    assert isinstance(frozen, PersistentKernel) and isinstance(trained, PersistentKernel)
+    assert frozen.layout.layers[1].is_replicated
+    assert frozen.layout.blocks == max(32, frozen.layout.layers[0].tiling.tiles)
+    assert trained.layout.blocks > trained.layout.layers[0].tiling.tiles
+    names = [kernel.train("float32", textured=True).entry.function for kernel in (frozen, trained)]
+    assert names[0].count(", true>") == 1 + names[1].count(", true>")
+
+
 @pytest.mark.parametrize("multiprocessors", [108, 132])
 def test_the_choice_follows_plan_and_card_alone(multiprocessors: int) -> None:
     layers: list[Layer] = [Dense(300, 257, "tanh"), Dropout(0.5), Dense(257, 33, "gelu"), Dense(33, 7)]
@@ -267,6 +301,10 @@ COMPILED: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "three tiled, dropped": (
         [Standardize(31), Dense(31, 257, "gelu"), Dropout(0.5), Dense(257, 127, "elu"), Dense(127, 5)],
         {"capacity": 33, "optimizer": OPTIMIZERS["AdamW"](0.1)},
+    ),
+    "frozen below": (
+        [Dense(784, 128, "relu", trainable=False), Dense(128, 64, "relu"), Dense(64, 10)],
+        {"capacity": 128, "loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Adam"](0.001)},
     ),
     "of an estimator": (
         [Dense(30, 100, "relu"), Dense(100, 1)],
@@ -338,6 +376,7 @@ FAULTS = {  # the header, what is right there, and what is planted
         "t.first_weight_row + weight_row < T::N_IN",
         "t.first_weight_row + weight_row < T::N_IN - 1",
     ),
+    "a frozen layer updated": ("persistent/update.cuh", "if constexpr (!LayerOf<K, L>::IS_FROZEN) {", "{"),
     "dropout of the step before": (
         "persistent/persistent.cuh",
         "k.key.step = range.step.number + done;",
@@ -349,6 +388,7 @@ FAULTS = {  # the header, what is right there, and what is planted
 @pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of the persistent kernel"))
 def test_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(*FAULTS[fault], tmp_path, monkeypatch)
-    case = "penalized, tiled" if "penalized" in fault else "dropped, in fours, tiled"
+    cases = {"penalized": "penalized, tiled", "frozen": "frozen between, tiled"}
+    case = next((case for word, case in cases.items() if word in fault), "dropped, in fours, tiled")
     with pytest.raises(AssertionError):
         check_epoch(case, "float32", "sm_90a", 5, monkeypatch)

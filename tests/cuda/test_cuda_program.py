@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.run.arrays import check_room
+from mlpgpu.backends.cuda.run.primitives import grid_over
+from mlpgpu.backends.cuda.run.state import DeviceState
 from mlpgpu.errors import BackendError
 from mlpgpu.plan import Plan
 
@@ -62,3 +66,36 @@ def test_too_many_rows_of_a_stack_say_how_many_fit() -> None:
             else pytest.raises(BackendError, match=r"kept \(.*a batch of at most about (1[6-9]|2\d) rows fits")
         ):
             check_room(plan, card(6_000_000_000), sizes)
+
+
+def test_squares_are_added_up_where_parameters_lie() -> None:
+    """A launch for each part; the host gets the sums of blocks, of each part its own."""
+    parameters = np.random.default_rng(1).normal(size=5000).astype(np.float32)
+    held = {"parameters": parameters}
+    addresses = {"parameters": parameters.ctypes.data}
+
+    def take(sizes: dict[str, int]) -> None:
+        for name, size in sizes.items():
+            held[name] = np.full(size // 8, np.nan)
+            addresses[name] = held[name].ctypes.data
+
+    def launch_over(entry: Any, elements: int, values: Any) -> None:
+        x, size, to = values
+        assert entry.name == "squares" and elements == size
+        blocks = grid_over(size)[0]
+        part = np.frombuffer((ctypes.c_char * (4 * size)).from_address(x), np.float32).astype(np.float64)
+        sums = np.array([np.square(part[block::blocks]).sum() for block in range(blocks)])
+        ctypes.memmove(to, sums.ctypes.data, sums.nbytes)
+
+    stream = SimpleNamespace(
+        fill=lambda address, nbytes: ctypes.memset(address, 0, nbytes),
+        download=lambda array, address: ctypes.memmove(array.ctypes.data, address, array.nbytes),
+        synchronize=lambda: None,
+    )
+    arrays = SimpleNamespace(addresses=addresses)
+    workspace: Any = SimpleNamespace(
+        plan=None, device=nullcontext(), stream=stream, arrays=arrays, take=take, launch_over=launch_over
+    )
+    for parts in ([slice(0, 5000)], [slice(3, 700), slice(4000, 4001)], [slice(1000, 4900)]):
+        expected = sum(float(np.square(parameters[part].astype(np.float64)).sum()) for part in parts)
+        assert DeviceState(workspace).square_sum(parts) == pytest.approx(expected, rel=1e-12)

@@ -16,7 +16,8 @@ python=${PYTHON:-python3}
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
 export MLPGPU_REQUIRE_GPU=1 PYTHONUNBUFFERED=1
-pytest=("$python" -m pytest -q -p no:cacheprovider)
+# pytest-benchmark, where it is installed, warns beside pytest-xdist, and warnings are errors.
+pytest=("$python" -m pytest -q -p no:cacheprovider -p no:benchmark)
 declare -a table
 failures=0
 

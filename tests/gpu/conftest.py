@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from turns import turn
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry
 from mlpgpu.backends.cuda.run import program
-from mlpgpu.backends.cuda.runtime import Device, compiler, find_device, modules
+from mlpgpu.backends.cuda.runtime import Device, compiler, find_device
 from mlpgpu.backends.cuda.runtime.compiler import Cubin
 from mlpgpu.errors import BackendError
 
@@ -46,6 +49,15 @@ def cubins(device: Device, pieces: dict[str, list[Entry]]) -> dict[str, Cubin]:
     return compiler.compile_units(pieces, device.arch)
 
 
+@pytest.fixture(autouse=True)
+def a_turn_on_the_card(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is marked ``alone`` has the card to itself, however many processes run tests."""
+    folder = Path(tempfile.gettempdir()) / f"mlpgpu-tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with turn(folder, alone=request.node.get_closest_marker("alone") is not None):
+        yield
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans train launch by launch, also those that could inside one kernel."""
@@ -55,19 +67,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def compiled_once(pieces: dict[str, list[Entry]], cubins: dict[str, Cubin]) -> Iterator[None]:
     """In this process every plan takes its kernels from one compilation of all of them, save persistent ones."""
-    compile_units = compiler.compile_units
+    compile_entries = compiler.compile_entries
     piece_of = {entry: name for name, entries in pieces.items() for entry in entries}
 
-    def group(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    def take(entries: Iterable[Entry], arch: str, **options: Any) -> dict[Entry, Cubin]:
         entries = list(entries)
-        others = kernels.units(entry for entry in entries if entry not in piece_of)
-        return {piece_of[entry]: pieces[piece_of[entry]] for entry in entries if entry in piece_of} | others
-
-    def take(units: Mapping[str, Sequence[Entry]], arch: str, **options: Any) -> dict[str, Cubin]:
-        others = {unit: entries for unit, entries in units.items() if unit not in cubins}
-        return {name: cubins[name] for name in units if name in cubins} | compile_units(others, arch, **options)
+        others = [entry for entry in entries if entry not in piece_of]
+        return {e: cubins[piece_of[e]] for e in entries if e in piece_of} | compile_entries(others, arch, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modules, "units", group)
-        patch.setattr(compiler, "compile_units", take)
+        patch.setattr(compiler, "compile_entries", take)
         yield

@@ -26,7 +26,7 @@ files=(
     tests/gpu/test_parity.py tests/gpu/test_persistent.py::test_small_plans tests/gpu/test_local_stack.py::test_small_stacks
 )
 for argument in "$@"; do [[ -e ${argument%%::*} ]] && files=(); done
-tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider --confcutdir=tests/gpu "${files[@]}" "$@")
+tests=("${PYTHON:-python3}" -m pytest -q -x -m gpu -p no:cacheprovider -p no:benchmark --confcutdir=tests/gpu "${files[@]}" "$@")
 
 # Compiles the kernels, which the tools then find in the cache.
 if ! "${tests[@]}" >"$reports/plain" 2>&1; then

@@ -46,9 +46,9 @@ def nothing_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of an array on the card comes to the host, but for one-dimensional ones: labels and weights."""
     read = CardRows._read
 
-    def checked(self: CardRows, *arguments: Any) -> np.ndarray:
+    def checked(self: CardRows, rows: Any) -> np.ndarray:
         assert self.ndim == 1, "inputs pass through the host"
-        return read(self, *arguments)
+        return read(self, rows)
 
     monkeypatch.setattr(CardRows, "_read", checked)
 
@@ -174,6 +174,33 @@ def test_predictions_of_many_pieces_and_of_a_split(device: Device) -> None:
     )
     part, host = mg.Dataset(put(device, X)).split(0.3)[1], mg.Dataset(X).split(0.3)[1]
     np.testing.assert_array_equal(back(network.predict(part, backend="cuda")), network.predict(host, backend="cuda"))
+
+
+class Frame:
+    """A table of columns on the card, as cuDF has it."""
+
+    def __init__(self, columns: dict[str, CardResult]) -> None:
+        self._columns = columns
+        self.columns = list(columns)
+
+    def __getitem__(self, name: str) -> CardResult:
+        return self._columns[name]
+
+    def to_cupy(self) -> Any:
+        raise AssertionError("nobody has to ask for a copy")
+
+
+@pytest.mark.parametrize("x", [X, BYTES], ids=["float32", "uint8"])
+def test_columns_of_a_frame_become_an_array_there(x: np.ndarray, device: Device, nothing_read: None) -> None:
+    frame = Frame({f"column {k}": put(device, np.ascontiguousarray(x[:, k])) for k in range(x.shape[1])})
+    data = mg.Dataset(frame, put(device, Y), scale=1 / 255)
+    assert data.card == device.index and data.columns == tuple(frame.columns)
+    assert_same(trained(data), trained(mg.Dataset(x, Y, scale=1 / 255)))
+
+
+def test_listed_rows_come_to_the_host_together(device: Device) -> None:
+    data, host = (mg.Dataset(each, Y).split(0.4, seed=2)[1] for each in (put(device, X), X))
+    np.testing.assert_array_equal(data.x, host.x)
 
 
 def test_a_number_that_is_not_finite_is_found_there(device: Device) -> None:

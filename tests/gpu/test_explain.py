@@ -83,6 +83,7 @@ def test_explain_prints_it(
     assert "peak rates of this card: copying" in printed and "sum of the launches" in printed
     assert ("start µs" in printed) == bool(options)
     assert f"on {device.name}, measured on random data" in printed
+    assert "a prediction of 1 row: one launch" in printed and "a prediction of 100,000 rows: " in printed
 
 
 def test_a_run_is_explained_on_its_card(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

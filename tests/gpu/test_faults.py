@@ -149,6 +149,7 @@ class Refusals:
         return refusing
 
 
+@pytest.mark.alone  # since it measures free memory
 @pytest.mark.parametrize("options", [{}, {"streams": 2}, {"memory_share": 1e-7}])
 def test_each_allocation_in_turn_is_refused(
     options: dict[str, Any], device: Device, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ from mlpgpu.backends.cuda.kernels import (
     Entry,
     GemmTile,
     OperandFormat,
+    narrow_tiles,
     sm80_tiles,
     sm90_tiles,
 )
@@ -100,7 +101,7 @@ class Bench:
         arena = Arena(self.device, aligned(array.nbytes) + TENSOR_MAP_BYTES)
         place, address = arena.take(array.nbytes), arena.take(TENSOR_MAP_BYTES)
         self.stream.upload(place, array)
-        self.stream.upload(address, tensor_map(place, array.shape, array.shape[2], components.box_rows))
+        self.stream.upload(address, tensor_map(place, array.shape, array.shape[2], components.box))
         return arena, address
 
     def run_case(self, case: Case) -> dict[str, np.ndarray]:
@@ -147,7 +148,11 @@ def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
             np.testing.assert_array_equal(bits(other), bits(first))
 
 
-@pytest.mark.parametrize("tiles", [sm80_tiles, sm90_tiles])
+def every_sm90_tile(operand_format: OperandFormat) -> tuple[GemmTile, ...]:
+    return (*sm90_tiles(operand_format), *narrow_tiles(operand_format))
+
+
+@pytest.mark.parametrize("tiles", [sm80_tiles, every_sm90_tile])
 @EACH_FORM
 def test_all_tiles_of_tensor_cores_give_the_same_bits(
     operand_format: OperandFormat, tiles: Callable[[OperandFormat], tuple[GemmTile, ...]], bench: Bench
@@ -174,10 +179,13 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int, bench: Bench) -> None:
     np.testing.assert_array_equal(bits(fewer), bits(all_rows[:rows]))
 
 
+@pytest.mark.parametrize("tile", [SMALLEST, *kernels.WARP_SPLIT_TILES], ids=str)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_product_errs_no_more_than_a_chain_of_float32(distribution: str, bench: Bench) -> None:
+def test_a_product_errs_no_more_than_a_chain_of_float32(
+    distribution: str, tile: kernels.SimtTile | kernels.WarpSplitTile, bench: Bench
+) -> None:
     a, b = operands(distribution, 65, 1023, 70)
-    case = dense.dense_forward("identity", SMALLEST, whole(len(a)), a, b, plain=True)
+    case = dense.dense_forward("identity", tile, whole(len(a)), a, b, plain=True)
     check_float32(bench.run_case(case)["y"], a, b)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_small_plans(seed: int, most_copied: int, monkeypatch: pytest.MonkeyPatc
     case = random_case(seed, widest=20, most_rows=12)
     assert is_persistent(case)
     check_both(case)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 5][::5])
+def test_frozen_layers_stay_as_they_are(seed: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second dense layer is frozen, of networks of two and more; once with and once without the first."""
+    case = random_case(seed)
+    dense = [place for place, layer in enumerate(case.layers) if isinstance(layer, Dense)]
+    layers = [replace(layer, trainable=place not in dense[first::2]) if isinstance(layer, Dense) else layer
+              for place, layer in enumerate(case.layers)]  # fmt: skip
+    frozen = replace(case, layers=tuple(layers))
+    assert is_persistent(frozen)
+    check_both(frozen)
 
 
 @pytest.mark.parametrize("seed", SEEDS[::6])

@@ -190,6 +190,18 @@ def test_a_penalty_on_weights_alone_in_each_product(k: int, batch_size: int) -> 
     check(Case(layers, optimizer=Momentum(0.01, alpha=3.0), rows=2 * batch_size, batch_size=batch_size, epochs=1))
 
 
+@pytest.mark.parametrize("source", ["uint8", "float32"])
+@pytest.mark.parametrize("optimizer", ["Momentum", "Adam"])
+def test_steps_by_blocks_of_rows(source: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan has them yet unless asked.  A block of an H200 has the shared memory for the last of these."""
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", True)
+    rule = OPTIMIZERS[optimizer](0.01, alpha=1.0)
+    check(Case(mlp(33, 20, 5), source=source, optimizer=rule, weighted=True))
+    dropped = (Dropout(0.2), Dense(50, 64, "gelu"), Dropout(0.3), Dense(64, 64, "silu", bias=False), Dense(64, 3))
+    check(Case(dropped, source=source, optimizer=rule))
+    check(Case(mlp(50, 128, 128, 128, 3), source=source, optimizer=rule, rows=1500, batch_size=1024))
+
+
 # --- sizes, shards, inputs ---
 
 
@@ -431,6 +443,41 @@ def test_a_resumed_run_on_tensor_cores_ends_with_the_same_bits(operand_format: O
     resumed.fit(data, 2, progress=False)  # goes on up to the second epoch
     assert resumed.precision == precision
     np.testing.assert_array_equal(resumed.network.flat_parameters(), unbroken.network.flat_parameters())
+
+
+# Batches that leave a card idle: narrow tiles in every product that may have them.
+SMALL_BATCHES = {
+    "of one tile": Case((Dense(784, 512, "relu"), Dense(512, 512, "gelu"), Dense(512, 10)), rows=150, batch_size=64),
+    "of shards": Case(
+        (Dense(70, 260, "relu"), Dropout(0.3), Dense(260, 270, "tanh"), Dense(270, 5)),
+        rows=300, batch_size=130, streams=2, source="uint8",
+    ),
+    "a loss at the end": Case(
+        (Dense(200, 256, "gelu"), Dense(256, 264)), "squared_error", "dense", rows=100, batch_size=33, weighted=True
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = {"NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1, "COUNTED_TENTHS": 0}
+    for name, value in {"NARROW_TILES_ARE_USED": True, **least}.items():
+        monkeypatch.setattr(thresholds, name, value)
+
+
+@EACH_FORM
+@pytest.mark.parametrize("case", SMALL_BATCHES)
+@pytest.mark.usefixtures("narrow")
+def test_small_batches_by_narrow_tiles(case: str, operand_format: OperandFormat) -> None:
+    check_both(in_form(SMALL_BATCHES[case], operand_format))
+    first, second = (on_card(in_form(SMALL_BATCHES[case], operand_format)) for _ in range(2))
+    assert all((second[name] == first[name]).all() for name in first)
+
+
+@pytest.mark.parametrize("case", SMALL_BATCHES)
+@pytest.mark.usefixtures("narrow")
+def test_small_batches_by_warps_that_share_k(case: str) -> None:
+    check_both(dataclasses.replace(SMALL_BATCHES[case], precision="float32-ieee"))
 
 
 def test_ieee_float32_stays_on_plain_cores() -> None:

@@ -109,6 +109,28 @@ def test_digits_are_learnt_from_their_bytes() -> None:
     assert abs(accuracies[0] - accuracies[1]) <= 2.0 * np.sqrt(0.05 * 0.95 / len(test))
 
 
+@pytest.mark.parametrize("rows", [3, 1000, 1025, 10_000])
+@pytest.mark.parametrize("widths", [(20, 33, 5), (300, 1200, 300, 5)])
+def test_evaluations_have_the_bits_of_any_launches(
+    rows: int, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By those for the fewest rows with room, and by those for all."""
+    random = np.random.default_rng(rows)
+    data = mg.Dataset(random.normal(size=(rows, widths[0])), random.integers(5, size=rows), random.uniform(size=rows))
+    layers = [mg.Dense(k, n, "relu") for k, n in pairwise(widths)]
+    metrics = ["accuracy", "log_loss"]
+    found = []
+    for tiers in ((1024, 2048, 4096), ()):
+        monkeypatch.setattr(thresholds, "EVALUATION_TIERS", tiers)
+        trainer = mg.Trainer(mg.Network(layers, seed=2), "softmax_cross_entropy", backend="cuda")
+        both = trainer.evaluate(data, metrics)
+        assert trainer.evaluate(data)["loss"] == both["loss"] == trainer.evaluate(data, metrics)["loss"]
+        found.append(both)
+    assert found[0] == found[1]
+    trainer = mg.Trainer(mg.Network(layers, seed=2), "softmax_cross_entropy", backend="cpu")
+    assert found[0]["loss"] == pytest.approx(trainer.evaluate(data)["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize("n_out", [1, 2, 10])
 def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
     """Of two sets, the second one larger, by one program; weights in quarters, whose sums are exact."""
@@ -130,6 +152,15 @@ def test_ranks_are_those_of_the_predictions(n_out: int) -> None:
             expected = METRICS[name].ways["multiclass"][1](sums)
             assert found[name] == pytest.approx(expected, rel=4 * rows * EPS)
             assert found[name] == trainer.evaluate(data, [name])[name]  # the same bits
+
+
+def test_squares_are_added_up_on_the_card() -> None:
+    trainer = fit(new_trainer())
+    parts = [slice(0, 700), slice(701, 705)]
+    program = trainer._engine.program
+    assert program is not None
+    found, flat = program.square_sum(parts), trainer.network.flat_parameters().astype(np.float64)
+    assert found == pytest.approx(sum(float(np.square(flat[part]).sum()) for part in parts), rel=1e-12)
 
 
 def test_histograms_are_numpy_s() -> None:

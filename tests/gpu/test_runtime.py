@@ -200,6 +200,7 @@ def test_out_of_memory_says_how_much_is_free(device: Device) -> None:
         Arena(device, 1024).close()
 
 
+@pytest.mark.alone
 def test_closing_gives_memory_back(current: Device) -> None:
     Arena(current, 1024).close()
     before = current.free_bytes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drawn import first_and_drawn, share_of
 from kernel_cases import all_cases, dense, rows
-from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, whole
+from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, followed_by_components, whole
 from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import is_sampled
 from shim_runner import From, plant, program_name, run
@@ -21,14 +21,6 @@ from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
 ALL_CASES = all_cases()
 CASES = [case for case in ALL_CASES if not case.entry.host_excluded and is_sampled(case.entry)]
 SMALLEST = TILES[-1]
-
-
-def followed_by_components(value: Mapped) -> np.ndarray:
-    """A map as shim/hopper.h reads it: components, rows, columns, pitch, rows of boxes; then the components."""
-    components, rows, columns = value.array.shape
-    words = np.zeros(16, np.uint64)
-    words[:5] = components, rows, columns, columns, value.box_rows
-    return np.concatenate([words.view(np.uint16), value.array.ravel()])
 
 
 def as_passed(value: object) -> object:
@@ -79,6 +71,14 @@ def test_all_tiles_give_the_same_bits(tile: kernels.SimtTile) -> None:
         np.testing.assert_array_equal(first[name].view(np.uint32), second[name].view(np.uint32))
 
 
+def test_tiles_whose_warps_share_k_give_the_same_bits() -> None:
+    x, w = np.random.default_rng(1).normal(size=(2, 300, 300)).astype(np.float32)
+    for made in (lambda tile: dense.dense_forward("tanh", tile, whole(70), x[:70], w),
+                 lambda tile: dense.dense_backward_input("tanh", tile, whole(70), 30, 300)):  # fmt: skip
+        first, second = (next(iter(run_case(made(tile)).values())) for tile in kernels.WARP_SPLIT_TILES)
+        np.testing.assert_array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     x, w = np.random.default_rng(2).normal(size=(2, 70, 70)).astype(np.float32)
     cases = [dense.dense_forward("tanh", SMALLEST, whole(rows), x[:rows], w) for rows in (1, 70)]
@@ -116,6 +116,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        if (Columns::IS_SUMMED",
         kernels.dense_forward("identity", SMALLEST),
     ),
+    "slice overwritten before all warps have read it": (
+        "gemm/warp_split.cuh",
+        "        __syncthreads();  // all have read the slice before\n",
+        "",
+        kernels.dense_forward("identity", kernels.WARP_SPLIT_TILES[0]),
+    ),
+    "a warp's sum left out": (
+        "gemm/warp_split.cuh",
+        "other < T::WARPS;",
+        "other + 1 < T::WARPS;",
+        kernels.dense_forward("identity", kernels.WARP_SPLIT_TILES[1]),
+    ),
+    "columns of a lane mistaken where rows of B run along k": (
+        "gemm/warp_split.cuh",
+        "lane_column + T::LANE_COLUMNS * i",
+        "lane_column + i",
+        kernels.dense_backward_input("identity", kernels.WARP_SPLIT_TILES[1]),
+    ),
     "border off by one in load_edge": (
         "gemm/simt.cuh",
         "start + 3 < length",
@@ -136,14 +154,20 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "partial left out in reduce": (
         "elementwise/update.cuh",
-        "term < shards * uses",
-        "term < shards * uses - 1",
+        "shard < shards; ++shard",
+        "shard < shards - 1; ++shard",
         kernels.reduce(),
     ),
     "uses and shards swapped in reduce": (
         "elementwise/update.cuh",
-        "partials[term / uses * pitch + term % uses * size + i]",
-        "partials[term % shards * pitch + term / shards * size + i]",
+        "sum += partials[shard * pitch + use * size + i]",
+        "sum += partials[use * pitch + shard * size + i]",
+        kernels.reduce(),
+    ),
+    "shards added one after another in reduce": (
+        "elementwise/update.cuh",
+        "const bool is_second = shard >> level & 1;",
+        "const bool is_second = level < 1 && shard > 0;",
         kernels.reduce(),
     ),
     "index swapped in dense_backward_input": (
@@ -242,6 +266,36 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "for (int s = 2; s < slices; ++s) sum",
         kernels.tail("huber", "dense"),
     ),
+    "a layer's first block takes the place of another": (
+        "dense/small_n_update.cuh",
+        "place = block - layer.first",
+        "place = block",
+        kernels.update_layers("Momentum"),
+    ),
+    "the order applied to inputs of a hidden layer": (
+        "dense/small_n_update.cuh",
+        "is_first ? order : nullptr",
+        "order",
+        kernels.update_layers("SGD"),
+    ),
+    "a weight's last row taken for the bias": (
+        "fused/row_step.cuh",
+        "of_layer + k * pitch : nullptr",
+        "of_layer + (k - 1) * pitch : nullptr",
+        kernels.row_step("huber", "dense"),
+    ),
+    "barrier removed before a level is finished": (
+        "fused/row_step.cuh",
+        "            __syncthreads();\n            float* const stored",
+        "            float* const stored",
+        kernels.row_step("huber", "dense"),
+    ),
+    "rows of a weight in shared memory that overlap": (
+        "fused/row_step.cuh",
+        "(levels[l - 1].n + 1) * row_step_pitch(levels[l].n);",
+        "levels[l - 1].n * row_step_pitch(levels[l].n);",
+        kernels.row_step("huber", "dense"),
+    ),
     "barrier removed in the head": (
         "fused/head.cuh",
         "            __syncthreads();\n            if (thread.computes(k - k0)) add_products",
@@ -338,6 +392,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "slice * T::K, component, rank);",
         "slice * T::K, component, 0);",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[0]),
+    ),
+    "rows of 32 bytes stepped through as rows of 128": (
+        "gemm/gemm_sm90.cuh",
+        "16 * T::B_ROW_BYTES;",
+        "16 * T::ROW_BYTES;",
+        kernels.tensor_forward("identity", kernels.narrow_tiles(kernels.BFLOAT16)[-1]),
+    ),
+    "rows of 32 bytes told apart by the wrong swizzle": (
+        "arch/wgmma.cuh",
+        "SWIZZLE = ROW_BYTES == 128 ? 1 : 3;",
+        "SWIZZLE = 1;",
+        kernels.tensor_forward("identity", kernels.narrow_tiles(kernels.BFLOAT16)[-1]),
+    ),
+    "lanes beyond a narrow tile sum its columns too": (
+        "gemm/gemm_sm90.cuh",
+        "if (inside && has_columns(q) && j < pitch)",
+        "if (inside && j < pitch)",
+        kernels.tensor_backward_update("Adam", kernels.narrow_tiles(kernels.BFLOAT16)[0]),
     ),
     "staging tile read before it is whole": (
         "gemm/staging.cuh",

@@ -30,6 +30,9 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
         raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
     if plan.replicas != 1:
         raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
+    if plan.ranks != 1:
+        hint = "backend='cpu' trains one network on all of them, parallel='none' a network on each"
+        raise ConfigurationError("ranks on the cuda backend", expected=1, got=plan.ranks, hint=hint)
 
 
 class CudaBackend(Backend):

@@ -21,6 +21,7 @@ from .losses import loss_cases
 from .metrics import metric_cases, rank_cases
 from .network import network_cases
 from .primitives import primitive_cases
+from .row_step import row_step_cases
 from .rows import row_cases
 from .tensor import tensor_cases
 from .updates import step_cases
@@ -40,4 +41,5 @@ def all_cases() -> tuple[Case, ...]:
         *rank_cases(),
         *tensor_cases(),
         *network_cases(),
+        *row_step_cases(),
     )

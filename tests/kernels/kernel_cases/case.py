@@ -36,10 +36,19 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Mapped:
-    """Components (components, rows, columns) given as the copy engine's map of them, for boxes of so many rows."""
+    """Components (components, rows, columns) given as the copy engine's map of them, for boxes of (rows, columns)."""
 
     array: np.ndarray
-    box_rows: int
+    box: tuple[int, int]
+
+
+def followed_by_components(value: Mapped) -> np.ndarray:
+    """A map as shim/hopper.h reads it: components, rows, columns, pitch, rows and columns of boxes; then the
+    components themselves."""
+    components, rows, columns = value.array.shape
+    words = np.zeros(16, np.uint64)
+    words[:6] = components, rows, columns, columns, *value.box
+    return np.concatenate([words.view(np.uint16), value.array.ravel()])
 
 
 @dataclass(frozen=True)

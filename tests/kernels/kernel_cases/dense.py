@@ -11,7 +11,17 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import SPLIT_SM80, SPLIT_SM90, TILES, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
+from mlpgpu.backends.cuda.kernels import (
+    SPLIT_SM80,
+    SPLIT_SM90,
+    TILES,
+    WARP_SPLIT_TILES,
+    SimtTile,
+    SplitSm80Tile,
+    SplitSm90Tile,
+    WarpSplitTile,
+    ceil_div,
+)
 
 from .case import (
     SPECIAL,
@@ -64,7 +74,7 @@ def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) 
 
 def dense_forward(
     activation: str,
-    tile: SimtTile,
+    tile: SimtTile | WarpSplitTile,
     batch: Batch,
     x: np.ndarray | int,
     w: np.ndarray,
@@ -149,7 +159,14 @@ def dense_forward_sum_partials(activation: str, batch: Batch, n: int, count: int
 
 
 def dense_backward_input(
-    activation: str, tile: SimtTile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False
+    activation: str,
+    tile: SimtTile | WarpSplitTile,
+    batch: Batch,
+    k: int,
+    n: int,
+    *,
+    plain: bool = False,
+    shift: bool = False,
 ) -> Case:
     """``plain`` is without an activation below."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
@@ -220,6 +237,51 @@ def dense_backward_update(
         outputs,
         constants,
     )
+
+
+def update_layers(rule: str, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False) -> Case:
+    """Of two layers in one grid, the second without a bias; their parameters lie one after another."""
+    (x, given), y = _input(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
+    below, above = (batch.rows_of(1 - normal(batch.capacity, columns)) for columns in (middle, n))
+    first, second = _weight_gradient(x, below, batch.part), _weight_gradient(y, above, batch.part)
+    layers = [stepped(rule, {"weight": first["dw"], "bias": first["db"]}), stepped(rule, {"weight": second["dw"]})]
+    places = [(layers[0], "weight"), (layers[0], "bias"), (layers[1], "weight")]
+    sizes = [layer[1][name].value.size for layer, name in places]
+
+    def flat(arrays: list[np.ndarray]) -> np.ndarray:
+        """Parameters, or slots (slots, size) of which each layer uses the first ones, side by side."""
+        return np.concatenate([a[..., :size] for a, size in zip(arrays, sizes, strict=True)], axis=-1)
+
+    def output(suffix: str) -> Output:
+        found = [layer[1][name + suffix] for layer, name in places]
+        shapes = [(-1, each.value.shape[-1]) if suffix else (-1,) for each in found]
+        values, bounds = (
+            flat([getattr(each, which).reshape(shape) for each, shape in zip(found, shapes, strict=True)])
+            for which in ("value", "bound")
+        )
+        return expect(values, bounds)
+
+    weights = [np.ravel(layer[0][name]) for layer, name in places]
+    outputs, slots = {"parameters": output("")}, None
+    if layers[0][0]["weight_slots"] is not None:
+        slots = flat([np.asarray(layer[0][f"{name}_slots"]) for layer, name in places])
+        outputs["slots"] = output("_slots")
+    across, down, _ = kernels.small_n_grid(k, middle)
+    other, of_other, _ = kernels.small_n_grid(middle, n)
+    described = [
+        [k, middle, 0, 0, sizes[0], -1, 0],
+        [middle, n, across * down, sizes[0] + sizes[1], -1, 0, middle],
+    ]
+    args = {
+        **batch.args, "described": np.array(described, np.int32), "layer_count": 2, "inputs": given["x"],
+        "order": given["order"], "y": y, "dz": np.concatenate([below.ravel(), above.ravel()]),
+        "totals": layers[0][0]["totals"], "parameters": flat(weights), "slots": slots, "size": sum(sizes),
+        "capacity": batch.capacity,
+    }  # fmt: skip
+    return Case(
+        f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched, kernels.update_layers(rule),
+        (across * down + other * of_other,), args, outputs, layers[0][2],
+    )  # fmt: skip
 
 
 def dense_update_few_rows(
@@ -297,7 +359,29 @@ def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) 
     )
 
 
+def warp_split_cases() -> Iterator[Case]:
+    """Tiles whose warps share k: borders, slices that end early, vectors and none, rows fetched by an order."""
+    for tile in WARP_SPLIT_TILES:
+        for rows, k, n in ((1, 1, 1), (31, 33, 32), (64, 128, 48), (33, 36, 9), (65, 261, 15), (40, 300, 132)):
+            yield dense_forward("relu", tile, whole(rows), normal(rows, k), normal(k, n))
+            yield dense_backward_input("relu", tile, whole(rows), n, k)
+        for activation in ACTIVATIONS:
+            yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
+            yield dense_backward_input(activation, tile, whole(33), 37, 5)
+        for batch in batches(65):
+            yield dense_forward("tanh", tile, batch, normal(65, 33), normal(33, 35))
+            yield dense_backward_input("tanh", tile, batch, 35, 33)
+        for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
+            yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
+        yield dense_forward("identity", tile, whole(33), normal(33, 36), normal(36, 40), shift=True)
+        yield dense_backward_input("identity", tile, whole(33), 36, 40, plain=True, shift=True)
+        x = normal(34, 131)
+        x[5, 3], x[20, 130], x[33, 0] = np.nan, np.inf, -np.inf
+        yield dense_forward("identity", tile, whole(34), x, normal(131, 33), plain=True)
+
+
 def dense_cases() -> Iterator[Case]:
+    yield from warp_split_cases()
     # Odd by odd, around the tiles' borders, and multiples of 4, which are read as vectors.
     sizes = [(1, 1, 1), (31, 33, 32), (32, 32, 31), (33, 31, 127), (127, 257, 33), (257, 127, 31)]
     # The last one has whole tiles of every size inside, in all three products.
@@ -321,6 +405,7 @@ def dense_cases() -> Iterator[Case]:
     for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
     for rule in kernels.RULES:
+        yield update_layers(rule, whole(33), 9, 35, 17, fetched=rule == "SGD")
         yield dense_backward_update(rule, "small_n", whole(33), 35, 37)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
@@ -334,6 +419,7 @@ def dense_cases() -> Iterator[Case]:
                 yield dense_update_few_rows(
                     "Adam", whole(rows), k, n, 32, stream=True, plain=rows % 2 == 0, ahead=False
                 )
+    yield update_layers("Adam", Batch(11, 27, 2), 36, 16, 3, fetched=True)
     yield dense_backward_update("Momentum", "small_n", whole(1025), 9, 17)  # dz is staged more than once
     yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few_rows(

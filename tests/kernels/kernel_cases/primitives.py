@@ -144,7 +144,37 @@ def row_checksums(count: int, row_bytes: int, *, listed: bool = False) -> Case:
     )
 
 
+def take_rows(source: str, count: int, width: int) -> Case:
+    """Of twice as many rows, some of them listed twice."""
+    x = generator().integers(0, 256, (2 * count, width)).astype(source)
+    rows = generator().integers(0, 2 * count, count).astype(np.int32)
+    return Case(
+        f"{count}x{width}",
+        kernels.take_rows(source),
+        (2,),
+        {"x": x, "rows": rows, "count": count, "width": width, "y": np.full((count, width), 7, source)},
+        {"y": expect(x[rows].astype(np.float64), 0.0)},
+    )
+
+
+def put_column(source: str, count: int, width: int, column: int) -> Case:
+    x, y = generator().integers(0, 256, count).astype(source), np.full((count, width), 7, source)
+    value = y.astype(np.float64)
+    value[:, column] = x
+    return Case(
+        f"{count}x{width}-{column}",
+        kernels.put_column(source),
+        (2,),
+        {"x": x, "count": count, "width": width, "column": column, "y": y},
+        {"y": expect(value, 0.0)},
+    )
+
+
 def primitive_cases() -> Iterator[Case]:
+    for source in kernels.SOURCES:
+        for count, width in ((1, 1), (3, 33), (700, 4)):
+            yield take_rows(source, count, width)
+            yield put_column(source, count, width, width // 2)
     for count, row_bytes in ((1, 1), (3, 33), (700, 4)):
         yield row_checksums(count, row_bytes)
         yield row_checksums(count, row_bytes, listed=True)

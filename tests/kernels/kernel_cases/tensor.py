@@ -25,7 +25,10 @@ from mlpgpu.backends.cuda.kernels import (
     GemmTile,
     OperandFormat,
     Sm80Tile,
+    Sm90Tile,
     ceil_div,
+    narrow_tiles,
+    narrow_weight_tiles,
     padded_columns,
     padded_rows,
     sm80_tiles,
@@ -66,20 +69,29 @@ UNWRITTEN_BITS = 0x5A5A
 ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16Pair": 2.0**-15}
 
 
+def makes_weights(tile: GemmTile) -> bool:
+    """Whether gradients of weights are made with a tile, as all but the narrowest make them."""
+    few_columns, of_weights = narrow_tiles(tile.operand_format), narrow_weight_tiles(tile.operand_format)
+    return tile not in few_columns or tile in of_weights
+
+
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
 # epilogues, and those of most cases below.  A GPU runs all; the smallest of gemm/gemm_sm80.cuh's tiles has all of them
 # anyway, of which nvcc compiles all with one operand format and those that stand for all with the others.
 SAMPLED_TILES = [
-    tile for operand_format in OPERAND_FORMATS for tile in (*sm90_tiles(operand_format), sm80_tiles(operand_format)[0])
+    tile
+    for operand_format in OPERAND_FORMATS
+    for tile in (*sm90_tiles(operand_format), *narrow_tiles(operand_format), sm80_tiles(operand_format)[0])
 ]
+RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
 TILES_SAMPLED_BY_NVCC = [*SAMPLED_TILES, *(sm80_tiles(operand_format)[-1] for operand_format in OPERAND_FORMATS[1:])]
 SAMPLE = {
     entry
     for tile in TILES_SAMPLED_BY_NVCC
     for entry in (
-        kernels.tensor_backward_weight(tile),
-        kernels.tensor_backward_update("Adam", tile),
-        *([kernels.tensor_backward_update("AdamWithAlpha", tile)] if tile in SAMPLED_TILES[::3] else []),
+        *([kernels.tensor_backward_weight(tile)] if makes_weights(tile) else []),
+        *([kernels.tensor_backward_update("Adam", tile)] if makes_weights(tile) else []),
+        *([kernels.tensor_backward_update("AdamWithAlpha", tile)] if tile in RULED_TILES else []),
         *(kernels.tensor_forward(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
         *(kernels.tensor_backward_input(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
         *(
@@ -432,8 +444,8 @@ def _sources(tile: GemmTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_i
     """What a product is given of its operands' components."""
     if isinstance(tile, Sm80Tile):
         return a, b
-    a_rows, b_rows = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
-    return Mapped(a, a_rows), Mapped(b, b_rows)
+    a_box, b_box = tile.boxes(a_inner=a_inner, b_inner=b_inner)
+    return Mapped(a, a_box), Mapped(b, b_box)
 
 
 def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
@@ -680,11 +692,13 @@ def products(
     operand_format: OperandFormat, a: np.ndarray, b: np.ndarray, tiles: Sequence[GemmTile] = ()
 ) -> Iterator[tuple[Case, str]]:
     """A · B as each of a layer's three products, on these tiles or all; and the array that it is left in."""
-    for tile in tiles or (*sm80_tiles(operand_format), *sm90_tiles(operand_format)):
+    usual = *sm80_tiles(operand_format), *sm90_tiles(operand_format), *narrow_tiles(operand_format)
+    for tile in tiles or usual:
         yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
         transposed = np.ascontiguousarray(b.T)
         yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"
-        yield tensor_backward_weight(tile, whole(len(b)), np.ascontiguousarray(a.T), b), "dw"
+        if makes_weights(tile):
+            yield tensor_backward_weight(tile, whole(len(b)), np.ascontiguousarray(a.T), b), "dw"
 
 
 def errors(product: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -808,5 +822,47 @@ def product_cases() -> Iterator[Case]:
                 yield tensor_backward_weight(tile, whole(33), x, normal(33, 37))
 
 
+def narrow_cases() -> Iterator[Case]:
+    """Tiles of few columns: each format, each way its operands lie, borders, several tiles a block, each epilogue."""
+    for operand_format in OPERAND_FORMATS:
+        for tile in narrow_tiles(operand_format):
+            yield from _narrow_cases(tile)
+
+
+def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
+    is_scaled = tile.operand_format.scaled
+    for rows, k, n in ((1, 1, 1), (64, 200, 48), (65, 127, 70), (130, 67, 129)):
+        yield tensor_forward(tile, "relu", whole(rows), normal(rows, k), normal(k, n))
+        yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, k), normal(n, k))
+    for activation in ACTIVATIONS:
+        yield tensor_forward(tile, activation, whole(3), 3 * normal(3, 5), normal(5, 6))
+        yield tensor_backward_input(tile, activation, whole(3), normal(3, 6), normal(5, 6))
+    for batch in batches(65):
+        yield tensor_forward(tile, "tanh", batch, normal(65, 33), normal(33, 35))
+        yield tensor_backward_input(tile, "tanh", batch, normal(65, 33), normal(35, 33))
+    # So many slices that the ring comes round, and long enough that lo · lo is left out.
+    k = 64 * (2 * tile.stages + 1)
+    yield tensor_forward(tile, "identity", whole(70), normal(70, k), normal(k, 24))
+    if not is_scaled:
+        for batch in (whole(70), *batches(65)):
+            x, w = normal(batch.capacity, 67), normal(67, 136)
+            yield tensor_forward(tile, "tanh", batch, x, w, components_alone=True)
+            yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
+    if tile.operand_format.is_single:
+        for name in kernels.SUMS_OF_TERMS:
+            yield tensor_forward_loss(tile, name, whole(33), 37, 72)
+    if not makes_weights(tile):
+        return
+    for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129)):
+        yield tensor_backward_weight(tile, whole(rows), normal(rows, k), 1 - normal(rows, n))
+    for rule in kernels.RULES:
+        yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
+    for plain, n in ((False, 69), (True, 69), (False, 72)):
+        yield tensor_backward_weight(tile, whole(65), normal(65, 67), normal(65, n), rule="Adam", plain=plain)
+    if not is_scaled:  # more slices than tiles that sum their columns
+        x, dz = normal(300, 200), normal(300, 200)
+        yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
+
+
 def tensor_cases() -> list[Case]:
-    return [*component_cases(), *product_cases()]
+    return [*component_cases(), *product_cases(), *narrow_cases()]

@@ -11,6 +11,7 @@ from helpers import EPS, EPS32
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.run.steps import STEP, hyper_parameters
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
+from mlpgpu.plan import additions
 
 from .case import ROUNDINGS, UNWRITTEN, Case, Output, blank, constants_of, expect, generator, normal, wide
 
@@ -21,9 +22,12 @@ def reduce(shards: int, uses: int, size: int) -> Case:
     partials = np.full((shards, uses * size + gap), np.nan, np.float32)
     terms = normal(shards, uses, size)
     partials[:, : uses * size] = terms.reshape(shards, -1)
-    total, *others = terms.reshape(-1, size)
-    for term in others:
-        total = total + term
+    sums = list(terms[:, 0])
+    for use in range(1, uses):
+        sums = [total + term for total, term in zip(sums, terms[:, use], strict=True)]
+    for first, second in additions(range(shards), [range(shard, shard + 1) for shard in range(shards)]):
+        sums[first] = sums[first] + sums[second]
+    total = sums[0]
     sizes = {"pitch": partials.shape[1], "shards": shards, "uses": uses, "size": size}
     args = {"partials": partials, **sizes, "gradient": blank(size)}
     return Case(f"{shards}x{uses}x{size}", kernels.reduce(), (2,), args, {"gradient": expect(wide(total), 0.0)})
@@ -181,7 +185,7 @@ def update_biases(name: str) -> Case:
 
 
 def step_cases() -> Iterator[Case]:
-    for shards, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027)):
+    for shards, uses, size in ((1, 1, 1), (1, 2, 33), (3, 1, 31), (3, 2, 1027), (7, 1, 33), (13, 2, 31), (1024, 1, 2)):
         yield reduce(shards, uses, size)
     for size, blocks in ((1, 1), (33, 3), (1027, 2)):
         yield squares(size, blocks)
@@ -191,6 +195,7 @@ def step_cases() -> Iterator[Case]:
         for run in range(3):
             yield update(name, run)
         yield update(name, 1, shards=3, size=1027, factor=True, l1=0.02, l2=0.3)
+        yield update(name, 1, shards=6, size=33)
         yield update(name, 1, l1=0.02)
         yield update(name, 1, l2=0.3)
         yield update(name, 1, weight=0.0)

@@ -48,26 +48,28 @@ double product_of_pairs(unsigned a, unsigned b) {
            static_cast<double>(element<HALF>(a >> 16)) * element<HALF>(b >> 16);
 }
 
-// Cache row_values of 128 bytes: their sixteens change places by the row's place among eight.
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// Rows of 128 or of 32 bytes: their sixteens change places by the place of their 128 bytes among eight, or among two.
+uint32_t swizzled(uint32_t address, uint32_t row_bytes) { return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4; }
 
 // The 16-bit words of an operand in shared memory, where its descriptor says they are.
 struct Operand {
     const char* shared = static_cast<const char*>(shared_memory());
-    uint32_t start, next_inner, next_outer;
+    uint32_t start, next_inner, next_outer, row_bytes;
 
     explicit Operand(uint64_t descriptor)
         : start((descriptor & 0x3fff) << 4),
           next_inner((descriptor >> 16 & 0x3fff) << 4),
-          next_outer((descriptor >> 32 & 0x3fff) << 4) {}
+          next_outer((descriptor >> 32 & 0x3fff) << 4),
+          row_bytes(descriptor >> 62 == 3 ? 32 : 128) {}
 
     uint16_t word(uint32_t address) const { return *reinterpret_cast<const uint16_t*>(shared + address); }
 
     // Element (outer, k) of a swizzled operand.
     uint16_t swizzled_word(bool is_inner, int outer, int k) const {
-        const int row = is_inner ? outer : k, along = is_inner ? k : outer % 64;
-        const uint32_t of_64 = is_inner ? 0 : outer / 64 * next_inner;
-        return word(swizzled(start + of_64 + row / 8 * next_outer + row % 8 * 128 + 2 * along));
+        const int length = static_cast<int>(row_bytes) / 2;
+        const int row = is_inner ? outer : k, along = is_inner ? k : outer % length;
+        const uint32_t of_row = is_inner ? 0 : outer / length * next_inner;
+        return word(swizzled(start + of_row + row / 8 * next_outer + row % 8 * row_bytes + 2 * along, row_bytes));
     }
 };
 
@@ -147,19 +149,21 @@ void wgmma_of_registers(float* c, int count, const unsigned (&a)[4], uint64_t b,
 }
 
 int copy_box(uint32_t destination, const uint64_t* map, int x, int y, int z, unsigned first, int blocks) {
-    const int64_t components = map[0], rows = map[1], columns = map[2], pitch = map[3], box_rows = map[4];
+    const int64_t components = map[0], rows = map[1], columns = map[2], pitch = map[3], box_rows = map[4],
+                  box_columns = map[5];
+    const auto row_bytes = static_cast<uint32_t>(2 * box_columns);
     const uint16_t* const data = reinterpret_cast<const uint16_t*>(map + 16);
     if (destination % 128 != 0) fail("tensor_copy: the destination is no cache line");
     for (int block = 0; block < blocks; ++block) {
         char* const shared = static_cast<char*>(shared_memory_of(first + block));
         for (int64_t row = 0; row < box_rows; ++row)
-            for (int64_t i = 0; i < 64; ++i) {
+            for (int64_t i = 0; i < box_columns; ++i) {
                 const bool inside = z < components && y + row < rows && x + i < columns;
-                const uint32_t address = swizzled(static_cast<uint32_t>(destination + row * 128 + i * 2));
+                const uint32_t address = swizzled(static_cast<uint32_t>(destination + row * row_bytes + i * 2), row_bytes);
                 *reinterpret_cast<uint16_t*>(shared + address) = inside ? data[(z * rows + y + row) * pitch + x + i] : 0;
             }
     }
-    return static_cast<int>(box_rows * 128);
+    return static_cast<int>(box_rows * row_bytes);
 }
 
 }  // namespace shim

@@ -16,9 +16,8 @@ from ....locks import Mutex
 from ....plan import Plan
 from ...base import Inference, Program, State
 from ...inputs import InputScaling, has_more_digits, input_standardize
-from ..kernels import NETWORK_MOST_ROWS
 from ..run.arrays import Arrays
-from ..run.card_arrays import CardResult, runs_of
+from ..run.card_arrays import CardResult, ListedRows
 from ..run.program import CudaProgram
 from ..run.state import draw_parameters
 from ..runtime import Device, LoadedKernels, Stream
@@ -129,7 +128,7 @@ class CudaInference(Inference):
             if has_more_digits(x.dtype, self._plan):
                 kind, scaling = STANDARDIZED, self._scaling
             fill = fill_from(x, rows, scaling)
-            if isinstance(self._network, FewRowsNetwork) and count <= NETWORK_MOST_ROWS:
+            if isinstance(self._network, FewRowsNetwork) and self._network.takes(count):
                 few = self._few_rows_of(kind, self._network)
                 return few.run(fill, out, scale=1.0 if scale is None else scale, logits=logits)
             tiers = self._tiers_of(kind)
@@ -160,17 +159,21 @@ class CudaInference(Inference):
             tier = tiers.tier(count)
             (room,) = tiers.rooms(tier, 1)
             row_bytes, result_bytes = room.row_bytes, 4 * self._plan.n_out
+            source = "float32" if scale is None else "uint8"
+            listed = None if rows is None else ListedRows(self._device, stream, x, rows, source)
             for piece in parts(slice(0, count), tier.capacity):
                 size = piece.stop - piece.start
                 room.begin(size)
                 room.upload(stream, slice(0, 0))
-                place = room.addresses["data"]
-                for first, length in [(piece.start, size)] if rows is None else runs_of(rows[piece]):
-                    stream.copy(place, x.address + first * row_bytes, length * row_bytes)
-                    place += length * row_bytes
+                if listed is None:
+                    stream.copy(room.addresses["data"], x.address + piece.start * row_bytes, size * row_bytes)
+                else:
+                    listed.take(piece, room.addresses["data"])
                 room.launch(stream)
                 stream.copy(result.address + piece.start * result_bytes, room.addresses[array], size * result_bytes)
                 stream.synchronize()
+            if listed is not None:
+                listed.close()
             return result
 
     def _tiers_of(self, kind: str) -> Tiers:

@@ -16,6 +16,7 @@ from .network import *
 from .operand_format import *
 from .peak_rates import *
 from .primitives import *
+from .row_step import *
 from .rows import *
 from .split_operands import *
 from .table import *

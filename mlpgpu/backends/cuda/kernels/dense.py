@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....activations import ACTIVATIONS
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, arguments, camel, ceil_div
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, Product, arguments, camel, ceil_div
 from .operand_format import OperandFormat
 from .updates import RULES, slot_count
 
@@ -56,6 +56,31 @@ class SimtTile(BlockTile):
 TILES: tuple[SimtTile, ...] = tuple(
     SimtTile(m, n, 16) for m, n in ((128, 128), (128, 96), (128, 64), (64, 64), (32, 32))
 )
+
+
+@dataclass(frozen=True)
+class WarpSplitTile(BlockTile):
+    """A small tile that multiply-adds compute, whose k the block's warps share: ``WarpSplitTile<n>`` of
+    gemm/warp_split.cuh."""
+
+    main_loop: ClassVar[str | None] = "gemm/warp_split.cuh"
+    K: ClassVar[int] = 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """A slice of A and one of B, each row padded by 4."""
+        return 4 * (self.m + self.n) * (self.K + 4)
+
+    def __str__(self) -> str:
+        return f"WarpSplitTile<{self.n}>"
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an entry's name."""
+        return f"warp_split_{self.m}x{self.n}"
+
+
+WARP_SPLIT_TILES: tuple[WarpSplitTile, ...] = (WarpSplitTile(32, 16), WarpSplitTile(32, 8))
 
 
 @dataclass(frozen=True)
@@ -126,7 +151,7 @@ def _tiled(
     header: str,
     name: str,
     epilogue: str,
-    tile: SimtTile | SplitSm80Tile | SplitSm90Tile,
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile,
     rest: str,
     *,
     spill_bytes: int = 0,
@@ -157,7 +182,7 @@ def _tiled(
 _X = "const float* x[rows,k], const int* order[rows]"
 
 
-def dense_forward(activation: str, tile: SimtTile) -> Entry:
+def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
     rest = f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
     return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
@@ -201,7 +226,7 @@ def dense_forward_sum_partials(activation: str) -> Entry:
     )
 
 
-def dense_backward_input(activation: str, tile: SimtTile) -> Entry:
+def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
     rest = "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n"
     # Some activations spill on sm_75 and sm_80, around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
@@ -274,6 +299,24 @@ def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
     return ceil_div(k + 1, SMALL_N_ROWS), ceil_div(n, SMALL_N_COLUMNS), 1
 
 
+def update_layers(rule: str) -> Entry:
+    """The update without tiles of several layers at once, whose outputs and deltas lie one after another.
+
+    Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of y and dz that it reads,
+    and the ``products`` of a row; ``moved`` are the parameters of its layers.
+    """
+    signature = (
+        f"{ROWS}, const SmallNLayer* described[layer_count], int layer_count, const float* inputs[rows,inputs], "
+        "const int* order[rows], const float* y[rows,hidden], const float* dz[rows,deltas], const double* totals[2], "
+        f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, int capacity"
+    )
+    return Entry(
+        f"update_layers_{rule}", "dense/small_n_update.cuh", f"update_layers<{rule}Rule>", arguments(signature),
+        *SMALL_N_SHAPE, constants=True, products=(Product(("rows", "products")),), block="SmallN",
+        prefetched=tuple((name, 0) for name in ("described", "inputs", "order", "y", "parameters", "slots")),
+    )  # fmt: skip
+
+
 FEW_PART, FEW_COLUMNS = 512, 256  # of a block, at most: FewRowsUpdate
 STREAM_PART, STREAM_COLUMNS = 704, 96  # StreamUpdate of dense/few_rows_stream.cuh
 STREAM_THREADS, STREAM_PLACES, STREAM_STAGES = 480, 46080, 12
@@ -331,11 +374,13 @@ def dense_entries() -> list[Entry]:
     split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
     entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
     entries += [dense_backward_weight(tile) for tile in TILES]
+    row_tiles: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, *WARP_SPLIT_TILES)
     for activation in ACTIVATIONS:
-        entries += [dense_forward(activation, tile) for tile in TILES]
-        entries += [dense_backward_input(activation, tile) for tile in TILES]
+        entries += [dense_forward(activation, tile) for tile in row_tiles]
+        entries += [dense_backward_input(activation, tile) for tile in row_tiles]
         entries.append(dense_forward_sum_partials(activation))
     tiles: tuple[SimtTile | SplitSm80Tile | str, ...] = (*TILES, SPLIT_SM80, "small_n", "large_k")
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
+    entries += [update_layers(rule) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
     return [*entries, dense_backward_atomic()]

@@ -27,15 +27,15 @@ class At:
 class Map:
     """The copy engine's map of components, (components, rows, columns), as the value of a pointer argument.
 
-    ``box_rows`` is how many rows the kernel copies at once; ``place`` the number
-    of the step whose components these are, where those of several steps lie one after another.
+    ``box`` is how many rows and columns the kernel copies at once; ``place`` the number of the step whose components
+    these are, where those of several steps lie one after another.
     """
 
     array: str
     components: int
     rows: int
     columns: int
-    box_rows: int
+    box: tuple[int, int]
     place: int = 0
 
     @property
@@ -103,6 +103,14 @@ class Lowered:
     finish: list[Launch] = field(default_factory=list)
     evaluation_begin: list[Launch] = field(default_factory=list)
     evaluation: list[Launch] = field(default_factory=list)
+
+    @property
+    def loss_alone(self) -> list[Launch]:
+        """What an evaluation runs for a batch of which no predictions are asked for."""
+        count = len(self.evaluation)
+        while count and self.evaluation[count - 1].operation.endswith(" Output"):
+            count -= 1
+        return self.evaluation[:count]
 
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""

@@ -1,10 +1,11 @@
 """Prefix sums (``primitives/scan.cuh``), sorts (``primitives/sort.cuh``), histograms (``primitives/histogram.cuh``),
-and random words (``elementwise/random.cuh``)."""
+rows and columns of arrays, and random words (``elementwise/random.cuh``)."""
 
 from __future__ import annotations
 
 from ...base import MOST_BINS
 from .entry import ITEM_BYTES, ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from .rows import SOURCES
 
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_STAGES = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
@@ -128,6 +129,24 @@ def row_checksums() -> Entry:
     )  # fmt: skip
 
 
+def take_rows(source: str) -> Entry:
+    """Rows that a list names, of an array whose elements are of one of :data:`SOURCES`."""
+    ctype = SOURCES[source]
+    signature = (
+        f"const {ctype}* x[count,width], const int* rows[count], int64_t count, int64_t width, {ctype}* y[count,width]"
+    )
+    function = f"take_rows<{ctype}>"
+    return Entry(f"take_rows_{source}", "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
+
+
+def put_column(source: str) -> Entry:
+    """A column of an array, whose elements are of one of :data:`SOURCES`."""
+    ctype = SOURCES[source]
+    signature = f"const {ctype}* x[count], int64_t count, int64_t width, int64_t column, inout {ctype}* y[count,width]"
+    function = f"put_column<{ctype}>"
+    return Entry(f"put_column_{source}", "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
+
+
 def random_words() -> Entry:
     signature = "uint64_t seed, uint64_t purpose, uint64_t step, int64_t n, uint64_t* words[n]"
     return Entry("random_words", "elementwise/random.cuh", "random_words", arguments(signature), ROW_THREADS)
@@ -142,4 +161,5 @@ def primitive_entries() -> list[Entry]:
     """The entries of all primitives, of every type."""
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     counts = [extremes(), find_nonfinite(), histogram(), row_checksums()]
-    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, random_words(), initial_uniform()]
+    rows = [entry(source) for source in SOURCES for entry in (take_rows, put_column)]
+    return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, random_words(), initial_uniform()]

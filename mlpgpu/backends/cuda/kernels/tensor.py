@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ....activations import ACTIVATIONS
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
-from .operand_format import BFLOAT16_PAIR, OPERAND_FORMATS, OperandFormat
+from .operand_format import BFLOAT16_PAIR, HALF, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a component
@@ -115,16 +115,18 @@ class Sm90Tile:
 
     @property
     def stages(self) -> int:
-        """Stages of the ring: as many as shared memory holds, for more than 6 gain nothing."""
-        return min(6, (self.SHARED_BYTES - self._staging_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
+        """Stages of the ring: as many as shared memory holds, for more than 6 gain nothing but where they are small."""
+        enough = max(6, ceil_div(self.ON_THEIR_WAY, self.stage_bytes))
+        return min(enough, (self.SHARED_BYTES - self._staging_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
 
+    ON_THEIR_WAY = 64 << 10  # bytes of stages, at least: 64 a clock from the cache, for the 1,000 clocks that they take
     BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one after them
     SHARED_BYTES = (227 << 10) - 1024 - END_BYTES  # of a block, less what aligning the stages may take
 
     @property
     def _staging_bytes(self) -> int:
-        """A staging tile of 16 rows of 32 floats, padded by 8, for each of a consumer's four warps."""
-        return 4 * 16 * (32 + 8) * 4 * self.consumers
+        """A staging tile of 16 rows of up to 32 floats, padded by 8, for each of a consumer's four warps."""
+        return 4 * 16 * (min(32, self.n // self.across) + 8) * 4 * self.consumers
 
     @property
     def stage_bytes(self) -> int:
@@ -146,9 +148,10 @@ class Sm90Tile:
         """The staging tiles, then the stages, aligned to 1024, and their barriers."""
         return self._staging_bytes + 1024 + self.stages * (self.stage_bytes + self.BARRIER_BYTES) + self.END_BYTES
 
-    def box_rows(self, *, a_inner: bool, b_inner: bool) -> tuple[int, int]:
-        """How many rows of the components of A and of B, stored along k or not, the kernel copies at once."""
-        return self.m if a_inner else self.K, self.n // self.cluster if b_inner else self.K
+    def boxes(self, *, a_inner: bool, b_inner: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of the components of A and of B, stored along k or not, that the kernel copies at once."""
+        a = (self.m, 64) if a_inner else (self.K, 64)
+        return a, (self.n // self.cluster, 64) if b_inner else (self.K, min(64, self.n))
 
     def with_light_epilogue(self) -> Sm90Tile:
         """The tile of a product whose epilogue does little: one warpgroup will do for one component without scales."""
@@ -181,6 +184,19 @@ def sm90_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     small = Sm90Tile(operand_format, 64, 128, across=2)
     large = Sm90Tile(operand_format, 128, 256 // operand_format.components)
     return (small,) if operand_format == BFLOAT16_PAIR else (large, small)
+
+
+def narrow_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
+    """Those of few columns, by which few rows or few columns fill the card, the widest first.
+
+    There are none of single halves, whose networks have wide layers.
+    """
+    return () if operand_format == HALF else (Sm90Tile(operand_format, 64, 64), Sm90Tile(operand_format, 64, 16))
+
+
+def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
+    """Those that make the gradient of a weight as well: narrower ones would read x more often than they save."""
+    return narrow_tiles(operand_format)[:1]
 
 
 def _tensor_product(
@@ -289,10 +305,11 @@ def tensor_entries() -> list[Entry]:
     """The entries of products of split operands, of any format."""
     entries = []
     for operand_format in OPERAND_FORMATS:
-        tiles: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
-        for tile in tiles:
+        usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
+        for tile in (*usual, *narrow_weight_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
             entries += [tensor_backward_update(rule, tile) for rule in RULES]
+        for tile in (*usual, *narrow_tiles(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
             if operand_format.is_single:

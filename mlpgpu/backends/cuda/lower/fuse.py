@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from .... import plan as ops
 from ..kernels import OperandFormat
-from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SplitK
+from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit
 from ..select.local_stack import LocalStack
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from . import groups
@@ -174,7 +174,7 @@ class _Facts:
     @cached_property
     def head_backward(self) -> ops.DenseBackward | None:
         """The backward pass of the layer that a head does with the loss, if there is a head."""
-        if self.has_tail or not self.layers or self.is_gemm(self.layers[-1]):
+        if self.has_tail or self.selection.row_step or not self.layers or self.is_gemm(self.layers[-1]):
             return None
         last = self.layers[-1]
         loss = self.loss_after(last)
@@ -227,10 +227,23 @@ def fuse(selection: Selection) -> Fused:
         new = _groups_of(facts, each)
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
+    if selection.row_step:
+        made = _with_updates_together(made)
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
     return Fused(selection, tuple(made), weights, updates_split, _finish(facts, made), _notes(selection))
+
+
+def _with_updates_together(made: list[Group]) -> list[Group]:
+    """Updates without tiles as one group: after a row step none of them waits for another."""
+    updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, SmallN)]
+    if not updates:
+        return made
+    why = f"{updates[0].why}; a row step has left what all layers' updates read"
+    by_order = any(each.by_order for each in updates)
+    together = groups.UpdateLayers(updates[0].title, why, tuple(each.op for each in updates), by_order)
+    return [*(each for each in made if each not in updates), together]
 
 
 def _is_done(op: ops.Operation) -> bool:
@@ -241,6 +254,8 @@ def _is_done(op: ops.Operation) -> bool:
 def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     """The groups that begin with an operation, if there are any."""
     op, path, title = each.operation, each.path, each.title
+    if facts.selection.row_step and not isinstance(op, ops.DenseBackward):
+        return [_row_step(facts, op, title)] if isinstance(op, ops.Loss) else []
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)
         why = f"{path.why}, but other kernels read x too" if path.by_readers else path.why
@@ -281,7 +296,7 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         return []
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
-    if isinstance(forward, Simt):
+    if isinstance(forward, (Simt, WarpSplit)):
         return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x))]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
@@ -328,14 +343,26 @@ def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
     return [groups.LossRows(title, path.why, op, facts.targets, delta, path.team)]
 
 
+def _row_step(facts: _Facts, op: ops.Loss, title: str) -> Group:
+    by_rows = (ops.Gather, ops.Standardize, ops.Dropout, ops.DropoutBackward)
+    rows = tuple(other for other in facts.operations if isinstance(other, by_rows) and other != facts.targets)
+    derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
+    first = facts.layers[0].x
+    is_read = any(other.x == first and other.dweight for other in facts.backwards)
+    return groups.RowStep(
+        title, facts.selection.row_step.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets,
+        is_read and not facts.by_order(first),
+    )  # fmt: skip
+
+
 def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     """dx comes first: the other product may change the weights."""
     path, work = facts.dense_path(op), facts.selection.work
     if isinstance(path.update, Atomic):
         return [groups.DenseAtomic(title, path.update.why, op, path.update)]
     made: list[Group] = []
-    if op.dx and not facts.has_tail and op != facts.head_backward:
-        assert isinstance(path.dx, Simt)
+    if op.dx and not facts.has_tail and not facts.selection.row_step and op != facts.head_backward:
+        assert isinstance(path.dx, (Simt, WarpSplit))
         made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]
     if op.dweight is None:
         return made

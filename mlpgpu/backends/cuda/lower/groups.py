@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from .... import plan as ops
 from ....text import table
 from ..kernels import Team
-from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands
+from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands, WarpSplit
 from ..select.local_stack import LocalStack
 from ..select.select import Selection
 
@@ -122,7 +122,7 @@ class DenseForward(Group):
     """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set."""
 
     op: ops.Dense
-    path: Simt
+    path: Simt | WarpSplit
     by_order: bool
 
 
@@ -157,7 +157,7 @@ class DenseInput(Group):
     """dx, with an activation's derivative."""
 
     op: ops.DenseBackward
-    path: Simt
+    path: Simt | WarpSplit
     derivative: Derivative
 
 
@@ -185,6 +185,14 @@ class DenseUpdate(Group):
     leaves_partials: bool
     on_side_stream: bool
     after_others: bool
+
+
+@dataclass(frozen=True)
+class UpdateLayers(Group):
+    """dW and db of several layers with the optimizer's step; ``by_order`` of the rows that the first layer reads."""
+
+    ops: tuple[ops.DenseBackward, ...]
+    by_order: bool
 
 
 # --- dense layers on tensor cores ---
@@ -294,6 +302,25 @@ class Tail(Group):
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
     path: SplitK
+
+
+@dataclass(frozen=True)
+class RowStep(Group):
+    """All of a step of dense layers but the gradients.
+
+    Attributes:
+        rows: operations row by row that it does as well: the gather, the standardized inputs, dropouts.
+        layers: all dense layers; ``backwards`` the gradients of those from the lowest on that is trained.
+        stores_inputs: whether gradients read rows that it fetched, and not the data set by the order.
+    """
+
+    loss: ops.Loss
+    rows: tuple[ops.Operation, ...]
+    layers: tuple[ops.Dense, ...]
+    backwards: tuple[ops.DenseBackward, ...]
+    derivatives: tuple[ops.ActivationBackward, ...]
+    targets: ops.Standardize | None
+    stores_inputs: bool
 
 
 @dataclass(frozen=True)

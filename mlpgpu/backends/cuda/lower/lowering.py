@@ -58,6 +58,19 @@ def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = Tru
     return overlap(_emit(plan, made))
 
 
+def lower_evaluation(
+    plan: Plan, rows: int, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75"
+) -> Lowered:
+    """The launches of an evaluation of ``plan`` for at most ``rows`` rows, no more than its capacity.
+
+    They need no array that those of the plan itself lack or have smaller, and give a row, and the sums over a batch,
+    the same bits.
+    """
+    of_rows = plan.with_capacity(rows)
+    made = Passes(None, fuse(select(of_rows, Setting(multiprocessors, arch, source, textured), is_training=False)))
+    return overlap(_emit(of_rows, made))
+
+
 def _emit(plan: Plan, made: Passes) -> Lowered:
     lowered, training, evaluation = Lowered(), made.training, made.evaluation
     multiprocessors = evaluation.selection.work.setting.multiprocessors

@@ -72,11 +72,14 @@ class PersistentKernel:
             "uint64_t* messages[0], void* staged[0], float* errors[rows,2]"
         )
         products = [Product(("rows", *pair)) for pair in pairwise(widths)]  # of z; dW takes as many, and dx
+        trained = [dense.is_trained for dense in network.layers]
+        of_trained = [product for product, is_trained in zip(products, trained, strict=True) if is_trained]
+        above_trained = products[trained.index(True) + 1 :]  # dx below them is made as well, and nobody needs it
         name = f"persistent_{'_'.join(map(str, widths))}_{zlib.crc32(function.encode()):08x}"
         # Each of so many threads has 96 registers, and spills a few words around the loops.
         return Entry(
             name, "persistent/persistent.cuh", function, arguments(signature), COMPUTE_THREADS + PRODUCER_THREADS,
             layout.shared_bytes, block=f"PersistentBlock<{layout.shared_bytes}>", cooperative=True, spill_bytes=264,
             constants=True, loss_numbers=reads_numbers(network.loss), needs=self._needs,
-            products=(*products, *products, *products[1:]),
+            products=(*products, *of_trained, *above_trained),
         )  # fmt: skip

@@ -32,10 +32,11 @@ class TiledLayer:
     def __str__(self) -> str:
         dense, tiling = self.dense, self.tiling
         flags = [str(flag).lower() for flag in (dense.has_bias, dense.saves_z, self.is_replicated)]
+        frozen = "" if dense.is_trained else ", true"
         return (
             f"PersistentDense<{dense.n_in}, {dense.n_out}, {flags[0]}, {camel(dense.activation)}, {flags[1]}, "
             f"{dense.dropout or 'NotDropped'}, {flags[2]}, {tiling.row_slices}, {tiling.column_slices}, "
-            f"{self.first_block}>"
+            f"{self.first_block}{frozen}>"
         )
 
 

@@ -26,13 +26,14 @@ class Dropout:
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A dense layer with the dropout after it."""
+    """A dense layer with the dropout after it; one that is not trained has no gradient and no update."""
 
     n_in: int
     n_out: int
     has_bias: bool
     activation: str
     saves_z: bool
+    is_trained: bool = True
     dropout: Dropout | None = None
 
     @property
@@ -83,8 +84,6 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
         return "the batch is split over streams"
     if plan.optimizer.clip_norm is not None:
         return "the gradient's norm is clipped"
-    if plan.gradient_count < plan.parameter_count:
-        return "a layer is frozen, and the kernel moves all of them"
     statistics = {s.name: At("statistics", s.offset) for s in plan.statistics}
     segments = {p.name: p for p in plan.parameters}
     layers: list[DenseLayer] = []
@@ -115,7 +114,7 @@ def read_network(plan: Plan) -> PersistentNetwork | str:
                 return "layers share their weights"
             end = (bias or weight).end
             n_in, n_out = weight.shape
-            layers.append(DenseLayer(n_in, n_out, bias is not None, op.activation, op.z is not None))
+            layers.append(DenseLayer(n_in, n_out, bias is not None, op.activation, op.z is not None, weight.trainable))
         elif not isinstance(op, ops.Gather):
             return f"the persistent kernel has no {type(op).__name__}"
     if not layers:

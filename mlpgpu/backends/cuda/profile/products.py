@@ -125,7 +125,11 @@ class Products:
     def _tile(self, launch: Launch) -> GemmTile:
         operand_format = launch.entry.operand_format
         assert operand_format is not None
-        tiles: tuple[GemmTile, ...] = (*kernels.sm80_tiles(operand_format), *kernels.sm90_tiles(operand_format))
+        tiles: tuple[GemmTile, ...] = (
+            *kernels.sm80_tiles(operand_format),
+            *kernels.sm90_tiles(operand_format),
+            *kernels.narrow_tiles(operand_format),
+        )
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))
 
     def _operand(self, launch: Launch, argument: Argument) -> Operand:

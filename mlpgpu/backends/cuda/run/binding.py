@@ -21,14 +21,15 @@ class Binder:
 
     Arguments:
         seed: of the random numbers that launches draw.
+        rows: an evaluation's, where its launches are for fewer rows than the plan's capacity.
 
     Attributes:
         lowered: the plan's launches for data of this kind.
     """
 
-    def __init__(self, workspace: Workspace, data: Feed, seed: int) -> None:
+    def __init__(self, workspace: Workspace, data: Feed, seed: int, *, rows: int | None = None) -> None:
         self._workspace, self.data = workspace, data
-        self._kernels = workspace.kernels_for(data)
+        self._kernels = workspace.kernels_for(data, rows)
         self.lowered = self._kernels.lowered
         self._numbers: dict[str, Value] = {
             "scale": data.scale,

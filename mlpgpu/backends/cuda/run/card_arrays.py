@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ....datasets.checksum import joined_checksum
-from ....datasets.interchange import CUDA, CardView, capsule_of, view_of
+from ....datasets.interchange import CUDA, CardArray, CardView, capsule_of, view_of
 from ....errors import DtypeError
 from .. import kernels
 from ..runtime import Arena, Device, LoadedKernels, Stream, card_of_address, find_device, pack, wait_for_stream
 from .primitives import grid_over
+
+PIECE_BYTES = 16 << 20  # of listed rows that come to the host together
 
 
 class CardRows:
@@ -53,24 +55,53 @@ class CardRows:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             assert step == 1
-            return self._read(runs_of(np.arange(start, max(start, stop))), max(0, stop - start))
+            return self._read(slice(start, max(start, stop)))
         if isinstance(rows, (int, np.integer)):
-            return self._read([(int(rows) % len(self), 1)], 1)[0]
-        return self._read(runs_of(np.asarray(rows)), len(rows))
+            return self._read(slice(int(rows) % len(self), int(rows) % len(self) + 1))[0]
+        listed = np.asarray(rows)
+        return self._read(slice(int(listed[0]), int(listed[0]) + len(listed)) if is_run(listed) else listed)
 
     def __reduce__(self) -> Any:
         return np.array, (self[:],)
 
-    def _read(self, runs: list[tuple[int, int]], count: int) -> np.ndarray:
+    def _read(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Neighbouring rows, or those of a list, which the card brings together in pieces."""
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         found = np.empty((count, *self.shape[1:]), self.dtype)
+        if not found.nbytes:
+            return found
         with self._device:
-            stream, place = Stream(self._device), 0
-            for first, rows in runs:
-                if rows and self.row_bytes:
-                    stream.download(found[place : place + rows], self.address + first * self.row_bytes)
-                place += rows
+            stream = Stream(self._device)
+            if isinstance(rows, slice):
+                stream.download(found, self.address + rows.start * self.row_bytes)
+                stream.synchronize()
+                return found
+            listed = ListedRows(self._device, stream, self, rows, "uint8")
+            size = max(1, PIECE_BYTES // self.row_bytes)
+            arena, address = Arena.of(self._device, {"rows": min(size, count) * self.row_bytes})
+            for first in range(0, count, size):
+                part = slice(first, min(first + size, count))
+                listed.take(part, address["rows"])
+                stream.download(found[part], address["rows"])
             stream.synchronize()
+            listed.close()
+            arena.close()
         return found
+
+    def side_by_side(self, columns: Sequence[CardRows]) -> CardResult:
+        """Columns of a table in one array: see :class:`~mlpgpu.datasets.interchange.CardArray`."""
+        width, entry = len(columns), kernels.put_column(self.dtype.name)
+        joined = CardResult(self._device, (len(self), width), self.dtype)
+        with self._device:
+            stream, functions = Stream(self._device), LoadedKernels(self._device, [entry])
+            for place, column in enumerate(columns):
+                values = {
+                    "x": column.address, "count": len(self), "width": width, "column": place, "y": joined.address,
+                }  # fmt: skip
+                packed = pack(entry, [values[a.name] for a in entry.arguments])
+                functions[entry].launch(stream, grid_over(len(self)), packed)
+            stream.synchronize()
+        return joined
 
     def checksum(self, rows: np.ndarray | None) -> int:
         """The CRC-32 of these rows (n,), or of all, as of bytes on the host; a kernel makes that of each row."""
@@ -114,12 +145,38 @@ class CardRows:
         return not found[0]
 
 
-def runs_of(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Rows (n,) as runs of neighbours that ascend: the first of each, and how many they are."""
-    if not len(rows):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return [(int(rows[first]), end - first) for first, end in pairwise(cuts)]
+class ListedRows:
+    """Those rows (n,) of an array on a card that a list names; used inside ``with device:``.
+
+    Arguments:
+        source: what elements are copied as, ``"float32"`` or ``"uint8"``: the array's type, or bytes of any.
+    """
+
+    def __init__(self, device: Device, stream: Stream, x: CardArray, rows: np.ndarray, source: str) -> None:
+        self._entry, self._stream, self._x = kernels.take_rows(source), stream, x.address
+        self._functions = LoadedKernels(device, [self._entry])
+        self._width = prod(x.shape[1:]) * x.dtype.itemsize // (1 if source == "uint8" else 4)
+        listed = np.ascontiguousarray(rows, np.int32)
+        self._arena, address = Arena.of(device, {"rows": listed.nbytes})
+        self._rows = address["rows"]
+        stream.upload(self._rows, listed)
+        stream.synchronize()  # before the list goes
+
+    def take(self, part: slice, to: int) -> None:
+        """Copy this part of the rows to an address on the card."""
+        count = part.stop - part.start
+        values = {"x": self._x, "rows": self._rows + 4 * part.start, "count": count, "width": self._width, "y": to}
+        packed = pack(self._entry, [values[a.name] for a in self._entry.arguments])
+        self._functions[self._entry].launch(self._stream, grid_over(count * self._width), packed)
+
+    def close(self) -> None:
+        """Free the list; copies must have ended."""
+        self._arena.close()
+
+
+def is_run(rows: np.ndarray) -> bool:
+    """Whether rows (n,) are neighbours that ascend, one at least."""
+    return len(rows) > 0 and bool((np.diff(rows) == 1).all())
 
 
 def open_card_array(what: str, x: Any) -> CardRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,8 @@ from ....plan import Plan
 from ...evaluation import zero_sums
 from .. import kernels
 from ..kernels.launches import MOST_RUN_STEPS, Launch
-from ..runtime import Stream
+from ..runtime import Replay, Stream, capture, pinned
+from ..select.inference import evaluation_tiers
 from .binding import Binder, Put
 from .feed import Feed
 from .metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
@@ -25,16 +26,21 @@ class _Bound:
     """The launches of an evaluation of one data set with some metrics, ready for the stream.
 
     Attributes:
-        begin: what runs before the first batch, ``batch`` for each, and ``end`` after the last one.
+        names: rows of SUMS, and ``predicts`` whether predictions are made, which a mean loss does not need.
+        begin: what runs before the first batch, and ``end`` after the last one.
+        batches: what runs for a batch, as a graph, by the rows that its launches are made for.
         fills: bytes of the arrays that are cleared before the first batch, by address.
+        sums: of metrics by name, in page-locked memory, since to copy to other memory makes the host wait.
     """
 
     data: Feed
     names: tuple[str, ...]
+    predicts: bool
     begin: list[Put]
-    batch: list[Put]
     end: list[Put]
     fills: dict[int, int]
+    sums: dict[str, np.ndarray]
+    batches: dict[int, Replay] = field(default_factory=dict)
 
 
 class Evaluation:
@@ -51,7 +57,7 @@ class Evaluation:
     def __init__(self, workspace: Workspace | Callable[[], Workspace]) -> None:
         self._given = workspace
         self.data: Feed | None = None
-        self._bound: _Bound | None = None
+        self._bound: dict[tuple[tuple[str, ...], bool], _Bound] = {}  # by names, and by whether it predicts
 
     @cached_property
     def _workspace(self) -> Workspace:
@@ -76,22 +82,24 @@ class Evaluation:
 
     def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
         """See :meth:`Program.evaluate`."""
-        sums, loss = zero_sums(self._plan, names), np.zeros(2)
-        for batch, rows in enumerate(self._sweep(dataset, names)):
+        loss = np.zeros(2)
+        sums: dict[str, np.ndarray] = {}
+        for batch, (rows, bound) in enumerate(self._sweep(dataset, names, predicts=bool(names))):
             count, is_last = batch % MOST_RUN_STEPS + 1, rows.stop == len(dataset)
             if is_last:
+                sums = bound.sums
                 for name, array in sums.items():
                     self._stream.download(array, self._addresses[array_of(name)])
             if is_last or count == MOST_RUN_STEPS:
                 losses = self._workspace.numbers.download_losses(count)
                 self._stream.synchronize()
                 loss += losses.sum(axis=0)
-        return {**sums, "loss": loss}
+        return {**{name: array.copy() for name, array in sums.items()}, "loss": loss}
 
     def predict(self, dataset: Dataset, *, logits: bool) -> np.ndarray:
         """See :meth:`Program.predict`."""
         result = np.empty((len(dataset), self._plan.n_out), np.float32)
-        for rows in self._sweep(dataset):
+        for rows, _ in self._sweep(dataset, (), predicts=True):
             source = self._addresses[self._plan.logits if logits else self._plan.output]
             self._stream.download(result[rows], source)
             self._stream.synchronize()
@@ -102,19 +110,23 @@ class Evaluation:
         if self.data is None or self.data.dataset is not dataset:
             if self.data is not None:
                 self.data.close()
-            self.data = self._bound = None  # the old set makes room for the new one
+            self._bound = {}
+            self.data = None  # the old set makes room for the new one
             self.data = self._workspace.feed(dataset, self._plan.capacity)
         return self.data
 
     def close(self) -> None:
         """Wait for copies of rows, and free the data set and a workspace of its own."""
-        data, self.data, self._bound = self.data, None, None
+        data, self.data = self.data, None
+        if data is not None:
+            self._stream.synchronize()  # an evaluation that was broken off may write to page-locked memory yet
+        self._bound = {}
         if data is not None:
             data.close()
         if not isinstance(self._given, Workspace) and "_workspace" in vars(self):
             self._workspace.close()
 
-    def _sweep(self, dataset: Dataset, names: Sequence[str] = ()) -> Iterator[slice]:
+    def _sweep(self, dataset: Dataset, names: Sequence[str], *, predicts: bool) -> Iterator[tuple[slice, _Bound]]:
         """Evaluate a data set; yields the rows of each batch once its launches are on the stream, inside the device.
 
         The card keeps the losses of ``MOST_RUN_STEPS`` batches, and the sums of ``names`` over all batches.
@@ -124,35 +136,38 @@ class Evaluation:
             self._stream.synchronize()  # an evaluation that was broken off may have left work behind
             data = self.hold(dataset)
             data.begin_in_order()
-            if self._bound is None or self._bound.names != tuple(names):
-                self._bound = self._bind(data, names)
-            bound = self._bound
+            key = tuple(names), predicts
+            if key not in self._bound:
+                self._bound[key] = self._bind(data, *key)
+            bound = self._bound[key]
             for address, size in bound.fills.items():
                 self._stream.fill(address, size)
             for put in bound.begin:
                 put(self._stream)
             for batch, start in enumerate(range(0, rows, capacity)):
+                end = min(start + capacity, rows)
+                replay = self._batch(bound, self._tier(end - start))
                 data.reach(start)
                 self._workspace.numbers.set_step(0, batch, capacity, rows, run=batch % MOST_RUN_STEPS)
-                for put in bound.batch:
-                    put(self._stream)
-                end = min(start + capacity, rows)
+                replay.launch(self._stream)
                 if end == rows:
                     for put in bound.end:
                         put(self._stream)
                 data.prepare()
-                yield slice(start, end)
+                yield slice(start, end), bound
 
-    def _bind(self, data: Feed, names: Sequence[str]) -> _Bound:
+    def _bind(self, data: Feed, names: tuple[str, ...], predicts: bool) -> _Bound:
         """The launches of an evaluation, with their kernels and arrays."""
-        binder = Binder(self._workspace, data, seed=0)
-        of_batch: list[Launch] = []
+        binder = Binder(self._workspace, data, seed=0, rows=self._tier(min(len(data.dataset), self._plan.capacity)))
         after_last: list[Launch] = []
         fills: dict[int, int] = {}
+        sums: dict[str, np.ndarray] = {}
         if names:
             sizes, of_set = metric_bytes(self._plan, names), rank_bytes(self._plan, names, len(data.dataset))
             self._workspace.take(sizes)
             data.arrays.allocate(of_set)
+            shapes = {name: zero.shape for name, zero in zero_sums(self._plan, names).items()}
+            sums = {name: pinned(self._workspace.device, shape, np.float64) for name, shape in shapes.items()}
             fills = {self._addresses[name]: size for name, size in sizes.items()}
             fills |= {data.arrays.addresses[name]: of_set[name] for name in of_set.keys() & CLEARED}
             assert self._plan.target_kind is not None
@@ -160,9 +175,29 @@ class Evaluation:
             self._workspace.auxiliary.load(kernels.metric_entries(self._plan.target_kind, textured=textured))
             if of_set:
                 self._workspace.auxiliary.load(kernels.rank_entries(textured=textured))
-            of_batch = metric_launches(self._plan, names, textured=textured)
             after_last = rank_launches(self._plan, names, len(data.dataset))
-        lowered = binder.lowered
-        parts = (lowered.evaluation_begin, [*lowered.evaluation, *of_batch], after_last)
-        begin, batch, end = ([binder.bind(launch) for launch in part] for part in parts)
-        return _Bound(data, tuple(names), begin, batch, end, fills)
+        begin = [binder.bind(launch) for launch in binder.lowered.evaluation_begin]
+        end = [binder.bind(launch) for launch in after_last]
+        return _Bound(data, names, predicts, begin, end, fills, sums)
+
+    def _tier(self, rows: int) -> int:
+        """For how many rows the launches are made that take a batch of so many."""
+        return next(tier for tier in evaluation_tiers(self._plan.capacity) if rows <= tier)
+
+    def _batch(self, bound: _Bound, rows: int) -> Replay:
+        """The launches for a batch of at most so many rows, captured at first need."""
+        if rows not in bound.batches:
+            binder = Binder(self._workspace, bound.data, seed=0, rows=rows)
+            _, textured = bound.data.kind
+            launches = binder.lowered.evaluation if bound.predicts else binder.lowered.loss_alone
+            if bound.names:
+                of_rows = self._plan.with_capacity(rows)
+                launches = [*launches, *metric_launches(of_rows, bound.names, textured=textured)]
+            puts = [binder.bind(launch) for launch in launches]
+            self._stream.synchronize()
+            with capture(self._stream, f"an evaluation of up to {rows} rows") as graph:
+                for put in puts:
+                    put(self._stream)
+            bound.batches[rows] = graph.instantiate()
+            graph.close()
+        return bound.batches[rows]

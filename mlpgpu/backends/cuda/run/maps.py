@@ -33,7 +33,7 @@ class TensorMaps:
         for each, place in zip(missing, count(addresses["maps"], TENSOR_MAP_BYTES), strict=False):
             shape, pitch = (each.components, each.rows, each.columns), padded_columns(each.columns)
             operand = self._arrays.addresses[each.array] + each.place * each.nbytes
-            self._stream.upload(place, tensor_map(operand, shape, pitch, each.box_rows))
+            self._stream.upload(place, tensor_map(operand, shape, pitch, each.box))
             self.addresses[each] = place
 
     def close(self) -> None:

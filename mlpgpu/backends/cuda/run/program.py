@@ -112,6 +112,9 @@ class CudaProgram(Program):
     def is_finite(self) -> bool:
         return self.state.is_finite()
 
+    def square_sum(self, parts: Sequence[slice]) -> float:
+        return self.state.square_sum(parts)
+
     def histograms(self, bins: int) -> dict[str, Histogram]:
         return self.state.histograms(bins)
 
@@ -148,7 +151,7 @@ class CudaProgram(Program):
         """Whether an evaluation takes more rows at a time than a step, and arrays of its own for them."""
         return bool(self._plan.training) and evaluation_rows(self._plan) > self._plan.capacity
 
-    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
         return self.evaluation.evaluate(dataset, names)
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ....initializers import INITIALIZERS, initial_values
@@ -157,6 +159,21 @@ class DeviceState:
             found = self._download("found", (1,))
             self._stream.synchronize()
         return not found.any()
+
+    def square_sum(self, parts: Sequence[slice]) -> float:
+        """See :meth:`Program.square_sum`: the host gets the sums of blocks alone."""
+        sums = np.zeros((len(parts), MOST_BLOCKS))
+        array = f"square sums of {len(parts)}"
+        with self._device:
+            self._workspace.take({array: sums.nbytes})
+            self._stream.fill(self._addresses[array], sums.nbytes)
+            for place, part in enumerate(parts):
+                x, size = self._addresses["parameters"] + 4 * part.start, part.stop - part.start
+                values = x, size, self._addresses[array] + place * sums[0].nbytes
+                self._workspace.launch_over(kernels.squares(), size, values)
+            self._stream.download(sums, self._addresses[array])
+            self._stream.synchronize()
+        return float(sums.sum())
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
         """See :meth:`Program.histograms`."""

@@ -13,7 +13,7 @@ from ....plan import Plan
 from ...inputs import InputScaling, has_more_digits
 from ..kernels import Entry
 from ..kernels.launches import Lowered
-from ..lower.lowering import lower
+from ..lower.lowering import lower, lower_evaluation
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device, LoadedKernels, Stream, pack
 from .arrays import Arrays, check_room
@@ -75,7 +75,7 @@ class Workspace:
         self.auxiliary = LoadedKernels(device)
         self._maps = TensorMaps(device, self.stream, self.arrays)
         self.maps = self._maps.addresses
-        self._compiled: dict[tuple[str, bool], PlanKernels] = {}  # by the kind of the data
+        self._compiled: dict[tuple[str, bool, int], PlanKernels] = {}  # by the kind of the data, and by rows
         self.fitted = np.zeros(plan.statistic_count)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.take(self._lower("float32").bytes)
@@ -121,11 +121,15 @@ class Workspace:
 
     # --- the plan's kernels ---
 
-    def kernels_for(self, data: Feed) -> PlanKernels:
-        """The plan's launches on data of this kind, with their kernels, made when they are first asked for."""
-        if data.kind not in self._compiled:
-            self._compiled[data.kind] = self._compile(*data.kind)
-        return self._compiled[data.kind]
+    def kernels_for(self, data: Feed, rows: int | None = None) -> PlanKernels:
+        """The plan's launches on data of this kind, with their kernels, made when they are first asked for.
+
+        With ``rows`` they are those of an evaluation of at most so many rows, on the plan's arrays.
+        """
+        key = *data.kind, rows or self.plan.capacity
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(*key)
+        return self._compiled[key]
 
     def _lower(self, source: str, *, textured: bool = True) -> Lowered:
         device = self.device
@@ -133,8 +137,17 @@ class Workspace:
             self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch
         )
 
-    def _compile(self, source: str, textured: bool) -> PlanKernels:
-        lowered = self._lower(source, textured=textured)
+    def _lower_tier(self, source: str, textured: bool, rows: int) -> Lowered:
+        """The launches of an evaluation of at most so many rows."""
+        device = self.device
+        return lower_evaluation(
+            self.plan, rows, multiprocessors=device.multiprocessors, source=source, textured=textured,
+            arch=device.arch,
+        )  # fmt: skip
+
+    def _compile(self, source: str, textured: bool, rows: int) -> PlanKernels:
+        is_whole = rows == self.plan.capacity
+        lowered = self._lower(source, textured=textured) if is_whole else self._lower_tier(source, textured, rows)
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
         for name, words in lowered.words.items():
             self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
@@ -142,7 +155,7 @@ class Workspace:
             lowered = replace(lowered, evaluation_begin=[], evaluation=[])
         self._maps.make(lowered.maps())
         entries = lowered.entries()
-        if isinstance(self.persistent, PersistentKernel):
+        if is_whole and isinstance(self.persistent, PersistentKernel):
             training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
             entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
         loaded = LoadedKernels(self.device, entries)

@@ -1,9 +1,11 @@
 """Kernels to machine code: nvcc, run only on what the cache does not hold.
 
 The cache is a folder of two kinds of files.  ``<sha256>.cubin`` is machine code, named by its hash.
-``<unit>-<arch>-<key>-<nvcc version>.json`` is a note that names a cubin, with what ptxas said of its kernels; the key
-is the hash of everything that the unit is made of.  A note is written after its cubin, and each file is moved into
-place whole, so processes may share the folder, and a process that is killed leaves no wrong entry.
+``<name>-<arch>-<key>-<nvcc version>.json`` is a note that names a cubin, with what ptxas said of its kernels; the key
+is the hash of everything that the named kernels are made of.  Kernels that were compiled together have a cubin in
+common and a note each, so that a plan takes from the cache whatever another one left there of its kernels.  Notes are
+written after their cubin, and each file is moved into place whole, so processes may share the folder, and a process
+that is killed leaves no wrong entry.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ....errors import BackendError, ConfigurationError, StorageError
-from ..kernels import Entry, unit_source
+from ..kernels import Entry, unit_source, units
 
 CACHE_VARIABLE = "MLPGPU_CACHE"
 SOURCE_PLACES = "-lineinfo"
@@ -58,7 +60,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """The machine code of one unit, the version of the nvcc that made it, and its kernels by name."""
+    """The machine code of kernels compiled together, the version of the nvcc that made it, and they by name."""
 
     image: bytes
     nvcc: str
@@ -157,7 +159,7 @@ def compile_units(
     sources: Path | None = None,
     source_places: bool = True,
 ) -> dict[str, Cubin]:
-    """Compile units of kernels, in parallel, or take them from the cache.
+    """Compile units of kernels, each as a whole, in parallel, or take them from the cache.
 
     nvcc is needed only for a unit that the cache does not hold.  Where there is no nvcc, code that any version of it
     made of the same sources is taken, the newest first.
@@ -174,28 +176,98 @@ def compile_units(
         BackendError: nvcc is needed and not there, or refuses a unit; what it prints is in the message.
         StorageError: the cache cannot be written.
     """
-    if not _ARCHITECTURE.fullmatch(arch):
-        raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
-    cache, folders = cache_folder(), [*([sources] if sources else []), source_folder()]
-    command = [*(each for each in OPTIONS if source_places or each != SOURCE_PLACES), *options]
-    command.append(f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}")
-    texts = {header: unit_source(entries) for header, entries in units.items()}
-    stems = {h: f"{Path(h).stem}-{arch}-{_key(text, folders, command)}" for h, text in texts.items()}
+    compilation = _Compilation(arch, options, sources, source_places)
+    stems = {name: compilation.stem(name, entries) for name, entries in units.items()}
+    cubins = {name: compilation.load(stem) for name, stem in stems.items()}
+    missing = [name for name, cubin in cubins.items() if cubin is None]
+    made = compilation.compile([_Job(name, units[name], [stems[name]]) for name in missing])
+    cubins |= dict(zip(missing, made, strict=True))
+    return {name: cubin for name, cubin in cubins.items() if cubin is not None}
 
-    nvcc = _search_nvcc()
-    version = nvcc_version(nvcc) if nvcc else "*"
-    cubins = {header: _load(cache, stem, version) for header, stem in stems.items()}
-    missing = [header for header, cubin in cubins.items() if cubin is None]
-    if missing:
-        command = [str(find_nvcc()), *command, *(f"-I{folder}" for folder in folders)]
-        print(f"mlpgpu: compiling {', '.join(missing)} for {arch} (kept in {cache})", file=sys.stderr)
+
+def compile_entries(entries: Iterable[Entry], arch: str, *, sources: Path | None = None) -> dict[Entry, Cubin]:
+    """Compile kernels in parallel, or take each from the cache, whichever others it was compiled with.
+
+    Kernels of one unit are compiled together as long as every core has something to compile, since nvcc then reads
+    their headers once; :func:`split_jobs`.  The code of a kernel is the same in any company.
+
+    Args:
+        entries: the kernels.
+        arch: what to compile for, such as ``sm_90a``.
+        sources: a folder where headers are looked for before :func:`source_folder`.
+
+    Returns:
+        The machine code of each kernel; kernels that were compiled together have the same image.
+
+    Raises:
+        ConfigurationError: ``arch`` is no architecture's name.
+        BackendError: nvcc is needed and not there, or refuses a kernel; what it prints is in the message.
+        StorageError: the cache cannot be written.
+    """
+    compilation = _Compilation(arch, (), sources, source_places=True)
+    stems = {entry: compilation.stem(entry.name, [entry]) for entry in entries}
+    cubins = {entry: compilation.load(stem) for entry, stem in stems.items()}
+    jobs = split_jobs([entry for entry, cubin in cubins.items() if cubin is None], os.cpu_count() or 1)
+    made = compilation.compile([_Job(job[0].unit, job, [stems[entry] for entry in job]) for job in jobs])
+    cubins |= {entry: cubin for job, cubin in zip(jobs, made, strict=True) for entry in job}
+    return {entry: cubin for entry, cubin in cubins.items() if cubin is not None}
+
+
+def split_jobs(entries: Iterable[Entry], cores: int) -> list[list[Entry]]:
+    """What to compile together: units, of which the largest is halved until there is work for every core.
+
+    The largest come first, so that a core that ends early finds small ones left.
+    """
+    jobs = list(units(entries).values())
+    while len(jobs) < cores and (largest := max(jobs, key=len, default=[])) and len(largest) > 1:
+        jobs.remove(largest)
+        half = (len(largest) + 1) // 2
+        jobs += [largest[:half], largest[half:]]
+    return sorted(jobs, key=len, reverse=True)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Entries that one run of nvcc compiles, what to call them, and the names of the notes that are to be written."""
+
+    name: str
+    entries: Sequence[Entry]
+    stems: Sequence[str]
+
+
+class _Compilation:
+    """The cache and the compiler, for one architecture and one list of options."""
+
+    def __init__(self, arch: str, options: Sequence[str], sources: Path | None, source_places: bool) -> None:
+        if not _ARCHITECTURE.fullmatch(arch):
+            raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
+        self._arch = arch
+        self._cache, self._folders = cache_folder(), [*([sources] if sources else []), source_folder()]
+        self._command = [*(each for each in OPTIONS if source_places or each != SOURCE_PLACES), *options]
+        self._command.append(f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}")
+        nvcc = _search_nvcc()
+        self._version = nvcc_version(nvcc) if nvcc else "*"
+
+    def stem(self, name: str, entries: Sequence[Entry]) -> str:
+        """The name of the note on these entries, without nvcc's version."""
+        return f"{Path(name).stem}-{self._arch}-{_key(unit_source(entries), self._folders, self._command)}"
+
+    def load(self, stem: str) -> Cubin | None:
+        return _load(self._cache, stem, self._version)
+
+    def compile(self, jobs: Sequence[_Job]) -> list[Cubin]:
+        """What each job is compiled to, in parallel; nvcc is looked for only if there is any."""
+        if not jobs:
+            return []
+        command = [str(find_nvcc()), *self._command, *(f"-I{folder}" for folder in self._folders)]
+        names = ", ".join(dict.fromkeys(job.name for job in jobs))
+        print(f"mlpgpu: compiling {names} for {self._arch} (kept in {self._cache})", file=sys.stderr)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            jobs = {h: pool.submit(_compile, h, texts[h], command, cache, f"{stems[h]}-{version}") for h in missing}
+            running = [pool.submit(_compile, job, command, self._cache, self._version) for job in jobs]
             try:
-                cubins |= {header: job.result() for header, job in jobs.items()}
+                return [each.result() for each in running]
             finally:
                 pool.shutdown(cancel_futures=True)
-    return {header: cubin for header, cubin in cubins.items() if cubin is not None}
 
 
 def _key(text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
@@ -237,22 +309,24 @@ def _load(cache: Path, stem: str, version: str) -> Cubin | None:
     return None
 
 
-def _compile(header: str, text: str, command: Sequence[str], cache: Path, stem: str) -> Cubin:
+def _compile(job: _Job, command: Sequence[str], cache: Path, version: str) -> Cubin:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache) as folder:
-            unit = Path(folder, header).with_suffix(".cu")
+            unit = Path(folder, job.name).with_suffix(".cu")
             output, note = unit.with_suffix(".cubin"), unit.with_suffix(".json")
             unit.parent.mkdir(parents=True, exist_ok=True)
-            unit.write_text(text, encoding="utf-8")
-            log = _run([*command, "--cubin", "-o", str(output), str(unit)], what=f"compiling {header}")
+            unit.write_text(unit_source(job.entries), encoding="utf-8")
+            log = _run([*command, "--cubin", "-o", str(output), str(unit)], what=f"compiling {job.name}")
             image = output.read_bytes()
             digest = hashlib.sha256(image).hexdigest()
-            cubin = Cubin(image, stem.rpartition("-")[2], _resources(log))
+            cubin = Cubin(image, version, _resources(log))
             resources = {name: asdict(values) for name, values in cubin.resources.items()}
-            note.write_text(json.dumps({"sha256": digest, "nvcc": cubin.nvcc, "resources": resources}))
+            text = json.dumps({"sha256": digest, "nvcc": cubin.nvcc, "resources": resources})
             os.replace(output, cache / f"{digest}.cubin")
-            os.replace(note, cache / f"{stem}.json")
+            for stem in job.stems:
+                note.write_text(text)
+                os.replace(note, cache / f"{stem}-{version}.json")
     except OSError as error:
         hint = f"{CACHE_VARIABLE} names another folder"
         raise StorageError(f"cache {cache}", expected="a folder to write to", got=error, hint=hint) from error

@@ -12,7 +12,8 @@ from ..kernels import TENSOR_MAP_BYTES, padded_rows
 from .bindings import CallError, call, cu
 from .device import Device, Resource
 
-BOX_COLUMNS = 64  # that the copy engine brings at once: the 128 bytes that its swizzle spans
+# By the columns of a box: the swizzle that spans the bytes of its rows, as cuda/arch/wgmma.cuh describes operands.
+_SWIZZLES = {64: "CU_TENSOR_MAP_SWIZZLE_128B", 16: "CU_TENSOR_MAP_SWIZZLE_32B"}
 
 
 class Texture(Resource):
@@ -40,14 +41,14 @@ class Texture(Resource):
         return int(self.handle)
 
 
-def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box_rows: int) -> np.ndarray:
+def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box: tuple[int, int]) -> np.ndarray:
     """The descriptor by which the copy engine of compute capability 9.0 reads a 16-bit tensor.
 
     Args:
         address: of the first element, a multiple of 16.
         shape: components, rows and columns; beyond them the engine reads zeros.
         pitch: elements from one row to the next, a multiple of 8.  All components have ``rows`` padded alike.
-        box_rows: rows of the box that a kernel asks for at once, which is 64 columns wide.
+        box: rows and columns of what a kernel asks for at once, of 64 or 16 columns.
 
     Returns:
         (128,) uint8, which kernels read from the card's memory.
@@ -56,15 +57,15 @@ def tensor_map(address: int, shape: tuple[int, int, int], pitch: int, box_rows: 
         BackendError: the engine cannot read such a tensor.
     """
     components, rows, columns = shape
-    bytes_of_row = 2 * pitch
+    bytes_of_row, (box_rows, box_columns) = 2 * pitch, box
     try:
         tensor = call(
             cu.cuTensorMapEncodeTiled, cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, address,
             [cu.cuuint64_t(size) for size in (columns, rows, components)],
             [cu.cuuint64_t(step) for step in (bytes_of_row, bytes_of_row * padded_rows(rows))],
-            [cu.cuuint32_t(size) for size in (BOX_COLUMNS, box_rows, 1)], [cu.cuuint32_t(1)] * 3,
+            [cu.cuuint32_t(size) for size in (box_columns, box_rows, 1)], [cu.cuuint32_t(1)] * 3,
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            getattr(cu.CUtensorMapSwizzle, _SWIZZLES[box_columns]),
             cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BackendError, lookup
-from ..kernels import Entry, units
+from ..kernels import Entry
 from . import compiler
 from .bindings import CallError, call, cu, drv, version_text
 from .device import Device, Resource
@@ -232,7 +232,7 @@ def module_of(entries: Iterable[Entry]) -> type[Module]:
 class LoadedKernels:
     """Kernels by entry, compiled and loaded when they are first asked for.
 
-    Entries of one unit that are loaded together are one module, with constant variables of its own.
+    Entries that were compiled together and are loaded together are one module, with constant variables of its own.
 
     Arguments:
         sources: a folder where headers are looked for before those of the package.
@@ -252,10 +252,12 @@ class LoadedKernels:
         missing = [entry for entry in dict.fromkeys(entries) if entry not in self._functions]
         if not missing:
             return
-        grouped = units(missing)
-        cubins = compiler.compile_units(grouped, self._device.arch, sources=self._sources)
-        modules = {unit: module_of(grouped[unit])(self._device, cubin.image) for unit, cubin in cubins.items()}
-        self._functions |= {e: modules[unit].function(e) for unit, entries in grouped.items() for e in entries}
+        images: dict[bytes, list[Entry]] = {}
+        for entry, cubin in compiler.compile_entries(missing, self._device.arch, sources=self._sources).items():
+            images.setdefault(cubin.image, []).append(entry)
+        for image, entries in images.items():
+            module = module_of(entries)(self._device, image)
+            self._functions |= {entry: module.function(entry) for entry in entries}
 
     def constants(self, name: str) -> list[int]:
         """The addresses of a constant variable, one in each module with an entry that reads it."""

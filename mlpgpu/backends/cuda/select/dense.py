@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .. import kernels
-from ..kernels import GemmTile, SimtTile, SplitSm80Tile, SplitSm90Tile, ceil_div
+from ..kernels import GemmTile, SimtTile, Sm90Tile, SplitSm80Tile, SplitSm90Tile, WarpSplitTile, ceil_div, padded_rows
 from . import thresholds
-from .setting import Work
-from .tiles import fills, gemm_tile, simt_tile
+from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks
+from .setting import Verdict, Work
+from .tiles import fills, gemm_tile, simt_tile, small_batch_tile
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,22 @@ class Simt:
 
     def __str__(self) -> str:
         return f"simt {self.tile.name}"
+
+
+@dataclass(frozen=True)
+class WarpSplit:
+    """Multiply-adds by small tiles whose warps share k, in a step of few rows.  An evaluation has none: there every z
+    is one chain over k, so that the bits of a row do not depend on how many go with it."""
+
+    tile: WarpSplitTile
+    why: str
+
+    def __str__(self) -> str:
+        return f"warp split {self.tile.m}x{self.tile.n}"
+
+
+def _of_tile(tile: SimtTile | WarpSplitTile, why: str) -> Simt | WarpSplit:
+    return Simt(tile, why) if isinstance(tile, SimtTile) else WarpSplit(tile, why)
 
 
 @dataclass(frozen=True)
@@ -110,8 +127,8 @@ class SplitOperands:
         return f"split_sm80 {self.tile.m}x{self.tile.n}"
 
 
-Forward = Simt | SplitK | Gemm
-Input = Simt | Gemm | Atomic
+Forward = Simt | WarpSplit | SplitK | Gemm
+Input = Simt | WarpSplit | Gemm | Atomic
 Update = Simt | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
 
 
@@ -171,8 +188,58 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
 
     In an evaluation the widths alone decide: the bits of a row must not depend on how many go with it.
     """
-    has_rows = work.rows >= thresholds.GEMM_LEAST_ROWS or not work.is_training
-    return work.operand_format is not None and is_wide(k, n) and has_rows
+    if work.operand_format is None:
+        return False
+    if is_wide(k, n) and (work.rows >= thresholds.GEMM_LEAST_ROWS or not work.is_training):
+        return True
+    return work.is_training and bool(_on_narrow_tiles(k, n, work))
+
+
+def _on_narrow_tiles(k: int, n: int, work: Work) -> Verdict:
+    """Whether a step on few rows or weights is on tensor cores, since they are counted to take far less, and why."""
+    if not thresholds.NARROW_TILES_ARE_USED or work.setting.arch != Sm90Tile.needs:
+        return Verdict(False, "narrow tiles are switched off, or not for this card")
+    limits = (
+        ("rows", work.rows, thresholds.NARROW_LEAST_ROWS),
+        ("columns or rows of W", min(k, n), thresholds.NARROW_LEAST_WIDTH),
+        ("weights", k * n, thresholds.NARROW_LEAST_WEIGHTS),
+    )
+    for what, count, least in limits:
+        if count < least:
+            return Verdict(False, f"{count:,} {what} < {least:,}")
+    if is_cut(k, n):
+        return Verdict(False, "the layer's forward product is split along k")
+    tensor, plain = _tensor_clocks(k, n, work), _plain_clocks(k, n, work)
+    counted = f"a layer's products and operands are counted at {tensor:,} clocks on tensor cores, {plain:,} on others"
+    return Verdict(is_faster(tensor, plain), counted)
+
+
+def _tensor_clocks(k: int, n: int, work: Work) -> int:
+    operand_format, sms = work.operand_format, work.setting.multiprocessors
+    assert operand_format is not None
+    clocks = pass_clocks(operand_format)
+    rows = _product_rows(work)
+    for m, columns, depth in ((rows, n, k), (rows, k, n), (k, n, work.rows)):
+        tile, _ = gemm_tile(operand_format, m, columns, sms, work.setting.arch, of_weight=m == k and columns == n)
+        assert isinstance(tile, Sm90Tile)
+        clocks += gemm_clocks(tile, m, columns, depth, sms)
+    return clocks
+
+
+def _plain_clocks(k: int, n: int, work: Work) -> int:
+    sms, clocks = work.setting.multiprocessors, 0
+    for columns, depth in ((n, k), (k, n)):
+        tile, _ = small_batch_tile(work.rows, columns, depth, sms)
+        clocks += simt_clocks(tile, work.rows, columns, depth, sms)
+    of_weight, _ = simt_tile(k, n, sms)
+    return clocks + simt_clocks(of_weight, k, n, work.rows, sms)
+
+
+def _product_rows(work: Work) -> int:
+    """Rows of the products that write operands: theirs reach as far as the padding."""
+    operand_format = work.operand_format
+    has_padding = thresholds.NARROW_TILES_ARE_USED and operand_format is not None and not operand_format.scaled
+    return padded_rows(work.rows) if has_padding else work.rows
 
 
 def splits_operands(k: int, n: int, work: Work) -> bool:
@@ -206,8 +273,8 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DenseP
     if work.reduction == "atomic" and not is_frozen:
         both = Atomic('reduction="atomic": blocks of both products add their sums to memory by atomicAdd')
         return DensePath(forward, both, both)
-    tile, reason = simt_tile(work.rows, k, work.setting.multiprocessors)
-    dx = Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
+    tile, reason = small_batch_tile(work.rows, k, n, work.setting.multiprocessors)
+    dx = _of_tile(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
 
 
@@ -217,18 +284,24 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
     least_rows = f", {work.rows:,} ≥ {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else ""
     why = f"{k:,}×{n:,} suits tensor cores: both widths ≥ {width}, {k * n:,} ≥ {weights:,} weights{least_rows}"
+    if work.is_training and not (is_wide(k, n) and work.rows >= thresholds.GEMM_LEAST_ROWS):
+        why = _on_narrow_tiles(k, n, work).why
 
-    def made(m: int, columns: int) -> Gemm:
-        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
+    def made(m: int, columns: int, *, of_weight: bool = False) -> Gemm:
+        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch, of_weight=of_weight)
         return Gemm(tile, f"{why}; {reason}")
 
-    forward = made(work.rows, n)
-    return DensePath(forward, *((made(work.rows, k), made(k, n)) if work.is_training else (None, None)))
+    rows = _product_rows(work)
+    forward = made(rows, n)
+    return DensePath(forward, *((made(rows, k), made(k, n, of_weight=True)) if work.is_training else (None, None)))
 
 
 def _forward(k: int, n: int, work: Work) -> Forward:
     card = work.setting
     if not is_cut(k, n):
+        if work.is_training:
+            of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
+            return _of_tile(of_step, f"{_why_simt(k, n, work)}; {reason}")
         tile, reason = simt_tile(work.rows, n, card.multiprocessors)
         return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
     part = _part(k, n, work)
@@ -291,6 +364,8 @@ def _why_simt(k: int, n: int, work: Work) -> str:
         return "plain cores, since this precision, reduction and card have no products on tensor cores"
     if is_cut(k, n):
         return "plain cores, since the layer's forward product is split along k"
+    if work.is_training and thresholds.NARROW_TILES_ARE_USED and work.setting.arch == Sm90Tile.needs:
+        return f"plain cores, since {_on_narrow_tiles(k, n, work).why}"
     if min(k, n) < thresholds.GEMM_LEAST_WIDTH:
         return f"plain cores, since {k:,}×{n:,} has a width < {thresholds.GEMM_LEAST_WIDTH}"
     if k * n < thresholds.GEMM_LEAST_WEIGHTS:

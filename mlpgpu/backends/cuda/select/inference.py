@@ -29,6 +29,11 @@ def evaluation_rows(plan: Plan) -> int:
     return max(1, min(thresholds.EVALUATION_ROWS, thresholds.EVALUATION_BUFFER_BYTES // buffers))
 
 
+def evaluation_tiers(most: int) -> tuple[int, ...]:
+    """For how many rows launches of an evaluation are made that takes at most so many: each batch takes the first."""
+    return *(rows for rows in thresholds.EVALUATION_TIERS if rows < most), most
+
+
 def row_tiers(most: int) -> tuple[int, ...]:
     """For how many rows launches are made, from few to a whole piece: a call takes the first that has room."""
     return *(rows for rows in thresholds.INFERENCE_ROWS if rows < most), most

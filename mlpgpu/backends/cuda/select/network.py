@@ -53,6 +53,10 @@ class FewRowsNetwork:
     def scratch_bytes(self) -> int:
         return 4 * NETWORK_BUFFERS * NETWORK_MOST_ROWS * self.pitch
 
+    def takes(self, rows: int) -> bool:
+        """Whether the launch has room for so many rows."""
+        return rows <= NETWORK_MOST_ROWS
+
     def blocks(self, rows: int) -> int:
         """Blocks of a launch: as many as its layers have tiles, if the card has as many multiprocessors."""
         groups = ceil_div(rows, NETWORK_SPREAD_ROWS)

@@ -54,7 +54,9 @@ def _fastest(network: PersistentNetwork, blocks: int, most_bytes: int, tf32_term
     replicated = _replicated(network)
     # Tiles of replicated layers come last: on blocks without others they cost no time, for rows wait for tiled layers.
     others = blocks - ceil_div(network.widest, most_columns(tf32_terms))
-    kept = min(thresholds.REPLICATED_BLOCKS, blocks // 8, others) if any(replicated) else 0
+    trained = [dense.is_trained for dense in network.layers]
+    moves_copies = any(map(all, zip(replicated, trained, strict=True)))
+    kept = min(thresholds.REPLICATED_BLOCKS, blocks // 8, others) if moves_copies else 0
     tilings: dict[int, Tiling] = {}
     first_blocks: dict[int, int] = {}
     taken, busy = 0, 0.0
@@ -72,7 +74,9 @@ def _fastest(network: PersistentNetwork, blocks: int, most_bytes: int, tf32_term
                 best, tilings[number] = clocks, tiling
         if number not in tilings:
             return None
-        first_blocks[number], taken = taken, taken + tilings[number].tiles
+        first_blocks[number] = taken
+        if trained[number] or not is_replicated:  # else there are copies of it and no tiles
+            taken += tilings[number].tiles
         busy = max(busy, best)
     blocks = min(blocks, max(network.rows, taken))
     layers = (

@@ -14,6 +14,7 @@ from .data import shard_costs, target_reads
 from .dense import DensePath, dense_path
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format
+from .row_step import row_step
 from .setting import Setting, Verdict, Work, work_of
 from .updates import updates_in_place
 
@@ -101,6 +102,9 @@ class LaunchPath:
 Path = DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | LaunchPath
 
 
+_GRADIENTS = (ops.DenseBackward, ops.Reduce, ops.Norm, ops.Update)  # what blocks of rows leave to other launches
+
+
 @dataclass(frozen=True)
 class Selected:
     """An operation of a list, by its number there, and its path."""
@@ -122,6 +126,7 @@ class Selection:
     Attributes:
         operand_format: whether there are products on tensor cores, and of which operands.
         tail: whether the shapes are those of a tail, and ``updates_after_others`` when the updates of its layers run.
+        row_step: whether all of a step but the gradients is one launch by blocks of rows.
         stacks: what becomes of the locally connected layers, those together that follow each other.
     """
 
@@ -129,6 +134,7 @@ class Selection:
     work: Work
     operations: tuple[Selected, ...]
     operand_format: Verdict
+    row_step: Verdict
     tail: Verdict
     updates_after_others: Verdict
     in_place: Verdict
@@ -137,11 +143,15 @@ class Selection:
     def __str__(self) -> str:
         rows = [("operation", "path", "why")]
         for each in self.operations:
-            is_tail = isinstance(each.operation, ops.Loss) and self.tail
-            reasons = [("tail", self.tail.why)] if is_tail else _reasons(each)
-            rows += [(each.title if number == 0 else "", *reason) for number, reason in enumerate(reasons)]
+            is_loss = isinstance(each.operation, ops.Loss)
+            found = [("tail", self.tail.why)] if is_loss and self.tail else reasons(each)
+            if self.row_step:
+                found = self._with_row_step(each, found)
+            rows += [(each.title if number == 0 else "", *reason) for number, reason in enumerate(found)]
         kind = "a training step" if self.work.is_training else "an evaluation"
         head = [f"paths of {kind}; tensor cores: {self.operand_format.why}"]
+        if self.work.is_training and not self.row_step:
+            head.append(f"forward, loss and deltas are not one launch by blocks of rows: {self.row_step.why}")
         if self.work.is_training and not self.tail:
             head.append(f"layers after the first are not fused into one kernel (tail): {self.tail.why}")
         if self.work.is_training and self.plan.target_kind is not None:
@@ -150,8 +160,17 @@ class Selection:
             head.append(f"the batch is split over {shard_costs(self.work.shards)}")
         return "\n".join([*head, table(rows, "<<<")])
 
+    def _with_row_step(self, each: Selected, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """What a step by blocks of rows makes of the paths of an operation."""
+        made = "blocks of rows", "in the launch of the loss"
+        if isinstance(each.operation, ops.Loss):
+            return [(made[0], self.row_step.why)]
+        if not isinstance(each.operation, _GRADIENTS):
+            return [made]
+        return [(f"dx: {made[0]}", made[1]) if path.startswith("dx: ") else (path, why) for path, why in found]
 
-def _reasons(each: Selected) -> list[tuple[str, str]]:
+
+def reasons(each: Selected) -> list[tuple[str, str]]:
     """What the path of an operation is, and why: a pair for each of its products."""
     path, op = each.path, each.operation
     if not isinstance(path, DensePath):
@@ -180,7 +199,8 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     widths = [choices.widths(op.weight) for op in dense]
     has_frozen = plan.gradient_count < plan.parameter_count
     tail = losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
-    return Selection(plan, work, selected, format_verdict, tail, losses.updates_after_others(work), in_place, stacks)
+    blocks, after_others = row_step(plan, work), losses.updates_after_others(work)
+    return Selection(plan, work, selected, format_verdict, blocks, tail, after_others, in_place, stacks)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,31 @@ MOST_UNSCALED_WEIGHTS = 1 << 21
 MULTIPLIED_PER_CLOCK = 2048
 SHARED_BYTES_PER_CLOCK = 128
 
+# --- small batches ---
+
+# True: narrow tiles on tensor cores and tiles of multiply-adds whose warps share k, wherever they are counted to take
+# less; in training tensor cores also below the three limits above, from those below on.  Not timed on a card yet: what
+# is expected of it stands in docs/experiments/small-batches.md.
+NARROW_TILES_ARE_USED = False
+
+# Not measured: of fewer rows most of the 64 of a product of wgmma would be padding; layers of fewer weights may be part
+# of a tail, or of a step by blocks of rows.
+NARROW_LEAST_ROWS = 16
+NARROW_LEAST_WIDTH = 64
+NARROW_LEAST_WEIGHTS = 1 << 16
+
+# How long a block of multiply-adds waits for a slice of k beside multiplying it, and multiply-adds that a
+# multiprocessor does in a clock, of 128.  784-512-512-10 at 64 rows takes 114 µs, of which 80 are left for 113 slices
+# of 16, at 1.95 GHz; 784-1024-1024-10 at 128 rows gives the same.  cuBLAS reaches 51 of 67 TFLOP/s.
+SLICE_CLOCKS = 1200
+FUSED_PER_CLOCK = 96
+
+# A pass that splits an operand of a small batch: 5 µs.
+SPLIT_PASS_CLOCKS = 10_000
+
+# Counted times came out so many tenths too low before.
+COUNTED_TENTHS = 15
+
 # --- losses, outputs ---
 
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05
@@ -70,6 +95,12 @@ WIDE_ROW_LEAST_N = 16384
 # A tail takes a block for each row; beyond so many rows, two waves of blocks on 132 multiprocessors, products share the
 # weights better.  Tall: 25 -> 14.7 µs at batch 128, six launches of 20 -> 13.1 µs at batch 1.
 TAIL_MOST_ROWS = 256
+
+# --- blocks of rows: forward, loss and deltas of a network whose weights one multiprocessor holds, in one launch ---
+
+# Not timed on a card yet, so off.  50-128-128-128-1 at 1,024 rows: 96 µs launch by launch, counted here 22
+# (docs/experiments/row-step.md); `python benchmarks/choices.py --only four-1024` measures both in turns.
+ROW_STEP_IS_USED = False
 
 # --- stacks of locally connected layers in one kernel ---
 
@@ -176,3 +207,8 @@ INFERENCE_CHECKED_ROWS = 128
 # 2,000 launches of 4 µs; 0.75 ms in all by 8,192.
 EVALUATION_ROWS = 8192
 EVALUATION_BUFFER_BYTES = 128 << 20
+
+# Rows that launches of an evaluation are made for, beside the most at a time: the tile of a product follows from them.
+# 784-128-10, 1,000 rows by launches for 8,192: 148 µs, PyTorch's graph 36.  By these it is not measured: they follow
+# from tiles, of which those for 8,192 rows have 8 times the elements of those for 1,024.
+EVALUATION_TIERS = (1024, 2048, 4096)

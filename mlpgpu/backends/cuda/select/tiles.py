@@ -1,11 +1,25 @@
-"""Which tile of C a block makes.  The bits do not depend on it: every tile sums over k in the same order."""
+"""Which tile of C a block makes.  The bits do not depend on it, since every tile sums over k in the same order; but for
+tiles whose warps share k, which only steps of training have."""
 
 from __future__ import annotations
 
 import math
 
-from ..kernels import TILES, GemmTile, OperandFormat, SimtTile, Sm90Tile, ceil_div, sm80_tiles, sm90_tiles
+from ..kernels import (
+    TILES,
+    WARP_SPLIT_TILES,
+    GemmTile,
+    OperandFormat,
+    SimtTile,
+    Sm90Tile,
+    WarpSplitTile,
+    narrow_tiles,
+    narrow_weight_tiles,
+    sm80_tiles,
+    sm90_tiles,
+)
 from . import thresholds
+from .counted import is_faster, simt_clocks, slice_clocks
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -31,11 +45,33 @@ def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Sim
     return tile, f"{named} largest tile with enough blocks of {m:,}×{n:,} for {multiprocessors} SMs and little padding"
 
 
-def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str) -> tuple[GemmTile, str]:
+def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[SimtTile | WarpSplitTile, str]:
+    """The tile of multiply-adds for a product over k with a row of C for each row of a batch, and why: that of
+    :func:`simt_tile`, unless one whose warps share k is counted to take far less."""
+    usual, why = simt_tile(m, n, multiprocessors)
+    if not thresholds.NARROW_TILES_ARE_USED:
+        return usual, why
+    clocks = {tile: simt_clocks(tile, m, n, k, multiprocessors) for tile in WARP_SPLIT_TILES}
+    best, known = min(clocks, key=clocks.__getitem__), simt_clocks(usual, m, n, k, multiprocessors)
+    named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
+    why = f"counted clocks: {named} where warps share k, {usual.m}×{usual.n} {known:,}"
+    return (best if is_faster(clocks[best], known) else usual), why
+
+
+def gemm_tile(
+    operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str, *, of_weight: bool = False
+) -> tuple[GemmTile, str]:
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
-    fill the card."""
+    fill the card.
+
+    Args:
+        of_weight: whether C is a weight's gradient, for which the narrowest tiles have no kernels.
+    """
     if arch == Sm90Tile.needs:
-        clocks = {tile: _clocks(tile, m, n, multiprocessors) for tile in sm90_tiles(operand_format)}
+        tiles = sm90_tiles(operand_format)
+        if thresholds.NARROW_TILES_ARE_USED:
+            tiles += narrow_weight_tiles(operand_format) if of_weight else narrow_tiles(operand_format)
+        clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
         named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
         return min(clocks, key=clocks.__getitem__), f"estimated clocks per 64 of k: {named}"
     largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
@@ -44,14 +80,3 @@ def gemm_tile(operand_format: OperandFormat, m: int, n: int, multiprocessors: in
     enough = "enough" if has_work else "too few"
     why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
     return largest if has_work else smallest, why
-
-
-def _clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
-    """About how long the card takes for every 64 along k of an m by n product."""
-    products = tile.operand_format.products
-    multiply = products * tile.m * tile.n * tile.K // thresholds.MULTIPLIED_PER_CLOCK
-    # Each consumer reads 64 rows of A and its part of B; the copy engine writes each slice once.
-    read = products * tile.consumers * 2 * tile.K * (64 + tile.n // tile.across)
-    shared_memory = (read + tile.stage_bytes) // thresholds.SHARED_BYTES_PER_CLOCK
-    waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
-    return waves * max(multiply, shared_memory)

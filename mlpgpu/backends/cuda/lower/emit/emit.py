@@ -8,7 +8,7 @@ from typing import Any
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, rows, simt
+from . import finish, fused, gemm, local, row_step, rows, simt
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -33,6 +33,8 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.GemmGradient: gemm.gradient,
     groups.Head: fused.head,
     groups.Tail: fused.tail,
+    groups.RowStep: row_step.forward_and_back,
+    groups.UpdateLayers: row_step.update,
     groups.LocalForward: local.forward,
     groups.LocalBackward: local.backward,
     groups.StackForward: local.stack_forward,

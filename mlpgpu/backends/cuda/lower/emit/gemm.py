@@ -238,7 +238,7 @@ def _sources(tile: GemmTile, a: Operand, b: Operand, *, a_inner: bool, b_inner: 
     """What a product is given of its operands: components, or maps of them."""
     if isinstance(tile, Sm80Tile):
         return a[0], b[0]
-    boxes = tile.box_rows(a_inner=a_inner, b_inner=b_inner)
+    boxes = tile.boxes(a_inner=a_inner, b_inner=b_inner)
     first, second = (
         Map(operand.array, tile.operand_format.components, padded_rows(rows), columns, box)
         for (operand, rows, columns), box in zip((a, b), boxes, strict=True)

@@ -1,0 +1,174 @@
+"""What steps of small batches are counted to take, launch by launch: before a card has timed them.
+
+    python benchmarks/counted.py [--launches NAME PRECISION]
+
+Rows are small networks at their batch sizes; columns are microseconds of a step on an H200 as plans are lowered by
+default, and with ``thresholds.NARROW_TILES_ARE_USED``.  What is counted of kernels that were never timed is multiplied
+by 1.5, by which earlier predictions came out too low.  ``benchmarks/choices.py`` measures the same networks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import mlpgpu as mg
+from mlpgpu import text
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
+from mlpgpu.backends.cuda.kernels.launches import Launch
+from mlpgpu.backends.cuda.lower.lowering import lower
+from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
+from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
+from mlpgpu.backends.cuda.profile.paths import CARDS
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.counted import gemm_clocks, simt_clocks
+from mlpgpu.backends.cuda.select.persistent import choose_kernel
+from mlpgpu.bench import PRECISIONS, Workload
+from mlpgpu.plan import Plan
+
+CARD = CARDS["H200"]
+CLOCKS = 1950  # in a microsecond
+LAUNCH = 3.3  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
+PASS, SMALL_N, BIASES = 5.0, 4.0, 3.3  # measured: a pass that splits, the narrow update, the launch that moves biases
+HEAD = 5.0  # 7.5 measured at 1,024 rows, of which two thirds at few
+OTHER = 2.0
+CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
+MARGIN = 1.5
+
+# (widths, batch size): those whose times of before are known, and others.
+NETWORKS = {
+    "512s at 64": ((784, 512, 512, 10), 64),
+    "512s at 128": ((784, 512, 512, 10), 128),
+    "512s at 256": ((784, 512, 512, 10), 256),
+    "1024s at 64": ((784, 1024, 1024, 10), 64),
+    "1024s at 128": ((784, 1024, 1024, 10), 128),
+    "256-512s at 512": ((256, 512, 512, 512, 10), 512),
+    "2048s at 64": ((784, 2048, 2048, 10), 64),
+    "funnel at 128": ((2048, 1024, 512, 256, 10), 128),
+    "deep 256s at 256": ((128, 256, 256, 256, 256, 256, 256, 10), 256),
+}
+WORKLOADS = {
+    name: Workload(widths, batch, 64 * batch, 1e-3, precisions=PRECISIONS) for name, (widths, batch) in NETWORKS.items()
+}
+
+
+@contextmanager
+def narrow_tiles(*, used: bool = True, on_tensor_cores: bool = True) -> Iterator[None]:
+    """Inside the block plans have the narrow tiles or not; or those of multiply-adds alone."""
+    before = thresholds.NARROW_TILES_ARE_USED, thresholds.NARROW_LEAST_ROWS
+    thresholds.NARROW_TILES_ARE_USED = used
+    thresholds.NARROW_LEAST_ROWS = before[1] if on_tensor_cores else 1 << 30
+    try:
+        yield
+    finally:
+        thresholds.NARROW_TILES_ARE_USED, thresholds.NARROW_LEAST_ROWS = before
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A launch of a step, and how many microseconds it is counted at; ``is_new`` if no card has timed its kernel."""
+
+    launch: Launch
+    microseconds: float
+    is_new: bool
+
+    @property
+    def expected(self) -> float:
+        return self.microseconds * (MARGIN if self.is_new else 1.0)
+
+
+def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
+    """A launch for so many rows, of which a step has a share."""
+    function = launch.entry.function.partition("<")[0]
+    if not launch.entry.products or function.endswith("small_n"):
+        passes = function.startswith(("split_", "sum_columns"))
+        fixed = {"update_biases": BIASES, "dense_backward_update_small_n": SMALL_N}.get(function)
+        return Counted(launch, share * (fixed or (PASS if passes else OTHER)), is_new=False)
+    if function.startswith("head"):
+        return Counted(launch, HEAD, is_new=False)
+    clocks, is_new = _product_clocks(launch, rows)
+    lengths, blocks = lengths_of(launch, rows), launch.grid[0] * launch.grid[1] * launch.grid[2]
+    stored = sum(
+        array_bytes(argument, lengths) * (2 if argument.is_updated else 1)
+        for argument in launch.entry.arguments
+        if argument.is_array and not argument.ctype.startswith("const ") and launch.values[argument.name] is not None
+    )
+    stores = stored / (CACHE_BYTES * min(blocks, CARD.multiprocessors))
+    return Counted(launch, LAUNCH + (clocks + stores) / CLOCKS, is_new)
+
+
+def _product_clocks(launch: Launch, rows: int) -> tuple[int, bool]:
+    """Of a product's slices; and whether its tile is new."""
+    entry, k, n = launch.entry, launch.values["k"], launch.values["n"]
+    assert isinstance(k, int) and isinstance(n, int)
+    is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
+    has_padding = entry.operand_format is not None and not entry.operand_format.scaled
+    m = padded_rows(rows) if has_padding else rows
+    shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
+    if entry.operand_format is None:
+        plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
+        tile = next(tile for tile in plain if entry.name.endswith(f"_{tile.name}"))
+        return simt_clocks(tile, *shape, CARD.multiprocessors), tile in kernels.WARP_SPLIT_TILES
+    narrow = kernels.narrow_tiles(entry.operand_format)
+    tiles: tuple[Sm90Tile, ...] = (*kernels.sm90_tiles(entry.operand_format), *narrow)
+    found = next(tile for tile in tiles if entry.name.endswith(f"_{tile.name}"))
+    return gemm_clocks(found, *shape, CARD.multiprocessors), found in narrow
+
+
+def plan_of(workload: Workload, precision: str) -> Plan:
+    return workload.network().lower(
+        capacity=workload.batch_size, loss=workload.loss, optimizer=mg.Momentum(workload.rate), precision=precision
+    )
+
+
+def step(workload: Workload, precision: str, *, used: bool) -> list[Counted] | str:
+    """The launches of a step with the narrow tiles or without; or that it trains inside one kernel."""
+    plan = plan_of(workload, precision)
+    sms, most_bytes = CARD.multiprocessors, CARD.shared_bytes
+    chosen = choose_kernel(plan, multiprocessors=sms, shared_bytes=most_bytes, arch=CARD.arch)
+    if isinstance(chosen, PersistentKernel):
+        return "one kernel"
+    with narrow_tiles(used=used):
+        lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=CARD.arch)
+    staged = [count(launch, workload.batch_size, 1 / lowered.stages) for launch in lowered.staged]
+    launches = (*lowered.begin, *lowered.shards[0], *lowered.finish)
+    return [*staged, *(count(launch, workload.batch_size) for launch in launches)]
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """Of the table: network, precision, launches and microseconds without and with narrow tiles, and what they gain."""
+    for workload in WORKLOADS.values():
+        for precision in PRECISIONS:
+            before, after = (step(workload, precision, used=used) for used in (False, True))
+            if isinstance(before, str) or isinstance(after, str):
+                yield workload.name, precision, "", "one kernel", "", "", ""
+                continue
+            times = [sum(each.expected for each in made) for made in (before, after)]
+            tiles = f"{sum(each.is_new for each in after)} of {len(after)}"
+            yield (
+                workload.name, precision, str(len(before)), f"{times[0]:.0f}", tiles, f"{times[1]:.0f}",
+                f"{times[0] / times[1]:.1f}",
+            )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count what steps of small batches take on an H200.")
+    parser.add_argument("--launches", nargs=2, metavar=("NAME", "PRECISION"), help="the launches of one network")
+    arguments = parser.parse_args()
+    if arguments.launches:
+        name, precision = arguments.launches
+        for used in (False, True):
+            made = step(WORKLOADS[name], precision, used=used)
+            print(f"{name}, {precision}, {'with' if used else 'without'} narrow tiles")
+            for each in [] if isinstance(made, str) else made:
+                print(f"  {each.launch.entry.name:60} {each.microseconds:6.1f} {each.expected:6.1f}")
+        return
+    head = "network", "precision", "launches", "µs", "new launches", "µs with narrow tiles", "times as fast"
+    print(text.table([head, *rows()], "<<>>>>>"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""How many clocks a card takes for a product, counted: by these tiles are compared, and with small batches main loops.
+
+What every launch takes alike, about 3.3 µs from its start to its last store, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..kernels import OperandFormat, SimtTile, Sm90Tile, WarpSplitTile, ceil_div
+from . import thresholds
+
+
+def slice_clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
+    """About how long tensor cores take for every 64 along k of an m by n product."""
+    products = tile.operand_format.products
+    multiply = products * tile.m * tile.n * tile.K // thresholds.MULTIPLIED_PER_CLOCK
+    # Each consumer reads 64 rows of A and its part of B; the copy engine writes each slice once.
+    read = products * tile.consumers * 2 * tile.K * (64 + tile.n // tile.across)
+    shared_memory = (read + tile.stage_bytes) // thresholds.SHARED_BYTES_PER_CLOCK
+    waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
+    return waves * max(multiply, shared_memory)
+
+
+def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) -> int:
+    """Of an m by n product over k on tensor cores."""
+    return ceil_div(k, tile.K) * slice_clocks(tile, m, n, multiprocessors)
+
+
+def pass_clocks(operand_format: OperandFormat) -> int:
+    """The passes of a step that make a layer's operands: those with scales need one for each of W, x and dz; others are
+    left by whoever makes the numbers, but for inputs."""
+    return thresholds.SPLIT_PASS_CLOCKS * 3 if operand_format.scaled else thresholds.SPLIT_PASS_CLOCKS // 2
+
+
+def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multiprocessors: int) -> int:
+    """Of an m by n product over k by multiply-adds.
+
+    A block waits for each slice, however little there is to multiply; blocks side by side wait together.
+    """
+    depth = tile.K if isinstance(tile, WarpSplitTile) else tile.k
+    blocks = math.prod(tile.grid(m, n))
+    waves = ceil_div(blocks, tile.blocks * multiprocessors)
+    resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
+    multiply = tile.m * tile.n * depth // thresholds.FUSED_PER_CLOCK
+    return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply)
+
+
+def is_faster(one: int, other: int) -> bool:
+    """Whether a kernel that was never timed is likely to take less than one that was."""
+    return thresholds.COUNTED_TENTHS * one < 10 * other

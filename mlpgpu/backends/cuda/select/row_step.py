@@ -1,0 +1,60 @@
+"""Whether forward, loss and deltas of a small network are one launch by blocks of rows."""
+
+from __future__ import annotations
+
+from ....plan import Plan
+from ..kernels import (
+    ROW_STEP_MOST_LEVELS,
+    ROW_STEP_ROWS,
+    ROW_STEP_TABLE_BYTES,
+    row_step_shared_bytes,
+)
+from ..persistent.network import PersistentNetwork, read_network
+from . import thresholds
+from .dense import is_cut, on_tensor_cores
+from .setting import Verdict, Work
+
+# Shared memory of a block by the technical specifications in the CUDA C++ Programming Guide; of an architecture that is
+# not here what every one has since sm_75.
+_ROOM = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90a": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+}
+
+
+def room_of(arch: str) -> int:
+    """The most bytes of shared memory that a block of an architecture may ask for."""
+    return _ROOM.get(arch, ROW_STEP_TABLE_BYTES)
+
+
+def widths_of(network: PersistentNetwork) -> tuple[int, ...]:
+    """From the inputs to the outputs."""
+    return (network.layers[0].n_in, *(layer.n_out for layer in network.layers))
+
+
+def row_step(plan: Plan, work: Work) -> Verdict:
+    """Whether a block goes with some rows through all layers, the loss and back, all weights in its shared memory."""
+    if not thresholds.ROW_STEP_IS_USED:
+        return Verdict(False, "switched off, since it was not timed on a card yet")
+    if not work.is_training or work.ends_with_gradient:
+        return Verdict(False, "it is for training steps that store no logits")
+    network = read_network(plan)
+    if isinstance(network, str):
+        return Verdict(False, network)
+    widths = widths_of(network)
+    if len(widths) > ROW_STEP_MOST_LEVELS or plan.parameter_count >= 1 << 31:
+        return Verdict(
+            False, f"{len(network.layers)} layers, {plan.parameter_count:,} parameters are more than it counts"
+        )
+    shapes = [(layer.n_in, layer.n_out) for layer in network.layers]
+    if any(is_cut(k, n) or on_tensor_cores(k, n, work) for k, n in shapes):
+        return Verdict(False, "a layer's products are split along k, or on tensor cores")
+    needed, room = row_step_shared_bytes(widths), room_of(work.setting.arch)
+    if needed > room:
+        return Verdict(False, f"weights and rows take {needed:,} bytes of shared memory, a block has {room:,}")
+    size = f"weights and {ROW_STEP_ROWS} rows take {needed:,} of {room:,} bytes of shared memory"
+    return Verdict(True, f"{size}: a block takes its rows through all layers, the loss and back")

@@ -1,0 +1,228 @@
+"""Steps by blocks of rows: what takes them, and whole steps on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from epochs import Epoch, assert_as_exact
+from helpers import first_and_thorough
+from shim_runner import plant
+from test_cuda_lowering import HostProgram
+
+from mlpgpu import Dense, Dropout, Huber, Network, Standardize
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels.launches import Lowered
+from mlpgpu.backends.cuda.lower.lowering import lower, passes
+from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
+from mlpgpu.backends.cuda.runtime.compiler import compile_units
+from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select.row_step import row_step
+from mlpgpu.backends.cuda.select.select import select
+from mlpgpu.backends.cuda.select.setting import Setting, Verdict
+from mlpgpu.layers import Layer
+from mlpgpu.losses import LOSSES
+from mlpgpu.optimizers import OPTIMIZERS
+from mlpgpu.plan import Plan
+
+H200, A100, T4 = (Setting(132, arch, "float32", textured=True) for arch in ("sm_90a", "sm_80", "sm_75"))
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", True)
+    monkeypatch.setattr(thresholds, "FILLING_TENTHS", 10**6)  # no tiles fill the tests' card of two multiprocessors
+
+
+def plan_of(layers: Sequence[Layer], **options: Any) -> Plan:
+    defaults = {"capacity": 1024, "loss": "squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)}
+    return Network(layers, seed=1).lower(**{**defaults, **options})
+
+
+def verdict(plan: Plan, setting: Setting = H200) -> Verdict:
+    return select(plan, setting, is_training=True).row_step
+
+
+def names(low: Lowered) -> list[str]:
+    return [launch.entry.name for shard in low.shards for launch in shard]
+
+
+# --- whole steps ---
+
+STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "widths of every number of rows a thread": (
+        [Dense(9, 130, "relu"), Dense(130, 66, "gelu"), Dense(66, 35, "tanh", bias=False), Dense(35, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1, alpha=1.0)},
+    ),
+    "standardized, dropouts": (
+        [Standardize(9), Dropout(0.2), Dense(9, 21, "silu"), Dropout(0.3), Dense(21, 7, "elu"), Dropout(0.5),
+         Dense(7, 2), Standardize(2)],
+        {"loss": "squared_error"},
+    ),
+    "frozen below and between": (
+        [Dense(9, 8, "relu", trainable=False), Dense(8, 7, "gelu"), Dense(7, 12, "silu", trainable=False),
+         Dense(12, 3)],
+        {"loss": Huber(0.5)},
+    ),
+    "frozen above": ([Dense(9, 8, "relu"), Dense(8, 3, trainable=False)], {"loss": "binary_cross_entropy"}),
+    "one layer with an activation": ([Dense(9, 3, "sigmoid")], {"loss": "squared_error"}),
+}  # fmt: skip
+
+
+def check_epoch(epoch: Epoch) -> HostProgram:
+    """Two full batches and a last one of two rows, as the CPU has them."""
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
+    assert sum(name.startswith("row_step") for name in names(host.low)) == 1
+    assert not any(
+        name.startswith(("gather", "standardize", "dense_forward", "head", "loss")) for name in names(host.low)
+    )
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    (state, cpu, _), (exact_state, exact, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    assert_as_exact(losses, cpu, exact)
+    assert_as_exact(host.parameters, state.parameters[0], exact_state.parameters[0])
+    return host
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.parametrize("case", STEPS)
+def test_an_epoch_as_on_the_cpu(case: str, as_bytes: bool) -> None:
+    check_epoch(Epoch(*STEPS[case], as_bytes=as_bytes))
+
+
+def any_epoch(draw: Random) -> Epoch:
+    """Of a network whose loss no head takes, and whose dropouts multiply without a rounding."""
+    n, options = draw.randint(1, 140), {}
+    layers: list[Layer] = [Standardize(n)] if draw.random() < 0.5 else []
+    layers += [Dropout(0.5)] * (draw.random() < 0.3)
+    for last in [False] * draw.randint(0, 3) + [True]:
+        k, n = n, draw.randint(33, 140) if last else draw.randint(1, 140)
+        activation = draw.choice([*ACTIVATIONS])
+        layers.append(Dense(k, n, activation, bias=draw.random() < 0.7, trainable=last or draw.random() < 0.8))
+        layers += [Dropout(0.5)] * (draw.random() < 0.3)
+    name = draw.choice(list(LOSSES))
+    if LOSSES[name].output == "identity" and draw.random() < 0.5:
+        layers.append(Standardize(n))
+    options = {
+        "loss": name, "target_kind": draw.choice(LOSSES[name].targets),
+        "optimizer": OPTIMIZERS[draw.choice(list(OPTIMIZERS))](0.01, alpha=draw.choice([0.0, 0.1]), l1=0.01),
+    }  # fmt: skip
+    return Epoch(layers, options, rates=(0.01, 0.02), as_bytes=draw.random() < 0.3)
+
+
+@pytest.mark.parametrize("seed", first_and_thorough(range(6)))
+def test_any_epoch_has_the_bits_of_launch_by_launch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch, found = any_epoch(Random(seed)), []
+    for is_used in (True, False):
+        monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", is_used)
+        host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
+        assert any(name.startswith("row_step") for name in names(host.low)) == is_used
+        host.load(epoch.state)
+        losses = host.run(epoch.rates).copy()
+        assert np.isfinite(losses).all()
+        found.append((losses, host.parameters.copy()))
+    for mine, known in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, known)
+
+
+FAULTS = {
+    "deltas before the activation's slope": ("of_inputs[r * below + i] = stored", "stored"),
+    "the mask of another row": ("(first) * n + start", "(first + 4) * n + start"),
+    "inputs that are not standardized": ("if (deviation) value", "if (deviation && j < 0) value"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant("fused/row_step.cuh", *FAULTS[fault], tmp_path, monkeypatch)
+    with pytest.raises(AssertionError):
+        check_epoch(Epoch(*STEPS["standardized, dropouts"]))
+
+
+# --- what takes them ---
+
+BETWEEN = [Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)]
+
+
+def test_it_is_off_until_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = verdict(plan_of(BETWEEN))
+    assert not found and "not timed" in found.why
+
+
+def test_the_choice_follows_from_capacity_and_kind() -> None:
+    assert [bool(verdict(plan_of(BETWEEN), card)) for card in (H200, A100, T4)] == [True, False, False]
+    for precision in ("float32-ieee", "float32", "tf32", "bfloat16"):
+        assert verdict(plan_of(BETWEEN, precision=precision))
+    # Of 58,112 floats: 288 of levels, 8 rows of 204 and of 3 · 244, weights and biases 2 · 244 and (n + 1) · 204.
+    assert [bool(verdict(plan_of([Dense(1, n, "relu"), Dense(n, 200)]))) for n in (244, 243)] == [False, True]
+    refused: list[tuple[list[Layer], dict[str, Any], str]] = [
+        (BETWEEN, {"shards": 2}, "streams"),
+        (BETWEEN, {"reduction": "atomic"}, "atomic"),
+        (BETWEEN, {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}, "clipped"),
+        ([BETWEEN[1], BETWEEN[1]], {}, "share their weights"),
+        ([Dense(4096, 5, "relu"), Dense(5, 3)], {}, "split along k"),
+        ([Dense(2, 2, "relu") for _ in range(32)], {}, "32 layers"),
+    ]
+    for layers, options, why in refused:
+        found = verdict(plan_of(layers, **options))
+        assert not found and why in found.why, found
+    assert not row_step(
+        plan_of(BETWEEN).to_gradient(), select(plan_of(BETWEEN).to_gradient(), H200, is_training=True).work
+    )
+    assert not select(plan_of(BETWEEN), H200, is_training=False).row_step
+
+
+def test_explain_says_path_and_reason() -> None:
+    shown = str(passes(plan_of(BETWEEN), H200).training)
+    assert "RowStep" in shown and "187,616 of 232,448 bytes of shared memory" in shown
+    selection = str(select(plan_of(BETWEEN), H200, is_training=True))
+    assert "1 Dense" in selection and "in the launch of the loss" in selection and "simt" not in selection
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_flops_and_bytes_are_those_of_the_plan(frozen: bool) -> None:
+    layers = [dataclasses.replace(BETWEEN[0], trainable=not frozen), *BETWEEN[1:]]
+    step = plan_of(layers)
+    low = lower(step, multiprocessors=132, source="uint8", arch="sm_90a")
+    assert sum(flops(launch, 1024) for launch in low.shards[0]) == sum(step.flops(op, 1024) for op in step.training)
+    first, second = low.shards[0]
+    moved = step.gradient_count
+    read = 1024 * 4 * (sum(k for k in (50, 128, 128, 128)[frozen:]) + 3 * 128 + 1 - 128 * frozen)
+    assert second.entry == kernels.update_layers("Momentum") and second.grid == (
+        17 + 8 * (17 + 17 + 7 * (not frozen)),
+        1,
+        1,
+    )
+    assert moved_bytes(second, 1024) == read + 16 * moved + 28 * (4 - frozen) + 2 * 8
+    assert first.entry.shared_bytes == 187_616 and first.grid == (128, 1, 1)
+    hidden, deltas = 3 * 128, 3 * 128 + 1 - 128 * frozen
+    stored = 0 if frozen else 4 * 50
+    # a row: its place, bytes, target, sample weight; what is stored
+    of_rows = 1024 * (4 + 50 + 4 + 4 + stored + 4 * hidden + 4 * deltas)
+    once = 4 * step.parameter_count + 5 * 36 - 36 + 16 * 128 + 2 * 4 + 2 * 16
+    assert moved_bytes(first, 1024) == of_rows + once
+
+
+def test_shared_bytes_are_what_the_kernel_lays_out() -> None:
+    """By hand, for 5-6-3: vectors of four, an odd number of them a row."""
+    assert [kernels.row_step_pitch(n) for n in (1, 4, 5, 8, 9, 12, 128)] == [4, 4, 12, 12, 12, 12, 132]
+    rows, weights = 8 * (2 * 12 + 12 + 4), 6 * 12 + 7 * 4
+    assert kernels.row_step_shared_bytes((5, 6, 3)) == 4 * (32 * 9 + rows + weights)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvcc_compiles_it_without_spills(arch: str) -> None:
+    entry = kernels.row_step(
+        "squared_error", "dense", shared_bytes=kernels.row_step_shared_bytes((50, 128, 128, 128, 1))
+    )
+    (cubin,) = compile_units({"row_step.cuh": [entry]}, arch).values()
+    (took,) = cubin.resources.values()
+    assert took.spill_bytes == took.stack_bytes == took.shared_bytes == 0
+    assert took.registers * entry.threads <= 65536
