@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from plain_environment import begin_without_limits
 
 import mlpgpu as mg
 from mlpgpu.bench import surroundings
@@ -405,4 +406,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    begin_without_limits()
     main()

@@ -33,6 +33,7 @@ import map_report
 from map_contenders import JAX_CACHE, LIBRARIES, OURS
 from map_measure import Compilers, Measurer, Options, ProcessLost, tell
 from map_points import BOUNDS, Point, draw, grid
+from plain_environment import begin_without_limits
 
 from mlpgpu import bench
 
@@ -105,7 +106,7 @@ def run(points: Sequence[Point], options: Options, path: Path, most_seconds: flo
                 written = {
                     "backend": options.backend, **point.plain(), **line, **about,
                     "libraries": list(options.libraries), "commit": commit or about.get("commit"),
-                    "flops": point.workload.flops,
+                    "flops": point.workload.flops, "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
                 }  # fmt: skip
                 append(path, written)
                 count += 1
@@ -168,4 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    begin_without_limits()
     main()

@@ -183,16 +183,16 @@ def operation_seconds(program: CpuProgram, epoch: Callable[[], object]) -> dict[
     shared = [each for each in operations if isinstance(each[1], Reduce | Norm | Update)]
     others = [each for each in operations if each not in shared]
     (calls,) = program._operations(plan.capacity, training=True)
-    updates = program._updates
-    kept = list(calls), list(updates)
+    reduce, rest = program._updates.reduce, program._updates.rest
+    kept = list(calls), list(reduce), list(rest)
     for place, (number, op) in enumerate(others):
         calls[place] = timed(f"{number} {type(op).__name__}", calls[place])
-    for place, call in enumerate(updates):
-        updates[place] = timed("update" if place == len(updates) - 1 else "reduce", call)
+    for name, updates in (("reduce", reduce), ("update", rest)):
+        updates[:] = [timed(name, call) for call in updates]
     try:
         epoch()
     finally:
-        calls[:], updates[:] = kept
+        calls[:], reduce[:], rest[:] = kept
     return seconds
 
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import predict_peers as peers
+from plain_environment import begin_without_limits
 from predict_peers import BYTE, LIBRARIES, OURS, Network, Task
 
 from mlpgpu import bench, text
@@ -496,4 +497,5 @@ def network_of(parser: argparse.ArgumentParser, name: str) -> Network:
 
 
 if __name__ == "__main__":
+    begin_without_limits()
     main()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from kernel_cases.case import Case
-from kernel_cases.dense import split_product
+from kernel_cases.case import Case, whole
+from kernel_cases.dense import dense_forward, split_product
 from kernel_cases.tensor import (
     DISTRIBUTIONS,
     check_float32,
@@ -26,9 +26,11 @@ from mlpgpu.backends.cuda.kernels import (
     OPERAND_FORMATS,
     SPLIT_SM80,
     SPLIT_SM90,
+    WARP_SPLIT_TILES,
     OperandFormat,
     SplitSm80Tile,
     SplitSm90Tile,
+    WarpSplitTile,
     sm80_tiles,
 )
 
@@ -44,6 +46,14 @@ def test_products_err_as_their_precision_says(operand_format: OperandFormat, dis
     a, b = operands(distribution, 17, 129, 19)
     for case, output in smallest(operand_format, a, b):
         check_product(operand_format, run(case.entry, case.grid, case.entry.threads, dict(case.args))[output], a, b)
+
+
+@pytest.mark.parametrize("tile", WARP_SPLIT_TILES, ids=str)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_warps_that_share_k_err_no_more_than_a_chain(tile: WarpSplitTile, distribution: str) -> None:
+    a, b = operands(distribution, 17, 300, 19)
+    case = dense_forward("identity", tile, whole(len(a)), a, b, plain=True)
+    check_float32(run(case.entry, case.grid, case.entry.threads, dict(case.args))["y"], a, b)
 
 
 SPLIT_TILES = pytest.mark.parametrize("tile", [SPLIT_SM80, SPLIT_SM90], ids=str)

@@ -8,6 +8,7 @@ allocate nothing.  Matrix products run in NumPy's BLAS, everything else in ufunc
 from __future__ import annotations
 
 from .backend import CpuBackend
+from .blas import blas_name
 from .threads import available_cores
 
-__all__ = ["CpuBackend", "available_cores"]
+__all__ = ["CpuBackend", "available_cores", "blas_name"]

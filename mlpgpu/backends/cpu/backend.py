@@ -9,10 +9,10 @@ import numpy as np
 from ...errors import ConfigurationError, check_integer, room_for
 from ...plan import Plan
 from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
-from .blas import BLAS
+from .blas import blas_name
 from .inference import CpuInference
 from .program import CpuProgram
-from .threads import thread_count
+from .threads import blas_threads, thread_count
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
 SMALLER = "a smaller batch_size, fewer streams or narrower layers take less"
@@ -46,8 +46,8 @@ class CpuBackend(Backend):
             "backend": self.name,
             "machine": platform.machine(),
             "numpy": np.__version__,
-            "blas": ", ".join(sorted({library.name for library in BLAS.libraries})),
-            "threads": _thread_count(plan, threads),
+            "blas": blas_name(),
+            "threads": blas_threads(plan, _thread_count(plan, threads)),
         }
 
 

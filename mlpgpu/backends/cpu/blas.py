@@ -107,3 +107,8 @@ def _library(found: Any) -> Library:
 
 BLAS = BlasThreads()
 at_fork(before=BLAS.pause, after_in_parent=BLAS.go_on, after_in_child=BLAS.go_on)
+
+
+def blas_name() -> str:
+    """What NumPy's products run in: library, version and, of OpenBLAS, the processors that it is made for."""
+    return ", ".join(sorted({library.name for library in BLAS.libraries}))

@@ -10,12 +10,13 @@ from ...datasets import Dataset
 from ...errors import room_for
 from ...initializers import initial_values
 from ...locks import GroupLock
-from ...plan import Plan
+from ...plan import Plan, additions, shards_of
+from ...ranks import rank
 from ..base import Histogram, Program, Sampling, State, StepLog, bin_edges, scaled
 from ..evaluation import MetricSums
 from .bindings import bind
 from .threads import Bound, Threads
-from .updates import bind_updates
+from .updates import Updates, all_ranks
 from .workspace import Feed, Workspace
 
 BOUND_LIMIT = 8  # numbers of rows for which bound operations are kept
@@ -25,17 +26,25 @@ class CpuProgram(Program):
     """A plan, its arrays and its threads.
 
     A lock is held while a step or a batch of an evaluation is computed, so other threads find finished ones.
+
+    Each rank of the plan has such a program; only what all of them call talks to the others.
     """
 
     is_readable_while_running = True
 
     def __init__(self, plan: Plan, threads: int) -> None:
         self._plan, self._lock = plan, GroupLock()
+        self._thread_count = threads
         self._threads = Threads(plan, threads)
-        self._work = Workspace(plan, self._threads)
+        self._work = Workspace(plan, self._threads, rank() if plan.ranks > 1 else 0)
         self._snapshot: np.ndarray | None = None  # (P,)
         self._bound: dict[tuple[int, bool], list[list[Bound]]] = {}  # each shard's, by rows and whether to train
-        self._updates = bind_updates(self._work)
+        self._updates = Updates.of(self._work)
+        # How shards' sums of loss and weight (S, 2) are added up, and which rank has which.
+        self._shard_sums = np.empty((plan.shards, 2))
+        self._additions = additions(range(plan.shards), [range(shard, shard + 1) for shard in range(plan.shards)])
+        dealt = [shards_of(rank, plan.ranks, plan.shards) for rank in range(plan.ranks)]
+        self._dealt = [slice(2 * shards.start, 2 * shards.stop) for shards in dealt]
         self._training: tuple[Feed, Sampling] | None = None
         # The current epoch: its number, its rows in order, and the same rows in the array of inputs, (rows,) each.
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -48,7 +57,7 @@ class CpuProgram(Program):
             return
         with self._lock.held():
             np.copyto(self._work.parameters, state.parameters[0])
-            np.copyto(self._work.slots, state.slots[:, 0])
+            np.copyto(self._work.slots, state.slots[:, 0, self._work.slice.parameters])
             self._work.set_statistics(state.statistics[0])
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
@@ -62,9 +71,10 @@ class CpuProgram(Program):
     def read(self, *, snapshot: bool = False) -> State:
         work = self._work
         parameters = self._snapshot if snapshot and self._snapshot is not None else work.parameters
-        replicated = parameters[np.newaxis], work.slots[:, np.newaxis], work.statistics[np.newaxis]
+        slots = np.zeros((len(work.slots), 1, self._plan.parameter_count), work.dtype)
         with self._lock.held():
-            return State(*(array.copy() for array in replicated))
+            slots[:, 0, work.slice.parameters] = work.slots
+            return State(parameters[np.newaxis].copy(), slots, work.statistics[np.newaxis].copy())
 
     def copy_parameters(self) -> tuple[np.ndarray, np.ndarray]:
         """The parameters (P,) after the last finished step, and the statistics (C,) as they were fitted, in float64."""
@@ -93,6 +103,11 @@ class CpuProgram(Program):
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
         assert self._training is not None
         work, (feed, sampling) = self._work, self._training
+        if self._plan.ranks > 1:  # a rank asks for itself
+            alone = CpuProgram(self._plan.alone(), self._thread_count)
+            alone.load(self.read())
+            alone.attach(feed.dataset, sampling)
+            return alone.sample(rows, step, bins)
         rows = min(rows, sampling.rows)
         batch = np.arange(rows)
         with self._lock.held(), self._threads.limits():
@@ -100,9 +115,11 @@ class CpuProgram(Program):
             feed.select(batch, feed.dataset.storage_rows(batch))
             self._threads.run_shards(self._operations(rows, training=True))
             found = {name: _count(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
-            weight = work.loss_sums(rows)[1]
+            weight = self._loss_sums(rows)[1]
+            for call in self._updates.reduce:
+                call()
             for segment in self._plan.gradient:
-                counted = _count(np.add.reduce(work.uses(segment.name)), bins)
+                counted = _count(self._updates.gradient[segment.offset : segment.end], bins)
                 found[f"{segment.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
         return found
 
@@ -127,13 +144,25 @@ class CpuProgram(Program):
                 work.feed, work.row, work.step = feed, row, first_step + index
                 rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
-                log.sums[index] = _, weight = work.loss_sums(rows)
+                log.sums[index] = _, weight = self._loss_sums(rows)
                 work.inverse_weight = work.gradient_factor = 1.0 / weight if weight > 0.0 else 0.0
                 log.begin()
-                for call in self._updates:
-                    call()
+                self._updates.run()
                 log.end(index + 1)
         return log.sums
+
+    def _loss_sums(self, rows: int) -> tuple[float, float]:
+        """The loss and the weight of a batch of ``rows``, summed up over all shards."""
+        if self._plan.shards == 1 == self._plan.ranks:
+            return self._work.loss_sums(slice(0, rows))
+        sums, parts = self._shard_sums, self._plan.shard_rows(rows)
+        for shard in self._work.shards:
+            sums[shard] = self._work.loss_sums(parts[shard])
+        if self._plan.ranks > 1:
+            all_ranks().all_gather(sums.reshape(-1), self._dealt)
+        for first, second in self._additions:
+            sums[first] += sums[second]
+        return float(sums[0, 0]), float(sums[0, 1])
 
     def _select(self, feed: Feed, sampling: Sampling, step: int) -> int:
         """Point the gather at a step's rows and return their number."""
@@ -145,14 +174,41 @@ class CpuProgram(Program):
         feed.select(self._epoch[1][rows], self._epoch[2][rows])
         return len(feed.batch)
 
-    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
         sums = MetricSums(dataset, self._plan, names, self._work.dtype)
         loss = np.zeros(2)
+        if shared and self._plan.ranks > 1:
+            losses, predictions = self._evaluate_shared(dataset, has_metrics=bool(names))
+            for batch, rows in enumerate(self._batches(len(dataset))):
+                loss += losses[batch]
+                sums.add(rows, predictions[rows])
+            return {**sums.sums, "loss": loss}
         for rows in self._sweep(dataset):
             count = rows.stop - rows.start
-            loss += self._work.loss_sums(count)
+            loss += self._work.loss_sums(slice(0, count))
             sums.add(rows, self._work.view(self._plan.output, slice(count)))
         return {**sums.sums, "loss": loss}
+
+    def _evaluate_shared(self, dataset: Dataset, *, has_metrics: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Each batch's sums of loss and weight (batches, 2), and predictions (rows, n_out), of all ranks together.
+
+        Without metrics nobody needs the predictions of others.
+        """
+        batches = self._batches(len(dataset))
+        losses, width = np.empty((len(batches), 2)), self._plan.n_out
+        predictions = np.empty((len(dataset), width), self._work.dtype)
+        dealt = [shards_of(rank, self._plan.ranks, len(batches)) for rank in range(self._plan.ranks)]
+        own = dealt[self._work.rank]
+        for batch, rows in zip(own, self._sweep(dataset, own), strict=True):
+            count = rows.stop - rows.start
+            losses[batch] = self._work.loss_sums(slice(0, count))
+            predictions[rows] = self._work.view(self._plan.output, slice(count))
+        all_ranks().all_gather(losses.reshape(-1), [slice(2 * each.start, 2 * each.stop) for each in dealt])
+        if has_metrics:
+            starts = [rows.start for rows in batches] + [len(dataset)]
+            parts = [slice(starts[each.start] * width, starts[each.stop] * width) for each in dealt]
+            all_ranks().all_gather(predictions.reshape(-1), parts)
+        return losses, predictions
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         result = np.empty((len(dataset), self._plan.n_out), self._work.dtype)
@@ -165,11 +221,18 @@ class CpuProgram(Program):
         with self._lock.held():
             self._bound.clear()
 
-    def _sweep(self, dataset: Dataset) -> Iterator[slice]:
-        """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken."""
+    def _batches(self, rows: int) -> list[slice]:
+        """The rows of each batch of an evaluation."""
+        return [slice(start, min(start + self._plan.capacity, rows)) for start in range(0, rows, self._plan.capacity)]
+
+    def _sweep(self, dataset: Dataset, batches: range | None = None) -> Iterator[slice]:
+        """Evaluate a data set batch by batch, in order, and stop after each for its results to be taken.
+
+        Of the batches only those numbered so, if they are given.
+        """
         feed = Feed.of(dataset, self._plan)
-        for start in range(0, len(dataset), self._plan.capacity):
-            rows = slice(start, min(start + self._plan.capacity, len(dataset)))
+        every = self._batches(len(dataset))
+        for rows in every if batches is None else every[batches.start : batches.stop]:
             batch = np.arange(rows.start, rows.stop)
             feed.select(batch, dataset.storage_rows(batch))
             with self._lock.held():
@@ -185,8 +248,9 @@ class CpuProgram(Program):
             if len(self._bound) >= BOUND_LIMIT:
                 self._bound.pop(next(iter(self._bound)))
             operations = self._plan.training if training else self._plan.evaluation
-            shards = self._plan.shard_rows(rows) if training else (slice(0, rows),)
-            self._bound[key] = [bind(self._work, operations, part, shard) for shard, part in enumerate(shards)]
+            parts = self._plan.shard_rows(rows) if training else (slice(0, rows),)
+            shards = self._work.shards if training else range(1)
+            self._bound[key] = [bind(self._work, operations, parts[shard], shard) for shard in shards]
         return self._bound[key]
 
 

@@ -40,6 +40,11 @@ def thread_count(plan: Plan) -> int:
     return max(1, min(available_cores(), largest // FLOPS_PER_THREAD))
 
 
+def blas_threads(plan: Plan, count: int) -> int:
+    """How many of a plan's ``count`` threads BLAS has, which the bits of products depend on."""
+    return count if plan.shards == 1 else 1
+
+
 class Threads:
     """The ``count`` threads of a plan: BLAS's where the plan has one shard, else a thread for each shard.
 
@@ -47,8 +52,8 @@ class Threads:
     """
 
     def __init__(self, plan: Plan, count: int) -> None:
-        self._blas_threads = count if plan.shards == 1 else 1
-        self._shard_threads = min(count, plan.shards)
+        self._blas_threads = blas_threads(plan, count)
+        self._shard_threads = min(count, -(-plan.shards // plan.ranks))
         is_local = any(isinstance(op, LocallyConnected) for op in (*plan.training, *plan.evaluation))
         self._local_threads = self._blas_threads if is_local else 1
 

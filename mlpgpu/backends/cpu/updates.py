@@ -1,36 +1,114 @@
-"""What runs once for all shards of a step: Reduce, Norm and Update, bound to flat arrays."""
+"""What runs once for all shards of a step, bound to flat arrays: Reduce, Norm, Update, and what ranks exchange."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ... import plan as ops
+from ...plan import Plan, additions, block_size, nodes_of, parts_of, shards_of
+from ...ranks import Communicator, communicator
 from .threads import Bound
 from .workspace import Workspace
 
-UPDATE_BLOCK = 1 << 17  # elements that an update handles at a time, so that its passes stay in cache
+UPDATE_BLOCK = 1 << 17  # elements that a pass handles at a time, so that those that follow find them in cache
 
 
-def bind_updates(work: Workspace) -> list[Bound]:
-    """Reduce, Norm and Update, in blocks that stay in cache.
+def all_ranks() -> Communicator:
+    """The communicator of the ranks that run a plan together; the first step of all waits for all of them."""
+    found = communicator()
+    assert found is not None
+    return found
+
+
+@dataclass
+class _Sums:
+    """What an update is made from.
+
+    Attributes:
+        slice: this rank's part of the flat arrays.
+        totals: (own shards, G), each shard's gradient.
+        gradient: (elements of the slice,), where the sum of all shards comes to lie.
+        pairs: which arrays are added to which to make it, on the elements of the slice.
+        received: (nodes, elements of the slice) of each other rank, empty for this one.
+    """
+
+    slice: ops.Slice
+    totals: np.ndarray
+    gradient: np.ndarray
+    pairs: list[tuple[np.ndarray, np.ndarray]]
+    received: list[np.ndarray]
+
+    @classmethod
+    def of(cls, work: Workspace) -> _Sums:
+        plan, rank, own = work.plan, work.rank, work.slice
+        is_tied = len(plan.partials) > len(plan.gradient)
+        totals = np.empty((len(work.shards), plan.gradient_count), work.dtype) if is_tied else work.partials
+        size = own.gradient.stop - own.gradient.start
+        nodes: list[range] = []
+        parts: list[np.ndarray] = []
+        received: list[np.ndarray] = []
+        for other in range(plan.ranks):
+            theirs = _nodes(plan, other)
+            arrays = np.empty((0 if other == rank else len(theirs), size), work.dtype)
+            received.append(arrays)
+            nodes += theirs
+            parts += _rows(totals, plan, rank, own.gradient) if other == rank else list(arrays)
+        pairs = [(parts[i], parts[j]) for i, j in additions(range(plan.shards), nodes)]
+        return cls(own, totals, parts[0], pairs, received)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The operations behind those of the shards, in blocks that stay in cache.
 
     The division by the batch's summed weight and the factor of a clipped norm are one factor, by which the
-    update multiplies the gradient.  Where each parameter has one partial, the partials are the gradient.
+    update multiplies the gradient.  Where a parameter has one use, its partials are its shards' gradients.
+
+    Attributes:
+        reduce: what adds the partials up, which ranks exchange before.
+        rest: what follows.
+        gradient: (elements of this rank's slice,), where the sum comes to lie.
     """
-    plan, count = work.plan, work.plan.gradient_count
-    has_sums = plan.shards > 1 or len(plan.partials) > len(plan.gradient)
-    gradient = np.empty(count, work.dtype) if has_sums else work.partials[0]
-    calls: list[Bound] = []
-    for op in plan.training:
-        if isinstance(op, ops.Reduce) and has_sums:
-            calls.append(_bind_reduce(work, gradient))
-        elif isinstance(op, ops.Norm):
-            calls.append(_bind_norm(work, op, [gradient[block] for block in _blocks(0, count)]))
-        elif isinstance(op, ops.Update):
-            calls.append(_bind_update(work, op, gradient))
-    return calls
+
+    reduce: list[Bound]
+    rest: list[Bound]
+    gradient: np.ndarray
+
+    @classmethod
+    def of(cls, work: Workspace) -> Updates:
+        """Those of a plan, bound to its arrays."""
+        reduce: list[Bound] = []
+        rest: list[Bound] = []
+        if not work.plan.training:
+            return cls(reduce, rest, np.empty(0, work.dtype))
+        sums = _Sums.of(work)
+        for op in work.plan.training:
+            if type(op) in _BIND:
+                bound = _BIND[type(op)](work, op, sums)
+                (reduce if isinstance(op, (ops.ExchangePartials, ops.Reduce)) else rest).extend(bound)
+        return cls(reduce, rest, sums.gradient)
+
+    def run(self) -> None:
+        """Add up, and move the parameters."""
+        for call in self.reduce:
+            call()
+        for call in self.rest:
+            call()
+
+
+def _nodes(plan: Plan, rank: int) -> tuple[range, ...]:
+    return nodes_of(shards_of(rank, plan.ranks, plan.shards), plan.shards)
+
+
+def _rows(totals: np.ndarray, plan: Plan, rank: int, elements: slice) -> list[np.ndarray]:
+    """Where the sums of a rank's nodes lie once its shards are added, on these elements."""
+    first = shards_of(rank, plan.ranks, plan.shards).start
+    return [totals[node.start - first, elements] for node in _nodes(plan, rank)]
 
 
 def _blocks(start: int, size: int) -> list[slice]:
@@ -39,51 +117,129 @@ def _blocks(start: int, size: int) -> list[slice]:
     return [slice(first, min(first + UPDATE_BLOCK, end)) for first in range(start, end, UPDATE_BLOCK)]
 
 
-def _bind_reduce(work: Workspace, gradient: np.ndarray) -> Bound:
+def _bind_exchange(work: Workspace, op: ops.ExchangePartials, sums: _Sums) -> list[Bound]:
+    """This rank's nodes are added up and go to whom they are for, one after another; theirs come here."""
+    plan, rank = work.plan, work.rank
+    nodes = max(len(_nodes(plan, other)) for other in range(plan.ranks))
+    rounds = []
+    for node in range(nodes):
+        sent = [_one(_rows(sums.totals, plan, rank, part.gradient), node) for part in plan.slices]
+        rounds.append((sent, [_one(list(arrays), node) for arrays in sums.received]))
+        sent[rank] = sent[rank][:0]
+
+    def exchange() -> None:
+        for sent, received in rounds:
+            all_ranks().exchange(sent, received)
+
+    return [*_bind_uses(work, sums), *_bind_shards(work, sums), exchange]
+
+
+def _one(arrays: list[np.ndarray], place: int) -> np.ndarray:
+    return arrays[place] if place < len(arrays) else np.empty(0)
+
+
+def _bind_uses(work: Workspace, sums: _Sums) -> list[Bound]:
+    """Each shard's partials of a parameter that is used twice, added one after another."""
+    if sums.totals is work.partials:
+        return []
     terms = [
-        (gradient[segment.offset : segment.end].reshape(segment.shape), work.uses(segment.name))
+        (sums.totals[place, segment.offset : segment.end].reshape(segment.shape), work.uses(segment.name, shard))
+        for place, shard in enumerate(work.shards)
         for segment in work.plan.gradient
     ]
 
-    def reduce() -> None:
+    def add_uses() -> None:
         for total, (first, *others) in terms:
             np.copyto(total, first)
             for partial in others:
                 np.add(total, partial, out=total)
 
-    return reduce
+    return [add_uses]
 
 
-def _bind_norm(work: Workspace, op: ops.Norm, gradient: list[np.ndarray]) -> Bound:
-    wide = np.empty(max(map(len, gradient)))
+def _bind_shards(work: Workspace, sums: _Sums) -> list[Bound]:
+    """The shards of each node of this rank, added up."""
+    first, pairs = work.shards.start, []
+    for node in nodes_of(work.shards, work.plan.shards):
+        for i, j in additions(node, [range(shard, shard + 1) for shard in node]):
+            pairs.append((sums.totals[node.start - first + i], sums.totals[node.start - first + j]))
+    return _bind_additions(pairs)
+
+
+def _bind_additions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[Bound]:
+    """Add flat arrays to others, in this order, block by block."""
+    if not pairs:
+        return []
+    terms = [(total[block], other[block]) for block in _blocks(0, len(pairs[0][0])) for total, other in pairs]
+
+    def add() -> None:
+        for total, other in terms:
+            np.add(total, other, out=total)
+
+    return [add]
+
+
+def _bind_reduce(work: Workspace, op: ops.Reduce, sums: _Sums) -> list[Bound]:
+    if work.plan.ranks > 1:
+        return _bind_additions(sums.pairs)
+    return [*_bind_uses(work, sums), *_bind_shards(work, sums)]
+
+
+def _bind_norm(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Bound]:
+    """Squares are summed up over fixed blocks, in float64, where the square of no float32 overflows."""
+    count, block = work.plan.gradient_count, block_size(work.plan.gradient_count)
+    squares = np.zeros(-(-count // block))
+    own, ranks = sums.slice.gradient, work.plan.ranks
+    at_a_time = max(1, UPDATE_BLOCK // block) * block
+    wide = np.empty(min(at_a_time, max(len(sums.gradient), 1)))
+    passes = []
+    for first in range(0, len(sums.gradient), at_a_time):
+        part = sums.gradient[first : first + at_a_time]
+        whole = len(part) // block * block
+        start = (own.start + first) // block
+        if whole:
+            rows = whole // block
+            passes.append((part[:whole], wide[:whole].reshape(rows, block), squares[start : start + rows]))
+        if whole < len(part):  # the last block of all
+            passes.append((part[whole:], wide[: len(part) - whole].reshape(1, -1), squares[-1:]))
+    parts = [slice(part.start // block, -(-part.stop // block)) for part in parts_of(count, ranks)]
 
     def norm() -> None:
-        square = 0.0
-        for block in gradient:
-            # In float64, where the square of no float32 overflows.
-            copy = wide[: len(block)]
-            np.copyto(copy, block)
-            square += float(np.dot(copy, copy))
-        length = math.sqrt(square) * work.inverse_weight
+        for part, rows, result in passes:
+            np.copyto(rows, part.reshape(rows.shape))
+            np.einsum("ij,ij->i", rows, rows, out=result)
+        if ranks > 1:
+            all_ranks().all_gather(squares, parts)
+        length = math.sqrt(_sum(squares)) * work.inverse_weight
         if length > op.limit:
             work.gradient_factor *= op.limit / length
 
-    return norm
+    return [norm]
 
 
-def _bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound:
-    rule = op.optimizer.update
-    scratch = np.empty(min(UPDATE_BLOCK, len(gradient)), work.dtype)
+def _sum(values: np.ndarray) -> float:
+    """The sum, rounded once; NaN or infinite where a number is."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # a sum that no float64 holds; infinities of both signs
+        return math.inf
+
+
+def _bind_update(work: Workspace, op: ops.Update, sums: _Sums) -> list[Bound]:
+    rule, own = op.optimizer.update, sums.slice
+    scratch = np.empty(min(UPDATE_BLOCK, max(len(sums.gradient), 1)), work.dtype)
     views = [
         (
             each.alpha,
             work.parameters[moved],
-            gradient[along],
-            list(work.slots[:, moved]),
+            sums.gradient[along],
+            list(work.slots[:, moved.start - own.parameters.start : moved.stop - own.parameters.start]),
             scratch[: moved.stop - moved.start],
         )
-        for each in work.plan.trained_ranges
-        for moved, along in zip(_blocks(each.offset, each.size), _blocks(each.gradient, each.size), strict=True)
+        for each in work.plan.trained_in(own.gradient)
+        for moved, along in zip(
+            _blocks(each.offset, each.size), _blocks(each.gradient - own.gradient.start, each.size), strict=True
+        )
     ]
 
     def update() -> None:
@@ -95,4 +251,18 @@ def _bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound
                 np.add(g, part, out=g)
             rule(w, g, slots, row, part)
 
-    return update
+    return [update]
+
+
+def _bind_gather(work: Workspace, op: ops.GatherParameters, sums: _Sums) -> list[Bound]:
+    parts = [each.parameters for each in work.plan.slices]
+    return [lambda: all_ranks().all_gather(work.parameters, parts)]
+
+
+_BIND: dict[type[ops.Operation], Callable[[Workspace, Any, _Sums], list[Bound]]] = {
+    ops.ExchangePartials: _bind_exchange,
+    ops.Reduce: _bind_reduce,
+    ops.Norm: _bind_norm,
+    ops.Update: _bind_update,
+    ops.GatherParameters: _bind_gather,
+}

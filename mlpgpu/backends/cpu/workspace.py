@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets import Dataset
-from ...plan import Dropout, Plan
+from ...plan import Dropout, Plan, shards_of
 from ...random import Purpose, UniformStream
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
@@ -47,9 +47,12 @@ class Workspace:
     """The NumPy arrays of a plan, allocated at capacity, and what a step reads beside them.
 
     Attributes:
-        parameters (P,), slots (K, P), statistics (C,): the state.
+        parameters (P,), slots (K, P), statistics (C,): the state; of slots, those of ``slice`` alone.
+        rank: of this process among those that run the plan.
+        shards: those that it computes.
+        slice: the part of the flat arrays that it moves.
         fitted: the statistics as they came, (C,) float64, and ``input_scaling`` those of a first ``Standardize`` layer.
-        partials: (S, Q), each shard's partial gradients.
+        partials: (own shards, Q), their partial gradients.
         arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
         ones: (capacity,).
         masks: (capacity, width) of each dropout layer, from its forward to its backward pass.
@@ -63,15 +66,17 @@ class Workspace:
 
     feed: Feed  # set before anything runs
 
-    def __init__(self, plan: Plan, threads: Threads) -> None:
+    def __init__(self, plan: Plan, threads: Threads, rank: int = 0) -> None:
         self.plan, self.threads, self.dtype = plan, threads, plan.dtype
+        self.rank = rank
+        self.shards, self.slice = shards_of(rank, plan.ranks, plan.shards), plan.slices[rank]
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
         self.parameters = np.zeros(plan.parameter_count, self.dtype)
-        self.slots = np.zeros((slots, plan.parameter_count), self.dtype)
+        self.slots = np.zeros((slots, self.slice.parameters.stop - self.slice.parameters.start), self.dtype)
         self.statistics = np.zeros(plan.statistic_count, self.dtype)
         self.fitted = np.zeros(plan.statistic_count)
         self.input_scaling: InputScaling | None = None
-        self.partials = np.zeros((plan.shards, plan.partials[-1].end if plan.partials else 0), self.dtype)
+        self.partials = np.zeros((len(self.shards), plan.partials[-1].end if plan.partials else 0), self.dtype)
         self.arrays: dict[str, np.ndarray] = {}
         for buffer in plan.buffers.values():
             if buffer.axes[1] == "row":
@@ -101,7 +106,7 @@ class Workspace:
             (op.layer, shard): UniformStream(seed=seed, purpose=Purpose.DROPOUT, layer=op.layer)
             for op in self.plan.training
             if isinstance(op, Dropout)
-            for shard in range(self.plan.shards)
+            for shard in self.shards
         }
 
     def view(self, name: str, rows: slice) -> np.ndarray:
@@ -111,20 +116,21 @@ class Workspace:
     def partial(self, name: str, shard: int) -> np.ndarray:
         """A shard's partial gradient, in the shape of its parameter."""
         segment = next(partial for partial in self.plan.partials if partial.name == name)
-        return self.partials[shard, segment.offset : segment.end].reshape(segment.shape)
+        return self.partials[shard - self.shards.start, segment.offset : segment.end].reshape(segment.shape)
 
-    def uses(self, parameter: str) -> list[np.ndarray]:
-        """All partial gradients of a parameter, in the order in which they are added up."""
+    def uses(self, parameter: str, shard: int) -> list[np.ndarray]:
+        """A shard's partial gradients of a parameter, in the order in which they are added up."""
         names = [partial.name for partial in self.plan.partials if partial.parameter == parameter]
-        return [self.partial(name, shard) for shard in range(self.plan.shards) for name in names]
+        return [self.partial(name, shard) for name in names]
 
     def scratch_like(self, array: np.ndarray, rows: slice) -> np.ndarray:
         """Scratch of the shape of ``array``, a view of ``rows``; shards get parts that do not overlap."""
         start = rows.start * (len(self._scratch) // self.plan.capacity)
         return self._scratch[start : start + array.size].reshape(array.shape)
 
-    def loss_sums(self, rows: int) -> tuple[float, float]:
-        """The summed loss and weight of a batch of ``rows``."""
-        value = float(np.add.reduce(self.arrays["value"][:rows]))
+    def loss_sums(self, rows: slice) -> tuple[float, float]:
+        """The loss and the weight of these rows of the batch, summed up."""
+        value = float(np.add.reduce(self.arrays["value"][rows]))
         has_weight = self.feed.weight is not None
-        return value, float(np.add.reduce(self.arrays["row_weight"][:rows])) if has_weight else float(rows)
+        count = rows.stop - rows.start
+        return value, float(np.add.reduce(self.arrays["row_weight"][rows])) if has_weight else float(count)
