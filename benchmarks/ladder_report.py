@@ -3,6 +3,8 @@
 R=benchmarks/results
 python examples/ladders/gemm_ladder.py --json $R/gemm_ladder.jsonl --picture docs/gemm_ladder.png
 python examples/ladders/local_ladder.py --json $R/local_ladder.jsonl --picture docs/local_ladder.png
+for N in 1 2 4; do python -m mlpgpu launch -n $N examples/ladders/ranks_ladder.py \
+    --json $R/ranks_ladder.jsonl --append --picture docs/ranks_ladder.png; done
 python benchmarks/local.py --json $R/local.json
 python benchmarks/ladder_report.py
 """
@@ -92,6 +94,30 @@ def gemm_tables(records: Sequence[Record], peers: Sequence[Record] = ()) -> str:
     return "\n\n".join(parts)
 
 
+def rank_tables(records: Sequence[Record]) -> str:
+    """The product over ranks: GFLOP/s of the whole and of the products alone, speed-up and error, by size."""
+    named = [
+        {**record, "rung": f"{record['rung']}, {record['ranks']} ranks" if record["rung"] != "serial" else "serial"}
+        for record in records
+    ]
+
+    def size(record: Record) -> str:
+        m, n, k = record["m"], record["n"], record["k"]
+        return f"{n:,}" if m == n == k else f"{m:,} × {n:,}, k = {k}"
+
+    def cell(record: Record) -> str:
+        alone = 2e-9 * record["m"] * record["n"] * record["k"] / record["seconds_of_products"]
+        return f"{record['gflops']:.0f} ({alone:.0f}), {record['speedup']:.2f} ×, {record['error']:.1e}"
+
+    one = records[0]
+    commit = f" at {one['commit'][:10]}" if one["commit"] else ""
+    heading = (
+        f"GFLOP/s of the whole (of the products and their sum alone), speed-up over the serial program, error; "
+        f"{one['machine']}, {one['cores']} cores, mlpgpu {one['versions']['mlpgpu']}{commit}."
+    )
+    return "\n\n".join([heading, grid(named, size, cell)])
+
+
 def local_tables(records: Sequence[Record]) -> str:
     def size(record: Record) -> str:
         return f"N = {record['n']:,}, K = {record['k']:,}"
@@ -161,12 +187,16 @@ def main() -> None:
         page, found = fill(page, "gemm_ladder", gemm_tables(products, read("peers.jsonl"))), True
     if layers := read("local_ladder.jsonl"):
         page, found = fill(page, "local_ladder", local_tables(layers)), True
+    if shared := read("ranks_ladder.jsonl"):
+        page, found = fill(page, "ranks_ladder", rank_tables(shared)), True
     stacks = RESULTS / "local.json"
     if stacks.exists():
         part = stack_tables(json.loads(stacks.read_text(encoding="utf-8")))
         page, found = fill(page, "local", part, picture=False), True
     if not found:
-        raise SystemExit(f"{RESULTS}: expected gemm_ladder.jsonl, local_ladder.jsonl or local.json, got none")
+        raise SystemExit(
+            f"{RESULTS}: expected gemm_ladder.jsonl, local_ladder.jsonl, ranks_ladder.jsonl or local.json, got none"
+        )
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -49,4 +49,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except mg.MlpgpuError as error:  # such as MLPGPU_BACKEND=cuda where there is no driver
+        raise SystemExit(f"mlpgpu: {error}") from None

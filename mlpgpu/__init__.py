@@ -21,6 +21,7 @@ from .losses import (
 )
 from .network import Network, Predictor, from_sklearn, load, to_torch
 from .optimizers import SGD, Adam, AdamW, Momentum, Nesterov, RMSprop
+from .ranks import rank, ranks
 from .schedules import Constant, CosineDecay, ExponentialDecay, OneCycle, ReduceOnPlateau, StepDecay, WarmUp
 from .tables import Table
 from .training import Trainer
@@ -79,6 +80,8 @@ __all__ = [
     "errors",
     "from_sklearn",
     "load",
+    "rank",
+    "ranks",
     "tables",
     "to_torch",
 ]

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,6 +22,7 @@ from .backends import BACKENDS, get_backend
 from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
 from .backends.cuda.profile.paths import CARDS, describe_on
+from .backends.cuda.profile.predictions import describe_predictions
 from .backends.cuda.runtime import describe_machine
 from .backends.cuda.runtime.compiler import cache_folder, find_nvcc, nvcc_version
 from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
@@ -31,6 +33,7 @@ from .plan import Plan
 from .storage.files import replace_file
 from .training import Trainer
 
+CHOICE_OF_KERNELS = "OPENBLAS_CORETYPE"  # of the environment: which processor OpenBLAS computes for
 BATCH_SIZE = 32  # of a plan, unless the command says otherwise
 
 
@@ -93,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def info() -> str:
     """Versions, BLAS, cores, GPUs, what compiles for them, and backends, a line each."""
     blas = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    names = [f"{b['internal_api']} {b['version']}, up to {b['num_threads']} threads" for b in blas]
+    names = [f"{b['internal_api']} {b['version']}{_kind(b)}, up to {b['num_threads']} threads" for b in blas]
     logical = psutil.cpu_count()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     lines = {
@@ -110,6 +113,14 @@ def info() -> str:
     }
     width = max(map(len, lines)) + 2
     return "\n".join(f"{name:<{width}}{' '.join(value.split())}" for name, value in lines.items())
+
+
+def _kind(blas: dict[str, Any]) -> str:
+    """The processors that a BLAS computes for, and who says so, where it is not the BLAS itself."""
+    if not blas.get("architecture"):
+        return ""
+    chosen = os.environ.get(CHOICE_OF_KERNELS) if blas["internal_api"] == "openblas" else None
+    return f" for {blas['architecture']}{f' by {CHOICE_OF_KERNELS}={chosen}' if chosen else ''}"
 
 
 def _nvcc() -> str:
@@ -160,7 +171,7 @@ def explain(
     timeline: bool = False,
     card: str | None = None,
 ) -> str:
-    """The network in a file, its plan, what runs it, and on a GPU what each launch takes.
+    """The network in a file, its plan, what runs it, and on a GPU what each launch takes and how predictions run.
 
     A run's plan and backend are its trainer's, but for another ``backend``.  A network's plan is that of a
     prediction, or of a step of SGD on ``loss``.  With a ``card`` nothing runs: the kernels of that card are named, with
@@ -197,15 +208,28 @@ def explain(
     if card is not None:
         named = CARDS[card]
         check_plan(plan, card, named.compute_capability)
-        paths = describe_on(plan, named, "float32" if network.scale is None else "uint8")
-        return "\n\n".join(filter(None, (str(network), progress, str(plan), f"on {card}, {paths}")))
+        paths = describe_on(plan, named, _source(network))
+        predictions = _predictions(network, named.multiprocessors, named.arch)
+        return "\n\n".join(filter(None, (str(network), progress, str(plan), f"on {card}, {paths}", predictions)))
     made_by = ", ".join(f"{key} {value}" for key, value in chosen.fingerprint(plan, threads=threads).items())
     parts = [str(network), progress, str(plan), f"here: {made_by}"]
     if isinstance(chosen, CudaBackend):
         parts.append(_measured(network, plan, chosen, timeline))
+        parts.append(_predictions(network, chosen.device.multiprocessors, chosen.device.arch))
     elif timeline:
         raise ConfigurationError("--timeline", expected="the cuda backend", got=chosen.name)
     return "\n\n".join(part for part in parts if part)
+
+
+def _source(network: Network) -> str:
+    """The type of a network's inputs on a card."""
+    return "float32" if network.scale is None else "uint8"
+
+
+def _predictions(network: Network, multiprocessors: int, arch: str) -> str:
+    """The launches of predictions on such a card."""
+    plan = network.lower(capacity=1, output=network.output, precision=network.flat_parameters().dtype.name)
+    return describe_predictions(plan, multiprocessors, arch, _source(network))
 
 
 def _measured(network: Network, plan: Plan, backend: CudaBackend, timeline: bool) -> str:

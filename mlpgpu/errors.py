@@ -17,6 +17,7 @@ DataMismatchError      ValueError        a run is resumed on another data set th
 DivergenceError        ArithmeticError   a loss or a parameter stopped being finite (a ValueError too)
 TornStateError         RuntimeError      a trainer is used on after an exception ended a step in its middle
 BackendError           RuntimeError      a backend, a card or a driver is missing or unusable
+RankError              RuntimeError      ranks do not come to the same calls, or not in time, or disagree
 MissingPackageError    ImportError       an optional package is not installed, or too old
 FileFormatError        ValueError        a file's contents are damaged, foreign, too new or hostile
 StorageError           OSError           the file system refused: no permission, no space, no folder
@@ -135,6 +136,10 @@ class BackendError(MlpgpuError, RuntimeError):
     """A backend, a card or a driver is missing or unusable."""
 
     _most_shown = 1 << 16  # what a compiler says
+
+
+class RankError(MlpgpuError, RuntimeError):
+    """One of several ranks does not come to a call in time, comes to another one, or has other data or arguments."""
 
 
 class MissingPackageError(MlpgpuError, ImportError):

@@ -22,6 +22,7 @@ from .base import Program as Program
 from .base import Sampling as Sampling
 from .base import State as State
 from .base import StepLog as StepLog
+from .base import square_sum as square_sum
 from .base import target_values as target_values
 
 BACKENDS = ("auto", "cpu", "cuda")
@@ -51,7 +52,7 @@ def choose_backend(name: str, plan: Plan) -> Backend:
     try:
         backend.check(plan)
     except ConfigurationError:
-        if name != "auto":
+        if name != "auto" or plan.ranks > 1:  # which ranks compute on a card or here is no detail
             raise
         backend = get_backend("cpu")
         backend.check(plan)

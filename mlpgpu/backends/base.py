@@ -35,7 +35,8 @@ class State:
 
     Attributes:
         parameters: (R, P), laid out as ``plan.parameters``.
-        slots: (K, R, P), the optimizer's K arrays; K is 0 without an optimizer.
+        slots: (K, R, P), the optimizer's K arrays; K is 0 without an optimizer.  Of several ranks each has, and loads,
+            those of the parameters that it moves, and 0 elsewhere.
         statistics: (R, C), laid out as ``plan.statistics``.
     """
 
@@ -177,6 +178,11 @@ class StepLog:
             self.end(finished + len(sums))
 
 
+def square_sum(values: np.ndarray, parts: Sequence[slice]) -> float:
+    """The sum of the squares of these parts of ``values`` (P,)."""
+    return float(sum(np.dot(values[part], values[part]) for part in parts))
+
+
 class Program(ABC):
     """A compiled plan with its arrays.
 
@@ -210,6 +216,10 @@ class Program(ABC):
     def restore(self) -> None:
         """Put the parameters that were kept back."""
 
+    def square_sum(self, parts: Sequence[slice]) -> float:
+        """The sum of the squares of these parts of the parameters, (P,)."""
+        return square_sum(self.read().parameters[0], parts)
+
     @abstractmethod
     def is_finite(self) -> bool:
         """Whether every parameter is a finite number."""
@@ -242,8 +252,11 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, dataset: Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Sums over a data set: ``"loss"``, as :meth:`run` gives it, (2,), and rows of ``metrics.SUMS`` by name."""
+    def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
+        """Sums over a data set: ``"loss"``, as :meth:`run` gives it, (2,), and rows of ``metrics.SUMS`` by name.
+
+        With ``shared``, the ranks of the plan all call this; each computes some of the rows, and all get the same sums.
+        """
 
     @abstractmethod
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:

@@ -37,6 +37,7 @@ class Listeners:
                 raise DtypeError(_columns_of(callback), expected="a tuple of names", got=repr(callback.columns))
             for name in callback.columns:
                 check_column(_columns_of(callback), name)
+        self._followed: Mapping[str, Any] | None = None  # the states of those that rank 0 calls, on another rank
         names = self.columns
         if len(set(names)) < len(names):
             raise ConfigurationError("columns of callbacks", expected="names that differ", got=", ".join(names))
@@ -55,6 +56,12 @@ class Listeners:
     def keys(self) -> tuple[str, ...]:
         """Their names, by class and by number among those of one class, in order."""
         return tuple(self._callbacks)
+
+    @property
+    def moments(self) -> dict[str, str]:
+        """When each is called and which columns it adds, as words."""
+        described = {key: (callback.every_steps, tuple(callback.columns)) for key, callback in self._callbacks.items()}
+        return {key: f"every {steps} steps, columns {columns}" for key, (steps, columns) in described.items()}
 
     def steps_until_due(self, step: int, most: int) -> int:
         """How many steps may follow ``step`` finished ones until a ``step_end`` is due, at most ``most``."""
@@ -121,7 +128,18 @@ class Listeners:
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Copies of their states, by key."""
+        if self._followed is not None:
+            return dict(self._followed)
         return {key: _copy(callback.state()) for key, callback in self._callbacks.items()}
+
+    def follow(self, states: Mapping[str, Any]) -> None:
+        """Have these states from now on: those of the callbacks of rank 0, which alone calls them."""
+        self._followed = states
+
+    def settle(self) -> None:
+        """At a fit's end: hand the states followed to this rank's callbacks, so that their attributes tell them."""
+        if self._followed is not None:
+            self.load_states(self._followed)
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         """Hand back what :meth:`states` gave."""

@@ -6,8 +6,10 @@ widths and shards; the number of rows is chosen at run time, up to a capacity.
 
 A step runs gather → forward … → loss → backward … once for each shard of the batch's rows, then
 ``Reduce`` → (``Norm``) → ``Update`` once.  Backward operations overwrite *partials*, one per shard and
-use of a parameter; ``Reduce`` alone adds them up, in that order, and divides by the batch's summed
-sample weight.  A plan holds two such lists: ``training``, and ``evaluation`` without dropout or
+use of a parameter; ``Reduce`` alone adds them up, in fixed order, and divides by the batch's summed
+sample weight.  Where several processes, *ranks*, train the network together, each computes some of
+the shards and moves a slice of the parameters; ``ExchangePartials`` and ``GatherParameters`` stand
+around that.  A plan holds two such lists: ``training``, and ``evaluation`` without dropout or
 backward.  Buffers name what is computed; what is stored, and where, is the backend's business.
 """
 
@@ -21,7 +23,9 @@ from .operations import Dense as Dense
 from .operations import DenseBackward as DenseBackward
 from .operations import Dropout as Dropout
 from .operations import DropoutBackward as DropoutBackward
+from .operations import ExchangePartials as ExchangePartials
 from .operations import Gather as Gather
+from .operations import GatherParameters as GatherParameters
 from .operations import LocallyConnected as LocallyConnected
 from .operations import LocallyConnectedBackward as LocallyConnectedBackward
 from .operations import Loss as Loss
@@ -43,4 +47,10 @@ from .plan import Plan as Plan
 from .plan import Precision as Precision
 from .plan import Reduction as Reduction
 from .plan import Segment as Segment
+from .plan import Slice as Slice
 from .plan import TrainedRange as TrainedRange
+from .sharding import additions as additions
+from .sharding import block_size as block_size
+from .sharding import nodes_of as nodes_of
+from .sharding import parts_of as parts_of
+from .sharding import shards_of as shards_of

@@ -16,7 +16,9 @@ from .operations import (
     DenseBackward,
     Dropout,
     DropoutBackward,
+    ExchangePartials,
     Gather,
+    GatherParameters,
     LocallyConnected,
     LocallyConnectedBackward,
     Loss,
@@ -232,6 +234,7 @@ def lower(
     reduction: Reduction = "ordered",
     shards: int = 1,
     replicas: int = 1,
+    ranks: int = 1,
 ) -> Plan:
     """Lower layers, a loss and an optimizer to a plan for at most ``capacity`` rows.
 
@@ -273,11 +276,16 @@ def lower(
         count, trained = _end(step.parameters), sum(p.size for p in step.parameters.values() if p.trainable)
         partials = step.flat("partials", "shard", shards, _end({p.name: p for p in step.partials()}))
         gradient = step.flat("gradient", "element", trained)
+        if ranks > 1:
+            training.append(ExchangePartials(partials, value, "row_weight"))
         training.append(Reduce(partials, "row_weight", gradient))
         if optimizer.clip_norm is not None:
             training.append(Norm(gradient, optimizer.clip_norm))
         slots = step.flat("slots", "slot", len(optimizer.slots), count) if optimizer.slots else None
-        training.append(Update(optimizer, gradient, step.flat("parameters", "element", count), slots))
+        parameters = step.flat("parameters", "element", count)
+        training.append(Update(optimizer, gradient, parameters, slots))
+        if ranks > 1:
+            training.append(GatherParameters(parameters))
 
     buffers = {**inference.buffers, **step.buffers}
     _check_sizes(_end(inference.parameters), buffers.values())
@@ -300,4 +308,5 @@ def lower(
         optimizer=optimizer,
         logits=logits,
         output="output",
+        ranks=ranks,
     )

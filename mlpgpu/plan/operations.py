@@ -173,8 +173,32 @@ class DropoutBackward(Operation):
 
 
 @dataclass(frozen=True)
+class ExchangePartials(Operation):
+    """Each rank adds its shards' partials up and sends every other rank that one's slice of them.
+
+    So each rank receives all shards' sums for its slice of the gradient, and all learn the batch's loss and weight.
+    """
+
+    READS, WRITES = ("partials", "value", "weight"), ("partials",)
+    partials: str
+    value: str
+    weight: str
+
+
+@dataclass(frozen=True)
+class GatherParameters(Operation):
+    """Each rank sends its slice of the parameters, which it has moved, to all others."""
+
+    READS, WRITES = ("parameters",), ("parameters",)
+    parameters: str
+
+
+@dataclass(frozen=True)
 class Reduce(Operation):
-    """``gradient = Σ over shards and uses of partials / Σ weight``, in fixed order; 0 where no row has weight."""
+    """``gradient = Σ over shards and uses of partials / Σ weight``, in fixed order; 0 where no row has weight.
+
+    The uses of a shard are added one after another, the shards by a binary tree (:mod:`mlpgpu.plan.sharding`).
+    """
 
     READS, WRITES = ("partials", "weight"), ("gradient",)
     partials: str

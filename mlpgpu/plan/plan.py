@@ -15,7 +15,8 @@ from ..losses import Loss, TargetKind
 from ..optimizers import Optimizer
 from ..random import Purpose
 from ..text import html, table
-from .operations import Norm, Operation, Update, Weighted, WeightedBackward
+from .operations import ExchangePartials, GatherParameters, Norm, Operation, Update, Weighted, WeightedBackward
+from .sharding import nodes_of, parts_of, shards_of
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic"]
@@ -95,6 +96,14 @@ class TrainedRange:
     alpha: float = 0.0
 
 
+@dataclass(frozen=True)
+class Slice:
+    """A rank's part of the flat arrays: the parameters that it moves, and the gradient of those that are trained."""
+
+    parameters: slice
+    gradient: slice
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """One training step and one evaluation, lowered.
@@ -111,6 +120,7 @@ class Plan:
         training, evaluation: operations, in order.  ``training`` is empty without an optimizer.
         loss, optimizer: None where the plan is for predicting only.
         logits, output: the buffers that hold the network's logits and predictions.
+        ranks: how many processes run the training step together, each some of the shards.
     """
 
     n_in: int
@@ -131,6 +141,7 @@ class Plan:
     optimizer: Optimizer | None
     logits: str
     output: str
+    ranks: int = 1
 
     @property
     def dtype(self) -> np.dtype:
@@ -170,6 +181,40 @@ class Plan:
                 ranges.append(TrainedRange(offset, segment.offset, segment.size, alpha))
         return tuple(ranges)
 
+    @cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        """What each rank moves."""
+        parts = parts_of(self.gradient_count, self.ranks)
+        starts = [0, *(self._parameter_at(part.start) for part in parts[1:]), self.parameter_count]
+        return tuple(Slice(slice(*ends), part) for ends, part in zip(pairwise(starts), parts, strict=True))
+
+    def _parameter_at(self, element: int) -> int:
+        """Where the parameter lies that an element of the flat gradient belongs to; for the gradient's end, the end."""
+        for each in self.trained_ranges:
+            if element < each.gradient + each.size:
+                return each.offset + element - each.gradient
+        return self.parameter_count
+
+    def trained_in(self, gradient: slice) -> list[TrainedRange]:
+        """The parts of :attr:`trained_ranges` whose gradient lies in a part of the flat gradient."""
+        found = []
+        for each in self.trained_ranges:
+            first, end = max(each.gradient, gradient.start), min(each.gradient + each.size, gradient.stop)
+            if first < end:
+                offset = each.offset + first - each.gradient
+                found.append(replace(each, offset=offset, gradient=first, size=end - first))
+        return found
+
+    def sent_bytes(self, operation: Operation, rank: int) -> int:
+        """Bytes of arrays that a rank sends to others in ``operation``."""
+        own = self.slices[rank]
+        if isinstance(operation, ExchangePartials):
+            nodes = len(nodes_of(shards_of(rank, self.ranks, self.shards), self.shards))
+            return nodes * (self.gradient_count - (own.gradient.stop - own.gradient.start)) * self.dtype.itemsize
+        if isinstance(operation, GatherParameters):
+            return (self.ranks - 1) * (own.parameters.stop - own.parameters.start) * self.dtype.itemsize
+        return 0
+
     @property
     def statistic_count(self) -> int:
         """Elements of the flat array of fitted statistics of one replica."""
@@ -184,6 +229,11 @@ class Plan:
         """This plan with a training step that ends with the gradient, computed and stored in float32."""
         kept = tuple(op for op in self.training if not isinstance(op, (Norm, Update)))
         return replace(self, training=kept, precision="float32-ieee", reduction="ordered")
+
+    def alone(self) -> Plan:
+        """This plan for one process, which computes all shards."""
+        between = ExchangePartials, GatherParameters
+        return replace(self, training=tuple(op for op in self.training if not isinstance(op, between)), ranks=1)
 
     def with_capacity(self, rows: int) -> Plan:
         """This plan for at most so many rows."""
@@ -231,13 +281,16 @@ class Plan:
         of_them = f" ({frozen:,} frozen)" if frozen else ""
         return (
             f"{self.n_in} → {self.n_out}, {self.parameter_count:,} parameters{of_them}, {self.precision}, "
-            f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}, {self.reduction}"
+            f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}"
+            f"{f' on {self.ranks} ranks' * (self.ranks > 1)}, {self.reduction}"
         )
 
     @property
     def _products(self) -> str:
         total = sum(self.flops(operation, self.capacity) for operation in self.training or self.evaluation)
-        return f"products: {total / 1e6:.3f} MFLOP a step"
+        sent = sum(self.sent_bytes(operation, rank) for operation in self.training for rank in range(self.ranks))
+        between = f"; {sent / 1e3:,.1f} kB between ranks" if sent else ""
+        return f"products: {total / 1e6:.3f} MFLOP a step{between}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, heads first."""

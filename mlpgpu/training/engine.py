@@ -22,6 +22,7 @@ from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
 from .progress import Pending, Progress
 from .task import MetricFunction, Prepared, call_metric
+from .team import Team
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,8 @@ class Engine:
     An exception at any moment, such as Ctrl-C, leaves them with the program or aside, and never half with either.
 
     Arguments:
+        team: the ranks that train the network, of which each has an engine; none of its methods but those that say so
+            talk to the others.
         lower: gives the plan for a ``target_kind``.
         options: further arguments of ``backend.compile``.
 
@@ -69,7 +72,7 @@ class Engine:
     """
 
     def __init__(
-        self, network: Network, backend: Backend, plan: Plan, lower: Callable[..., Plan], **options: Any
+        self, network: Network, backend: Backend, team: Team, plan: Plan, lower: Callable[..., Plan], **options: Any
     ) -> None:
         assert plan.optimizer is not None
         self.plan = plan
@@ -78,6 +81,10 @@ class Engine:
         self.progress = Progress()
         self.saved: tuple[str, int] | None = None
         self._network, self._backend, self._lower, self._options = network, backend, lower, options
+        self._team = team
+        self._is_dealt = False  # whether each rank knows its own slots alone, since steps were taken
+        self._gathered: np.ndarray | None = None  # the slots of all ranks (K, 1, P), until the next step
+        self._is_trained = False  # whether what the program was loaded with went through a step
         self._aside: Aside | None = None  # while the program has it not
         self._keeps = False  # whether parameters were kept
         self._run: Run | None = None  # the last one
@@ -117,6 +124,7 @@ class Engine:
 
     def _load(self, program: Program, plan: Plan) -> None:
         """Give the program the network's parameters, which it owns from then on, and what was set aside."""
+        self._is_trained = False
         if self._aside is None:
             self._network.start(program, plan.optimizer)
         else:
@@ -143,6 +151,8 @@ class Engine:
     def take_steps(self, clock: Clock, due: Callable[[int], tuple[str, ...]] = lambda steps: ()) -> np.ndarray:
         """Train for the steps of ``clock``; returns (steps, 2), their losses and weights, summed over rows.
 
+        All ranks do so together.
+
         The callbacks that are ``due`` after the last finished step are pending from then on.
 
         Raises:
@@ -150,6 +160,7 @@ class Engine:
         """
         self.check_whole()
         rates, first_step = self.schedule.rates(clock), self.progress.steps
+        self._is_dealt, self._gathered = self._team.ranks > 1, None
         program, log = self.ready(), StepLog(len(rates))
         self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
         try:
@@ -158,6 +169,7 @@ class Engine:
         finally:
             self.count_steps()
             self._runner = None
+        self._is_trained = True
         is_finite = np.isfinite(log.sums[:, 0])
         if not is_finite.all():
             raise self._diverged("loss", first_step + int(np.argmin(is_finite)))
@@ -208,9 +220,16 @@ class Engine:
         return f"Trainer.resume({self.saved[0]!r}) goes on from step {self.saved[1]}"
 
     def evaluate(
-        self, data: Prepared, metrics: Sequence[str], functions: Mapping[str, MetricFunction]
+        self,
+        data: Prepared,
+        metrics: Sequence[str],
+        functions: Mapping[str, MetricFunction],
+        *,
+        together: bool = False,
     ) -> dict[str, Any]:
         """The mean loss over a data set, ``"loss"``, and metrics by name, of which ``functions`` has one's own.
+
+        Every rank evaluates by itself, or, with ``together``, all of them do, each some of the rows.
 
         Raises:
             DivergenceError: the loss is not finite, because a parameter is not.
@@ -222,15 +241,18 @@ class Engine:
         assert self.plan.loss is not None
         problem = problem_of(self.plan.loss.output, self.plan.n_out)
         named = [name for name in metrics if name not in functions]
-        sums = program.evaluate(data.dataset, sums_of(named, problem))
-        prediction = self._network.shaped(program.predict(data.dataset), data.dataset) if functions else None
+        sums = program.evaluate(data.dataset, sums_of(named, problem), shared=together)
         value, weight = sums.pop("loss")
         if not np.isfinite(value):
             self.check_finite()
         values: dict[str, Any] = {"loss": float(value / weight), **values_of(named, problem, sums)}
-        for name, function in functions.items():
-            assert prediction is not None
-            values[name] = call_metric(name, function, data.dataset, prediction)
+
+        def own_values() -> dict[str, Any]:
+            prediction = self._network.shaped(program.predict(data.dataset), data.dataset)
+            return {name: call_metric(name, function, data.dataset, prediction) for name, function in functions.items()}
+
+        if functions:
+            values |= self._team.lead(own_values, None) if together else own_values()
         return {name: values[name] for name in ("loss", *metrics)}
 
     def _evaluator(self, kind: TargetKind) -> Program:
@@ -305,14 +327,41 @@ class Engine:
                 program.restore()
 
     def slots_and_kept(self) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The optimizer's slots (K, 1, P), None before the first step; the kept parameters (P,), None without any."""
+        """The optimizer's slots (K, 1, P), None before the first step; the kept parameters (P,), None without any.
+
+        With several ranks all of them ask together, unless nothing was trained since :meth:`gather`.
+        """
         self.check_whole()
         if self._aside is not None:
-            return self._aside.slots, self._aside.kept
+            return self._slots(self._aside.slots), self._aside.kept
         if self.program is None:
             return None, None
         kept = self.program.read(snapshot=True).parameters[0] if self._keeps else None
-        return self.program.read().slots, kept
+        return self._slots(None if self._gathered is not None else self.program.read().slots), kept
+
+    def _slots(self, own: np.ndarray | None) -> np.ndarray | None:
+        """All ranks' slots, of which this one has its ``own``."""
+        if self._gathered is None and own is not None and self._is_dealt:
+            communicator, self._gathered = self._team.communicator, own.copy()
+            assert communicator is not None
+            for slot in self._gathered:
+                communicator.all_gather(slot[0], [part.parameters for part in self.plan.slices])
+        return own if self._gathered is None else self._gathered
+
+    def gather(self) -> None:
+        """Have each rank know the slots of all, so that whichever asks next for them needs no other; all call it."""
+        if self._team.ranks > 1:
+            self.slots_and_kept()
+
+    @property
+    def has_values(self) -> bool:
+        """Whether nobody took or set the network's parameters since the program has them."""
+        return self.program is not None and self._network.values.is_owned_by(self.program)
+
+    @property
+    def has_trained_values(self) -> bool:
+        """Whether the network's parameters are what steps made of them, and nobody set them since."""
+        return self._is_trained and self.has_values
 
     def close(self) -> None:
         """Give the parameters back to the network, and free the programs with all that they hold.
@@ -325,7 +374,7 @@ class Engine:
             if program is not None and self._network.values.is_owned_by(program):
                 self._network.values.take_back()
         finally:
-            self.program = self._other = self._aside = None
+            self.program = self._other = self._aside = self._gathered = None
             if program is not None:
                 program.close()
             if other is not None:
@@ -335,3 +384,4 @@ class Engine:
         """Go on from where another engine stood, on targets of this kind."""
         self.plan, self.progress = self._lower(target_kind=kind), progress
         self._aside, self._keeps = Aside(slots, kept), kept is not None
+        self._gathered = None if self._team.ranks == 1 else slots

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,13 @@ from ..backends import Sampling
 from ..callbacks import SCHEDULE, Listeners, TrainerLike
 from ..history import Record
 from ..metrics import VALIDATION
+from ..network import Network
 from ..schedules import Clock, ReduceOnPlateau
 from .engine import Engine
 from .interrupt import Interrupts, interrupts_of_fit
 from .progress import Pending, Progress
 from .task import Columns, MetricFunction, Prepared
+from .team import Team
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of a notebook without widgets: its bar is one of text
@@ -37,6 +39,8 @@ class FitLoop:
 
     Attributes:
         trainer: what callbacks are called with.
+        team: the ranks, each of which runs this loop; rank 0 calls callbacks, says how many steps run at a time, and
+            shows the bar.
         sampling: the rows of each step.
         monitored: the columns that its records have.
         validation: evaluated after each epoch, by ``metrics``, if it is there; ``functions`` are those of one's own.
@@ -44,6 +48,8 @@ class FitLoop:
     """
 
     trainer: TrainerLike
+    team: Team
+    network: Network
     engine: Engine
     sampling: Sampling
     listeners: Listeners
@@ -55,15 +61,17 @@ class FitLoop:
 
     def __post_init__(self) -> None:
         self._called: str | None = None  # the key of the callback that is being told of a step's or an epoch's end
+        self._is_interrupted = False  # as all ranks know
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
+        shows_bar &= self.team.is_leader
         with interrupts_of_fit() as interrupts, _bar(shows_bar, epochs, self.engine.progress.epochs) as bar:
             is_over |= self._tell_pending(interrupts, fills=True)
-            while self.engine.progress.epochs < epochs and not is_over and not interrupts.is_received:
+            while self.engine.progress.epochs < epochs and not is_over:
                 started, before = time.perf_counter(), self.engine.progress.steps
                 self._train_epoch(interrupts)
-                if interrupts.is_received:
+                if self._is_interrupted:
                     break
                 if self.listeners.save:
                     self.engine.prefetch()  # what they save is copied while the validation is under way
@@ -76,17 +84,21 @@ class FitLoop:
                     bar.update()
             self._note(interrupts, epochs)
             for key in self.listeners.keys:
-                with interrupts.open():
-                    self.listeners.end(key, self.trainer)
+                self._end(key, interrupts)
                 self.engine.progress = self.engine.progress.changed(callbacks=self.listeners.states())
             self._note(interrupts, epochs)
+            self.listeners.settle()
+            self.engine.gather()
 
     def _note(self, interrupts: Interrupts, epochs: int) -> None:
         """Mark the history and tell the user if there was a Ctrl-C, once."""
         progress = self.engine.progress
-        if not interrupts.is_received or progress.history.interrupted:
+        self._agree_on_steps(0, interrupts)
+        if not self._is_interrupted or progress.history.interrupted:
             return
         progress.history.interrupted = True
+        if not self.team.is_leader:
+            return
         where = f"in epoch {progress.epochs + 1}" if progress.epochs < epochs else "at the end of the last epoch"
         told = f"mlpgpu: interrupted after step {progress.steps}, {where}; the network is as that step left it"
         print(f"{told} (Ctrl-C again at once ends the program)", file=sys.stderr)
@@ -96,9 +108,12 @@ class FitLoop:
         engine, sampling, count = self.engine, self.sampling, 1
         steps = sampling.steps_per_epoch
         first = sampling.first_step + (engine.progress.epochs - sampling.first_epoch) * steps
-        while (done := engine.progress.steps - first) < steps and not interrupts.is_received:
+        while (done := engine.progress.steps - first) < steps:
             progress = engine.progress
             count = self.listeners.steps_until_due(progress.steps, min(count, RUN_STEPS, steps - done))
+            count = self._agree_on_steps(count, interrupts)
+            if self._is_interrupted:
+                return
             clock = Clock(
                 step=progress.steps + np.arange(count),
                 epoch=progress.epochs + np.arange(done, done + count) / steps,
@@ -111,6 +126,16 @@ class FitLoop:
             interrupts.check()
             self._tell_pending(interrupts)
             count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
+        self._agree_on_steps(0, interrupts)
+
+    def _agree_on_steps(self, count: int, interrupts: Interrupts) -> int:
+        """Rank 0's number of steps; notes whether a rank was interrupted."""
+        if self.team.ranks == 1:
+            self._is_interrupted = interrupts.is_received
+            return count
+        count, was_interrupted = self.team.agreed_steps(count, is_interrupted=interrupts.is_received)
+        self._is_interrupted |= was_interrupted
+        return count
 
     def _end_epoch(self, started: float, interrupts: Interrupts) -> None:
         """Close the epoch's books: its record, the history."""
@@ -120,12 +145,12 @@ class FitLoop:
         record: Record = {"epoch": progress.epochs + 1, "loss": loss / weight if weight else 0.0}
         if self.validation is not None:
             with interrupts.open():
-                results = self.engine.evaluate(self.validation, self.metrics, self.functions)
+                results = self.engine.evaluate(self.validation, self.metrics, self.functions, together=True)
             for name, value in results.items():
                 if np.ndim(value) == 0 or name not in self.functions:
                     pairs = zip(self.columns.get(name, ()), np.ravel(value).tolist(), strict=False)
                     record |= {VALIDATION + column: number for column, number in pairs}
-        record |= {"rate": progress.fit.rate, "seconds": time.perf_counter() - started}
+        record |= {"rate": progress.fit.rate, "seconds": self.team.agreed(time.perf_counter() - started)}
         progress.history.append(record)
         self.engine.progress = progress.changed(
             epochs=progress.epochs + 1,
@@ -156,6 +181,40 @@ class FitLoop:
         return pending is not None and pending.is_over
 
     def _tell(self, key: str, hook: str, record: Record, interrupts: Interrupts) -> bool:
+        """Tell a callback, which may add to ``record``; returns whether it ends the fit."""
+        known = set(record)
+        is_over = self._lead(lambda: (self._call(key, hook, record, interrupts), record), record)
+        if not self.team.is_leader and (added := {name: record[name] for name in record if name not in known}):
+            self.engine.progress.history.extend_last(added)
+        return is_over
+
+    def _end(self, key: str, interrupts: Interrupts) -> None:
+        def end() -> tuple[bool, Record]:
+            with interrupts.open():
+                self.listeners.end(key, self.trainer)
+            return False, {}
+
+        self._lead(end, {})
+
+    def _lead(self, call: Callable[[], tuple[bool, Record]], record: Record) -> bool:
+        """Have rank 0 call a callback, and all ranks have what it left: states, ``record``, parameters that it set."""
+        if self.team.ranks == 1:
+            return call()[0]
+
+        def led() -> tuple[bool, Record, dict[str, Any], np.ndarray | None]:
+            is_over, left = call()
+            values = None if self.engine.has_values else self.network.flat_parameters()
+            return is_over, left, self.listeners.states(), values
+
+        is_over, left, states, values = self.team.lead(led, self.trainer)
+        if not self.team.is_leader:
+            record.update(left)
+            self.listeners.follow(states)
+            if values is not None:
+                self.network.values.replace(values)
+        return is_over
+
+    def _call(self, key: str, hook: str, record: Record, interrupts: Interrupts) -> bool:
         try:
             self._called = key
             with interrupts.open():

@@ -31,7 +31,9 @@ from .progress import FitProgress, Pending, Progress
 ARGUMENTS = (
     *("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight"),
     "memory_share",
+    "parallel",
 )
+ADDED = {"parallel": "auto"}  # arguments that files of older versions lack
 
 _HISTORY, _SLOTS, _KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
 
@@ -96,7 +98,7 @@ class SavedRun:
             MlpgpuError, ArithmeticError, KeyError, TypeError, ValueError: the description has no meaning.
         """
         run = contents.description["run"]
-        arguments = {name: run[name] for name in ARGUMENTS}
+        arguments = {name: {**ADDED, **run}[name] for name in ARGUMENTS}
         optimizer = rebuild("optimizer", run["optimizer"], OPTIMIZERS, SCHEDULES)
         arguments["class_weight"] = _class_weight(run["class_weight"])
         kinds = {kind.__name__: kind for kind in LOSSES.values()}

@@ -8,6 +8,7 @@ import functools
 import os
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,12 +50,14 @@ from ..errors import (
 from ..history import History
 from ..losses import Loss, as_loss
 from ..metrics import VALIDATION, is_metric
-from ..names import LossName, OptimizerName, PrecisionName, ReductionName
+from ..names import LossName, OptimizerName, ParallelName, PrecisionName, ReductionName
 from ..network import Data, Network
 from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
+from ..ranks import check_agreement
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
+from ..version import __version__
 from .copies import CopiedTrainer, check_pickles
 from .engine import Engine
 from .fit import FitLoop
@@ -62,10 +65,12 @@ from .interrupt import uninterrupted
 from .progress import MOST_STEPS, FitProgress
 from .run_file import ARGUMENTS, SavedRun
 from .task import Columns, MetricFunction, Metrics, Prepared, Task, own_metrics
+from .team import Team
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+PARALLELS = ("auto", "data", "none")
 OWN_COLUMNS = ("epoch", "loss", "rate", "seconds")  # of every record
 
 
@@ -106,7 +111,8 @@ class Trainer:
             to 8 have, which is 2⁻⁹ and 2⁻⁷ of ``|A| |B|``, and the roundings of the sum.  In which format operands
             are multiplied is another matter; it may be a finer one, and differ between layers and versions.
             ``"float32-ieee"`` names the way instead: IEEE float32 operations alone.  ``"float64"`` is for the CPU.
-        streams: shards that each batch is split into, each with a gradient of its own.
+        streams: shards (S) that each batch is split into, each with a gradient of its own.  If None, as many as ranks
+            train the network together, 1 for a process by itself.  Bits depend on S, not on the number of ranks.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
         metrics: for ``evaluate`` and for validation, names in :data:`~mlpgpu.metrics.METRICS`, ``top_<k>_accuracy``,
             ``pinball_<level>``, and functions of your own, ``function(y, prediction)`` or
@@ -117,6 +123,9 @@ class Trainer:
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
         threads: host threads; by a fixed rule of the plan and the cores if None.
         memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
+        parallel: what several ranks do, which ``mpirun`` or ``python -m mlpgpu launch`` started; ``docs/ranks.md``
+            tells how.  ``"data"``, and ``"auto"``, which stands for it: all train the network together, each on some
+            of the shards, with one optimizer state between them.  ``"none"``: each trains a network of its own.
 
     A trainer is copied, and pickled, with all that :meth:`save` writes, its network included: the copy goes on by
     itself, with the same bits.  It frees what it holds when it is dropped, or by :meth:`close` or a ``with`` block.
@@ -139,12 +148,13 @@ class Trainer:
         batch_size: int = 32,
         backend: str = "auto",
         precision: PrecisionName = "float32",
-        streams: int = 1,
+        streams: int | None = None,
         reduction: ReductionName = "ordered",
         metrics: Metrics = (),
         class_weight: Mapping[Any, float] | str | None = None,
         threads: int | None = None,
         memory_share: float = MEMORY_SHARE,
+        parallel: ParallelName = "auto",
     ) -> None:
         if not isinstance(network, Network):
             raise DtypeError("network", expected="a mlpgpu.Network", got=shown(network))
@@ -152,7 +162,10 @@ class Trainer:
         self.loss = as_loss(loss).described
         self.optimizer = as_optimizer(optimizer)
         self.batch_size = check_integer("batch_size", batch_size, least=1, limit=MOST_ROWS)
-        self.streams = check_integer("streams", streams, least=1, limit=MOST_SHARDS)
+        self.parallel = lookup("parallel", parallel, PARALLELS)
+        self._team = Team(is_alone=self.parallel == "none")
+        shards = self._team.ranks if streams is None else streams
+        self.streams = check_integer("streams", shards, least=1, limit=MOST_SHARDS)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
         lower = self._lowering()
@@ -166,8 +179,9 @@ class Trainer:
         self.backend = choose_backend(backend, plan)
 
         options = {"threads": self.threads, "memory_share": self.memory_share}
-        self._engine = Engine(network, self.backend, plan, lower, **options)
+        self._engine = Engine(network, self.backend, self._team, plan, lower, **options)
         self._loop: FitLoop | None = None  # of the fit under way
+        self._has_told_of_more = False  # that a further fit adds to the epochs before
         self._monitored: tuple[str, ...] = ()
         self._work = ""  # what is under way
         self._worker = 0, 0  # the process and the thread that it is under way in
@@ -210,6 +224,10 @@ class Trainer:
     @rate.setter
     def rate(self, rate: float | Schedule) -> None:
         self._check_usable("rate")
+        self._team.command("_set_rate", rate)
+        self._set_rate(rate)
+
+    def _set_rate(self, rate: float | Schedule) -> None:
         optimizer = replace(self.optimizer, rate=rate)
         schedule = as_schedule(rate)
         if self._work and isinstance(schedule, ReduceOnPlateau):
@@ -227,6 +245,7 @@ class Trainer:
             precision=self.precision,
             reduction=self.reduction,
             shards=self.streams,
+            ranks=self._team.ranks,
         )
 
     def __repr__(self) -> str:
@@ -236,7 +255,10 @@ class Trainer:
         return f"Trainer({made}, {where}; {self.epochs} epochs, {self.steps} steps)"
 
     def _repr_html_(self) -> str:
-        names = ("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight")
+        names = (
+            *("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight"),
+            "parallel",
+        )
         rows = [
             ("setting", "value"),
             *((name, str(getattr(self, name))) for name in names),
@@ -304,8 +326,9 @@ class Trainer:
     ) -> History:
         """Train for ``epochs`` passes over ``data``, a Dataset or arrays ``(x, y)`` or ``(x, y, weight)``.
 
-        The first fit of a resumed trainer goes on with the interrupted one, up to ``epochs`` epochs in
-        all; it takes the same data and arguments.  Ctrl-C ends a fit after a finished step; the history
+        A further fit adds ``epochs`` to those before.  The first fit of a resumed trainer goes on with the interrupted
+        one, up to ``epochs`` epochs in all; it takes the same data and arguments.  Either says so on standard error,
+        a further fit once, if it may show a bar.  Ctrl-C ends a fit after a finished step; the history
         is then marked ``interrupted``, and the trainer can be saved.
 
         Arguments:
@@ -369,7 +392,11 @@ class Trainer:
         self._monitored = monitored
         if before.is_resumed:
             listeners.load_states(before.callbacks)
-        is_over = listeners.begin(self)
+        is_over, states = self._team.lead(lambda: (listeners.begin(self), listeners.states()), self)
+        if not self._team.is_leader:
+            listeners.follow(states)
+        called = {f"callback {key}": moments for key, moments in listeners.moments.items()}
+        self._check_agreement(trained, validated, epochs=epochs, shuffle=shuffle, drop_last=drop_last, **called)
         sampling = Sampling(
             rows=len(data),
             batch_size=self.batch_size,
@@ -379,7 +406,7 @@ class Trainer:
             first_step=fit.first_step,
             first_epoch=fit.first_epoch,
         )
-        self._tell(sampling, epochs, is_over=is_over)
+        self._tell(sampling, epochs, is_over=is_over, shows_progress=progress)
         self.network.check_finite()
 
         # Nothing is left to refuse: from here on the trainer and the network change.
@@ -387,23 +414,57 @@ class Trainer:
         with self._at_work("fit"):
             engine.attach(trained, sampling)
             evaluated = validated, self.metrics, self._functions, of_metrics
-            loop = FitLoop(self, engine, sampling, listeners, monitored, *evaluated)
+            loop = FitLoop(self, self._team, self.network, engine, sampling, listeners, monitored, *evaluated)
             self.history.interrupted = False
-            states = listeners.states()
             engine.progress = engine.progress.changed(fit=fit, callbacks=states, pending=pending, is_resumed=False)
             self._loop = loop
             loop.run(fit.first_epoch + epochs, is_over=is_over, shows_bar=progress)
         engine.check_finite()
         return self.history
 
-    def _tell(self, sampling: Sampling, epochs: int, *, is_over: bool) -> None:
-        """Say that a resumed fit has nothing to do, or that a schedule ends before the fit does."""
+    def _check_agreement(self, trained: Prepared, validated: Prepared | None, **arguments: Any) -> None:
+        """Refuse to train with ranks that would not train the same; all of them call this.
+
+        Raises:
+            RankError: ranks differ in versions, the trainer, the network, data or arguments.
+        """
+        if self._team.communicator is None:
+            return
+        network, values = self.network, "as all ranks trained them"
+        if not all(self._team.communicator.gather(self._engine.has_trained_values)):
+            values = f"of CRC {zlib.crc32(network.flat_parameters())}"
+        facts: dict[str, str | int | float] = {
+            "mlpgpu's version": __version__,
+            **{f"Trainer's {name}": str(getattr(self, name)) for name in ARGUMENTS},
+            "Trainer's backend": self.backend.name,
+            "finished steps": self.steps,
+            "the network's layers": str(network.layers),
+            "the network's seed": network.seed,
+            "the network's parameters": values,
+            "the network's statistics": zlib.crc32(network.flat_statistics()),
+            "data": str(trained.dataset.identity()),
+            "validation": "none" if validated is None else str(validated.dataset.identity()),
+            **{name: str(value) for name, value in arguments.items()},
+        }
+        check_agreement(self._team.communicator, facts)
+
+    def _tell(self, sampling: Sampling, epochs: int, *, is_over: bool, shows_progress: bool) -> None:
+        """Say which epochs a fit trains that is not the first, and whether a schedule ends before it does."""
+        if not self._team.is_leader:
+            return
         done, last_epoch = self.epochs - sampling.first_epoch, sampling.first_epoch + epochs
         if self._engine.progress.is_resumed and (is_over or done >= epochs):
             why = f"has finished {done} epochs of {epochs}" if done >= epochs else "was ended by a callback"
             hint = f"epochs= counts those before it was resumed, too: epochs={done + epochs} trains {epochs} more"
             tell(f"nothing is left to do: the resumed fit {why} ({hint})")
             return
+        if self._engine.progress.is_resumed and self.steps > sampling.first_step:
+            where = f"goes on after step {self.steps}, in epoch {self.epochs + 1}, up to epoch {last_epoch}"
+            tell(f"the resumed fit {where}: epochs={epochs} counts the {done} that it had finished, too")
+        elif shows_progress and self.epochs and not self._has_told_of_more:
+            self._has_told_of_more = True
+            more = f"epochs={epochs} trains {epochs} more, up to epoch {last_epoch}"
+            tell(f"this trainer has trained {self.epochs} epochs: {more} (a Trainer begins anew)")
         schedule, steps_per_epoch = self._engine.schedule, sampling.steps_per_epoch
         of_epochs, of_steps = schedule.length
         last_step = min(sampling.first_step + epochs * steps_per_epoch, MOST_STEPS)
@@ -449,6 +510,7 @@ class Trainer:
         clock = Clock(step=np.array([self.steps]))
         schedule.rates(clock)  # raises before anything has changed
         self.network.check_adapted("call network.adapt(dataset)")
+        self._check_agreement(prepared, None)
         sampling = Sampling(rows, rows, seed=self.network.seed, shuffle=False, first_step=self.steps)
         self.network.remember(data)
         with self._at_work("step"), uninterrupted():
@@ -495,12 +557,14 @@ class Trainer:
     def keep(self) -> None:
         """Keep the parameters as they are now, in place of what was kept before."""
         self._check_usable("keep")
+        self._team.command("keep")
         with uninterrupted():
             self._engine.keep()
 
     def restore_kept(self) -> None:
         """Put the parameters that were kept back."""
         self._check_usable("restore_kept")
+        self._team.command("restore_kept")
         with uninterrupted():
             self._engine.restore_kept()
 
@@ -577,6 +641,9 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network and the run to an HDF5 file, replacing it whole or not at all.
 
+        Of several ranks that train it together, rank 0 writes.  After single steps all of them call this; after a fit
+        rank 0 may do so alone, and in a callback it does.
+
         Raises:
             DivergenceError: a loss or a parameter is not finite.
             StorageError: the file cannot be written.
@@ -584,7 +651,9 @@ class Trainer:
         """
         self._check_usable("save")
         with uninterrupted():
-            storage.write(path, self._saved().contents(self.network.contents()))
+            saved = self._saved()
+            if self._team.is_leader:
+                storage.write(path, saved.contents(self.network.contents()))
             self._engine.saved = os.fspath(path), self.steps
 
     def _saved(self) -> SavedRun:
@@ -595,6 +664,7 @@ class Trainer:
         """
         self._engine.check_whole()
         self._engine.check_finite()
+        self._team.command("_gather")
         slots, kept = self._engine.slots_and_kept()
         kind = self.plan.target_kind
         assert kind is not None
@@ -606,6 +676,9 @@ class Trainer:
             slots=slots,
             kept=kept,
         )
+
+    def _gather(self) -> None:
+        self._engine.gather()
 
     def _differences(self, saved: SavedRun) -> dict[str, tuple[Any, Any]]:
         """What the bits depend on and is another here than where the run was made: what it was made by, and now."""
@@ -679,12 +752,9 @@ class Trainer:
         if backend == "cpu" and arguments["precision"] in CARD_PRECISIONS:
             arguments["precision"] = "float32"
         made_by = saved.made_by
-        trainer = cls(
-            network,
-            **arguments,
-            backend=made_by["backend"] if backend is None else backend,
-            threads=made_by["threads"] if threads is None else threads,
-        )
+        if threads is None and arguments["streams"] == 1:  # shards have the same bits on any number of threads
+            threads = made_by["threads"]
+        trainer = cls(network, **arguments, backend=made_by["backend"] if backend is None else backend, threads=threads)
         trainer._engine.resume(saved.kind, saved.progress.changed(is_resumed=True), saved.slots, saved.kept)
         return trainer
 

@@ -37,7 +37,7 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     assert "| staged | 1.5e+09 (2.00 ms, 50% of limit) |" in layers and "| staged | 1.5e+09 (2.00 ms) |" in layers
     filled = report["fill"](report["fill"](page, "gemm_ladder", "one"), "gemm_ladder", tables)
     assert filled.count("![gemm_ladder](gemm_ladder.png)") == 1 and tables in filled
-    assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 3
+    assert report["fill"](filled, "local_ladder", layers).count("end of what it made") == 4
     with pytest.raises(SystemExit, match="expected the marks"):
         report["fill"]("nothing", "gemm_ladder", tables)
 
@@ -53,6 +53,18 @@ def test_the_report_s_table_has_a_column_of_ours() -> None:
     assert "| training step | reused | 26.00 ms | 24.00 ms | 80.00 ms, by 500 layers, which fit |" in text
     page = report["fill"](report["PAGE"].read_text(encoding="utf-8"), "local", text, picture=False)
     assert text in page and "local.png" not in page
+
+
+def test_products_over_ranks() -> None:
+    report = runpy.run_path(str(SCRIPT))
+    about = {"machine": "Machine", "cores": 2, "commit": None, "versions": {"mlpgpu": "0.1"}}
+    line = {"m": 1000, "n": 1000, "k": 1000, "seconds": 0.5, "seconds_of_products": 0.25, "gflops": 4.0, **about}
+    serial = {**line, "rung": "serial", "ranks": 1, "speedup": 1.0, "error": 0.0}
+    flat = {**line, "rung": "split A", "ranks": 2, "k": 8, "speedup": 1.5, "error": 3e-7}
+    text = report["rank_tables"]([serial, flat])
+    assert "| rung | 1,000 | 1,000 × 1,000, k = 8 |" in text and "Machine, 2 cores, mlpgpu 0.1." in text
+    assert "| serial | 4 (8), 1.00 ×, 0.0e+00 | – |" in text
+    assert "| split A, 2 ranks | – | 4 (0), 1.50 ×, 3.0e-07 |" in text
 
 
 def test_sizes_are_spread() -> None:

@@ -27,6 +27,7 @@ from mlpgpu.errors import (
     FileFormatError,
     MissingPackageError,
     MlpgpuError,
+    RankError,
     ReadOnlyError,
     ShapeError,
     StorageError,
@@ -49,6 +50,7 @@ BUILT_IN = {
     "DivergenceError": ArithmeticError,
     "TornStateError": RuntimeError,
     "BackendError": RuntimeError,
+    "RankError": RuntimeError,
     "MissingPackageError": ImportError,
     "FileFormatError": ValueError,
     "StorageError": OSError,
@@ -132,7 +134,7 @@ RAISED_BY: dict[type[MlpgpuError], Any] = {
 }
 # A missing backend or package, the network, and steps ended in their middle: test_history.py, tests/estimators/,
 # tests/data/test_datasets.py and test_one_moment.py.
-RAISED_ELSEWHERE = {BackendError, DownloadError, MissingPackageError, TornStateError}
+RAISED_ELSEWHERE = {BackendError, DownloadError, MissingPackageError, RankError, TornStateError}
 
 
 @pytest.mark.parametrize("kind", RAISED_BY)

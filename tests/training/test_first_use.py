@@ -241,8 +241,30 @@ def test_a_resumed_fit_says_when_nothing_is_left(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().err
     assert "nothing is left to do: the resumed fit has finished 2 epochs of 2" in said
     assert "epochs=4 trains 2 more" in said
-    fit(mg.Trainer.resume(tmp_path / "run.h5"), (X, LABELS), 3)
-    assert capsys.readouterr().err == ""
+
+
+def test_a_resumed_fit_says_up_to_which_epoch_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = classifier()
+    fit(first, (X, LABELS)).save(tmp_path / "run.h5")
+    assert capsys.readouterr().err == ""  # of a first fit there is nothing to say
+    resumed = mg.Trainer.resume(tmp_path / "run.h5")
+    assert fit(resumed, (X, LABELS), 3).epochs == 3
+    said = capsys.readouterr().err
+    goes_on = f"the resumed fit goes on after step {first.steps}, in epoch 3, up to epoch 3: epochs=3 counts the 2 that"
+    assert goes_on in said and said.count("\n") == 1
+
+
+def test_a_further_fit_says_that_its_epochs_are_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, since somebody may fit epoch by epoch; and nothing without a bar."""
+    trainer = classifier()
+    for epochs, said in ((2, ""), (3, "has trained 2 epochs: epochs=3 trains 3 more, up to epoch 5 ("), (1, "")):
+        trainer.fit((X, LABELS), epochs)
+        found = capsys.readouterr().err
+        assert said in found and bool(found) == bool(said)
+    other = classifier()
+    for _ in range(2):
+        other.fit((X, LABELS), 1, progress=False)
+    assert other.epochs == 2 and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int, kind: type[BaseException
     updates = CpuProgram.run
 
     def run(self: CpuProgram, *arguments: Any) -> np.ndarray:
-        update = self._updates[-1]
+        calls = self._updates.rest
+        update = calls[-1]
 
         def broken() -> None:
             nonlocal done
@@ -69,11 +70,11 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int, kind: type[BaseException
             if done == call:
                 raise kind("in the middle of an update")
 
-        self._updates[-1] = broken
+        calls[-1] = broken
         try:
             return updates(self, *arguments)
         finally:
-            self._updates[-1] = update
+            calls[-1] = update
 
     monkeypatch.setattr(CpuProgram, "run", run)
 

@@ -396,11 +396,15 @@ def test_no_file_is_no_run(tmp_path: Path) -> None:
         mg.Trainer.resume(tmp_path / "missing.h5")
 
 
-def test_a_resume_that_may_not_repeat_its_bits_warns(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_that_may_not_repeat_its_bits_warns(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CASES["one batch"].fit(CASES["one batch"].trainer()).save(tmp_path / "whole.h5")
     with pytest.warns(UserWarning, match=r"may not repeat its bits.*'threads': \(1, 2\)") as caught:
-        assert mg.Trainer.resume(saved, threads=2).threads == 2
+        assert mg.Trainer.resume(tmp_path / "whole.h5", threads=2).threads == 2
     assert caught[0].filename == __file__
-    mg.Trainer.resume(saved)  # warnings are errors
+    mg.Trainer.resume(tmp_path / "whole.h5")  # warnings are errors
+    assert mg.Trainer.resume(saved, threads=2).threads == 2  # shards have the same bits on any number of threads
 
     fingerprint = CpuBackend.fingerprint
     monkeypatch.setattr(CpuBackend, "fingerprint", lambda *a, **k: {**fingerprint(*a, **k), "numpy": "9.0"})

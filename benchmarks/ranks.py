@@ -1,0 +1,147 @@
+"""One network trained by several ranks on this machine's cores: strong and weak scaling, beside PyTorch's DDP and JAX.
+
+Contenders have one thread a rank: ours by MPI under ``"ordered"``, DistributedDataParallel by gloo, JAX with a device a
+rank and the batch sharded over them, an epoch in one jit; its single device takes all cores, though told otherwise.
+Each measurement is a process of its own, or one a rank; contenders take turns, round by round, and a figure is the
+median of the rounds.  Ratios are of the same round.
+
+*Strong*: the batch is the same for any number of ranks.  *Weak*: it grows with them.  Efficiency is the time of one
+rank over the time of all, times their number if strong.
+
+    python benchmarks/ranks.py [--ranks 1 2] [--only mlpgpu …] [--rounds 3] [--seconds 1.5] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlpgpu.bench import json_lines, surroundings
+
+CONTENDERS = ("mlpgpu", "ddp", "jax")
+CHILD = Path(__file__).with_name("ranks_contenders.py")
+ROOT = Path(__file__).parents[1]
+NETWORKS = (("784-128-10", 128), ("784-1024-1024-10", 1024), ("256-512-512-512-10", 512))
+STEPS = 16  # of an epoch
+SECONDS = 300  # after which a child has failed
+
+
+@dataclass(frozen=True)
+class Result:
+    """A contender's medians over the rounds, in microseconds a step."""
+
+    network: str
+    batch_size: int
+    scaling: str
+    ranks: int
+    contender: str
+    microseconds: float
+    efficiency: float | None
+    of_ours: float | None  # its time over ours, the median over the rounds
+
+
+def command(contender: str, ranks: int) -> list[str]:
+    """What starts a contender on so many ranks."""
+    python = [sys.executable, str(CHILD), contender]
+    if ranks == 1 or contender == "jax":
+        return python
+    if contender == "ddp":
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return [sys.executable, *launcher, str(CHILD), contender]
+    return [sys.executable, "-m", "mlpgpu", "launch", "-n", str(ranks), str(CHILD), contender]
+
+
+def microseconds(contender: str, network: str, batch: int, ranks: int, seconds: float) -> float:
+    arguments = [network, str(batch), str(batch * STEPS), str(ranks), str(seconds)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command(contender, ranks), *arguments], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    if done.returncode:
+        raise SystemExit(f"{contender} on {ranks} ranks failed:\n{done.stderr}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(network: str, batch: int, options: argparse.Namespace) -> list[Result]:
+    """All contenders on all numbers of ranks, strong and weak, in turns."""
+    cases = [
+        (scaling, ranks, batch * ranks if scaling == "weak" else batch)
+        for scaling in ("strong", "weak")
+        for ranks in options.ranks
+        if scaling == "strong" or ranks > 1
+    ]
+    times: dict[tuple[str, int, str], list[float]] = {}
+    for _ in range(options.rounds):
+        for scaling, ranks, rows in cases:
+            for contender in options.only:
+                found = microseconds(contender, network, rows, ranks, options.seconds)
+                times.setdefault((scaling, ranks, contender), []).append(found)
+    return [
+        Result(
+            *(network, rows, scaling, ranks, contender, statistics.median(times[scaling, ranks, contender])),
+            efficiency=_efficiency(times, scaling, ranks, contender),
+            of_ours=_ratio(times, scaling, ranks, contender),
+        )
+        for scaling, ranks, rows in cases
+        for contender in options.only
+    ]
+
+
+def _efficiency(
+    times: dict[tuple[str, int, str], list[float]], scaling: str, ranks: int, contender: str
+) -> float | None:
+    alone = times.get(("strong", 1, contender))
+    if alone is None:
+        return None
+    pairs = zip(alone, times[scaling, ranks, contender], strict=True)
+    return statistics.median(one / (many * (ranks if scaling == "strong" else 1)) for one, many in pairs)
+
+
+def _ratio(times: dict[tuple[str, int, str], list[float]], scaling: str, ranks: int, contender: str) -> float | None:
+    ours = times.get((scaling, ranks, "mlpgpu"))
+    if ours is None or contender == "mlpgpu":
+        return None
+    return statistics.median(theirs / own for theirs, own in zip(times[scaling, ranks, contender], ours, strict=True))
+
+
+def show(results: Sequence[Result]) -> None:
+    for result in results:
+        efficiency = "" if result.efficiency is None else f", efficiency {result.efficiency:.2f}"
+        ratio = "" if result.of_ours is None else f", {result.of_ours:.2f} × ours"
+        print(
+            f"{result.network:20} batch {result.batch_size:6,} {result.scaling:6} {result.ranks} ranks "
+            f"{result.contender:7} {result.microseconds:10,.0f} µs a step{efficiency}{ratio}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="(default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--networks", nargs="+", default=[f"{name}:{batch}" for name, batch in NETWORKS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")
+    options = parser.parse_args()
+    results: list[Result] = []
+    for named in options.networks:
+        network, _, batch = named.partition(":")
+        found = measure(network, int(batch), options)
+        show(found)
+        results += found
+    if options.json is not None:
+        about = surroundings(packages=["torch", "jax", "mpi4py"])
+        options.json.write_text(json_lines(results, about), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

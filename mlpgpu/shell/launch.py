@@ -1,0 +1,138 @@
+"""``python -m mlpgpu launch``: a script run by several ranks on this machine, by the mpirun that is there."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from ..errors import BackendError, ConfigurationError, MissingPackageError, check_integer
+from ..ranks.launchers import INTERRUPT, INTERRUPT_VARIABLE
+from ..ranks.world import INSTALL
+from .output import Output
+
+NAMES = ("mpirun", "mpiexec")
+VERSION_SECONDS = 30.0
+MOST_PRESSES = 2  # of Ctrl-C that go to the ranks; one more has mpirun end them
+
+
+def add_launch(commands: Any) -> None:
+    """The command's arguments."""
+    about = "run a script by several processes of this machine, which train one network"
+    parser = commands.add_parser("launch", help=about, usage="%(prog)s [-h] -n N (SCRIPT | -m MODULE) [ARGUMENT ...]")
+    parser.set_defaults(run=launch, quiet=False, json=False)
+    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many: one for each card")
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="what follows is a module's name, as with python -m"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a file of Python, or the module's name")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the script's own")
+
+
+def launch(options: argparse.Namespace, output: Output) -> int:
+    """Run the command and return the exit code, which is mpirun's: that of the first rank that failed.
+
+    Raises:
+        ConfigurationError: there is no such script or module, or no rank is asked for.
+        MissingPackageError: there is no mpirun, or no mpi4py.
+        BackendError: mpirun does not run.
+    """
+    ranks = check_integer("launch -n", options.ranks, least=1)
+    if options.module:
+        if importlib.util.find_spec(options.script.partition(".")[0]) is None:
+            expected = "a module that Python finds"
+            raise ConfigurationError("launch -m", expected=expected, got=repr(options.script))
+        command = [sys.executable, "-m", options.script]
+    else:
+        if not Path(options.script).is_file():
+            raise ConfigurationError("launch", expected="a script's file", got=repr(options.script))
+        command = [sys.executable, options.script]
+    if importlib.util.find_spec("mpi4py") is None:
+        raise MissingPackageError("launch", expected="mpi4py", got="none", hint=INSTALL)
+    mpirun = find_mpirun()
+    return run([mpirun, *options_of(mpirun, ranks), "-n", str(ranks), *command, *options.arguments])
+
+
+def find_mpirun() -> str:
+    """The path of an mpirun: that of a wheel beside the interpreter, whose library mpi4py finds first, else in PATH.
+
+    Raises:
+        MissingPackageError: there is none.
+    """
+    folders = [Path(sys.executable).parent, Path(sys.prefix) / "bin"]
+    if site.ENABLE_USER_SITE:
+        folders.append(Path(site.getuserbase()) / "bin")
+    for path in (os.pathsep.join(map(str, folders)), None):
+        for name in NAMES:
+            found = shutil.which(name, path=path)
+            if found is not None:
+                return found
+    expected = f"{' or '.join(NAMES)} beside {sys.executable} or in PATH"
+    raise MissingPackageError("launch", expected=expected, got="none", hint=INSTALL)
+
+
+def options_of(mpirun: str, ranks: int) -> list[str]:
+    """What an mpirun has to be told to start so many ranks here.
+
+    Raises:
+        BackendError: it does not run.
+    """
+    try:
+        asked = [mpirun, "--version"]
+        done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=VERSION_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendError(mpirun, expected="to say its version", got=str(error)) from error
+    if done.returncode != 0:
+        raise BackendError(mpirun, expected="to say its version", got=f"{done.stdout} {done.stderr}")
+    if "Open MPI" not in done.stdout and "OpenRTE" not in done.stdout:
+        return []  # MPICH's and Intel's neither bind ranks to cores, nor refuse root or more ranks than cores
+    options = ["--bind-to", "none"]  # a rank's threads would share one core
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-run-as-root")
+    if ranks > (psutil.cpu_count(logical=False) or 1):
+        options.append("--oversubscribe")
+    return options
+
+
+def run(command: Sequence[str]) -> int:
+    """Run mpirun and return its exit code; Ctrl-C goes to the ranks, as their own Ctrl-C, which may end a fit well.
+
+    mpirun itself would kill them.  So it has a session of its own, where a terminal's Ctrl-C does not reach it.
+
+    Raises:
+        BackendError: it does not run.
+    """
+    if INTERRUPT is None:
+        return subprocess.run(command).returncode
+    try:
+        started = subprocess.Popen(
+            command, start_new_session=True, env={**os.environ, INTERRUPT_VARIABLE: INTERRUPT.name}
+        )
+    except OSError as error:
+        raise BackendError(command[0], expected="a program that runs", got=str(error)) from error
+    presses = 0
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += number == signal.SIGINT
+        is_gentle = number == signal.SIGINT and presses <= MOST_PRESSES
+        started.send_signal(INTERRUPT if is_gentle else signal.SIGTERM)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        code = started.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,104 @@
+"""The ranks that train one network: rank 0 leads a fit, and the others follow.
+
+All ranks run the same fit.  What only one is to do, because it depends on a clock, on files or on code of the user's,
+rank 0 does, and the others take its result.  What it changes meanwhile that all of them have, such as parameters that
+are kept or put back, it has them change, too.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import RankError
+from ..ranks import Communicator, communicator, rank, ranks
+
+Result = TypeVar("Result")
+Agreed = TypeVar("Agreed")
+
+_IS_DONE = None  # in place of a command's name
+
+
+class Team:
+    """This process, alone or as one of the ranks that train a network together.
+
+    Arguments:
+        is_alone: whether it trains by itself, however many ranks there are.
+
+    Attributes:
+        ranks: how many train together.
+        is_leader: whether this is rank 0, or alone.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.ranks = 1 if is_alone else ranks()
+        self.is_leader = self.ranks == 1 or rank() == 0
+        self._is_led = False  # whether a call of lead is under way
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """That of the ranks, or None; whoever asks first waits for all of them, so only what they do together asks."""
+        return None if self.ranks == 1 else communicator()
+
+    def agreed(self, value: Agreed) -> Agreed:
+        """Rank 0's value, on all ranks."""
+        return value if self.communicator is None else self.communicator.broadcast(value)
+
+    def agreed_steps(self, count: int, *, is_interrupted: bool) -> tuple[int, bool]:
+        """Rank 0's number of steps, and whether one of the ranks was interrupted."""
+        if self.communicator is None:
+            return count, is_interrupted
+        told = self.communicator.gather((count, is_interrupted))
+        return told[0][0], any(was for _, was in told)
+
+    def lead(self, work: Callable[[], Result], follower: object) -> Result:
+        """Have rank 0 do something, however long it takes; all ranks return what it returns, or raise what it raises.
+
+        Arguments:
+            work: what rank 0 does; its result is pickled.
+            follower: whose methods the other ranks call meanwhile where rank 0 says so by :meth:`command`.
+        """
+        if self.ranks == 1 or self._is_led:
+            return work()
+        self._is_led = True
+        try:
+            return self._do(work) if self.is_leader else self._follow(follower)
+        finally:
+            self._is_led = False
+
+    def command(self, name: str, *arguments: Any) -> None:
+        """Have the followers call a method that rank 0 calls in the middle of what it leads; otherwise nothing."""
+        if self._is_led and self.is_leader and self.communicator is not None:
+            self.communicator.broadcast((name, arguments))
+
+    def _do(self, work: Callable[[], Result]) -> Result:
+        assert self.communicator is not None
+        try:
+            result = work()
+        except BaseException as error:
+            self.communicator.broadcast((_IS_DONE, (None, _sendable(error))))
+            raise
+        self.communicator.broadcast((_IS_DONE, (result, None)))
+        return result
+
+    def _follow(self, follower: object) -> Any:
+        assert self.communicator is not None
+        while True:
+            name, arguments = self.communicator.broadcast(patient=True)
+            if name is _IS_DONE:
+                result, error = arguments
+                if error is not None:
+                    raise error
+                return result
+            getattr(follower, name)(*arguments)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error, or what it says where it cannot be pickled."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # whatever its own __reduce__ raises
+        pass
+    return RankError("rank 0", expected="a fit without an error", got=f"{type(error).__name__}: {error}")

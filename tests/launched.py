@@ -1,0 +1,85 @@
+"""Scripts that a test has several ranks run, which never outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 60.0
+LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_LOCAL", "MLPGPU_RANK")  # begin their variables
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command: its exit code, what it printed on both streams, and how long it took."""
+
+    code: int
+    output: str
+    errors: str
+    seconds: float
+
+
+def clean_environ(**variables: str) -> dict[str, str]:
+    """This process's environment, without what a launcher has set, and with the package's sources in front."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
+
+
+def mpirun() -> list[str]:
+    """The mpirun of this environment, with what it needs to run here."""
+    command = [str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "--bind-to", "none"]
+    return command + ["--allow-run-as-root"] * (os.geteuid() == 0)
+
+
+def write_script(folder: Path, script: str) -> str:
+    """The path of a script in ``folder``, whose lines are indented in the test."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script), encoding="utf-8")
+    return str(path)
+
+
+def run_ranks(folder: Path, ranks: int, script: str, *options: str, seconds: float = SECONDS, **variables: str) -> Done:
+    """Have ``ranks`` ranks run a script under mpirun with ``options``; fails if they take longer than ``seconds``."""
+    command = [*mpirun(), *options, "-n", str(ranks), sys.executable, write_script(folder, script)]
+    return run(command, seconds=seconds, **variables)
+
+
+def run(command: list[str], *, seconds: float = SECONDS, **variables: str) -> Done:
+    """Run a command; one that takes longer is killed with all that it started, and the test fails."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=clean_environ(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        output, errors = process.communicate()
+        raise AssertionError(f"{command} took longer than {seconds} s and printed\n{output}\n{errors}") from None
+    except BaseException:
+        kill(process)
+        raise
+    return Done(process.returncode, output, errors, time.monotonic() - started)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process with its group and all that it started, which mpirun gives groups of their own."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    for child in below:
+        if child.is_running():
+            child.kill()

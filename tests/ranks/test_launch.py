@@ -1,0 +1,106 @@
+"""``python -m mlpgpu launch``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launched import SECONDS, clean_environ, kill, run, write_script
+
+from mlpgpu.__main__ import main
+
+pytestmark = pytest.mark.xdist_group("ranks")  # which would take each other's cores
+
+LAUNCH = [sys.executable, "-m", "mlpgpu", "launch"]
+SCRIPT = """
+    import sys
+    from mlpgpu.ranks import communicator, rank
+    print(communicator().gather((rank(), sys.argv[1:])), flush=True)
+    sys.exit(int(sys.argv[-1]))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(2, 0), (3, 7), (1, 4)])
+def test_a_scripts_arguments_and_exit_code_pass(ranks: int, code: int, tmp_path: Path) -> None:
+    script = SCRIPT.replace("communicator().gather((rank(), sys.argv[1:]))", "sys.argv[1:]") if ranks == 1 else SCRIPT
+    arguments = ["-n", "--of=the script", str(code)]
+    done = run([*LAUNCH, "-n", str(ranks), write_script(tmp_path, script), *arguments])
+    assert done.code == code, done.errors
+    expected = arguments if ranks == 1 else [(rank, arguments) for rank in range(ranks)]
+    assert done.output.splitlines() == [str(expected)] * ranks
+
+
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    write_script(tmp_path, SCRIPT)
+    done = run([*LAUNCH, "-n", "2", "-m", "script", "0"], PYTHONPATH=f"{clean_environ()['PYTHONPATH']}:{tmp_path}")
+    assert (done.code, done.output) == (0, "[(0, ['0']), (1, ['0'])]\n" * 2), done.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "0", __file__], "launch -n: expected a whole number of at least 1, got 0"),
+        (["-n", "2", "no_such.py"], "launch: expected a script's file, got 'no_such.py'"),
+        (["-n", "2", "-m", "no_such.module"], "launch -m: expected a module that Python finds, got 'no_such.module'"),
+    ],
+)
+def test_bad_arguments_are_usage_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *arguments]) == 2
+    assert capsys.readouterr().err == f"mlpgpu: {message}\n"
+
+
+def test_without_an_mpirun_the_message_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path))
+    monkeypatch.setattr("site.USER_BASE", str(tmp_path))
+    assert main(["launch", "-n", "2", __file__]) == 1
+    message = capsys.readouterr().err
+    assert "expected mpirun or mpiexec beside" in message and 'pip install "mlpgpu[mpi]"' in message
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_ctrl_c_comes_to_the_ranks_as_their_own(handled: bool, tmp_path: Path) -> None:
+    script = f"""
+    import signal, time
+    from mlpgpu.ranks import communicator, rank
+    c, ended = communicator(), []
+    if {handled}:
+        signal.signal(signal.SIGINT, lambda number, frame: ended.append(number))
+    c.barrier()
+    if rank() == 0:
+        print("begun", flush=True)
+    while not ended:
+        time.sleep(0.01)
+    c.barrier()
+    print("ended well", flush=True)
+    """
+    process = subprocess.Popen(
+        [*LAUNCH, "-n", "2", write_script(tmp_path, script)],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        if process.poll() is None:
+            kill(process)
+    if handled:
+        assert (process.returncode, output, errors) == (0, "ended well\n" * 2, "")
+    else:
+        assert (process.returncode, output) == (130, "")
+        told = [line for line in errors.splitlines() if line.startswith(("mlpgpu: ", "Traceback"))]
+        assert told == ["mlpgpu: interrupted"]
