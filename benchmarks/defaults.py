@@ -5,7 +5,7 @@ A cell is a set, a split of it, hidden widths, an activation and a number of epo
 "chosen" and "confirm" have the library's defaults meet those of scikit-learn and PyTorch, on the same half and on the
 other one; "momentum" trains regressions at the README's rate of 0.1, and counts how many diverge.  scikit-learn has
 four of the nine activations and is left out of the other cells; PyTorch, which has no default batch size, takes
-mlpgpu's.
+mlpgpu's.  "deep" asks what other initial values give stacks of five to eight layers of 32 ReLU units.
 
 Each fit is a line of the results, so a run that was stopped goes on where it was; ``--share`` and ``--rounds`` cut it.
 
@@ -23,7 +23,7 @@ import time
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,16 @@ from defaults_fits import SKLEARN, TORCH, Cell, Method, Scheme, fit
 from defaults_report import COLUMNS, DOCUMENT, Row, key, read, report, write
 from defaults_sets import DRAW, KINDS, halves, split
 
+from mlpgpu.names import OptimizerName
+
 RESULTS = Path(__file__).parent / "results" / "defaults.jsonl"
 SEEDS = 5
 DEPTHS = (1, 2, 3, 4, 5, 6)  # hidden layers
 NARROWEST, WIDEST = 16, 160
 EPOCHS = (20, 50, 100, 200)
 MOST_ROWS = 80_000  # visited in a fit
-PARTS = ("choose", "chosen", "confirm", "momentum")
+PARTS = ("choose", "chosen", "confirm", "momentum", "deep")
+DEEP_DEPTHS, DEEP_WIDTH, DEEP_EPOCHS = (5, 6, 8), 32, 60
 BATCH = 32
 
 DEFAULT = Method("mlpgpu")
@@ -46,7 +49,8 @@ PEERS = (Method("scikit-learn"), Method("PyTorch", batch_size=BATCH))
 
 # What is compared on the sets to choose on: initial values, and rates and batches of each optimizer with PyTorch's
 # initial values, which a trial had ahead.
-SCHEMES = typing.get_args(Scheme)
+SCHEMES = typing.get_args(Scheme)[:-2]  # without those of deep stacks
+SCHEMES_OF_DEEP: tuple[Scheme, ...] = ("glorot, last third", "by depth, last third")
 CANDIDATES = [
     *(Method("mlpgpu", "adam", 0.001, BATCH, scheme) for scheme in SCHEMES),
     *(Method("mlpgpu", "adam", rate, BATCH, "torch") for rate in (0.0005, 0.002, 0.004)),
@@ -62,6 +66,13 @@ MOMENTUM = [
     for scheme in (None, "he", "glorot", "torch", "glorot third", "larger fan", "torch, last 0")
     for loss in ("squared_error", "mean_squared_error")
 ]
+# What deep narrow stacks of ReLU learn from: the default, and larger weights in all layers but the last.
+DEEP_OPTIMIZERS: tuple[tuple[OptimizerName, float], ...] = (("adam", 0.001), ("momentum", 0.01), ("momentum", 0.03))
+DEEP = [
+    Method("mlpgpu", optimizer, rate, BATCH, scheme)
+    for optimizer, rate in DEEP_OPTIMIZERS
+    for scheme in (None, *SCHEMES_OF_DEEP)
+]
 
 
 def cells(part: str, rounds: int = SEEDS) -> Iterator[Cell]:
@@ -70,6 +81,11 @@ def cells(part: str, rounds: int = SEEDS) -> Iterator[Cell]:
     For each set and split there is one of each depth; beside peers two, so that each depth comes with an activation
     that scikit-learn has and with one that it lacks.
     """
+    if part == "deep":
+        for name, seed, depth in product(halves()["confirm"], range(rounds), DEEP_DEPTHS):
+            epochs = min(DEEP_EPOCHS, max(EPOCHS[0], MOST_ROWS // len(split(name, seed).x)))
+            yield Cell(name, seed, "relu", (DEEP_WIDTH,) * depth, epochs)
+        return
     random = np.random.default_rng([DRAW, *part.encode()])
     shared, others = tuple(SKLEARN), tuple(name for name in TORCH if name not in SKLEARN)
     regressions = [name for name in KINDS if KINDS[name] == "R²"]
@@ -99,8 +115,8 @@ def _cell(part: str, name: str, seed: int, activation: Any, widths: np.ndarray, 
 
 def methods(part: str, cell: Cell) -> list[Method]:
     """Who trains a cell."""
-    if part == "momentum":
-        return MOMENTUM
+    if part in ("momentum", "deep"):
+        return MOMENTUM if part == "momentum" else DEEP
     found = {"choose": CANDIDATES, "confirm": [DEFAULT, *PEERS], "chosen": [DEFAULT, *PEERS]}[part]
     return [method for method in found if method.library != "scikit-learn" or cell.activation in SKLEARN]
 

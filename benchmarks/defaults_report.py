@@ -48,7 +48,34 @@ def report(rows: Iterable[Row]) -> list[tuple[str, str]]:
                 found.append((f"{part}: the defaults beside {peer}, {sets}", text))
     if by_part["momentum"]:
         found.append(("momentum: rate 0.1 on standardized regression", diverged(by_part["momentum"])))
+    if by_part["deep"]:
+        found.append(("deep: stacks of 32 ReLU units, sets not looked at", of_depths(by_part["deep"])))
     return found
+
+
+def of_depths(rows: Sequence[Row]) -> str:
+    """Mean scores by depth and method, over sets, and on how many a method is worse, or better, than the default."""
+    lines = [("layers", "method", "accuracy", "R²", "both", "sets worse", "better", "diverged")]
+    names = sorted({row["method"] for row in rows})
+    for depth in sorted({len(row["hidden"]) for row in rows}):
+        of_depth = [row for row in rows if len(row["hidden"]) == depth]
+        for name in names:
+            # A method's name is the optimizer's and then the scheme's, which the default lacks.
+            default = " ".join(name.split()[:4])
+            means = set_means(of_depth, name, default)
+            parts = [[mean for of, (mean, *_) in means.items() if KINDS[of] == kind] for kind in ("accuracy", "R²")]
+            gains = [mine - known for mine, known, _ in means.values()]
+            lines.append(
+                (
+                    str(depth),
+                    name,
+                    *(f"{np.mean(part):.3f}" if part else "" for part in (*parts, [*parts[0], *parts[1]])),
+                    str(sum(gain < -MARGIN for gain in gains)),
+                    str(sum(gain > MARGIN for gain in gains)),
+                    str(sum(row["diverged"] for row in of_depth if row["method"] == name)),
+                )
+            )
+    return table(lines, "><>>>>>>")
 
 
 def write(tables: Sequence[tuple[str, str]], document: Path) -> None:

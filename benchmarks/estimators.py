@@ -4,8 +4,9 @@
 
 Two tables.  *Overhead*: a fit by the estimator and the same epochs by ``Trainer.fit``, in turns, medians.  *Sets*: on
 ten sets, each in five folds, accuracy or R² of the rows held out and the seconds of a fit, beside scikit-learn's MLP
-with the same settings, its gradient boosting, and a plain PyTorch loop where PyTorch is installed.  With ``--large``
-also 60,000 rows of MNIST ($MLPGPU_DATA) and 1,000,000 synthetic ones, a few epochs each, which a card is for.
+with the same settings, its gradient boosting, and, where these are installed, a plain PyTorch loop and skorch.  With
+``--large`` also 60,000 rows of MNIST ($MLPGPU_DATA) and 1,000,000 synthetic ones, a few epochs each, which a card is
+for.
 
 Times are the process's CPU time where the backend is the CPU, so that other work of the machine hardly shows in them,
 and the clock's on a card.  ``taskset -c 0`` before the command gives all of them one core.
@@ -40,9 +41,9 @@ import mlpgpu as mg
 import mlpgpu.sklearn as ours
 
 try:
-    from estimators_torch import TorchMLP
+    from estimators_torch import HAS_SKORCH, SkorchMLP, TorchMLP
 except ImportError:
-    TorchMLP = None  # type: ignore[assignment, misc]
+    TorchMLP, HAS_SKORCH = None, False  # type: ignore[assignment, misc]  # PyTorch is optional
 
 FOLDS = 5
 TURNS = 7  # of either side, in the comparison with Trainer.fit
@@ -139,6 +140,8 @@ def methods(is_classifier: bool, outputs: int, backend: str) -> dict[str, Callab
     }
     if TorchMLP is not None:
         found["PyTorch"] = functools.partial(TorchMLP, is_classifier)
+    if HAS_SKORCH:
+        found["skorch"] = functools.partial(SkorchMLP, is_classifier)
     return found
 
 

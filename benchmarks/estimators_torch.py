@@ -1,11 +1,22 @@
-"""A plain PyTorch loop with the settings and the stopping rule of the estimators in benchmarks/estimators.py."""
+"""PyTorch with the settings of the estimators in benchmarks/estimators.py: a plain loop with their stopping rule, and
+skorch with its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+
+try:
+    import skorch
+    from skorch.callbacks import EarlyStopping
+except ImportError:
+    skorch = None
+
+HAS_SKORCH = skorch is not None
 
 
 class TorchMLP:
@@ -62,3 +73,49 @@ class TorchMLP:
         with torch.inference_mode():
             outputs = self._net(torch.from_numpy(np.ascontiguousarray(x, np.float32))).numpy()
         return outputs.argmax(axis=1) if self.is_classifier else outputs
+
+
+class SkorchMLP:
+    """The same by skorch's estimators, with no rows held out.
+
+    Its callback for stopping compares with the last loss that counted as better, where the others take the least.
+    """
+
+    def __init__(
+        self,
+        is_classifier: bool,
+        *,
+        hidden: int = 100,
+        rate: float = 0.001,
+        batch_rows: int = 200,
+        most_epochs: int = 200,
+        tol: float = 1e-4,
+        patience: int = 10,
+    ) -> None:
+        self.is_classifier, self._hidden = is_classifier, hidden
+        kind = skorch.NeuralNetClassifier if is_classifier else skorch.NeuralNetRegressor
+        stopping = EarlyStopping(
+            monitor="train_loss", patience=patience + 1, threshold=tol * (1.0 if is_classifier else 2.0),
+            threshold_mode="abs",
+        )  # fmt: skip
+        self._make: Callable[[Any], Any] = lambda module: kind(
+            module, criterion=torch.nn.CrossEntropyLoss if is_classifier else torch.nn.MSELoss,
+            optimizer=torch.optim.Adam, lr=rate, max_epochs=most_epochs, batch_size=batch_rows,
+            iterator_train__shuffle=True, train_split=None, callbacks=[stopping], verbose=0,
+        )  # fmt: skip
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> SkorchMLP:
+        """Train until the loss no longer improves."""
+        torch.manual_seed(0)
+        columns = y.reshape(len(y), -1)
+        outputs = int(y.max()) + 1 if self.is_classifier else columns.shape[1]
+        module = torch.nn.Sequential(
+            torch.nn.Linear(x.shape[1], self._hidden), torch.nn.ReLU(), torch.nn.Linear(self._hidden, outputs)
+        )
+        self._net = self._make(module)
+        self._net.fit(x.astype(np.float32), y.astype(np.int64) if self.is_classifier else columns.astype(np.float32))
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Classes (rows,), or values (rows, outputs)."""
+        return np.asarray(self._net.predict(x.astype(np.float32)))

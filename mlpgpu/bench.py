@@ -24,7 +24,7 @@ import numpy as np
 
 from . import text
 from .backends import Backend, Sampling, get_backend
-from .backends.cpu import available_cores
+from .backends.cpu import available_cores, blas_name
 from .backends.cuda import CudaBackend
 from .datasets import Dataset
 from .errors import ConfigurationError, MlpgpuError
@@ -415,7 +415,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def surroundings(backend: Backend | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What results hold for: machine, card, versions, and the commit if the package is in a clone."""
+    """What results hold for: machine, card, versions, NumPy's BLAS, and the commit if the package is in a clone."""
     versions: dict[str, str | None] = {"mlpgpu": __version__}
     for package in ("numpy", *packages):
         try:
@@ -431,6 +431,7 @@ def surroundings(backend: Backend | None = None, packages: Sequence[str] = ()) -
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
+        "blas": blas_name(),
         "commit": _commit(),
     }
     if isinstance(backend, CudaBackend):

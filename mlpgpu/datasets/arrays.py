@@ -23,7 +23,7 @@ from ..errors import (
     shown,
     warn_caller,
 )
-from .interchange import ALIGNMENT, check_shape, is_on_card, open_on_card
+from .interchange import ALIGNMENT, check_shape, is_card_frame, is_on_card, open_on_card
 
 CHUNK_BYTES = 1 << 20
 KEPT_DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
@@ -108,6 +108,8 @@ def as_array(what: str, value: Any, expected: str) -> np.ndarray:
     if is_on_card(value):  # what is checked on the host comes there, such as labels
         array = open_on_card(what, value)
         return array.reshape(prod(array.shape))[:].reshape(array.shape)
+    if is_card_frame(value):
+        return np.stack([as_array(f"column {name!r} of {what}", value[name], "(rows,)") for name in value.columns], 1)
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal length
@@ -218,6 +220,8 @@ def is_bytes(x: Any) -> bool:
         return x.dtype == np.uint8
     if getattr(x, "dtype", None) is not None:
         return str(x.dtype).rpartition(".")[2] == "uint8"  # NumPy's, or torch.uint8
+    if is_card_frame(x):
+        return all(x[name].dtype == np.uint8 for name in x.columns)
     names = _column_names(x)
     return names is not None and len(names) > 0 and _table_array(x, names).dtype == np.uint8
 
@@ -259,9 +263,8 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
     Those on a card stay there; what is returned then reads like an array.
     """
     expected = "(rows, features)"
-    if hasattr(x, "to_cupy"):
-        hint = "cupy.ascontiguousarray(x.to_cupy())"
-        raise DtypeError("x", expected=f"an array {expected}", got=f"a cuDF {type(x).__name__}", hint=hint)
+    if is_card_frame(x):
+        return _joined_columns(x)
     if is_on_card(x):
         return _check_card_inputs(x), None
     if hasattr(x, "toarray"):  # of SciPy
@@ -282,6 +285,28 @@ def check_inputs(x: ArrayLike) -> tuple[np.ndarray, tuple[str, ...] | None]:
     columns = tuple(check_text("column of x", name) for name in names or ()) if is_named else None
     check_finite("x", rows, columns)
     return frozen(rows), columns
+
+
+def _joined_columns(x: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """The columns of a table on a card in one array there, which is the data set's own, and their names."""
+    names = list(x.columns)
+    columns = [open_on_card(f"column {name!r} of x", x[name]) for name in names]
+    if not columns:
+        raise ShapeError("x", expected="at least one feature", got="no columns")
+    types = {column.dtype.name for column in columns}
+    if len(types) > 1 or not types <= {"float32", "uint8"}:
+        kinds = ", ".join(f"{name!r} of {column.dtype}" for name, column in zip(names, columns, strict=True))
+        expected, hint = "columns of one type, float32 or uint8", "x.astype('float32') converts them there"
+        raise DtypeError("x on a card", expected=expected, got=kinds, hint=hint)
+    cards = {column.card for column in columns}
+    if len(cards) > 1:
+        raise ConfigurationError("x", expected="columns on one card", got=f"on the cards {sorted(cards)}")
+    rows = {column.shape for column in columns}
+    if len(rows) > 1 or len(columns[0].shape) != 1 or not len(columns[0]):
+        kind = EmptyDataError if rows == {(0,)} else ShapeError
+        raise kind("x", expected="columns (rows,), at least one row", got=f"shapes {sorted(rows)}")
+    is_named = all(isinstance(name, str) for name in names)
+    return _check_card_inputs(columns[0].side_by_side(columns)), tuple(names) if is_named else None
 
 
 def _check_card_inputs(x: Any) -> Any:

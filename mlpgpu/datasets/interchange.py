@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -109,6 +109,14 @@ class CardArray(Protocol):
     @property
     def is_finite(self) -> bool: ...
     def checksum(self, rows: np.ndarray | None) -> int: ...
+    def side_by_side(self, columns: Sequence[Any]) -> Any:
+        """Arrays (rows,) of this type on this card, this one the first of them, as a new array (rows, columns) there.
+
+        It speaks DLPack and the CUDA array interface.
+
+        Raises:
+            BackendError: the card has not the memory.
+        """
 
 
 class Reader(Protocol):
@@ -160,6 +168,11 @@ def open_on_card(what: str, x: Any) -> CardArray:
         BackendError: its card cannot be used.
     """
     return _readers[0](what, x)
+
+
+def is_card_frame(x: Any) -> bool:
+    """Whether ``x`` is a table whose columns lie on a card, as a DataFrame of cuDF is."""
+    return hasattr(x, "to_cupy") and hasattr(x, "columns")
 
 
 def view_of(what: str, x: Any, stream: int) -> CardView:
@@ -295,7 +308,12 @@ def in_library_of(like: Any, result: Any) -> Any:
 
 
 def _taker(like: Any) -> Callable[[Any], Any] | None:
-    """``from_dlpack`` of the array's library, by the array API standard or by the module that its class is of."""
+    """``from_dlpack`` of the array's library, by the array API standard or by the module that its class is of.
+
+    cuDF's tables have columns one after another, so what has rows is an array of CuPy's, which cuDF is made with.
+    """
+    if hasattr(like, "to_cupy"):
+        return getattr(sys.modules.get("cupy"), "from_dlpack", None)
     spaces = [like.__array_namespace__()] if hasattr(like, "__array_namespace__") else []
     spaces.append(sys.modules.get(type(like).__module__.partition(".")[0]))
     return next((space.from_dlpack for space in spaces if hasattr(space, "from_dlpack")), None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..backends import Inference, Program, State
+from ..backends import Inference, Program, State, square_sum
 from ..datasets.arrays import as_array
 from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, lookup, room_for, shown
 from ..initializers import initial_values
@@ -89,6 +89,13 @@ class FlatParameters:
         if self._owner is not None:
             return self._owner.is_finite()
         return self.is_new or bool(np.isfinite(self._read()).all())
+
+    def square_sum(self, parts: Sequence[slice]) -> float:
+        """The sum of the squares of these parts of them, made where they lie."""
+        with self._lock.held():
+            if self._values is None and self._owner is not None:
+                return self._owner.square_sum(parts)
+            return square_sum(self._read(), parts)
 
     def hand_to(self, inference: Inference, statistics: np.ndarray) -> tuple[int | None, bool]:
         """Load them and ``statistics`` (C,) to ``inference``, by the shortest way there is.

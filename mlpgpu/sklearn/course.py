@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..callbacks import Callback
 from ..history import Record
 from ..metrics import VALIDATION
@@ -167,7 +165,4 @@ class Follower(Callback):
 
     def _squares(self, trainer: Trainer) -> float:
         """Σ w² over weights."""
-        if not self._weights:
-            return 0.0
-        flat = trainer.network.flat_parameters()
-        return float(sum(np.dot(flat[part], flat[part]) for part in self._weights))
+        return trainer.network.values.square_sum(self._weights) if self._weights else 0.0

@@ -62,3 +62,24 @@ class Constant:
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         return np.full(len(x), self._value)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["TorchMLP", "SkorchMLP"])
+@pytest.mark.parametrize("name_of_set", ["iris", "diabetes", "regression, 4 outputs"])
+def test_peers_learn_each_kind_of_target(estimators: ModuleType, name: str, name_of_set: str) -> None:
+    pytest.importorskip("torch")
+    if name == "SkorchMLP":
+        pytest.importorskip("skorch")
+    import estimators_torch
+
+    is_classifier = name_of_set in estimators.CLASSES
+    x, y = {**estimators.CLASSES, **estimators.NUMBERS}[name_of_set]()
+    train, _ = next(estimators.folds(x, y, is_classifier))
+    made = getattr(estimators_torch, name)(is_classifier, most_epochs=60, batch_rows=32).fit(*train)
+    found, known = made.predict(train[0]), train[1]
+    if is_classifier:
+        assert found.shape == known.shape and (found == known).mean() > 0.9
+    else:
+        assert found.shape == (len(known), known.reshape(len(known), -1).shape[1])
+        assert np.square(found - known.reshape(found.shape)).mean() < 0.6

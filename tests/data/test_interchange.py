@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import pickle
+import sys
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.run.card_arrays import runs_of
+from mlpgpu.backends.cuda.run.card_arrays import is_run
 from mlpgpu.datasets import interchange
 from mlpgpu.datasets.checksum import joined_checksum
 from mlpgpu.datasets.interchange import CPU, CUDA, CardView, capsule_of, in_library_of, is_on_card, view_of
@@ -90,6 +91,9 @@ class OnCard:
     @property
     def is_finite(self) -> bool:
         return bool(np.isfinite(self._all).all())
+
+    def side_by_side(self, columns: Any) -> ByDlpack:
+        return ByDlpack(np.stack([column[:] for column in columns], axis=1))
 
     def checksum(self, rows: np.ndarray | None) -> int:
         return zlib.crc32(self._all if rows is None else self._all[rows])
@@ -180,7 +184,7 @@ class Raising(ByInterface):
         (Raising(X), DtypeError, "call detach first.*x.detach"),
         (ByDlpack(X[0]), ShapeError, r"\(rows, features\).*reshape"),
         (ByDlpack(np.empty((0, 6), np.float32)), (ShapeError, EmptyDataError), r"shape \(0, 6\)"),
-        (SimpleNamespace(to_cupy=None), DtypeError, "cuDF.*ascontiguousarray"),
+        (ByInterface(X[:, 0].copy()), ShapeError, r"\(rows, features\).*reshape"),  # as a Series of cuDF is
     ],
 )
 def test_what_cannot_be_read_where_it_lies(array: Any, error: Any, match: str) -> None:
@@ -379,7 +383,84 @@ def test_without_a_card_the_driver_is_missed(monkeypatch: pytest.MonkeyPatch) ->
         _open_on_card("x", ByDlpack(X))
 
 
-def test_rows_are_read_in_runs_of_neighbours() -> None:
-    assert runs_of(np.array([4, 5, 6, 2, 3, 3, 9])) == [(4, 3), (2, 2), (3, 1), (9, 1)]
-    assert runs_of(np.array([], int)) == []
-    assert runs_of(np.arange(5)) == [(0, 5)]
+def test_neighbours_are_read_together() -> None:
+    assert is_run(np.array([4, 5, 6])) and is_run(np.array([7]))
+    assert not is_run(np.array([4, 5, 5])) and not is_run(np.array([6, 5])) and not is_run(np.array([], int))
+
+
+# --- tables of columns on a card ---
+
+
+class Frame:
+    """A table as cuDF has it: columns on the card, which no array of NumPy is made of."""
+
+    def __init__(self, **columns: np.ndarray) -> None:
+        self._columns = {name: ByInterface(values) for name, values in columns.items()}
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._columns)
+
+    def __getitem__(self, name: str) -> ByInterface:
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())).array)
+
+    def to_cupy(self) -> Any:
+        raise AssertionError("nobody has to ask for a copy")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a host NumPy array via __array__ is not allowed")
+
+
+def frame_of(x: np.ndarray) -> Frame:
+    return Frame(**{f"column {k}": np.ascontiguousarray(x[:, k]) for k in range(x.shape[1])})
+
+
+def test_a_frame_on_a_card_is_an_array_there() -> None:
+    data = mg.Dataset(frame_of(X), ByInterface(Y), ByInterface(WEIGHT))
+    assert data.card == 1 and isinstance(data.storage_x, OnCard)
+    assert data.columns == tuple(f"column {k}" for k in range(6))
+    np.testing.assert_array_equal(data.x, X)
+    np.testing.assert_array_equal(data.y, Y)
+    assert data.identity()["crc"] == mg.Dataset(X, Y, WEIGHT).identity()["crc"]
+    values = frame_of(X.astype("f8")[:, :2])
+    np.testing.assert_array_equal(mg.Dataset(X, values).y, X[:, :2])  # targets come to the host
+
+
+def test_bytes_of_a_frame_are_bytes() -> None:
+    x = (50 * X + 128).clip(0, 255).astype(np.uint8)
+    assert mg.Dataset.has_bytes(frame_of(x)) and not mg.Dataset.has_bytes(frame_of(X))
+    data = mg.Dataset(frame_of(x))
+    assert data.scale == 1 / 255
+    np.testing.assert_array_equal(data.x, x)
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "match"),
+    [
+        (frame_of(X.astype("f8")), DtypeError, r"one type, float32 or uint8.*'column 0' of float64.*astype"),
+        (Frame(a=X[:, 0].copy(), b=Y), DtypeError, "'a' of float32, 'b' of int64"),
+        (Frame(a=X[:, 0].copy(), b=Y.astype("u1")), DtypeError, "'a' of float32, 'b' of uint8"),
+        (Frame(a=X[:0, 0].copy()), EmptyDataError, "at least one row"),
+        (SimpleNamespace(to_cupy=None, columns=[]), ShapeError, "at least one feature"),
+    ],
+)
+def test_frames_that_cannot_be_joined(frame: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        mg.Dataset(frame)
+
+
+def test_missing_values_of_a_frame_are_refused() -> None:
+    frame = frame_of(X)
+    frame._columns["column 3"] = ByInterface(X[:, 3].copy(), mask=ByInterface(X[:, 3] > 0))
+    with pytest.raises(DataError, match=r"column 'column 3' of x.*mask"):
+        mg.Dataset(frame)
+
+
+def test_predictions_for_a_frame_are_cupy_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ByDlpack(X)
+    assert in_library_of(frame_of(X), result) is result  # where there is no CuPy
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=lambda array: ("of CuPy", array)))
+    assert in_library_of(frame_of(X), result) == ("of CuPy", result)

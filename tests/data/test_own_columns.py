@@ -156,7 +156,7 @@ def test_a_run_resumes_with_its_own_metrics(tmp_path: Path, capsys: pytest.Captu
     resumed = mg.Trainer.resume(tmp_path / "run.h5", metrics=[worst])
     assert resumed.metrics == ("mean_absolute_error", "worst")
     assert fit(resumed, validation=(X, VALUES))["validation_worst"] == unbroken["validation_worst"]
-    assert capsys.readouterr().err == ""
+    assert "metrics" not in capsys.readouterr().err
     without = mg.Trainer.resume(tmp_path / "run.h5")
     assert without.metrics == ("mean_absolute_error",)
     assert "without its own metrics, worst (Trainer.resume(path, metrics=[worst])" in capsys.readouterr().err

@@ -11,6 +11,13 @@ CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": _WEIGHTS,
     "check_sample_weight_equivalence_on_sparse_data": _WEIGHTS,
 }
+# And where BLAS sums the products of a row otherwise beside other rows, as OpenBLAS's kernels for AVX2 do.
+CHECKS_OF_SOME_PROCESSORS = {
+    "check_methods_subset_invariance": (
+        "on some processors: asks for equality to 1e-7 of a row's prediction alone and among others, and BLAS may "
+        "round the sums otherwise there; with precision='float64' it passes"
+    ),
+}
 
 # Tests of sklearn/neural_network/tests/test_mlp.py, by function.
 LBFGS = "about the solver lbfgs, which there is not"
@@ -42,4 +49,6 @@ NOT_OF_BEHAVIOUR = (LBFGS, INTERNAL, OTHERWISE)  # that there could be here
 
 def table() -> str:
     """The rows of the table in docs/sklearn.md."""
-    return "".join(f"| `{name}` | {reason} |\n" for name, reason in {**CHECKS, **TESTS}.items())
+    return "".join(
+        f"| `{name}` | {reason} |\n" for name, reason in {**CHECKS, **CHECKS_OF_SOME_PROCESSORS, **TESTS}.items()
+    )

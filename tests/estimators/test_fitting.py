@@ -16,7 +16,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 import mlpgpu as mg
 import mlpgpu.sklearn as ours
+from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.errors import ConfigurationError, DataError, DivergenceError, DtypeError, UnknownNameError
+from mlpgpu.training.fit import FitLoop
 
 ROWS = 60
 
@@ -304,3 +306,40 @@ def test_values_may_be_given_and_are_read_only_copies() -> None:
         estimator.coefs_[0][0] = 0.0
     with pytest.raises(AttributeError):
         ours.MLPClassifier().coefs_  # noqa: B018 (reading it is what is refused)
+
+
+def test_the_penalty_is_asked_of_the_program_and_no_weights_come_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what a program adds up, an epoch reads no parameters: on a card they would all be copied."""
+    x, y = classes(3)
+    options: dict[str, Any] = {"max_iter": 4, "random_state": 0, "alpha": 0.5, "batch_size": 16}
+    expected = fitted(ours.MLPClassifier(8, **options), x, y)
+    read, asked = CpuProgram.read, []
+
+    def counting(self: CpuProgram, **kept: Any) -> Any:
+        assert asked is not None and not epochs, "an epoch reads the parameters"
+        return read(self, **kept)
+
+    def square_sum(self: CpuProgram, parts: Any) -> float:
+        asked.append(len(parts))
+        return 100.0
+
+    epochs: list[int] = []
+    train_epoch = FitLoop._train_epoch
+
+    def watched(self: FitLoop, interrupts: Any) -> None:
+        epochs.append(1)
+        train_epoch(self, interrupts)
+        if len(epochs) == 4:
+            epochs.clear()
+
+    monkeypatch.setattr(CpuProgram, "read", counting)
+    monkeypatch.setattr(CpuProgram, "square_sum", square_sum)
+    monkeypatch.setattr(FitLoop, "_train_epoch", watched)
+    found = fitted(ours.MLPClassifier(8, **options), x, y)
+    assert asked == [2] * 4  # after each epoch; before the first one the network has them
+    monkeypatch.setattr(CpuProgram, "square_sum", lambda self, parts: 0.0)
+    without = fitted(ours.MLPClassifier(8, **options), x, y)
+    penalty = 0.5 * 0.5 * 100.0 * 4 / ROWS  # of four batches; in the first epoch the mean with that of its beginning
+    differences = np.subtract(found.loss_curve_, without.loss_curve_)
+    np.testing.assert_allclose(differences, penalty * np.array([0.5, 1.0, 1.0, 1.0]), rtol=1e-12)
+    np.testing.assert_array_equal(found.coefs_[0], expected.coefs_[0])

@@ -7,6 +7,7 @@ is never started in the parent.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import random
 import select
@@ -28,7 +29,7 @@ KILLS = 3  # of a run, at most
 FIRST_SECONDS = 480  # of a run that may have to compile its kernels
 SECONDS = 100
 STARTS = {"cpu": 0.04, "cuda": 1.0}  # seconds within which a process has begun to train, or nearly so
-AFTER_STEP = 0.02  # seconds within which a run of this size writes a file, or trains on
+AFTER_STEP = {"cpu": 0.02, "cuda": 0.006}  # seconds within which a run of this size writes a file, or trains on
 FINISHED = "finished before"
 
 
@@ -55,6 +56,9 @@ class Unbroken:
 
     def begin(self, runs: Iterable[RandomRun]) -> None:
         """Train them at the same time, each in a child."""
+        runs = list(runs)
+        if any(run.backend == "cuda" for run in runs):
+            importlib.import_module("mlpgpu.backends.cuda")  # so that no child has to; it starts nothing
         for run in runs:
             self._children[run.seed, run.backend] = Child(lambda run=run: _unbroken(run), FIRST_SECONDS)
 
@@ -112,7 +116,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _killed_once(run: RandomRun, folder: Path, chance: random.Random) -> str:
     """Go on with a run, in a child that is killed soon after some step, or while it starts."""
     part, is_early = chance.random(), chance.random() < 0.2
-    seconds = chance.uniform(0.0, STARTS[run.backend] if is_early else AFTER_STEP)
+    seconds = chance.uniform(0.0, STARTS[run.backend] if is_early else AFTER_STEP[run.backend])
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which wait and hold nothing

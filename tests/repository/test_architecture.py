@@ -23,6 +23,7 @@ PACKAGE = ROOT / "mlpgpu"
 LEVELS = (
     {"locks", "names", "text", "version"},
     {"errors"},
+    {"ranks"},
     {"storage", "random", "activations", "metrics"},
     {"pictures"},
     {"losses", "schedules", "initializers"},
@@ -44,8 +45,9 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
+    "ranks": ("launchers", "watch", "communicator", "agreement", "ends", "world", "__init__"),
     "metrics": ("sums", "table", "__init__"),
-    "plan": ("operations", "plan", "construction", "__init__"),
+    "plan": ("operations", "sharding", "plan", "construction", "__init__"),
     "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
     "tables": (
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
@@ -72,8 +74,10 @@ INNER_LEVELS = {
         *("callback", "early_stopping", "checkpoint", "csv_logger", "histograms", "tensorboard", "pruning"),
         *("listeners", "__init__"),
     ),
-    "training": (*("interrupt", "progress", "task", "engine", "run_file", "copies", "fit", "trainer", "__init__"),),
-    "shell": ("output", "arrays", "data", "models", "train", "predict", "evaluate", "__init__"),
+    "training": (
+        *("interrupt", "progress", "task", "team", "engine", "run_file", "copies", "fit", "trainer", "__init__"),
+    ),
+    "shell": ("output", "arrays", "data", "models", "train", "predict", "evaluate", "launch", "__init__"),
     "sklearn": (
         *("compat", "losses", "settings", "labels", "building", "course", "runs", "tasks", "base", "classifier"),
         *("regressor", "__init__"),
@@ -92,12 +96,13 @@ INNER_LEVELS = {
     ),
     "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
     "backends/cuda/select": (
-        *("thresholds", "setting", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages", "data"),
-        *("inference", "persistent", "select", "network", "__init__"),
+        *("thresholds", "setting", "counted", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages"),
+        *("data", "inference", "persistent", "row_step", "select", "network", "__init__"),
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
-        *("shard", "operands", "rows", "simt", "gemm", "fused", "local", "finish", "emit", "__init__"),
+        *("shard", "operands", "rows", "simt", "gemm", "fused", "row_step", "local", "finish"),
+        *("emit", "__init__"),
     ),
     "backends/cuda/run": (
         *(
@@ -116,7 +121,9 @@ INNER_LEVELS = {
         *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
-    "backends/cuda/profile": ("peak_rates", "paths", "costs", "probe", "explain", "products", "workbench", "__init__"),
+    "backends/cuda/profile": (
+        *("peak_rates", "paths", "predictions", "costs", "probe", "explain", "products", "workbench", "__init__"),
+    ),
     "backends/cuda/kernels": (
         *(
             "operand_format",
@@ -125,6 +132,7 @@ INNER_LEVELS = {
             "dense",
             "split_operands",
             "losses",
+            "row_step",
             "tensor",
             "local",
             "rows",
@@ -162,6 +170,7 @@ LAZY = {
     ("history.py", "plot"): {"matplotlib"},
     ("tables/frames.py", "load_pandas"): {"pandas"},
     ("tables/sources.py", "__init__"): {"pyarrow"},
+    ("ranks/world.py", "_load_mpi"): {"mpi4py"},
     ("network/formats/onnx_file.py", "write_onnx"): {"onnx"},
     ("network/formats/torch_file.py", "read_torch"): {"torch"},
     ("network/formats/torch_model.py", "sequential_of"): {"torch", "mlpgpu.network.formats.torch_modules"},
@@ -291,7 +300,18 @@ def test_a_folder_of_python_is_seen_at_a_glance(folder: str) -> None:
 
 
 def test_import_is_light() -> None:
-    unwanted = {"cuda", "keras", "matplotlib", "mlpgpu.backends.cpu", "pandas", "pooch", "pycuda", "scipy", "sklearn"}
+    unwanted = {
+        "cuda",
+        "keras",
+        "matplotlib",
+        "mlpgpu.backends.cpu",
+        "mpi4py",
+        "pandas",
+        "pooch",
+        "pycuda",
+        "scipy",
+        "sklearn",
+    }
     unwanted |= {"polars", "pyarrow", "torch"}
     script = f"import sys, mlpgpu; print(sorted({unwanted!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,16 @@ RUNS = {
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_the_digits_say_in_a_line_what_a_card_lacks(empty_folder: Path) -> None:
+    """As ``make train-gpu`` has them where there is no driver, or no card that it shows."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MLPGPU_BACKEND": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(EXAMPLES / "train_digits.py")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"mlpgpu: .*: expected .*, got .*\n", ended.stderr)
+    assert list(empty_folder.iterdir()) == []
 
 
 def test_every_example_is_run() -> None:

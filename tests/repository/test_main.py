@@ -66,6 +66,26 @@ def test_info_names_versions_and_says_why_there_is_no_gpu(
     }
 
 
+def test_info_says_which_processor_blas_computes_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blas = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "num_threads": 2}
+    for found, variable, expected in (
+        ({**blas, "architecture": "SkylakeX"}, "", "openblas 0.3 for SkylakeX, up to 2 threads"),
+        (
+            {**blas, "architecture": "Haswell"},
+            "Haswell",
+            "openblas 0.3 for Haswell by OPENBLAS_CORETYPE=Haswell, up to 2 threads",
+        ),
+        ({**blas, "architecture": None}, "Haswell", "openblas 0.3, up to 2 threads"),
+    ):
+        monkeypatch.setattr("mlpgpu.__main__.threadpool_info", lambda found=found: [found])
+        monkeypatch.setenv("OPENBLAS_CORETYPE", variable)
+        assert main(["info"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("BLAS"))
+        assert line.removeprefix("BLAS").strip() == expected
+
+
 def test_info_says_which_nvcc(
     no_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,10 +138,13 @@ def test_explain_names_the_kernels_of_a_card_that_is_not_here(
     network.save(tmp_path / "network.h5")
     asked = ["explain", str(tmp_path / "network.h5"), "--card", "H200"]
     assert main(asked) == 0
-    assert "on H200, paths of an evaluation" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "on H200, paths of an evaluation" in printed
+    assert "a prediction of 1 row: one launch for up to 32 rows" in printed
     assert main([*asked, "--loss", "huber"]) == 0
     printed = capsys.readouterr().out
     assert "on H200, trains inside one kernel" in printed and "paths of a training step" in printed
+    assert "a prediction of 100,000 rows: " in printed
 
 
 def test_explain_prints_the_plan_of_a_run(
@@ -175,4 +198,4 @@ def test_a_command_is_needed() -> None:
     command = [sys.executable, "-W", "error", "-m", "mlpgpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "{info,bench,explain,train,predict,evaluate,export}" in done.stderr and "Traceback" not in done.stderr
+    assert "{info,bench,explain,train,predict,evaluate,export,launch}" in done.stderr and "Traceback" not in done.stderr
