@@ -14,7 +14,7 @@ from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
 from hypothesis import given
 from hypothesis import strategies as st
-from shim_runner import plant
+from shim_runner import plant, planted
 from test_cuda_lowering import HostProgram, make_plan
 
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
@@ -264,6 +264,12 @@ FAULTS = {  # the header, what is right there, what is planted, and the case tha
     "a shared bias's step left out": (TIED_UPDATE, "if (lane == 0) step<", "if (lane < 0) step<", "on chip"),
     "a bias's step left out": (UPDATE, "layer.bias < 0 || layer.bias_step) continue", "true) continue", ROW),
 }  # fmt: skip
+
+
+def test_faults_can_be_planted() -> None:
+    """Of all, since those that are drawn change with the sources."""
+    for file, right, wrong, _ in FAULTS.values():
+        planted(file, right, wrong)
 
 
 @pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of local stacks"))

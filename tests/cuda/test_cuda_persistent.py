@@ -14,7 +14,7 @@ from helpers import first_and_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases.case import constants_of
-from shim_runner import plant, run
+from shim_runner import plant, planted, run
 
 from mlpgpu import Dataset, Dense, Dropout, Huber, LocallyConnected, Network, Standardize
 from mlpgpu.backends import Sampling, State
@@ -383,6 +383,12 @@ FAULTS = {  # the header, what is right there, and what is planted
         "k.key.step = range.step.number;",
     ),
 }
+
+
+def test_faults_can_be_planted() -> None:
+    """Of all, since those that are drawn change with the sources."""
+    for fault in FAULTS.values():
+        planted(*fault)
 
 
 @pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of the persistent kernel"))

@@ -94,17 +94,23 @@ class From:
     byte: int
 
 
+def planted(header: str, right: str, wrong: str) -> str:
+    """A header's text with ``wrong`` in place of ``right``, which occurs there once."""
+    text = (KERNELS / header).read_text()
+    assert text.count(right) == 1, f"{header} has changed: plant the fault anew, which is {right!r} no more"
+    return text.replace(right, wrong)
+
+
 def plant(header: str, right: str, wrong: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on kernels come from a copy of the sources, with ``wrong`` in place of ``right``, which occurs once."""
     sources = folder / "cuda"
     shutil.copytree(KERNELS, sources)
-    text = (sources / header).read_text()
-    assert text.count(right) == 1, f"{header} has changed: plant the fault anew"
+    text = planted(header, right, wrong)
     # Programs without the header stay, and of the others no entry is compiled that is not asked for.
     faulty = KERNELS / header
     kept = {entry: program for entry, program in _programs.items() if faulty not in _headers(entry)}
     groups = {entry: group for entry, group in _groups().items() if faulty not in _headers(entry)}
-    (sources / header).write_text(text.replace(right, wrong))
+    (sources / header).write_text(text)
     monkeypatch.setattr(f"{__name__}.KERNELS", sources)
     monkeypatch.setattr(f"{__name__}._programs", kept)
     monkeypatch.setattr(f"{__name__}._groups", lambda: groups)

@@ -13,7 +13,7 @@ from kernel_cases import all_cases, dense, rows
 from kernel_cases.case import UNWRITTEN, Case, Mapped, Shifted, batches, followed_by_components, whole
 from kernel_cases.rows import check_initialised, initialised_steps
 from kernel_cases.tensor import is_sampled
-from shim_runner import From, plant, program_name, run
+from shim_runner import From, plant, planted, program_name, run
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import TILES, Entry, all_entries
@@ -526,6 +526,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.head("softmax_cross_entropy", "index"),
     ),
 }
+
+
+def test_faults_can_be_planted() -> None:
+    """Of all, since those that are drawn change with the sources."""
+    for file, right, wrong, _ in FAULTS.values():
+        planted(file, right, wrong)
 
 
 @pytest.mark.parametrize("fault", first_and_drawn(FAULTS, 1 / 2, "faults of kernels"))

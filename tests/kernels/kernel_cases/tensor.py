@@ -859,6 +859,8 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
         yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
     for plain, n in ((False, 69), (True, 69), (False, 72)):
         yield tensor_backward_weight(tile, whole(65), normal(65, 67), normal(65, n), rule="Adam", plain=plain)
+    # Each tile in a block of its own, so that what one leaves beyond its columns may come last.
+    yield tensor_backward_weight(tile, whole(65), normal(65, 67), normal(65, 69), rule="Adam", multiprocessors=4)
     if not is_scaled:  # more slices than tiles that sum their columns
         x, dz = normal(300, 200), normal(300, 200)
         yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
