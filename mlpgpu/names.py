@@ -31,7 +31,7 @@ PrecisionName: TypeAlias = Literal[
     "float32", "float32-ieee", "float64", "tf32", "bfloat16", "fp32", "fp64", "bf16"
 ]  # fmt: skip
 ReductionName: TypeAlias = Literal["ordered", "atomic"]
-ParallelName: TypeAlias = Literal["auto", "data", "none"]
+ParallelName: TypeAlias = Literal["auto", "data", "tensor", "none"]
 
 # What is understood: the name of the same thing in a table.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {

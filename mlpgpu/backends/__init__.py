@@ -52,7 +52,8 @@ def choose_backend(name: str, plan: Plan) -> Backend:
     try:
         backend.check(plan)
     except ConfigurationError:
-        if name != "auto" or plan.ranks > 1:  # which ranks compute on a card or here is no detail
+        has_ranks = plan.ranks > 1 or plan.tensor is not None
+        if name != "auto" or has_ranks:  # which ranks compute on a card or here is no detail
             raise
         backend = get_backend("cpu")
         backend.check(plan)

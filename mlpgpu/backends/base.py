@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,9 +190,12 @@ class Program(ABC):
     Attributes:
         is_readable_while_running: whether other threads may call ``read`` and ``is_finite`` while :meth:`run` is under
             way, and get the state of one finished step; otherwise they are kept waiting until it ends.
+        together: where ranks have parts of the network each, what a method is called under that all of them have to
+            call: given its name and arguments, it sees to it that they do.
     """
 
     is_readable_while_running = False
+    together: Callable[..., AbstractContextManager[None]] = staticmethod(lambda *call: nullcontext())
 
     @abstractmethod
     def load(self, state: State, *, snapshot: bool = False) -> None:
@@ -204,6 +208,10 @@ class Program(ABC):
     @abstractmethod
     def read(self, *, snapshot: bool = False) -> State:
         """Copy the state out; with ``snapshot``, the parameters are the snapshot's."""
+
+    def read_parameters(self) -> np.ndarray:
+        """The parameters alone, (P,)."""
+        return self.read().parameters[0]
 
     def prefetch(self) -> None:  # noqa: B027 (a program whose state is at hand has nothing to do)
         """Begin to copy the state out; a :meth:`read` that follows before anything changes it waits less."""

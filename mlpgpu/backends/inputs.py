@@ -21,8 +21,8 @@ def has_more_digits(dtype: np.dtype, plan: Plan) -> bool:
 
 def input_standardize(plan: Plan) -> Standardize | None:
     """The operation that standardizes a plan's inputs, if one does."""
-    (x,) = (op.x for op in plan.evaluation if isinstance(op, Gather))
-    return next((op for op in plan.evaluation if isinstance(op, Standardize) and op.x == x), None)
+    gathered = {op.x for op in plan.evaluation if isinstance(op, Gather)}
+    return next((op for op in plan.evaluation if isinstance(op, Standardize) and op.x in gathered), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ class FlatParameters:
     def _read(self) -> np.ndarray:
         if self._values is not None:
             return self._values
-        values = _frozen(self._draw() if self._owner is None else self._owner.read().parameters[0])
+        values = _frozen(self._draw() if self._owner is None else self._owner.read_parameters())
         if self.version is not None:  # else the next step makes others of them
             self._values = values
         return values

@@ -9,8 +9,10 @@ A step runs gather → forward … → loss → backward … once for each shard
 use of a parameter; ``Reduce`` alone adds them up, in fixed order, and divides by the batch's summed
 sample weight.  Where several processes, *ranks*, train the network together, each computes some of
 the shards and moves a slice of the parameters; ``ExchangePartials`` and ``GatherParameters`` stand
-around that.  A plan holds two such lists: ``training``, and ``evaluation`` without dropout or
-backward.  Buffers name what is computed; what is stored, and where, is the backend's business.
+around that.  Or they have *parts* of the network each, columns or rows of the weights, and
+``SumParts`` and ``JoinParts`` stand between the layers.  A plan holds two such lists: ``training``,
+and ``evaluation`` without dropout or backward.  Buffers name what is computed; what is stored, and
+where, is the backend's business.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from .operations import DropoutBackward as DropoutBackward
 from .operations import ExchangePartials as ExchangePartials
 from .operations import Gather as Gather
 from .operations import GatherParameters as GatherParameters
+from .operations import JoinParts as JoinParts
 from .operations import LocallyConnected as LocallyConnected
 from .operations import LocallyConnectedBackward as LocallyConnectedBackward
 from .operations import Loss as Loss
@@ -34,6 +37,8 @@ from .operations import Operation as Operation
 from .operations import Output as Output
 from .operations import Reduce as Reduce
 from .operations import Standardize as Standardize
+from .operations import SumParts as SumParts
+from .operations import TakeColumns as TakeColumns
 from .operations import Update as Update
 from .operations import Weighted as Weighted
 from .operations import WeightedBackward as WeightedBackward
@@ -48,9 +53,14 @@ from .plan import Precision as Precision
 from .plan import Reduction as Reduction
 from .plan import Segment as Segment
 from .plan import Slice as Slice
+from .plan import Tensor as Tensor
 from .plan import TrainedRange as TrainedRange
+from .plan import slices_of as slices_of
 from .sharding import additions as additions
 from .sharding import block_size as block_size
 from .sharding import nodes_of as nodes_of
 from .sharding import parts_of as parts_of
 from .sharding import shards_of as shards_of
+from .tensor import split_plan as split_plan
+from .tensor_split import MOST_PARTS as MOST_PARTS
+from .tensor_split import Parts as Parts

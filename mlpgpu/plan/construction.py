@@ -31,6 +31,8 @@ from .operations import (
     Weighted,
 )
 from .plan import Buffer, Parameter, Partial, Plan, Precision, Reduction, Segment
+from .tensor import split_plan
+from .tensor_split import Parts
 
 MOST_NUMBERS = 2**48  # of an array
 
@@ -235,16 +237,17 @@ def lower(
     shards: int = 1,
     replicas: int = 1,
     ranks: int = 1,
+    parts: Parts | None = None,
 ) -> Plan:
     """Lower layers, a loss and an optimizer to a plan for at most ``capacity`` rows.
 
     Without an optimizer the plan has no training step.  Without a loss it has neither values nor
     targets, and ``output`` names the function that turns logits into predictions.  ``target_kind``
-    is the loss's usual one if left out.
+    is the loss's usual one if left out.  ``parts`` splits the layers, for ranks that have some parts each.
 
     Raises:
         ConfigurationError: an array would be larger than any memory, targets are standardized and the loss is not
-            one for regression, or there is an optimizer and all layers are frozen.
+            one for regression, there is an optimizer and all layers are frozen, or no layer can be split.
     """
     if loss is not None:
         loss = as_loss(loss)
@@ -289,7 +292,7 @@ def lower(
 
     buffers = {**inference.buffers, **step.buffers}
     _check_sizes(_end(inference.parameters), buffers.values())
-    return Plan(
+    plan = Plan(
         n_in=n_in,
         n_out=n_out,
         capacity=capacity,
@@ -310,3 +313,4 @@ def lower(
         output="output",
         ranks=ranks,
     )
+    return plan if parts is None else split_plan(plan, parts)

@@ -36,12 +36,16 @@ class Operation:
 
 @dataclass(frozen=True)
 class Gather(Operation):
-    """Fetch the batch's rows: inputs in the plan's precision, targets, sample weights (1 if the data have none)."""
+    """Fetch the batch's rows: inputs in the plan's precision, targets, sample weights (1 if the data have none).
+
+    ``columns`` are those of the inputs that are fetched, first and end; all if None.
+    """
 
     WRITES = ("x", "target", "weight")
     x: str
     target: str | None = None
     weight: str | None = None
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,17 @@ class LocallyConnected(Weighted):
 
 @dataclass(frozen=True)
 class Dropout(Operation):
-    """``y = x · mask / (1 - rate)``; word (row in batch · width + unit) of the layer's step decides the mask."""
+    """``y = x · mask / (1 - rate)``; word (row in batch · width + unit) of the layer's step decides the mask.
+
+    ``part_of`` is there where x has some columns of the layer's alone: the unit of the first, and the layer's width.
+    """
 
     READS, WRITES = ("x",), ("y",)
     x: str
     y: str
     rate: float
     layer: int
+    part_of: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +178,47 @@ class DropoutBackward(Operation):
     dx: str
     rate: float
     layer: int
+    part_of: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TakeColumns(Operation):
+    """``y``: as many columns of x as it has, from column ``first`` on."""
+
+    READS, WRITES = ("x",), ("y",)
+    x: str
+    first: int
+    y: str
+
+
+@dataclass(frozen=True)
+class BetweenParts(Operation):
+    """What ranks exchange that have some parts of a network each; ``parts`` are this rank's buffers, in order."""
+
+    parts: tuple[str, ...]
+    y: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the arrays that it reads."""
+        return *self.parts, *self._names(self.READS)
+
+
+@dataclass(frozen=True)
+class JoinParts(BetweenParts):
+    """``y``: the columns of all parts beside each other, on every rank."""
+
+    WRITES = ("y",)
+
+
+@dataclass(frozen=True)
+class SumParts(BetweenParts):
+    """``y = f(Σ parts + b)`` on every rank, parts added by the binary tree of :mod:`mlpgpu.plan.sharding`."""
+
+    READS, WRITES = ("bias",), ("z", "y")
+    bias: str | None = None
+    activation: str = "identity"
+    z: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,26 @@ from ..losses import Loss, TargetKind
 from ..optimizers import Optimizer
 from ..random import Purpose
 from ..text import html, table
-from .operations import ExchangePartials, GatherParameters, Norm, Operation, Update, Weighted, WeightedBackward
+from .operations import (
+    ExchangePartials,
+    GatherParameters,
+    JoinParts,
+    Norm,
+    Operation,
+    SumParts,
+    Update,
+    Weighted,
+    WeightedBackward,
+)
 from .sharding import nodes_of, parts_of, shards_of
+from .tensor_split import Parts, Split, bounds
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
 CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
+LEAST_SLICED = 1 << 14  # numbers of a sum over parts from which on each of more than two ranks adds up a slice of it
 
 
 @dataclass(frozen=True)
@@ -53,18 +65,38 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class PartOf:
+    """Which part of a layer's array a rank has: of ``whole``, along ``axis``, from ``first`` up to ``end``."""
+
+    whole: Parameter
+    axis: int
+    first: int
+    end: int
+    part: int
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Where it lies in the whole array."""
+        return (*(slice(None),) * self.axis, slice(self.first, self.end))
+
+
+@dataclass(frozen=True)
 class Parameter(Segment):
-    """An array of a layer: which one that is, how initial values are drawn, and whether steps train them."""
+    """An array of a layer: which one that is, how initial values are drawn, and whether steps train them.
+
+    ``of`` says which part of the layer's array it is, where ranks have parts of a network.
+    """
 
     layer: int
     fans: tuple[int, int]
     initializer: str
     trainable: bool = True
+    of: PartOf | None = None
 
     @property
     def is_bias(self) -> bool:
         """Whether it is added to a layer's product, not a factor of it."""
-        return self.name.endswith(".bias")
+        return (self.of.whole.name if self.of else self.name).endswith(".bias")
 
     @property
     def purpose(self) -> Purpose:
@@ -105,6 +137,40 @@ class Slice:
 
 
 @dataclass(frozen=True, repr=False)
+class Tensor:
+    """How a network is split into parts, of which a plan has those of one rank.
+
+    Attributes:
+        parts: how many there are, and whose they are.
+        splits: how each layer is split, by its weight.
+        whole: the plan for one process, without parts.
+    """
+
+    parts: Parts
+    splits: Mapping[str, Split]
+    whole: Plan
+
+    def sent_numbers(self, operation: SumParts | JoinParts, rank: int, width: int, rows: int) -> int:
+        """Numbers that a rank sends to others in ``operation`` on ``width`` columns and ``rows`` rows."""
+        parts, count = self.parts, rows * width
+        others = parts.ranks - 1
+        if isinstance(operation, JoinParts):
+            ends = bounds(width, parts.count)
+            own = parts.of(rank)
+            return others * rows * (ends[own.stop] - ends[own.start])
+        nodes = len(nodes_of(parts.of(rank), parts.count))
+        if not self.sums_in_slices(width):
+            return others * nodes * count
+        slice_ = slices_of(count, parts.ranks)[rank]
+        own_count = slice_.stop - slice_.start
+        return nodes * (count - own_count) + others * own_count
+
+    def sums_in_slices(self, width: int) -> bool:
+        """Whether each rank adds up a slice of a sum and sends that, or every rank all of it, in one exchange less."""
+        return self.parts.ranks > 2 and self.whole.capacity * width >= LEAST_SLICED
+
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One training step and one evaluation, lowered.
 
@@ -121,6 +187,7 @@ class Plan:
         loss, optimizer: None where the plan is for predicting only.
         logits, output: the buffers that hold the network's logits and predictions.
         ranks: how many processes run the training step together, each some of the shards.
+        tensor: how the network is split into parts; None where every process has all of it.
     """
 
     n_in: int
@@ -142,6 +209,7 @@ class Plan:
     logits: str
     output: str
     ranks: int = 1
+    tensor: Tensor | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -207,6 +275,8 @@ class Plan:
 
     def sent_bytes(self, operation: Operation, rank: int) -> int:
         """Bytes of arrays that a rank sends to others in ``operation``."""
+        if self.tensor is not None:
+            return self.sent_between_parts(operation, rank)
         own = self.slices[rank]
         if isinstance(operation, ExchangePartials):
             nodes = len(nodes_of(shards_of(rank, self.ranks, self.shards), self.shards))
@@ -214,6 +284,13 @@ class Plan:
         if isinstance(operation, GatherParameters):
             return (self.ranks - 1) * (own.parameters.stop - own.parameters.start) * self.dtype.itemsize
         return 0
+
+    def sent_between_parts(self, operation: Operation, rank: int) -> int:
+        """Bytes of arrays that a rank sends to others in ``operation`` of a network in parts, at capacity."""
+        if self.tensor is None or not isinstance(operation, (SumParts, JoinParts)):
+            return 0
+        width = self.buffers[operation.y].shape[-1]
+        return self.tensor.sent_numbers(operation, rank, width, self.capacity) * self.dtype.itemsize
 
     @property
     def statistic_count(self) -> int:
@@ -231,7 +308,9 @@ class Plan:
         return replace(self, training=kept, precision="float32-ieee", reduction="ordered")
 
     def alone(self) -> Plan:
-        """This plan for one process, which computes all shards."""
+        """This plan for one process, which computes all shards, or a network that has no parts."""
+        if self.tensor is not None:
+            return self.tensor.whole
         between = ExchangePartials, GatherParameters
         return replace(self, training=tuple(op for op in self.training if not isinstance(op, between)), ranks=1)
 
@@ -282,13 +361,25 @@ class Plan:
         return (
             f"{self.n_in} → {self.n_out}, {self.parameter_count:,} parameters{of_them}, {self.precision}, "
             f"up to {self.capacity} rows in {self.shards} shard{'s' * (self.shards > 1)}"
-            f"{f' on {self.ranks} ranks' * (self.ranks > 1)}, {self.reduction}"
+            f"{f' on {self.ranks} ranks' * (self.ranks > 1)}, {self.reduction}{self._split}"
         )
+
+    @property
+    def _split(self) -> str:
+        """How the network is split, and which part of it this is."""
+        if self.tensor is None:
+            return ""
+        parts = self.tensor.parts
+        own = f"{parts.own.start} to {parts.own.stop - 1}" if len(parts.own) > 1 else str(parts.own.start)
+        layers = ", ".join(f"{name} by {split}" for name, split in self.tensor.splits.items() if split != "whole")
+        of_all = f"of {self.tensor.whole.parameter_count:,} parameters in all"
+        return f"; part {own} of {parts.count} on rank {parts.rank} of {parts.ranks}, {of_all}, {layers}"
 
     @property
     def _products(self) -> str:
         total = sum(self.flops(operation, self.capacity) for operation in self.training or self.evaluation)
-        sent = sum(self.sent_bytes(operation, rank) for operation in self.training for rank in range(self.ranks))
+        ranks = self.ranks if self.tensor is None else self.tensor.parts.ranks
+        sent = sum(self.sent_bytes(operation, rank) for operation in self.training for rank in range(ranks))
         between = f"; {sent / 1e3:,.1f} kB between ranks" if sent else ""
         return f"products: {total / 1e6:.3f} MFLOP a step{between}"
 
@@ -309,6 +400,11 @@ class Plan:
             return "×".join(map(str, segments[name]))
         # The replica axis is left out: it is 1 in every plan that a backend runs today.
         return "×".join(map(str, self.buffers[name].shape[1:]))
+
+
+def slices_of(count: int, ranks: int) -> list[slice]:
+    """Each rank's slice of a sum over parts of ``count`` numbers; sizes differ by at most one."""
+    return [slice(count * rank // ranks, count * (rank + 1) // ranks) for rank in range(ranks)]
 
 
 def _title(operation: Operation) -> str:

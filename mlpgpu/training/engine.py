@@ -110,7 +110,14 @@ class Engine:
         return self.program
 
     def _compile(self, plan: Plan) -> Program:
-        return self._backend.compile(plan, **self._options)
+        program = self._backend.compile(plan, **self._options)
+        program.together = self._team.together
+        return program
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether each rank has parts of the network, so that all of them are asked together for what is whole."""
+        return self.plan.tensor is not None
 
     def _set_aside(self) -> None:
         """Take what belongs to the run out of the program, and the parameters if it owns them."""
@@ -160,7 +167,7 @@ class Engine:
         """
         self.check_whole()
         rates, first_step = self.schedule.rates(clock), self.progress.steps
-        self._is_dealt, self._gathered = self._team.ranks > 1, None
+        self._is_dealt, self._gathered = self._team.ranks > 1 and not self.has_parts, None
         program, log = self.ready(), StepLog(len(rates))
         self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
         try:
@@ -247,8 +254,13 @@ class Engine:
             self.check_finite()
         values: dict[str, Any] = {"loss": float(value / weight), **values_of(named, problem, sums)}
 
+        def predicted() -> np.ndarray:
+            return self._network.shaped(program.predict(data.dataset), data.dataset)
+
+        whole = predicted() if functions and self.has_parts else None  # which all ranks make together
+
         def own_values() -> dict[str, Any]:
-            prediction = self._network.shaped(program.predict(data.dataset), data.dataset)
+            prediction = predicted() if whole is None else whole
             return {name: call_metric(name, function, data.dataset, prediction) for name, function in functions.items()}
 
         if functions:
@@ -349,8 +361,11 @@ class Engine:
         return own if self._gathered is None else self._gathered
 
     def gather(self) -> None:
-        """Have each rank know the slots of all, so that whichever asks next for them needs no other; all call it."""
-        if self._team.ranks > 1:
+        """Have each rank know the slots of all, so that whichever asks next for them needs no other; all call it.
+
+        Where ranks have parts of the network, none may have room for all of it, and the slots stay where they are.
+        """
+        if self._team.ranks > 1 and not self.has_parts:
             self.slots_and_kept()
 
     @property

@@ -32,8 +32,9 @@ ARGUMENTS = (
     *("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight"),
     "memory_share",
     "parallel",
+    "parts",
 )
-ADDED = {"parallel": "auto"}  # arguments that files of older versions lack
+ADDED = {"parallel": "auto", "parts": None}  # arguments that files of older versions lack
 
 _HISTORY, _SLOTS, _KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
 

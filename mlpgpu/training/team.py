@@ -8,10 +8,11 @@ are kept or put back, it has them change, too.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ..errors import RankError
+from ..errors import MlpgpuError, RankError
 from ..ranks import Communicator, communicator, rank, ranks
 
 Result = TypeVar("Result")
@@ -35,6 +36,7 @@ class Team:
         self.ranks = 1 if is_alone else ranks()
         self.is_leader = self.ranks == 1 or rank() == 0
         self._is_led = False  # whether a call of lead is under way
+        self._is_joint = False  # whether the followers make the same calls as rank 0, which leads
 
     @property
     def communicator(self) -> Communicator | None:
@@ -67,10 +69,31 @@ class Team:
         finally:
             self._is_led = False
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether this is rank 0, and the others wait for what it has them do."""
+        return self._is_led and self.is_leader and not self._is_joint
+
     def command(self, name: str, *arguments: Any) -> None:
         """Have the followers call a method that rank 0 calls in the middle of what it leads; otherwise nothing."""
-        if self._is_led and self.is_leader and self.communicator is not None:
+        if self.is_followed and self.communicator is not None:
             self.communicator.broadcast((name, arguments))
+
+    @contextmanager
+    def together(self, name: str, *arguments: Any) -> Iterator[None]:
+        """While all ranks call something together: if rank 0 leads, have the followers call this method meanwhile.
+
+        What is called inside, all of them call in turn.  An error that a call raises is rank 0's to tell.
+        """
+        is_first = self.is_followed
+        if is_first:
+            self.command(name, *arguments)
+            self._is_joint = True
+        try:
+            yield
+        finally:
+            if is_first:
+                self._is_joint = False
 
     def _do(self, work: Callable[[], Result]) -> Result:
         assert self.communicator is not None
@@ -91,7 +114,12 @@ class Team:
                 if error is not None:
                     raise error
                 return result
-            getattr(follower, name)(*arguments)
+            try:
+                getattr(follower, name)(*arguments)
+            except RankError:
+                raise
+            except MlpgpuError:  # rank 0 has it as well, and what came of it
+                pass
 
 
 def _sendable(error: BaseException) -> BaseException:

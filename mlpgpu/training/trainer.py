@@ -10,7 +10,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -53,8 +53,8 @@ from ..metrics import VALIDATION, is_metric
 from ..names import LossName, OptimizerName, ParallelName, PrecisionName, ReductionName
 from ..network import Data, Network
 from ..optimizers import Optimizer, as_optimizer
-from ..plan import CARD_PRECISIONS, PRECISIONS, REDUCTIONS, Plan
-from ..ranks import check_agreement
+from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Parts, Plan
+from ..ranks import check_agreement, rank
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
 from ..version import __version__
@@ -70,7 +70,7 @@ from .team import Team
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-PARALLELS = ("auto", "data", "none")
+PARALLELS = ("auto", "data", "tensor", "none")
 OWN_COLUMNS = ("epoch", "loss", "rate", "seconds")  # of every record
 
 
@@ -125,7 +125,11 @@ class Trainer:
         memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
         parallel: what several ranks do, which ``mpirun`` or ``python -m mlpgpu launch`` started; ``docs/ranks.md``
             tells how.  ``"data"``, and ``"auto"``, which stands for it: all train the network together, each on some
-            of the shards, with one optimizer state between them.  ``"none"``: each trains a network of its own.
+            of the shards, with one optimizer state between them.  ``"tensor"``: each has parts of the layers'
+            weights, with the optimizer's state of them, and computes all rows.  ``"none"``: each trains a network of
+            its own.
+        parts: how many parts the layers are split into by ``"tensor"``; as many as there are ranks if None.  Bits
+            depend on it, not on the number of ranks.
 
     A trainer is copied, and pickled, with all that :meth:`save` writes, its network included: the copy goes on by
     itself, with the same bits.  It frees what it holds when it is dropped, or by :meth:`close` or a ``with`` block.
@@ -155,6 +159,7 @@ class Trainer:
         threads: int | None = None,
         memory_share: float = MEMORY_SHARE,
         parallel: ParallelName = "auto",
+        parts: int | None = None,
     ) -> None:
         if not isinstance(network, Network):
             raise DtypeError("network", expected="a mlpgpu.Network", got=shown(network))
@@ -164,7 +169,8 @@ class Trainer:
         self.batch_size = check_integer("batch_size", batch_size, least=1, limit=MOST_ROWS)
         self.parallel = lookup("parallel", parallel, PARALLELS)
         self._team = Team(is_alone=self.parallel == "none")
-        shards = self._team.ranks if streams is None else streams
+        self.parts = self._check_parts(parts, streams)
+        shards = self._team.ranks if streams is None and self.parts is None else streams or 1
         self.streams = check_integer("streams", shards, least=1, limit=MOST_SHARDS)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
@@ -245,8 +251,26 @@ class Trainer:
             precision=self.precision,
             reduction=self.reduction,
             shards=self.streams,
-            ranks=self._team.ranks,
+            ranks=self._team.ranks if self.parts is None else 1,
+            parts=None if self.parts in (None, 1) else Parts(self.parts, rank(), self._team.ranks),
         )
+
+    def _check_parts(self, parts: int | None, streams: int | None) -> int | None:
+        """The number of parts that layers are split into, None if they are not."""
+        ranks = self._team.ranks
+        if self.parallel != "tensor":
+            if parts is not None:
+                got = f"{parts} of {self.parallel!r}"
+                raise ConfigurationError("parts", expected="parallel='tensor', or None", got=got)
+            return None
+        if streams not in (None, 1):
+            hint = "parts= is how many parts layers are split into; parallel='data' splits the batch into streams"
+            raise ConfigurationError("streams with parallel='tensor'", expected="1 or None", got=streams, hint=hint)
+        count = check_integer("parts", ranks if parts is None else parts, least=1, limit=MOST_PARTS)
+        if count < ranks:
+            hint = f"start at most {count} ranks: a run keeps the number of parts that it began with"
+            raise ConfigurationError("parts", expected=f"at least one for each of {ranks} ranks", got=count, hint=hint)
+        return count
 
     def __repr__(self) -> str:
         network = " → ".join(str(width) for width in (self.network.n_in, self.network.n_out))
@@ -257,7 +281,7 @@ class Trainer:
     def _repr_html_(self) -> str:
         names = (
             *("loss", "optimizer", "batch_size", "precision", "streams", "reduction", "metrics", "class_weight"),
-            "parallel",
+            *("parallel", "parts"),
         )
         rows = [
             ("setting", "value"),
@@ -431,7 +455,10 @@ class Trainer:
         if self._team.communicator is None:
             return
         network, values = self.network, "as all ranks trained them"
-        if not all(self._team.communicator.gather(self._engine.has_trained_values)):
+        told = self._team.communicator.gather((self._engine.has_trained_values, network.is_new))
+        if all(is_new for _, is_new in told):
+            values = "those that the seed draws"
+        elif not all(is_trained for is_trained, _ in told):
             values = f"of CRC {zlib.crc32(network.flat_parameters())}"
         facts: dict[str, str | int | float] = {
             "mlpgpu's version": __version__,
@@ -443,6 +470,7 @@ class Trainer:
             "the network's parameters": values,
             "the network's statistics": zlib.crc32(network.flat_statistics()),
             "data": str(trained.dataset.identity()),
+            "what computes": str(self.backend.fingerprint(self.plan) if self._engine.has_parts else ""),
             "validation": "none" if validated is None else str(validated.dataset.identity()),
             **{name: str(value) for name, value in arguments.items()},
         }
@@ -539,13 +567,42 @@ class Trainer:
         self._check_usable("evaluate")
         prepared = self._prepare(data, self.network, metrics=names)
         self.network.check_adapted("call network.adapt(dataset), or train")
-        return self._engine.evaluate(prepared, names, functions)
+        if not self._engine.has_parts:
+            return self._engine.evaluate(prepared, names, functions)
+        with self._together("_evaluate_along", prepared, names, tuple(functions)):
+            return self._engine.evaluate(prepared, names, functions)
+
+    def _evaluate_along(self, prepared: Prepared, metrics: Sequence[str], own: Sequence[str]) -> None:
+        """Compute this rank's parts of what rank 0 evaluates."""
+        self._engine.evaluate(prepared, metrics, dict.fromkeys(own, _nothing))
+
+    def read_along(self, name: str, *arguments: Any) -> None:
+        """Have rank 0 read what this rank has a part of; it is a method of :class:`Program`."""
+        if name == "read_parameters":
+            self.network.values.read()  # which then has them, as rank 0's has
+        else:
+            getattr(self._engine.ready(), name)(*arguments)
 
     def _prepare(self, data: Data, network: Network, **options: Any) -> Prepared:
         """A data set that suits the task, and lies where the backend can read it."""
         prepared = self._task.prepare(data, network, **options)
         self.backend.check_place(prepared.dataset)
         return prepared
+
+    @contextmanager
+    def _together(self, name: str, *arguments: Any) -> Iterator[None]:
+        """While all ranks do something together, which the followers of rank 0 do by a method of this name.
+
+        Where ranks have parts of the network, the others first get parameters that a callback has set on rank 0.
+        """
+        engine = self._engine
+        if self._team.is_followed and engine.has_parts and not engine.has_values and not self.network.is_new:
+            self._team.command("_take_values", self.network.flat_parameters())
+        with self._team.together(name, *arguments):
+            yield
+
+    def _take_values(self, values: np.ndarray) -> None:
+        self.network.values.replace(values)
 
     # --- what callbacks use ---
 
@@ -557,15 +614,13 @@ class Trainer:
     def keep(self) -> None:
         """Keep the parameters as they are now, in place of what was kept before."""
         self._check_usable("keep")
-        self._team.command("keep")
-        with uninterrupted():
+        with uninterrupted(), self._together("keep"):
             self._engine.keep()
 
     def restore_kept(self) -> None:
         """Put the parameters that were kept back."""
         self._check_usable("restore_kept")
-        self._team.command("restore_kept")
-        with uninterrupted():
+        with uninterrupted(), self._together("restore_kept"):
             self._engine.restore_kept()
 
     def histograms(self, bins: int, of: Sequence[str] = ("parameters",)) -> dict[str, Histogram]:
@@ -576,7 +631,8 @@ class Trainer:
         """
         bins, of = check_integer("bins", bins, least=1, most=MOST_BINS), check_counted("of", of)
         self._check_usable("histograms")
-        return self._engine.histograms(bins, of)
+        with self._together("histograms", bins, of) if self._engine.has_parts else contextlib.nullcontext():
+            return self._engine.histograms(bins, of)
 
     # --- the end ---
 
@@ -620,7 +676,10 @@ class Trainer:
     def _copied(self, network: Network) -> CopiedTrainer:
         """What a copy is made of, which trains ``network``."""
         self._check_usable("copy")
-        run = self._saved().contents(storage.Contents({}))
+        with self._whole_state():
+            run = self._saved().contents(storage.Contents({}))
+            if self._engine.has_parts:
+                self.network.contents()
         continues = self._engine.progress.is_resumed or self._work == "fit"
         return CopiedTrainer(network, run, self._functions, continues, self.history.interrupted, self._engine.saved)
 
@@ -650,10 +709,12 @@ class Trainer:
             TornStateError: an exception ended a step in its middle.
         """
         self._check_usable("save")
-        with uninterrupted():
+        with uninterrupted(), self._whole_state():
             saved = self._saved()
             if self._team.is_leader:
                 storage.write(path, saved.contents(self.network.contents()))
+            elif self._engine.has_parts:
+                self.network.contents()
             self._engine.saved = os.fspath(path), self.steps
 
     def _saved(self) -> SavedRun:
@@ -679,6 +740,14 @@ class Trainer:
 
     def _gather(self) -> None:
         self._engine.gather()
+
+    def _whole_state(self) -> AbstractContextManager[None]:
+        """While the whole state is asked for that ranks have parts of: have the others do so, too."""
+        return self._together("_save_along") if self._engine.has_parts else contextlib.nullcontext()
+
+    def _save_along(self) -> None:
+        self._saved()
+        self.network.contents()
 
     def _differences(self, saved: SavedRun) -> dict[str, tuple[Any, Any]]:
         """What the bits depend on and is another here than where the run was made: what it was made by, and now."""
@@ -757,6 +826,11 @@ class Trainer:
         trainer = cls(network, **arguments, backend=made_by["backend"] if backend is None else backend, threads=threads)
         trainer._engine.resume(saved.kind, saved.progress.changed(is_resumed=True), saved.slots, saved.kept)
         return trainer
+
+
+def _nothing(*arguments: Any) -> float:
+    """In place of a metric of one's own, which rank 0 computes."""
+    return 0.0
 
 
 def _check_threads(threads: int | None) -> int | None:

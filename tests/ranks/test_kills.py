@@ -31,12 +31,12 @@ def left(folder: Path, seed: int) -> dict[str, Any]:
     return pickle.loads((folder / str(seed) / "rank0.pickle").read_bytes())[0]
 
 
-def kill_one(folder: Path, seed: int, ranks: int, chance: random.Random) -> str:
+def kill_one(folder: Path, seed: int, ranks: int, chance: random.Random, *options: str) -> str:
     """Kill one of the ranks at some moment of their fit; returns what the others said, or nothing if all was over."""
     own = folder / str(seed)
     signs = [own / "begun", *(own / f"rank{rank}.pid" for rank in range(ranks))]
     process = subprocess.Popen(
-        command(folder, seed, ranks, "--slowly"),
+        command(folder, seed, ranks, "--slowly", *options),
         env=clean_environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -75,17 +75,19 @@ def kill_one(folder: Path, seed: int, ranks: int, chance: random.Random) -> str:
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=pytest.mark.thorough) if seed > 1 else seed for seed in range(20)]
 )
-def test_a_killed_rank_ends_the_others_and_any_number_goes_on(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize("split", ["data", "tensor"])
+def test_a_killed_rank_ends_the_others_and_any_number_goes_on(split: str, seed: int, tmp_path: Path) -> None:
+    chance = random.Random(f"{seed} {split}")
+    options = ["--tensor"] if split == "tensor" else []
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    alone = run(command(whole, seed, 1))
+    alone = run(command(whole, seed, 1, *options))
     assert alone.code == 0, alone.errors
-    said = kill_one(broken, seed, chance.choice([2, 3, 4]), chance)
+    said = kill_one(broken, seed, chance.choice([2, 3, 4]), chance, *options)
     # Of ranks and mpirun, whoever is first tells it; mpirun may kill the others before they do.
     assert not said or re.search(r"rank \d of \d ends: rank \d was killed|exited on\s+signal 9", said), said
-    rest = run(command(broken, seed, chance.choice([1, 2, 3])))
+    rest = run(command(broken, seed, chance.choice([1, 2, 3]), *options))
     assert rest.code == 0, rest.errors
     got, expected = left(broken, seed), left(whole, seed)
     assert got.keys() == expected.keys()

@@ -20,9 +20,9 @@ SCRIPT = Path(__file__).with_name("train_together.py")
 RUNS = 30
 
 
-def train(folder: Path, ranks: int) -> list[list[Any]]:
+def train(folder: Path, ranks: int, *options: str) -> list[list[Any]]:
     """What each rank has of each run, of so many ranks."""
-    command = [sys.executable, str(SCRIPT), str(folder), "0", str(RUNS)]
+    command = [sys.executable, str(SCRIPT), str(folder), "0", str(RUNS), *options]
     done = run([*mpirun(), "-n", str(ranks), *command] if ranks > 1 else command, seconds=200)
     assert done.code == 0, done.errors
     return [
@@ -31,18 +31,24 @@ def train(folder: Path, ranks: int) -> list[list[Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    return train(tmp_path_factory.mktemp("alone"), 1)
+OPTIONS = {"data": (), "tensor": ("--tensor",)}
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[list[Any]]]:
+    return request.param, train(tmp_path_factory.mktemp("alone"), 1, *OPTIONS[request.param])
 
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     "ranks", [pytest.param(ranks, marks=pytest.mark.thorough) if ranks > 2 else ranks for ranks in (2, 3, 4)]
 )
-def test_any_number_of_ranks_ends_with_the_same_bits(ranks: int, alone: list[list[Any]], tmp_path: Path) -> None:
+def test_any_number_of_ranks_ends_with_the_same_bits(
+    ranks: int, alone: tuple[str, list[list[Any]]], tmp_path: Path
+) -> None:
     """Of random plans, data and callbacks: files, history, states, what the callbacks set, on every rank."""
-    for seed, ((expected,), got) in enumerate(zip(alone, train(tmp_path, ranks), strict=True)):
+    split, left = alone
+    for seed, ((expected,), got) in enumerate(zip(left, train(tmp_path, ranks, *OPTIONS[split]), strict=True)):
         assert [rank for rank in range(ranks) if got[rank][1] != expected[1]] == [], seed
         different = [name for name in expected[0] if got[0][0].get(name) != expected[0][name]]
         assert different == [], seed

@@ -1,13 +1,15 @@
 """Random runs that ranks train together: what each leaves is written to a folder, one file a run and rank.
 
 ``python train_together.py FOLDER FIRST LAST``, by itself or under mpirun.  With ``--slowly`` steps take some
-milliseconds, so that somebody may kill a rank meanwhile: the run goes on from the checkpoints that it finds.
+milliseconds, so that somebody may kill a rank meanwhile: the run goes on from the checkpoints that it finds.  With
+``--tensor`` ranks have parts of networks of more layers, otherwise shards of the batches.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import random
 import sys
 import time
 from pathlib import Path
@@ -19,11 +21,16 @@ from killed_runs import latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, outcome
 
 import mlpgpu as mg
-from mlpgpu.plan import sharding
+from mlpgpu.backends.cpu import updates
+from mlpgpu.plan import plan, sharding, tensor_split
 
 STREAMS = 1, 2, 3, 4, 7, 8
+PARTS = 4, 5, 7
 
 sharding.LEAST_BLOCK = 8  # elements, so that each rank moves some of these small networks
+updates.NORM_BLOCK = 16  # elements, so that a part has several blocks
+tensor_split.LEAST_WEIGHTS = 20  # so that small layers are split, but for the smallest
+plan.LEAST_SLICED = 100  # numbers, so that some sums are made by slices
 
 
 class Slowly(mg.Callback):
@@ -41,21 +48,64 @@ class Slowly(mg.Callback):
         time.sleep(0.01)
 
 
-def run_of_seed(seed: int) -> RandomRun:
-    """The random run of a seed, with shards of its own, and with a checkpoint."""
+class TensorRun(RandomRun):
+    """A random run of a network in parts."""
+
+    def trainer(self) -> mg.Trainer:
+        s = self.settings
+        options = {name: s[name] for name in ("batch_size", "precision", "parts")}
+        network = mg.Network(s["layers"], seed=self.seed)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", parallel="tensor", **options)
+
+
+def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
+    """Layers of which one at least is split into seven parts: some tied, frozen, locally connected, dropped out of."""
+    chance = random.Random(f"layers {seed}")
+    layers: list[mg.Layer] = [mg.Standardize(n_in)] if chance.random() < 0.3 else []
+    width = n_in
+    for _ in range(chance.randint(1, 5)):
+        kind, n = chance.random(), chance.randint(7, 23)
+        activation: Any = chance.choice(["tanh", "gelu", "relu", "identity"])
+        if kind < 0.1:
+            layers.append(mg.LocallyConnected(width, chance.randint(1, min(3, width)), activation))
+            width = layers[-1].output_width(width)
+        elif kind < 0.2:
+            layers += [mg.Dense(width, width, activation)] * 2
+        else:
+            init = chance.choice([None, None, "he_normal", "zeros"])
+            layers.append(mg.Dense(width, n, activation, bias=kind < 0.9, init=init, trainable=kind > 0.3))
+            width = n
+        if chance.random() < 0.4:
+            layers.append(mg.Dropout(chance.choice([0.0, 0.2, 0.5])))
+    return [*layers, mg.Dense(width, 16, "tanh"), mg.Dense(16, n_out)]
+
+
+def run_of_seed(seed: int, *, is_tensor: bool = False) -> RandomRun:
+    """The random run of a seed, with shards or parts of its own, and with a checkpoint."""
     run = run_with_checkpoint(seed, "cpu")
-    run.settings["streams"] = STREAMS[seed % len(STREAMS)]
+    if not is_tensor:
+        run.settings["streams"] = STREAMS[seed % len(STREAMS)]
+        return run
+    run, settings = TensorRun(seed), run.settings
+    data = settings["data"]
+    layers = layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
+    bias = f"{len(layers) - 1}.bias"
+    run.settings.update(settings, layers=layers, bias=bias, parts=PARTS[seed % len(PARTS)])
     return run
 
 
-def train(folder: Path, seed: int, *, is_slow: bool) -> None:
+def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool) -> None:
     """Train the run of a seed and write down what it leaves, and what every rank has of it."""
-    run, own = run_of_seed(seed), folder / str(seed)
+    run, own = run_of_seed(seed, is_tensor=is_tensor), folder / str(seed)
     own.mkdir(parents=True, exist_ok=True)
     trainer = latest(run, [own / name for name in CHECKPOINTS])
     (own / f"rank{mg.rank()}.pid").write_text(str(os.getpid()))
     history = run.fit(trainer, own, *([Slowly(own)] if is_slow else []))
-    left = outcome(trainer, own) if mg.rank() == 0 else None  # which the other ranks have no part in
+    left = None
+    if mg.rank() == 0:
+        left = outcome(trainer, own)
+    elif is_tensor:
+        trainer.save(own / "outcome.h5")  # which they do together; in what rank 0 does then the others have no part
     records = [{name: value for name, value in record.items() if name != "seconds"} for record in history.records]
     values = records, trainer.network.flat_parameters().tobytes(), trainer.steps, trainer.rate
     (own / f"rank{mg.rank()}.pickle").write_bytes(pickle.dumps((left, values)))
@@ -63,4 +113,4 @@ def train(folder: Path, seed: int, *, is_slow: bool) -> None:
 
 if __name__ == "__main__":
     for number in range(int(sys.argv[2]), int(sys.argv[3])):
-        train(Path(sys.argv[1]), number, is_slow="--slowly" in sys.argv)
+        train(Path(sys.argv[1]), number, is_slow="--slowly" in sys.argv, is_tensor="--tensor" in sys.argv)

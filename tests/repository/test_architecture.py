@@ -47,7 +47,7 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "ranks": ("launchers", "watch", "communicator", "agreement", "ends", "world", "__init__"),
     "metrics": ("sums", "table", "__init__"),
-    "plan": ("operations", "sharding", "plan", "construction", "__init__"),
+    "plan": ("operations", "sharding", "tensor_split", "plan", "tensor", "construction", "__init__"),
     "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
     "tables": (
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),
@@ -84,7 +84,8 @@ INNER_LEVELS = {
     ),
     "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
     "backends/cpu": (
-        *("blas", "pool", "threads", "workspace", "bindings", "updates", "program", "inference", "backend", "__init__"),
+        *("blas", "pool", "threads", "workspace", "between_parts", "bindings", "updates", "program", "tensor_program"),
+        *("inference", "backend", "__init__"),
     ),
     "backends/cuda": (
         *("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "build_pycuda"),

@@ -12,6 +12,7 @@ from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
 from .blas import blas_name
 from .inference import CpuInference
 from .program import CpuProgram
+from .tensor_program import TensorProgram
 from .threads import blas_threads, thread_count
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
@@ -34,7 +35,7 @@ class CpuBackend(Backend):
         self.check(plan)
         count = _thread_count(plan, threads)
         with room_for(f"a batch_size of {plan.capacity} rows in {plan.shards} shards", SMALLER):
-            return CpuProgram(plan, count)
+            return CpuProgram(plan, count) if plan.tensor is None else TensorProgram(plan, count)
 
     def infer(self, plan: Plan) -> Inference:
         self.check(plan)

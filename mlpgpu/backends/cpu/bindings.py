@@ -13,6 +13,7 @@ from ...activations import ACTIVATIONS
 from ...losses import apply_output
 from ...random import WORDS_PER_BLOCK
 from ..inputs import input_standardize
+from .between_parts import join_parts, sum_parts
 from .threads import Bound
 from .workspace import Workspace
 
@@ -49,12 +50,17 @@ def _bind_gather(work: Workspace, op: ops.Gather, rows: slice, shard: int) -> Bo
     x = work.view(op.x, rows)
     target = work.view(op.target, rows) if op.target else None
     weight = work.view(op.weight, rows) if op.weight else None
+    columns = slice(*op.columns) if op.columns else None
 
     def gather() -> None:
         # Rows come from an order that is in range by construction; mode="clip" spares NumPy a copy.
         feed = work.feed
         storage, batch = feed.storage[rows], feed.batch[rows]
-        if feed.staging is None:
+        if columns is not None:  # np.take would copy all columns of all rows first
+            x[...] = feed.dataset.storage_x[storage, columns]
+            if feed.dataset.scale is not None:
+                np.multiply(x, feed.dataset.scale, out=x)
+        elif feed.staging is None:
             np.take(feed.dataset.storage_x, storage, axis=0, out=x, mode="clip")
         else:
             staging = feed.staging[rows]
@@ -90,7 +96,9 @@ def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: 
     return standardize
 
 
-def _forward(op: ops.Dense | ops.LocallyConnected) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
+def _forward(
+    op: ops.Dense | ops.LocallyConnected | ops.SumParts,
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
     """A layer's activation as ``forward(z, y, scratch)``; None for the identity.
 
     Where z is kept for the backward pass, f′(z) takes its place there: both have most of their work in common.
@@ -154,7 +162,10 @@ def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: sli
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Bound:
     x, y = work.view(op.x, rows), work.view(op.y, rows)
     width = y.shape[1]
-    mask = work.masks.setdefault(op.layer, np.empty((work.plan.capacity, width), work.dtype))[rows]
+    first, layer_width = op.part_of or (0, width)
+    mask = work.masks.setdefault((op.layer, first), np.empty((work.plan.capacity, width), work.dtype))[rows]
+    if layer_width != width:
+        return _dropout_of_part(work, op, mask, rows, shard)
     # Words come in blocks of four, and a shard may begin inside one.
     block, skipped = divmod(rows.start * width, WORDS_PER_BLOCK)
     draws = np.empty(skipped + mask.size)
@@ -163,6 +174,28 @@ def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> 
     def dropout() -> None:
         work.streams[op.layer, shard].fill(draws, step=work.step, block=block)
         np.greater_equal(kept, op.rate, out=mask)
+        np.multiply(mask, 1.0 / (1.0 - op.rate), out=mask)
+        np.multiply(x, mask, out=y)
+
+    return dropout
+
+
+def _dropout_of_part(work: Workspace, op: ops.Dropout, mask: np.ndarray, rows: slice, shard: int) -> Bound:
+    """Some columns of a layer: their words lie in as many pieces as there are rows."""
+    assert op.part_of is not None
+    x, y, width = work.view(op.x, rows), work.view(op.y, rows), mask.shape[1]
+    first, layer_width = op.part_of
+    draws = np.empty(width + WORDS_PER_BLOCK)
+    kept = []
+    for place, row in enumerate(range(rows.start, rows.stop)):
+        block, skipped = divmod(row * layer_width + first, WORDS_PER_BLOCK)
+        kept.append((block, draws[: skipped + width], draws[skipped : skipped + width], mask[place]))
+
+    def dropout() -> None:
+        stream, step = work.streams[op.layer, shard], work.step
+        for block, drawn, of_units, result in kept:
+            stream.fill(drawn, step=step, block=block)
+            np.greater_equal(of_units, op.rate, out=result)
         np.multiply(mask, 1.0 / (1.0 - op.rate), out=mask)
         np.multiply(x, mask, out=y)
 
@@ -288,11 +321,44 @@ def _bind_locally_connected_backward(
 
 
 def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice, shard: int) -> Bound:
-    dy, dx, mask = work.view(op.dy, rows), work.view(op.dx, rows), work.masks[op.layer][rows]
+    dy, dx = work.view(op.dy, rows), work.view(op.dx, rows)
+    mask = work.masks[op.layer, op.part_of[0] if op.part_of else 0][rows]
     return lambda: np.multiply(dy, mask, out=dx)
 
 
+def _bind_take_columns(work: Workspace, op: ops.TakeColumns, rows: slice, shard: int) -> Bound:
+    y = work.view(op.y, rows)
+    taken = work.view(op.x, rows)[:, op.first : op.first + y.shape[1]]
+    return partial(np.copyto, y, taken)
+
+
+def _bind_join_parts(work: Workspace, op: ops.JoinParts, rows: slice, shard: int) -> Bound:
+    own = [work.view(name, rows) for name in op.parts]
+    return join_parts(work.plan, own, work.view(op.y, rows))
+
+
+def _bind_sum_parts(work: Workspace, op: ops.SumParts, rows: slice, shard: int) -> Bound:
+    y = work.view(op.y, rows)
+    z = work.view(op.z, rows) if op.z else y
+    bias = work.arrays[op.bias] if op.bias else None
+    scratch = work.scratch_like(y, rows)
+    forward = _forward(op)
+    add = sum_parts(work.plan, [work.view(name, rows) for name in op.parts], z)
+
+    def sum_of_parts() -> None:
+        add()
+        if bias is not None:
+            np.add(z, bias, out=z)
+        if forward is not None:
+            forward(z, y, scratch)
+
+    return sum_of_parts
+
+
 _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Bound]] = {
+    ops.TakeColumns: _bind_take_columns,
+    ops.JoinParts: _bind_join_parts,
+    ops.SumParts: _bind_sum_parts,
     ops.Gather: _bind_gather,
     ops.Standardize: _bind_standardize,
     ops.Dense: _bind_dense,

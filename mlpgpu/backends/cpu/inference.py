@@ -26,6 +26,7 @@ from ..inputs import InputScaling, has_more_digits
 from .blas import BLAS
 from .pool import POOL
 from .program import CpuProgram
+from .tensor_program import TensorProgram
 from .threads import available_cores
 
 # What cuts a call into pieces.  One-threaded products (SkylakeX, k = 784 and 1,024, n = 128 and 1,024) reach 24 to 52
@@ -151,7 +152,7 @@ class CpuInference(Inference):
         self._set(parameters, statistics[0])
 
     def load_from(self, program: Program) -> bool:
-        if not isinstance(program, CpuProgram):
+        if not isinstance(program, CpuProgram) or isinstance(program, TensorProgram):  # which has a part of them
             return False
         self._set(*program.copy_parameters())
         return True

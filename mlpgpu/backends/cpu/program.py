@@ -14,9 +14,10 @@ from ...plan import Plan, additions, shards_of
 from ...ranks import rank
 from ..base import Histogram, Program, Sampling, State, StepLog, bin_edges, scaled
 from ..evaluation import MetricSums
+from .between_parts import all_ranks
 from .bindings import bind
 from .threads import Bound, Threads
-from .updates import Updates, all_ranks
+from .updates import Updates
 from .workspace import Feed, Workspace
 
 BOUND_LIMIT = 8  # numbers of rows for which bound operations are kept
@@ -98,7 +99,7 @@ class CpuProgram(Program):
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
         with self._lock.held():
-            return {p.name: _count(self._work.arrays[p.name], bins) for p in self._plan.parameters}
+            return {p.name: count_values(self._work.arrays[p.name], bins) for p in self._plan.parameters}
 
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
         assert self._training is not None
@@ -114,12 +115,12 @@ class CpuProgram(Program):
             work.feed, work.step = feed, step
             feed.select(batch, feed.dataset.storage_rows(batch))
             self._threads.run_shards(self._operations(rows, training=True))
-            found = {name: _count(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
+            found = {name: count_values(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
             weight = self._loss_sums(rows)[1]
             for call in self._updates.reduce:
                 call()
             for segment in self._plan.gradient:
-                counted = _count(self._updates.gradient[segment.offset : segment.end], bins)
+                counted = count_values(self._updates.gradient[segment.offset : segment.end], bins)
                 found[f"{segment.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
         return found
 
@@ -254,7 +255,7 @@ class CpuProgram(Program):
         return self._bound[key]
 
 
-def _count(values: np.ndarray, bins: int) -> Histogram:
+def count_values(values: np.ndarray, bins: int) -> Histogram:
     """The finite values, counted in equal bins."""
     finite = values[np.isfinite(values)]
     edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)

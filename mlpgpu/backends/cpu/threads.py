@@ -34,6 +34,8 @@ def thread_count(plan: Plan) -> int:
     operations = plan.training or plan.evaluation
     rows = max(1, plan.capacity // plan.shards)
     largest = max((plan.flops(op, rows) // getattr(op, "products", 1) for op in operations), default=0)
+    if plan.tensor is not None:
+        return 1  # ranks are threads enough, and the bits of a part must not depend on who has it
     if plan.shards > 1:
         # Shards are threads of their own, each with a single-threaded BLAS.
         return min(plan.shards, available_cores()) if largest >= FLOPS_PER_THREAD else 1
@@ -42,7 +44,7 @@ def thread_count(plan: Plan) -> int:
 
 def blas_threads(plan: Plan, count: int) -> int:
     """How many of a plan's ``count`` threads BLAS has, which the bits of products depend on."""
-    return count if plan.shards == 1 else 1
+    return count if plan.shards == 1 and plan.tensor is None else 1
 
 
 class Threads:

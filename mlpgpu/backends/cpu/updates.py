@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ... import plan as ops
 from ...plan import Plan, additions, block_size, nodes_of, parts_of, shards_of
-from ...ranks import Communicator, communicator
+from ...plan.tensor import split_axis
+from ...plan.tensor_split import columns_of
+from .between_parts import all_ranks, parts_of_plan
 from .threads import Bound
 from .workspace import Workspace
 
+NORM_BLOCK = 1 << 15  # elements of an array's part whose squares are summed up at a time
 UPDATE_BLOCK = 1 << 17  # elements that a pass handles at a time, so that those that follow find them in cache
-
-
-def all_ranks() -> Communicator:
-    """The communicator of the ranks that run a plan together; the first step of all waits for all of them."""
-    found = communicator()
-    assert found is not None
-    return found
 
 
 @dataclass
@@ -187,6 +184,8 @@ def _bind_reduce(work: Workspace, op: ops.Reduce, sums: _Sums) -> list[Bound]:
 
 def _bind_norm(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Bound]:
     """Squares are summed up over fixed blocks, in float64, where the square of no float32 overflows."""
+    if work.plan.tensor is not None:
+        return _bind_norm_of_parts(work, op, sums)
     count, block = work.plan.gradient_count, block_size(work.plan.gradient_count)
     squares = np.zeros(-(-count // block))
     own, ranks = sums.slice.gradient, work.plan.ranks
@@ -215,6 +214,62 @@ def _bind_norm(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Bound]:
             work.gradient_factor *= op.limit / length
 
     return [norm]
+
+
+def _bind_norm_of_parts(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Bound]:
+    """As above: of arrays that every rank has the squares are counted once, of others each rank's are put together.
+
+    Blocks are those of each part of an array, so that they do not depend on who has it; the sum over them is rounded
+    once, so that their order does not matter.
+    """
+    plan, parts = work.plan, parts_of_plan(work.plan)
+    assert plan.tensor is not None
+    trained = {p.name: p for p in plan.parameters if p.trainable}
+    shared = sum(_block_count(p.size) for p in trained.values() if p.of is None)
+    of_parts = blocks_of_parts(plan.tensor)
+    squares = np.zeros(shared + sum(of_parts))
+    place_of_part = [shared + sum(of_parts[:part]) for part in range(parts.count)]
+    slices = [slice(place_of_part[parts.of(r).start], 0) for r in range(parts.ranks)]
+    slices = [slice(s.start, n.start) for s, n in pairwise([*slices, slice(len(squares), 0)])]
+    passes, wide, place = [], np.empty(NORM_BLOCK), 0
+    for segment in plan.gradient:
+        of = trained[segment.name].of
+        for first in range(segment.offset, segment.end, NORM_BLOCK):
+            block = sums.gradient[first : min(first + NORM_BLOCK, segment.end)]
+            if of is None:
+                passes.append((block, wide[: len(block)], place))
+                place += 1
+            else:
+                passes.append((block, wide[: len(block)], place_of_part[of.part]))
+                place_of_part[of.part] += 1
+
+    def norm() -> None:
+        for part, rows, number in passes:
+            np.copyto(rows, part)
+            squares[number] = np.dot(rows, rows)
+        if parts.ranks > 1:
+            all_ranks().all_gather(squares, slices)
+        length = math.sqrt(_sum(squares)) * work.inverse_weight
+        if length > op.limit:
+            work.gradient_factor *= op.limit / length
+
+    return [norm]
+
+
+def _block_count(size: int) -> int:
+    return -(-size // NORM_BLOCK)
+
+
+def blocks_of_parts(tensor: ops.Tensor) -> list[int]:
+    """How many blocks of squares each part of a network has."""
+    counts = [0] * tensor.parts.count
+    for parameter in tensor.whole.parameters:
+        axis = split_axis(parameter, tensor.splits)
+        if axis is not None and parameter.trainable:
+            length = parameter.shape[axis]
+            for part, columns in enumerate(columns_of(length, tensor.parts.count)):
+                counts[part] += _block_count(parameter.size // length * (columns.stop - columns.start))
+    return counts
 
 
 def _sum(values: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets import Dataset
-from ...plan import Dropout, Plan, shards_of
+from ...plan import Dropout, Gather, Plan, shards_of
 from ...random import Purpose, UniformStream
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
@@ -33,7 +33,8 @@ class Feed:
         target = None if plan.target_kind is None else target_array(dataset, plan, plan.dtype)
         weight = None if dataset.weight is None else dataset.weight.astype(plan.dtype)
         inputs = dataset.storage_x.dtype
-        staging = None if inputs == plan.dtype else np.empty((plan.capacity, plan.n_in), inputs)
+        takes_columns = any(isinstance(op, Gather) and op.columns for op in plan.evaluation)
+        staging = None if inputs == plan.dtype or takes_columns else np.empty((plan.capacity, plan.n_in), inputs)
         wide = np.empty((plan.capacity, plan.n_in)) if has_more_digits(inputs, plan) else None
         nothing = np.empty(0, np.int64)
         return cls(dataset, target, weight, staging, wide, nothing, nothing)
@@ -55,7 +56,7 @@ class Workspace:
         partials: (own shards, Q), their partial gradients.
         arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
         ones: (capacity,).
-        masks: (capacity, width) of each dropout layer, from its forward to its backward pass.
+        masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
         streams: the random numbers of each dropout layer and shard.
         feed: the data set and the batch's rows.
         step: the number of the current step.
@@ -88,7 +89,7 @@ class Workspace:
         widest = max((array.shape[1] for array in self.arrays.values() if array.ndim == 2), default=1)
         self._scratch = np.empty(plan.capacity * widest, self.dtype)
         self.ones = np.ones(plan.capacity, self.dtype)
-        self.masks: dict[int, np.ndarray] = {}
+        self.masks: dict[tuple[int, int], np.ndarray] = {}
         self.streams: dict[tuple[int, int], UniformStream] = {}
         self.step = 0
         self.inverse_weight = self.gradient_factor = 0.0

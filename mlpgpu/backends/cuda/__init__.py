@@ -30,6 +30,10 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
         raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
     if plan.replicas != 1:
         raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
+    if plan.tensor is not None:
+        hint = "backend='cpu' trains it; parallel='none' trains a whole network on each card"
+        expected, got = "a whole network", f"one in {plan.tensor.parts.count} parts, by parallel='tensor'"
+        raise ConfigurationError("plan on the cuda backend", expected=expected, got=got, hint=hint)
     if plan.ranks != 1:
         hint = "backend='cpu' trains one network on all of them, parallel='none' a network on each"
         raise ConfigurationError("ranks on the cuda backend", expected=1, got=plan.ranks, hint=hint)
