@@ -170,7 +170,7 @@ class Trainer:
         self.parallel = lookup("parallel", parallel, PARALLELS)
         self._team = Team(is_alone=self.parallel == "none")
         self.parts = self._check_parts(parts, streams)
-        shards = self._team.ranks if streams is None and self.parts is None else streams or 1
+        shards = (self._team.ranks if self.parts is None else 1) if streams is None else streams
         self.streams = check_integer("streams", shards, least=1, limit=MOST_SHARDS)
         self.precision = lookup("precision", precision, PRECISIONS)
         self.reduction = lookup("reduction", reduction, REDUCTIONS)
