@@ -183,7 +183,7 @@ def operation_seconds(program: CpuProgram, epoch: Callable[[], object]) -> dict[
     shared = [each for each in operations if isinstance(each[1], Reduce | Norm | Update)]
     others = [each for each in operations if each not in shared]
     (calls,) = program._operations(plan.capacity, training=True)
-    reduce, rest = program._updates.reduce, program._updates.rest
+    reduce, rest = program._updates.to_reduce, program._updates.to_move
     kept = list(calls), list(reduce), list(rest)
     for place, (number, op) in enumerate(others):
         calls[place] = timed(f"{number} {type(op).__name__}", calls[place])

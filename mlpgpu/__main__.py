@@ -18,7 +18,7 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from . import __version__, bench, shell, storage
-from .backends import BACKENDS, get_backend
+from .backends import BACKENDS, MOST_SHARDS, get_backend
 from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
 from .backends.cuda.profile.paths import CARDS, describe_on
@@ -29,7 +29,7 @@ from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer
 from .losses import LOSSES
 from .network import Network
 from .optimizers import SGD
-from .plan import Plan
+from .plan import Plan, on_ranks
 from .storage.files import replace_file
 from .training import Trainer
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measure(options.backend, options.only, options.precision, quick=options.quick, path=options.json)
         elif options.command == "explain":
             chosen = options.model, options.batch_size, options.loss, options.backend
-            print(explain(*chosen, timeline=options.timeline, card=options.card))
+            print(explain(*chosen, timeline=options.timeline, card=options.card, ranks=options.ranks))
         else:
             return shell.run(options)
     except (MlpgpuError, KeyboardInterrupt, BrokenPipeError) as error:
@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     explained.add_argument(
         "--card", choices=CARDS, metavar="NAME", help=f"say which kernels would run on {', '.join(CARDS)}, and why"
+    )
+    explained.add_argument(
+        "--ranks", type=int, metavar="N", help="plan a step of N processes together, with what they exchange"
     )
     explained.add_argument("--timeline", action="store_true", help="show when each launch of a step runs, on a GPU")
     shell.add_commands(commands)
@@ -170,12 +173,13 @@ def explain(
     *,
     timeline: bool = False,
     card: str | None = None,
+    ranks: int | None = None,
 ) -> str:
     """The network in a file, its plan, what runs it, and on a GPU what each launch takes and how predictions run.
 
     A run's plan and backend are its trainer's, but for another ``backend``.  A network's plan is that of a
     prediction, or of a step of SGD on ``loss``.  With a ``card`` nothing runs: the kernels of that card are named, with
-    the reasons for them.
+    the reasons for them.  With ``ranks`` the plan is that of so many processes; a network's has as many shards.
 
     Raises:
         StorageError, FileFormatError: the file cannot be read.
@@ -184,6 +188,8 @@ def explain(
     """
     if backend is not None:
         get_backend(backend)  # raises before anything is read
+    if ranks is not None:
+        check_integer("--ranks", ranks, least=1, limit=MOST_SHARDS)
     contents = storage.read(path)
     if "run" in contents.description:
         if batch_size is not None or loss is not None:
@@ -193,6 +199,8 @@ def explain(
             warnings.simplefilter("ignore")  # that other libraries give other bits: nothing is resumed here
             trainer = Trainer.resume(path, backend=backend)
         network, plan, chosen, threads = trainer.network, trainer.plan, trainer.backend, trainer.threads
+        if ranks is not None:
+            plan = on_ranks(plan, ranks)
         progress = f"run: {trainer.epochs} epochs, {trainer.steps} steps, loss {trainer.loss}, {trainer.optimizer}"
     else:
         network, chosen, threads = Network.from_contents(contents), get_backend(backend or "auto"), None
@@ -203,6 +211,8 @@ def explain(
             optimizer=None if loss is None else SGD(0.0),
             output=network.output,
             precision=network.flat_parameters().dtype.name,
+            shards=ranks or 1,
+            ranks=ranks or 1,
         )
         progress = ""
     if card is not None:

@@ -9,10 +9,12 @@ A step runs gather → forward … → loss → backward … once for each shard
 use of a parameter; ``Reduce`` alone adds them up, in fixed order, and divides by the batch's summed
 sample weight.  Where several processes, *ranks*, train the network together, each computes some of
 the shards and moves a slice of the parameters; ``ExchangePartials`` and ``GatherParameters`` stand
-around that.  Or they have *parts* of the network each, columns or rows of the weights, and
-``SumParts`` and ``JoinParts`` stand between the layers.  A plan holds two such lists: ``training``,
-and ``evaluation`` without dropout or backward.  Buffers name what is computed; what is stored, and
-where, is the backend's business.
+around that.  Of a small network each moves all parameters, after one exchange, ``GatherPartials``.
+Or they have *parts* of the network each, columns or rows of the weights, and ``SumParts`` and
+``JoinParts`` stand between the layers.
+
+A plan holds two such lists: ``training``, and ``evaluation`` without dropout or backward.  Buffers
+name what is computed; what is stored, and where, is the backend's business.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from __future__ import annotations
 from .construction import Builder as Builder
 from .construction import Lowerable as Lowerable
 from .construction import lower as lower
+from .construction import on_ranks as on_ranks
+from .links import Link as Link
+from .links import Traffic as Traffic
 from .operations import ActivationBackward as ActivationBackward
 from .operations import Dense as Dense
 from .operations import DenseBackward as DenseBackward
@@ -28,6 +33,7 @@ from .operations import DropoutBackward as DropoutBackward
 from .operations import ExchangePartials as ExchangePartials
 from .operations import Gather as Gather
 from .operations import GatherParameters as GatherParameters
+from .operations import GatherPartials as GatherPartials
 from .operations import JoinParts as JoinParts
 from .operations import LocallyConnected as LocallyConnected
 from .operations import LocallyConnectedBackward as LocallyConnectedBackward

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol, TypeVar
 
 from ..errors import ConfigurationError
 from ..losses import Loss as LossFunction
 from ..losses import OutputName, TargetKind, as_loss
 from ..optimizers import Optimizer
+from .costs import is_one_exchange_faster
 from .operations import (
     ActivationBackward,
     Dense,
@@ -238,12 +240,15 @@ def lower(
     replicas: int = 1,
     ranks: int = 1,
     parts: Parts | None = None,
+    one_exchange: bool | None = None,
 ) -> Plan:
     """Lower layers, a loss and an optimizer to a plan for at most ``capacity`` rows.
 
     Without an optimizer the plan has no training step.  Without a loss it has neither values nor
     targets, and ``output`` names the function that turns logits into predictions.  ``target_kind``
-    is the loss's usual one if left out.  ``parts`` splits the layers, for ranks that have some parts each.
+    is the loss's usual one if left out.  ``ranks`` make one exchange a step or two, whichever costs less by
+    :func:`~mlpgpu.plan.costs.is_one_exchange_faster`, unless ``one_exchange`` says; the bits are the same.  ``parts``
+    splits the layers, for ranks that have some parts each.
 
     Raises:
         ConfigurationError: an array would be larger than any memory, targets are standardized and the loss is not
@@ -279,16 +284,12 @@ def lower(
         count, trained = _end(step.parameters), sum(p.size for p in step.parameters.values() if p.trainable)
         partials = step.flat("partials", "shard", shards, _end({p.name: p for p in step.partials()}))
         gradient = step.flat("gradient", "element", trained)
-        if ranks > 1:
-            training.append(ExchangePartials(partials, value, "row_weight"))
         training.append(Reduce(partials, "row_weight", gradient))
         if optimizer.clip_norm is not None:
             training.append(Norm(gradient, optimizer.clip_norm))
         slots = step.flat("slots", "slot", len(optimizer.slots), count) if optimizer.slots else None
         parameters = step.flat("parameters", "element", count)
         training.append(Update(optimizer, gradient, parameters, slots))
-        if ranks > 1:
-            training.append(GatherParameters(parameters))
 
     buffers = {**inference.buffers, **step.buffers}
     _check_sizes(_end(inference.parameters), buffers.values())
@@ -311,6 +312,26 @@ def lower(
         optimizer=optimizer,
         logits=logits,
         output="output",
-        ranks=ranks,
     )
-    return plan if parts is None else split_plan(plan, parts)
+    return on_ranks(plan, ranks, one_exchange=one_exchange) if parts is None else split_plan(plan, parts)
+
+
+def on_ranks(plan: Plan, ranks: int, *, one_exchange: bool | None = None) -> Plan:
+    """The plan of so many processes together, each some of the shards, as :func:`lower` makes it.
+
+    A plan without a training step stays one of a process by itself.
+    """
+    plan = plan.alone()
+    if ranks == 1 or not plan.training:
+        return plan
+    training: list[Operation] = []
+    for operation in plan.training:
+        if isinstance(operation, Reduce):
+            training.append(ExchangePartials(operation.partials, "value", operation.weight))
+        training.append(operation)
+        if isinstance(operation, Update):
+            training.append(GatherParameters(operation.parameters))
+    together = replace(plan, training=tuple(training), ranks=ranks)
+    if one_exchange is None:
+        one_exchange = is_one_exchange_faster(together)
+    return together.in_one_exchange() if one_exchange else together

@@ -235,6 +235,15 @@ class ExchangePartials(Operation):
 
 
 @dataclass(frozen=True)
+class GatherPartials(ExchangePartials):
+    """Each rank adds its shards' partials up and sends the sums to all others, with the batch's loss and weight.
+
+    So each rank makes the whole gradient and moves all parameters, and nothing is left to gather: one exchange, of more
+    bytes, in place of two.
+    """
+
+
+@dataclass(frozen=True)
 class GatherParameters(Operation):
     """Each rank sends its slice of the parameters, which it has moved, to all others."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,9 +15,11 @@ from ..losses import Loss, TargetKind
 from ..optimizers import Optimizer
 from ..random import Purpose
 from ..text import html, table
+from .links import SHARED_MEMORY, Traffic
 from .operations import (
     ExchangePartials,
     GatherParameters,
+    GatherPartials,
     JoinParts,
     Norm,
     Operation,
@@ -26,7 +28,7 @@ from .operations import (
     Weighted,
     WeightedBackward,
 )
-from .sharding import nodes_of, parts_of, shards_of
+from .sharding import Node, block_size, nodes_of, parts_of, shards_of
 from .tensor_split import Parts, Split, bounds
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
@@ -35,6 +37,9 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32
 CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
 LEAST_SLICED = 1 << 14  # numbers of a sum over parts from which on each of more than two ranks adds up a slice of it
+SUMS_BYTES = 16  # of a shard's loss and weight, float64
+SQUARE_BYTES = 8  # of a block's sum of squares, float64
+EXCHANGED_ALIGNED = "<<>>>><"  # columns of the table of exchanges
 
 
 @dataclass(frozen=True)
@@ -150,20 +155,18 @@ class Tensor:
     splits: Mapping[str, Split]
     whole: Plan
 
-    def sent_numbers(self, operation: SumParts | JoinParts, rank: int, width: int, rows: int) -> int:
-        """Numbers that a rank sends to others in ``operation`` on ``width`` columns and ``rows`` rows."""
+    def sent_numbers(self, operation: SumParts | JoinParts, rank: int, to: int, width: int, rows: int) -> list[int]:
+        """Numbers in each array that a rank sends to another one, of ``rows`` rows of ``width`` columns."""
         parts, count = self.parts, rows * width
-        others = parts.ranks - 1
         if isinstance(operation, JoinParts):
             ends = bounds(width, parts.count)
-            own = parts.of(rank)
-            return others * rows * (ends[own.stop] - ends[own.start])
+            return [rows * (ends[part + 1] - ends[part]) for part in parts.of(rank)]
         nodes = len(nodes_of(parts.of(rank), parts.count))
         if not self.sums_in_slices(width):
-            return others * nodes * count
-        slice_ = slices_of(count, parts.ranks)[rank]
-        own_count = slice_.stop - slice_.start
-        return nodes * (count - own_count) + others * own_count
+            return [count] * nodes
+        slices = slices_of(count, parts.ranks)
+        sums, sent = slices[rank], slices[to]
+        return [*([sent.stop - sent.start] * nodes), sums.stop - sums.start]
 
     def sums_in_slices(self, width: int) -> bool:
         """Whether each rank adds up a slice of a sum and sends that, or every rank all of it, in one exchange less."""
@@ -249,9 +252,21 @@ class Plan:
                 ranges.append(TrainedRange(offset, segment.offset, segment.size, alpha))
         return tuple(ranges)
 
+    @property
+    def processes(self) -> int:
+        """How many processes run the plan together, each some of the shards or some parts of the network."""
+        return self.ranks if self.tensor is None else self.tensor.parts.ranks
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether each rank moves all parameters, which then are alike without being gathered."""
+        return any(isinstance(operation, GatherPartials) for operation in self.training)
+
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
         """What each rank moves."""
+        if self.moves_all:
+            return (Slice(slice(0, self.parameter_count), slice(0, self.gradient_count)),) * self.ranks
         parts = parts_of(self.gradient_count, self.ranks)
         starts = [0, *(self._parameter_at(part.start) for part in parts[1:]), self.parameter_count]
         return tuple(Slice(slice(*ends), part) for ends, part in zip(pairwise(starts), parts, strict=True))
@@ -273,24 +288,79 @@ class Plan:
                 found.append(replace(each, offset=offset, gradient=first, size=end - first))
         return found
 
+    def nodes(self, rank: int) -> tuple[Node, ...]:
+        """The sums of shards that a rank makes and sends."""
+        return nodes_of(shards_of(rank, self.ranks, self.shards), self.shards)
+
+    @cached_property
+    def _counts(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each rank: how many sums it sends, how many shards it has, how many elements of the gradient it moves."""
+        shards = [shards_of(rank, self.ranks, self.shards) for rank in range(self.ranks)]
+        nodes = [len(self.nodes(rank)) for rank in range(self.ranks)]
+        return nodes, list(map(len, shards)), [each.gradient.stop - each.gradient.start for each in self.slices]
+
+    def traffic(self, operation: Operation, rank: int) -> Traffic:
+        """What a rank sends to others and receives of them in ``operation``."""
+        if isinstance(operation, (SumParts, JoinParts)):
+            return self._between_parts(operation, rank)
+        if self.tensor is not None or self.ranks == 1:
+            return Traffic()
+        item = self.dtype.itemsize
+        nodes, shards, elements = self._counts
+        if isinstance(operation, ExchangePartials):
+            own, of_others, is_moved = nodes[rank], sum(nodes) - nodes[rank], elements[rank] > 0
+            losses = _gathered(shards, rank, SUMS_BYTES)
+            return Traffic(
+                own * (sum(elements) - elements[rank]) * item + losses.sent,
+                of_others * elements[rank] * item + losses.received,
+                own * (sum(count > 0 for count in elements) - is_moved) + of_others * is_moved + losses.messages,
+            )
+        if isinstance(operation, GatherParameters):
+            moved = [each.parameters.stop - each.parameters.start for each in self.slices]
+            return _gathered(moved, rank, item)
+        if isinstance(operation, Norm) and not self.moves_all:
+            block = block_size(self.gradient_count)
+            return _gathered([-(-count // block) for count in elements], rank, SQUARE_BYTES)
+        return Traffic()
+
+    def _between_parts(self, operation: SumParts | JoinParts, rank: int) -> Traffic:
+        assert self.tensor is not None
+        width, item = self.buffers[operation.y].shape[-1], self.dtype.itemsize
+
+        def sizes(sender: int, to: int) -> list[int]:
+            return self.tensor.sent_numbers(operation, sender, to, width, self.capacity) if self.tensor else []
+
+        others = [other for other in range(self.processes) if other != rank]
+        sent = [size for other in others for size in sizes(rank, other)]
+        received = [size for other in others for size in sizes(other, rank)]
+        messages = sum(size > 0 for size in (*sent, *received))
+        return Traffic(sum(sent) * item, sum(received) * item, messages)
+
     def sent_bytes(self, operation: Operation, rank: int) -> int:
         """Bytes of arrays that a rank sends to others in ``operation``."""
-        if self.tensor is not None:
-            return self.sent_between_parts(operation, rank)
-        own = self.slices[rank]
-        if isinstance(operation, ExchangePartials):
-            nodes = len(nodes_of(shards_of(rank, self.ranks, self.shards), self.shards))
-            return nodes * (self.gradient_count - (own.gradient.stop - own.gradient.start)) * self.dtype.itemsize
-        if isinstance(operation, GatherParameters):
-            return (self.ranks - 1) * (own.parameters.stop - own.parameters.start) * self.dtype.itemsize
-        return 0
+        return self.traffic(operation, rank).sent
 
-    def sent_between_parts(self, operation: Operation, rank: int) -> int:
-        """Bytes of arrays that a rank sends to others in ``operation`` of a network in parts, at capacity."""
-        if self.tensor is None or not isinstance(operation, (SumParts, JoinParts)):
-            return 0
-        width = self.buffers[operation.y].shape[-1]
-        return self.tensor.sent_numbers(operation, rank, width, self.capacity) * self.dtype.itemsize
+    def exchanges(self) -> list[tuple[int, Traffic]]:
+        """The places in ``training`` of what ranks exchange, each with the traffic of the rank that moves most."""
+        ranks = range(self.processes)
+        each = [
+            (place, max((self.traffic(operation, rank) for rank in ranks), key=lambda found: found.most))
+            for place, operation in enumerate(self.training)
+        ]
+        return [(place, found) for place, found in each if found.messages]
+
+    def hiding(self, place: int) -> list[Operation]:
+        """The products behind which the exchange at a place of ``training`` may hide.
+
+        They stand after it, and before the first operation that reads what it brings.
+        """
+        brought, found = set(self.training[place].writes), []
+        for operation in self.training[place + 1 :]:
+            if brought & set(operation.reads):
+                break
+            if self.flops(operation, self.capacity):
+                found.append(operation)
+        return found
 
     @property
     def statistic_count(self) -> int:
@@ -311,8 +381,17 @@ class Plan:
         """This plan for one process, which computes all shards, or a network that has no parts."""
         if self.tensor is not None:
             return self.tensor.whole
-        between = ExchangePartials, GatherParameters
+        between = ExchangePartials, GatherParameters  # of which GatherPartials is one
         return replace(self, training=tuple(op for op in self.training if not isinstance(op, between)), ranks=1)
+
+    def in_one_exchange(self) -> Plan:
+        """This plan with all sums sent to all ranks, of which each then moves all parameters."""
+        training = [
+            GatherPartials(op.partials, op.value, op.weight) if isinstance(op, ExchangePartials) else op
+            for op in self.training
+            if not isinstance(op, GatherParameters)
+        ]
+        return replace(self, training=tuple(training))
 
     def with_capacity(self, rows: int) -> Plan:
         """This plan for at most so many rows."""
@@ -349,10 +428,15 @@ class Plan:
 
     def __str__(self) -> str:
         """A table: each operation, what it reads and writes with shapes, and its products' arithmetic."""
-        return "\n".join([f"plan: {self._summary}", table(self._rows(), "<<<<>"), self._products])
+        lines = [f"plan: {self._summary}", table(self._rows(), "<<<<>"), self._products]
+        if exchanged := self._exchanged():
+            lines += ["", table(exchanged, EXCHANGED_ALIGNED), self._exchanges]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html(self._rows(), "<<<<>", f"Plan: {self._summary}; {self._products}")
+        exchanged = self._exchanged()
+        below = html(exchanged, EXCHANGED_ALIGNED, f"Exchanges: {self._exchanges}") if exchanged else ""
+        return html(self._rows(), "<<<<>", f"Plan: {self._summary}; {self._products}") + below
 
     @property
     def _summary(self) -> str:
@@ -383,6 +467,31 @@ class Plan:
         between = f"; {sent / 1e3:,.1f} kB between ranks" if sent else ""
         return f"products: {total / 1e6:.3f} MFLOP a step{between}"
 
+    def _exchanged(self) -> list[tuple[str, ...]]:
+        """The cells of the table of exchanges, heads first; nothing where there are none."""
+        rows: list[tuple[str, ...]] = []
+        for place, traffic in self.exchanges():
+            behind = ", ".join(f"{_title(operation)} {operation.writes[0]}" for operation in self.hiding(place))
+            rows.append(
+                (
+                    str(place),
+                    _title(self.training[place]),
+                    f"{traffic.sent / 1e3:,.1f}",
+                    f"{traffic.received / 1e3:,.1f}",
+                    str(traffic.messages),
+                    f"{SHARED_MEMORY.seconds(traffic) * 1e6:,.1f}",
+                    behind or "nothing",
+                )
+            )
+        return (
+            [("#", "exchange", "sent kB", "received kB", "messages", "floor µs", "hides behind"), *rows] if rows else []
+        )
+
+    @property
+    def _exchanges(self) -> str:
+        seconds = sum(SHARED_MEMORY.seconds(traffic) for _, traffic in self.exchanges())
+        return f"of the rank that moves most; floor {seconds * 1e6:,.1f} µs a step by {SHARED_MEMORY}"
+
     def _rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, heads first."""
         operations = self.training or self.evaluation
@@ -400,6 +509,13 @@ class Plan:
             return "×".join(map(str, segments[name]))
         # The replica axis is left out: it is 1 in every plan that a backend runs today.
         return "×".join(map(str, self.buffers[name].shape[1:]))
+
+
+def _gathered(counts: Sequence[int], rank: int, size: int) -> Traffic:
+    """The traffic of a rank where each of them sends its ``counts`` things of so many bytes to all others at once."""
+    own, others = counts[rank], len(counts) - 1
+    messages = others * (own > 0) + sum(count > 0 for count in counts) - (own > 0)
+    return Traffic(others * own * size, (sum(counts) - own) * size, messages)
 
 
 def slices_of(count: int, ranks: int) -> list[slice]:

@@ -7,10 +7,11 @@ So a rank that waits knows which ranks have not come, and sees it when one has c
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ class Communicator:
         call = self._begin("broadcast")
         if self.rank == 0:
             sent = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
-            self._swap(call, {other: np.array([sent.size]) for other in self._others}, {}, patient)
-            self._swap(call, dict.fromkeys(self._others, sent), {}, patient)
+            self._swap(call, {other: [np.array([sent.size])] for other in self._others}, {}, patient)
+            self._swap(call, {key: [sent] for key in self._others}, {}, patient)
             return value
         return pickle.loads(self._receive_bytes(call, [0], patient)[0])
 
@@ -91,7 +92,7 @@ class Communicator:
             raise ConfigurationError("all_gather's parts", expected="slices without a step", got=shown(parts))
         call = self._begin("all_gather")
         own = views[self.rank]
-        self._swap(call, dict.fromkeys(self._others, own), {other: views[other] for other in self._others})
+        self._swap(call, {key: [own] for key in self._others}, {other: [views[other]] for other in self._others})
 
     def exchange(self, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
         """Send an array to each rank, and receive one from each.
@@ -103,18 +104,31 @@ class Communicator:
         """
         self._check_count("exchange's sent", sent)
         self._check_count("exchange's received", received)
-        for name, arrays in (("sent", sent), ("received", received)):
-            for array in arrays:
-                if not array.flags.c_contiguous or (name == "received" and not array.flags.writeable):
-                    expected = "contiguous arrays" if name == "sent" else "contiguous, writeable arrays"
-                    got = f"shape {array.shape}, strides {array.strides}"
-                    raise ShapeError(f"exchange's {name}", expected=expected, got=got)
+        _check_arrays([[array] for array in sent], [[array] for array in received])
         own, to = sent[self.rank], received[self.rank]
         if own.size != to.size:
             raise ShapeError("exchange's received from itself", expected=f"{own.size} elements", got=to.size)
         call = self._begin("exchange")
         if own is not to:
             to.reshape(-1)[...] = own.reshape(-1)
+        self._swap(
+            call,
+            {other: [sent[other]] for other in self._others},
+            {other: [received[other]] for other in self._others},
+        )
+
+    def exchange_several(self, sent: Sequence[Sequence[np.ndarray]], received: Sequence[Sequence[np.ndarray]]) -> None:
+        """Send several arrays to each rank at once, and receive several from each.
+
+        Arguments:
+            sent: contiguous arrays, ``sent[r]`` those for rank r; none are sent to this rank itself.
+            received: contiguous arrays, ``received[r]`` are filled by rank r's arrays for this rank, of as many bytes
+                each, in their order.
+        """
+        self._check_count("exchange's sent", sent)
+        self._check_count("exchange's received", received)
+        _check_arrays(sent, received)
+        call = self._begin("exchange")
         self._swap(
             call,
             {other: sent[other] for other in self._others},
@@ -125,7 +139,7 @@ class Communicator:
         """Return when all ranks have come."""
         call = self._begin("barrier")
         nothing = np.empty(0, np.uint8)
-        self._swap(call, dict.fromkeys(self._others, nothing), dict.fromkeys(self._others, nothing))
+        self._swap(call, {key: [nothing] for key in self._others}, {key: [nothing] for key in self._others})
 
     def forbid(self) -> None:
         """Have all further calls raise: in a forked child, since MPI does not survive a fork."""
@@ -151,29 +165,30 @@ class Communicator:
     ) -> dict[int, np.ndarray]:
         """Bytes from each of the ``sources``, whose numbers come before; ``sent`` goes to the same."""
         sizes = {source: np.zeros(1, np.int64) for source in sources}
-        own = {} if sent is None else {source: np.array([sent.size]) for source in sources}
-        self._swap(call, own, sizes, patient)
+        own = {} if sent is None else {source: [np.array([sent.size])] for source in sources}
+        self._swap(call, own, {source: [size] for source, size in sizes.items()}, patient)
         received = {source: np.empty(int(size[0]), np.uint8) for source, size in sizes.items()}
-        self._swap(call, {} if sent is None else dict.fromkeys(sources, sent), received, patient)
+        data = {} if sent is None else {key: [sent] for key in sources}
+        self._swap(call, data, {source: [array] for source, array in received.items()}, patient)
         return received
 
     def _swap(
         self,
         call: tuple[str, int],
-        sent: dict[int, np.ndarray],
-        received: dict[int, np.ndarray],
+        sent: Mapping[int, Sequence[np.ndarray]],
+        received: Mapping[int, Sequence[np.ndarray]],
         patient: bool = False,
     ) -> None:
-        """Send and receive contiguous arrays, and return when all of it is done."""
+        """Send and receive contiguous arrays, by rank, and return when all of it is done."""
         requests, peers, sizes = [], [], []
         comm, byte, tag = self._comm, self._mpi.BYTE, call[1]
-        for other, array in received.items():
-            for piece in _pieces(array):
+        for other, arrays in received.items():
+            for piece in _pieces(arrays):
                 requests.append(comm.Irecv([piece, byte], other, tag))
                 peers.append(other)
                 sizes.append(piece.nbytes)
-        for other, array in sent.items():
-            for piece in _pieces(array):
+        for other, arrays in sent.items():
+            for piece in _pieces(arrays):
                 requests.append(comm.Isend([piece, byte], other, tag))
                 peers.append(other)
         while len(self._statuses) < len(requests):
@@ -263,9 +278,21 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _pieces(array: np.ndarray) -> list[np.ndarray]:
-    """An array, in pieces that MPI can count the bytes of; mostly it alone."""
-    if array.nbytes <= MOST_BYTES:
-        return [array]
-    flat = array.reshape(-1).view(np.uint8)
-    return [flat[begin : begin + MOST_BYTES] for begin in range(0, flat.size, MOST_BYTES)]
+def _check_arrays(sent: Sequence[Sequence[np.ndarray]], received: Sequence[Sequence[np.ndarray]]) -> None:
+    """Refuse what MPI cannot read or write as it lies."""
+    for name, ranks in (("sent", sent), ("received", received)):
+        for array in itertools.chain.from_iterable(ranks):
+            if not array.flags.c_contiguous or (name == "received" and not array.flags.writeable):
+                expected = "contiguous arrays" if name == "sent" else "contiguous, writeable arrays"
+                got = f"shape {array.shape}, strides {array.strides}"
+                raise ShapeError(f"exchange's {name}", expected=expected, got=got)
+
+
+def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Arrays, those in pieces that are longer than MPI can count the bytes of."""
+    for array in arrays:
+        if array.nbytes <= MOST_BYTES:
+            yield array
+        else:
+            flat = array.reshape(-1).view(np.uint8)
+            yield from (flat[begin : begin + MOST_BYTES] for begin in range(0, flat.size, MOST_BYTES))

@@ -167,7 +167,8 @@ class Engine:
         """
         self.check_whole()
         rates, first_step = self.schedule.rates(clock), self.progress.steps
-        self._is_dealt, self._gathered = self._team.ranks > 1 and not self.has_parts, None
+        deals = self._team.ranks > 1 and not (self.has_parts or self.plan.moves_all)
+        self._is_dealt, self._gathered = deals, None
         program, log = self.ready(), StepLog(len(rates))
         self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
         try:

@@ -73,6 +73,24 @@ def test_what_is_too_long_for_a_message_comes_in_pieces_also_right_before_the_en
     assert (done.code, done.errors) == (0, "")
 
 
+def test_several_arrays_go_to_each_rank_at_once(tmp_path: Path) -> None:
+    """Of other types and sizes, as many to one as to none."""
+    script = """
+    sent = [[np.full(r + 1, me), np.full((2, 3), 0.5 * r)][: 2 - (me == 0)] for r in range(n)]
+    received = [[np.zeros(me + 1, int), np.zeros((2, 3))][: 2 - (r == 0)] for r in range(n)]
+    c.exchange_several(sent, received)
+    for r in range(n):
+        if r != me:
+            assert (received[r][0] == r).all()
+            assert r == 0 or (received[r][1] == 0.5 * me).all()
+    assert not any(array.any() for array in received[me])
+    raised(lambda: c.exchange_several(sent, [[np.zeros((4, 4))[:, 1]]] * n))
+    """
+    done = run_ranks(tmp_path, 3, BEGINNING + script)
+    assert (done.code, done.errors) == (0, "")
+    assert done.output.count("ShapeError: exchange's received: expected contiguous, writeable arrays") == 3
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("sent", "received"), [(10, 9), (9, 10)])
 def test_arrays_of_other_sizes_than_expected_are_an_error(sent: int, received: int, tmp_path: Path) -> None:

@@ -132,6 +132,33 @@ def test_shards_that_lack_rows_or_ranks(tmp_path: Path) -> None:
     assert len(printed[1]) == 1
 
 
+def test_a_step_makes_the_exchanges_that_its_plan_tells(tmp_path: Path) -> None:
+    """Messages and bytes of each rank, as the plan counts them, and nothing else between them."""
+    script = """
+    from mlpgpu.bench import Epochs
+    from mlpgpu.ranks import Communicator
+    made, swap = [], Communicator._swap
+    def counted(self, call, sent, received, *rest):
+        arrays = [array for arrays in (*sent.values(), *received.values()) for array in arrays if array.size]
+        made.append((sum(array.nbytes for arrays in sent.values() for array in arrays), len(arrays)))
+        return swap(self, call, sent, received, *rest)
+    Communicator._swap = counted
+    for width, clip_norm, expected in ((8, None, 1), (8, 1.0, 1), (600, None, 2), (600, 1.0, 3)):
+        network = mg.Network([mg.Dense(6, width, "tanh"), mg.Dense(width, 95)], seed=2)
+        optimizer = mg.Adam(0.01, clip_norm=clip_norm)
+        t = mg.Trainer(network, "softmax_cross_entropy", optimizer, backend="cpu", batch_size=25, streams=3)
+        run = Epochs(t, mg.Dataset(x, y))
+        run()
+        made.clear()
+        run()  # of two steps
+        told = [t.plan.traffic(operation, me) for operation in t.plan.training]
+        assert made == [(each.sent, each.messages) for each in told if each.messages] * 2, (made, told)
+        assert len(made) == 2 * expected
+    """
+    done = run_ranks(tmp_path, 2, dedent(BEGINNING + script))
+    assert done.code == 0, done.errors
+
+
 DISAGREEMENTS = {
     "data": ("fit(trainer()) if me != 1 else trainer().fit((x + 1, y), 3, progress=False)", "data of 3 ranks"),
     "epochs": ("trainer().fit((x, y), 3 + (me == 2), progress=False)", "epochs of 3 ranks.* 4 on rank 2|'4' on rank 2"),

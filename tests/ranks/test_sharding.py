@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mlpgpu as mg
-from mlpgpu.plan import Plan, additions, block_size, nodes_of, parts_of, shards_of
+from mlpgpu.plan import Plan, Traffic, additions, block_size, nodes_of, parts_of, shards_of
+from mlpgpu.plan.links import SHARED_MEMORY
 
 COUNTS = [*range(1, 18), 31, 32, 33, 100]
 
@@ -57,10 +58,11 @@ def test_flat_arrays_are_dealt_in_blocks_that_ranks_do_not_change(count: int, ra
     assert max(sizes) - min(sizes[:-1], default=sizes[0]) <= block_size(count)
 
 
-def plan(ranks: int, *frozen: int) -> Plan:
+def plan(ranks: int, *frozen: int, clip_norm: float | None = None, one_exchange: bool | None = False) -> Plan:
     layers = [mg.Dense(40, 50, "relu"), mg.Dense(50, 60, "relu"), mg.Dense(60, 70, "relu"), mg.Dense(70, 3)]
+    options = {"loss": "softmax_cross_entropy", "optimizer": mg.Adam(alpha=0.1, clip_norm=clip_norm)}
     network = mg.Network(layers).frozen(*frozen)
-    return network.lower(capacity=8, loss="softmax_cross_entropy", optimizer=mg.Adam(alpha=0.1), ranks=ranks, shards=6)
+    return network.lower(capacity=8, ranks=ranks, shards=6, one_exchange=one_exchange, **options)
 
 
 @pytest.mark.parametrize("frozen", [(), (0,), (1, 3), (2,)])
@@ -89,11 +91,64 @@ def test_a_plan_names_what_ranks_exchange_and_how_much() -> None:
         *("ExchangePartials", "Reduce", "Update", "GatherParameters")
     ]
     assert "on 2 ranks" in str(shared)
-    # Three shards of each rank are two nodes of the tree; each sends the other's slice of them, and its own parameters.
-    sent = 4 * (2 * shared.gradient_count + shared.parameter_count)
+    # Three shards of each rank are two nodes of the tree; each sends the other's slice of them, the sums of the loss
+    # and the weight of each shard, and its own parameters.
+    sent = 4 * (2 * shared.gradient_count + shared.parameter_count) + 2 * 3 * 16
     assert sum(shared.sent_bytes(op, rank) for op in shared.training for rank in range(2)) == sent
     assert f"{sent / 1e3:,.1f} kB between ranks" in str(shared)
     assert "ranks" not in str(alone)
+
+
+def test_a_small_network_makes_one_exchange() -> None:
+    """Each rank receives all sums and moves all parameters; a clipped norm needs nothing further."""
+    for clip_norm in (None, 1.0):
+        found = plan(2, clip_norm=clip_norm, one_exchange=None)
+        kinds = [type(operation).__name__ for operation in found.training]
+        assert "GatherPartials" in kinds and "GatherParameters" not in kinds and found.moves_all
+        ((place, traffic),) = found.exchanges()
+        assert kinds[place] == "GatherPartials"
+        assert traffic == Traffic(*[2 * 4 * found.gradient_count + 3 * 16] * 2, messages=6)
+        assert {(each.gradient.start, each.gradient.stop) for each in found.slices} == {(0, found.gradient_count)}
+        assert found.alone() == plan(1, clip_norm=clip_norm)
+
+
+def test_a_wide_network_makes_two_exchanges() -> None:
+    network = mg.Network([mg.Dense(784, 1024, "relu"), mg.Dense(1024, 10)])
+    for ranks in (2, 4, 64):
+        wide = network.lower(
+            capacity=128, loss="softmax_cross_entropy", optimizer=mg.Momentum(0.1), ranks=ranks, shards=ranks
+        )
+        assert not wide.moves_all
+        assert [type(wide.training[place]).__name__ for place, _ in wide.exchanges()] == [
+            *("ExchangePartials", "GatherParameters")
+        ]
+
+
+def test_a_plan_tells_what_each_exchange_moves_and_its_floor() -> None:
+    shared = plan(2, clip_norm=1.0)
+    lines = str(shared).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("#   exchange"))
+    cells = [line.split() for line in lines[first + 1 : first + 4]]
+    assert [words[1] for words in cells] == ["exchange", "norm", "gather"]
+    for (place, traffic), words in zip(shared.exchanges(), cells, strict=True):
+        assert words[0] == str(place)
+        assert words[-1] == "nothing"  # all products come before
+        assert words[-2] == f"{1e6 * SHARED_MEMORY.seconds(traffic):.1f}"
+        assert f"{traffic.sent / 1e3:,.1f}" in words and f"{traffic.received / 1e3:,.1f}" in words
+    assert "by shared memory" in lines[-1]
+    for place, traffic in shared.exchanges():
+        each = [shared.traffic(shared.training[place], rank) for rank in range(2)]
+        assert sum(found.sent for found in each) == sum(found.received for found in each)
+        assert traffic.most == max(found.most for found in each)
+
+
+def test_products_that_do_not_wait_for_an_exchange_hide_it() -> None:
+    shared = plan(2)
+    *before, first, last = shared.training[:-4]
+    exchange, *behind = shared.training[-4:]
+    early = replace(shared, training=(*before, exchange, first, last, *behind))
+    assert early.hiding(len(before)) == [last]  # the other one is a derivative
+    assert early.hiding(len(early.training) - 1) == []
 
 
 def test_many_shards_are_added_by_the_tree() -> None:

@@ -47,7 +47,7 @@ INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
     "ranks": ("launchers", "watch", "communicator", "agreement", "ends", "world", "__init__"),
     "metrics": ("sums", "table", "__init__"),
-    "plan": ("operations", "sharding", "tensor_split", "plan", "tensor", "construction", "__init__"),
+    "plan": ("operations", "sharding", "links", "tensor_split", "plan", "costs", "tensor", "construction", "__init__"),
     "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
     "tables": (
         *("frames", "values", "dates", "statistics", "columns", "targets", "learning", "csv_file", "sources", "room"),

@@ -15,6 +15,7 @@ import mlpgpu as mg
 from mlpgpu.__main__ import main
 from mlpgpu.backends.cuda.runtime import compiler, machine
 from mlpgpu.errors import BackendError
+from mlpgpu.plan import on_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,6 +159,23 @@ def test_explain_prints_the_plan_of_a_run(
     assert "run: 2 epochs, 6 steps, loss softmax_cross_entropy, Adam(" in printed
 
 
+def test_explain_tells_what_ranks_would_exchange(
+    run_file: tuple[Path, mg.Trainer], network: mg.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, trainer = run_file
+    assert main(["explain", str(path), "--ranks", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert str(on_ranks(trainer.plan, 2)) in printed
+    assert "in 2 shards on 2 ranks" in printed and "gather partials" in printed and "hides behind" in printed
+    network.save(tmp_path / "network.h5")
+    asked = ["explain", str(tmp_path / "network.h5"), "--ranks", "3", "--backend", "cpu"]
+    assert main([*asked, "--loss", "huber"]) == 0
+    printed = capsys.readouterr().out
+    assert str(network.lower(capacity=32, loss="huber", optimizer=mg.SGD(0.1), shards=3, ranks=3)) in printed
+    assert main(asked) == 0  # a prediction exchanges nothing
+    assert "hides behind" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -169,6 +187,7 @@ def test_explain_prints_the_plan_of_a_run(
         (["network.h5", "--backend", "cud"], 2, "did you mean 'cuda'?"),
         (["network.h5", "--backend", "cuda"], 1, "CUDA: expected an NVIDIA GPU, got none"),
         (["run.h5", "--backend", "cuda:1"], 1, "CUDA: expected an NVIDIA GPU, got none"),
+        (["network.h5", "--ranks", "0"], 2, "--ranks: expected a whole number of at least 1, got 0"),
         (["network.h5", "--timeline"], 2, "--timeline: expected the cuda backend, got cpu"),
     ],
 )

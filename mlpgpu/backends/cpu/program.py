@@ -41,11 +41,8 @@ class CpuProgram(Program):
         self._snapshot: np.ndarray | None = None  # (P,)
         self._bound: dict[tuple[int, bool], list[list[Bound]]] = {}  # each shard's, by rows and whether to train
         self._updates = Updates.of(self._work)
-        # How shards' sums of loss and weight (S, 2) are added up, and which rank has which.
-        self._shard_sums = np.empty((plan.shards, 2))
+        # How shards' sums of loss and weight are added up.
         self._additions = additions(range(plan.shards), [range(shard, shard + 1) for shard in range(plan.shards)])
-        dealt = [shards_of(rank, plan.ranks, plan.shards) for rank in range(plan.ranks)]
-        self._dealt = [slice(2 * shards.start, 2 * shards.stop) for shards in dealt]
         self._training: tuple[Feed, Sampling] | None = None
         # The current epoch: its number, its rows in order, and the same rows in the array of inputs, (rows,) each.
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -116,9 +113,9 @@ class CpuProgram(Program):
             feed.select(batch, feed.dataset.storage_rows(batch))
             self._threads.run_shards(self._operations(rows, training=True))
             found = {name: count_values(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
-            weight = self._loss_sums(rows)[1]
-            for call in self._updates.reduce:
-                call()
+            work.sum_shards(rows)
+            self._updates.reduce()
+            weight = self._batch_sums()[1]
             for segment in self._plan.gradient:
                 counted = count_values(self._updates.gradient[segment.offset : segment.end], bins)
                 found[f"{segment.name}.gradient"] = scaled(counted, 1.0 / weight if weight > 0.0 else 1.0)
@@ -145,22 +142,18 @@ class CpuProgram(Program):
                 work.feed, work.row, work.step = feed, row, first_step + index
                 rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
-                log.sums[index] = _, weight = self._loss_sums(rows)
+                work.sum_shards(rows)
+                self._updates.reduce()
+                log.sums[index] = _, weight = self._batch_sums()
                 work.inverse_weight = work.gradient_factor = 1.0 / weight if weight > 0.0 else 0.0
                 log.begin()
-                self._updates.run()
+                self._updates.move()
                 log.end(index + 1)
         return log.sums
 
-    def _loss_sums(self, rows: int) -> tuple[float, float]:
-        """The loss and the weight of a batch of ``rows``, summed up over all shards."""
-        if self._plan.shards == 1 == self._plan.ranks:
-            return self._work.loss_sums(slice(0, rows))
-        sums, parts = self._shard_sums, self._plan.shard_rows(rows)
-        for shard in self._work.shards:
-            sums[shard] = self._work.loss_sums(parts[shard])
-        if self._plan.ranks > 1:
-            all_ranks().all_gather(sums.reshape(-1), self._dealt)
+    def _batch_sums(self) -> tuple[float, float]:
+        """The loss and the weight of the batch, those of all shards added up."""
+        sums = self._work.shard_sums
         for first, second in self._additions:
             sums[first] += sums[second]
         return float(sums[0, 0]), float(sums[0, 1])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import plan as ops
-from ...plan import Plan, additions, block_size, nodes_of, parts_of, shards_of
+from ...plan import Plan, additions, block_size, parts_of, shards_of
 from ...plan.tensor import split_axis
 from ...plan.tensor_split import columns_of
 from .between_parts import all_ranks, parts_of_plan
@@ -50,7 +50,7 @@ class _Sums:
         parts: list[np.ndarray] = []
         received: list[np.ndarray] = []
         for other in range(plan.ranks):
-            theirs = _nodes(plan, other)
+            theirs = plan.nodes(other)
             arrays = np.empty((0 if other == rank else len(theirs), size), work.dtype)
             received.append(arrays)
             nodes += theirs
@@ -67,45 +67,44 @@ class Updates:
     update multiplies the gradient.  Where a parameter has one use, its partials are its shards' gradients.
 
     Attributes:
-        reduce: what adds the partials up, which ranks exchange before.
-        rest: what follows.
+        to_reduce: what adds the partials up, which ranks exchange before, with the shards' sums of loss and weight.
+        to_move: what follows.
         gradient: (elements of this rank's slice,), where the sum comes to lie.
     """
 
-    reduce: list[Bound]
-    rest: list[Bound]
+    to_reduce: list[Bound]
+    to_move: list[Bound]
     gradient: np.ndarray
 
     @classmethod
     def of(cls, work: Workspace) -> Updates:
         """Those of a plan, bound to its arrays."""
-        reduce: list[Bound] = []
-        rest: list[Bound] = []
+        to_reduce: list[Bound] = []
+        to_move: list[Bound] = []
         if not work.plan.training:
-            return cls(reduce, rest, np.empty(0, work.dtype))
+            return cls(to_reduce, to_move, np.empty(0, work.dtype))
         sums = _Sums.of(work)
         for op in work.plan.training:
             if type(op) in _BIND:
                 bound = _BIND[type(op)](work, op, sums)
-                (reduce if isinstance(op, (ops.ExchangePartials, ops.Reduce)) else rest).extend(bound)
-        return cls(reduce, rest, sums.gradient)
+                (to_reduce if isinstance(op, (ops.ExchangePartials, ops.Reduce)) else to_move).extend(bound)
+        return cls(to_reduce, to_move, sums.gradient)
 
-    def run(self) -> None:
-        """Add up, and move the parameters."""
-        for call in self.reduce:
-            call()
-        for call in self.rest:
+    def reduce(self) -> None:
+        """Add the partials up, and have all ranks know the shards' sums of loss and weight; changes no parameter."""
+        for call in self.to_reduce:
             call()
 
-
-def _nodes(plan: Plan, rank: int) -> tuple[range, ...]:
-    return nodes_of(shards_of(rank, plan.ranks, plan.shards), plan.shards)
+    def move(self) -> None:
+        """Move the parameters."""
+        for call in self.to_move:
+            call()
 
 
 def _rows(totals: np.ndarray, plan: Plan, rank: int, elements: slice) -> list[np.ndarray]:
     """Where the sums of a rank's nodes lie once its shards are added, on these elements."""
     first = shards_of(rank, plan.ranks, plan.shards).start
-    return [totals[node.start - first, elements] for node in _nodes(plan, rank)]
+    return [totals[node.start - first, elements] for node in plan.nodes(rank)]
 
 
 def _blocks(start: int, size: int) -> list[slice]:
@@ -115,24 +114,13 @@ def _blocks(start: int, size: int) -> list[slice]:
 
 
 def _bind_exchange(work: Workspace, op: ops.ExchangePartials, sums: _Sums) -> list[Bound]:
-    """This rank's nodes are added up and go to whom they are for, one after another; theirs come here."""
+    """This rank's nodes are added up and go to whom they are for with its losses and weights; theirs come here."""
     plan, rank = work.plan, work.rank
-    nodes = max(len(_nodes(plan, other)) for other in range(plan.ranks))
-    rounds = []
-    for node in range(nodes):
-        sent = [_one(_rows(sums.totals, plan, rank, part.gradient), node) for part in plan.slices]
-        rounds.append((sent, [_one(list(arrays), node) for arrays in sums.received]))
-        sent[rank] = sent[rank][:0]
-
-    def exchange() -> None:
-        for sent, received in rounds:
-            all_ranks().exchange(sent, received)
-
-    return [*_bind_uses(work, sums), *_bind_shards(work, sums), exchange]
-
-
-def _one(arrays: list[np.ndarray], place: int) -> np.ndarray:
-    return arrays[place] if place < len(arrays) else np.empty(0)
+    dealt = [shards_of(other, plan.ranks, plan.shards) for other in range(plan.ranks)]
+    losses = [work.shard_sums[shards.start : shards.stop] for shards in dealt]
+    sent = [[*_rows(sums.totals, plan, rank, part.gradient), losses[rank]] for part in plan.slices]
+    received = [[*arrays, of_theirs] for arrays, of_theirs in zip(sums.received, losses, strict=True)]
+    return [*_bind_uses(work, sums), *_bind_shards(work, sums), lambda: all_ranks().exchange_several(sent, received)]
 
 
 def _bind_uses(work: Workspace, sums: _Sums) -> list[Bound]:
@@ -157,7 +145,7 @@ def _bind_uses(work: Workspace, sums: _Sums) -> list[Bound]:
 def _bind_shards(work: Workspace, sums: _Sums) -> list[Bound]:
     """The shards of each node of this rank, added up."""
     first, pairs = work.shards.start, []
-    for node in nodes_of(work.shards, work.plan.shards):
+    for node in work.plan.nodes(work.rank):
         for i, j in additions(node, [range(shard, shard + 1) for shard in node]):
             pairs.append((sums.totals[node.start - first + i], sums.totals[node.start - first + j]))
     return _bind_additions(pairs)
@@ -188,7 +176,7 @@ def _bind_norm(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Bound]:
         return _bind_norm_of_parts(work, op, sums)
     count, block = work.plan.gradient_count, block_size(work.plan.gradient_count)
     squares = np.zeros(-(-count // block))
-    own, ranks = sums.slice.gradient, work.plan.ranks
+    own, ranks = sums.slice.gradient, 1 if work.plan.moves_all else work.plan.ranks
     at_a_time = max(1, UPDATE_BLOCK // block) * block
     wide = np.empty(min(at_a_time, max(len(sums.gradient), 1)))
     passes = []
@@ -316,6 +304,7 @@ def _bind_gather(work: Workspace, op: ops.GatherParameters, sums: _Sums) -> list
 
 _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, _Sums], list[Bound]]] = {
     ops.ExchangePartials: _bind_exchange,
+    ops.GatherPartials: _bind_exchange,
     ops.Reduce: _bind_reduce,
     ops.Norm: _bind_norm,
     ops.Update: _bind_update,

@@ -54,6 +54,8 @@ class Workspace:
         slice: the part of the flat arrays that it moves.
         fitted: the statistics as they came, (C,) float64, and ``input_scaling`` those of a first ``Standardize`` layer.
         partials: (own shards, Q), their partial gradients.
+        shard_sums: (S, 2) float64, the loss and the weight of each shard, summed over its rows; of those of other ranks
+            once they are exchanged.
         arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
         ones: (capacity,).
         masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
@@ -78,6 +80,7 @@ class Workspace:
         self.fitted = np.zeros(plan.statistic_count)
         self.input_scaling: InputScaling | None = None
         self.partials = np.zeros((len(self.shards), plan.partials[-1].end if plan.partials else 0), self.dtype)
+        self.shard_sums = np.empty((plan.shards, 2))
         self.arrays: dict[str, np.ndarray] = {}
         for buffer in plan.buffers.values():
             if buffer.axes[1] == "row":
@@ -128,6 +131,12 @@ class Workspace:
         """Scratch of the shape of ``array``, a view of ``rows``; shards get parts that do not overlap."""
         start = rows.start * (len(self._scratch) // self.plan.capacity)
         return self._scratch[start : start + array.size].reshape(array.shape)
+
+    def sum_shards(self, rows: int) -> None:
+        """Set ``shard_sums`` of this rank's shards of a batch of ``rows``."""
+        parts = self.plan.shard_rows(rows)
+        for shard in self.shards:
+            self.shard_sums[shard] = self.loss_sums(parts[shard])
 
     def loss_sums(self, rows: slice) -> tuple[float, float]:
         """The loss and the weight of these rows of the batch, summed up."""
