@@ -20,6 +20,7 @@ from .base import Histogram as Histogram
 from .base import Inference as Inference
 from .base import Program as Program
 from .base import Sampling as Sampling
+from .base import Source as Source
 from .base import State as State
 from .base import StepLog as StepLog
 from .base import square_sum as square_sum

@@ -7,10 +7,10 @@ input: checks stand in the public classes above them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ MOST_ROWS = 2**31 - 1  # of a batch, as kernels count them
 MOST_SHARDS = 1024  # of a batch
 MOST_THREADS = 1024  # of the host
 
+Source = Literal["parameters", "snapshot"] | int  # of flat arrays: of a program's parameters, or a slot by its number
 Histogram = tuple[np.ndarray, np.ndarray]  # counts (bins,), int64, and edges (bins + 1,), float64
 
 
@@ -215,6 +216,26 @@ class Program(ABC):
 
     def prefetch(self) -> None:  # noqa: B027 (a program whose state is at hand has nothing to do)
         """Begin to copy the state out; a :meth:`read` that follows before anything changes it waits less."""
+
+    def own_parts(self, name: str) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        """What this rank has of a parameter: where each part lies in the whole array, and a copy of it."""
+        raise NotImplementedError("a program that has all of a network is read as a whole")
+
+    def pieces(self, source: Source, places: Sequence[int]) -> Iterator[np.ndarray]:
+        """Arrays of a network in parts, on rank 0 alone, of the parameters, the snapshot, or a slot by its number.
+
+        ``places`` are those of the arrays in the whole plan, one after another; each comes in pieces along its first
+        axis, which no longer hold once the next is asked for.  The other ranks call :meth:`send_pieces` meanwhile.
+        """
+        raise NotImplementedError("a program that has all of a network is read as a whole")
+
+    def send_pieces(self) -> Any:
+        """Send rank 0 this one's parts of what it asks for, until it ends that; returns what it then says."""
+        raise NotImplementedError("a program that has all of a network is read as a whole")
+
+    def end_pieces(self, told: Any) -> None:
+        """Have :meth:`send_pieces` of the others return ``told``, on rank 0."""
+        raise NotImplementedError("a program that has all of a network is read as a whole")
 
     @abstractmethod
     def snapshot(self) -> None:

@@ -46,7 +46,8 @@ Data = Dataset | tuple[Any, ...]  # or arrays (x, y), (x, y, weight)
 SAVED = ("output", "remembered", "adapted")  # of a network's training, by attribute
 # What the package itself uses of a network; Tab does not show it.
 INTERNAL = (
-    *("as_dataset", "check", "check_adapted", "check_finite", "contents", "flat_parameters", "flat_statistics"),
+    *("as_dataset", "check", "check_adapted", "check_finite", "contents", "contents_but_parameters"),
+    *("flat_parameters", "flat_statistics"),
     *(
         "from_contents",
         "is_new",
@@ -438,10 +439,17 @@ class Network:
         """
         return self.saved().contents()
 
+    def contents_but_parameters(self) -> storage.Contents:
+        """As :meth:`contents`, without the parameters, which nobody may have room for."""
+        return self._saved(np.empty(0, self.dtype)).contents_but_parameters()
+
     def saved(self) -> SavedNetwork:
         """Description and values as they are now, which no longer change."""
+        return self._saved(self.values.read())
+
+    def _saved(self, parameters: np.ndarray) -> SavedNetwork:
         described = {name: getattr(self, name) for name in ("layers", "seed", *SAVED)}
-        return SavedNetwork(**described, parameters=self.values.read(), statistics=self.flat_statistics())
+        return SavedNetwork(**described, parameters=parameters, statistics=self.flat_statistics())
 
     def export(self, path: str | PathLike[str], *, logits: bool = False) -> None:
         """Write the network as a file for another program, replacing it whole or not at all.

@@ -13,7 +13,7 @@ from .. import storage
 from ..errors import ConfigurationError, DataError, FileFormatError, ShapeError, check_integer, lookup
 from ..layers import LAYERS, MOST_LAYERS, Layer, Standardize, check_layers, input_width
 from ..losses import OUTPUTS, OutputName, class_count
-from ..plan import Parameter, Plan, Segment, lower
+from ..plan import Parameter, Segment, lower
 from ..random import SEED_LIMIT
 from ..storage.descriptions import describe, rebuild
 from .remembered import Remembered
@@ -39,10 +39,14 @@ class SavedNetwork:
     def contents(self) -> storage.Contents:
         """The contents of a file; refused with a DataError if a parameter is not finite."""
         self.check_finite()
+        rest = self.contents_but_parameters()
+        arrays = {path: self.parameters[p.offset : p.end].reshape(p.shape) for p, path in parameter_paths(self.layers)}
+        return storage.Contents(rest.description, {**arrays, **rest.arrays}, rest.groups)
+
+    def contents_but_parameters(self) -> storage.Contents:
+        """The contents of a file without its largest arrays, of which ``parameters`` need have the dtype alone."""
         plan = lower(self.layers, input_width(self.layers), capacity=1)
-        arrays = {
-            path: self.parameters[p.offset : p.end].reshape(p.shape) for p, path in _parameter_paths(plan, self.layers)
-        }
+        arrays: dict[str, np.ndarray] = {}
         statistics = {s.name: self.statistics[s.offset : s.end].reshape(s.shape) for s in plan.statistics}
         arrays |= {_statistic_path(name): values for name, values in statistics.items()}
         groups = _layer_groups(self.layers)
@@ -136,7 +140,7 @@ class SavedNetwork:
         """
         about = parse_description(contents.description["network"])
         plan = lower(about.layers, input_width(about.layers), capacity=1)
-        parameters = [_expect(contents, path, p.shape, about.dtype) for p, path in _parameter_paths(plan, about.layers)]
+        parameters = [_expect(contents, path, p.shape, about.dtype) for p, path in parameter_paths(about.layers)]
         double = np.dtype(np.float64)
         statistics = [_expect(contents, _statistic_path(s.name), s.shape, double) for s in plan.statistics]
         return cls(
@@ -194,8 +198,9 @@ def _statistic_path(name: str) -> str:
     return f"/mlpgpu/statistics/{name}"
 
 
-def _parameter_paths(plan: Plan, layers: Sequence[Layer]) -> list[tuple[Parameter, str]]:
+def parameter_paths(layers: Sequence[Layer]) -> list[tuple[Parameter, str]]:
     """Where each parameter lies in a file: as in Keras 3, by class and its number, then by number in the layer."""
+    plan = lower(layers, input_width(layers), capacity=1)
     groups = _layer_groups(layers)
     count: Counter[int] = Counter()
     placed: list[tuple[Parameter, str]] = []

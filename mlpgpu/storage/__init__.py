@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .container import FORMAT_VERSION, Contents, image, parse, read, write
+from .container import FORMAT_VERSION, Contents, Pieces, image, parse, read, write, write_pieces
 
-__all__ = ["FORMAT_VERSION", "Contents", "image", "parse", "read", "write"]
+__all__ = ["FORMAT_VERSION", "Contents", "Pieces", "image", "parse", "read", "write", "write_pieces"]

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import PurePosixPath
@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from ..errors import ConfigurationError, DtypeError, FileFormatError, StorageError
-from .files import as_path, reason, replace_file
+from .files import as_path, reason, replace_file, replacing, reserve
 
 FORMAT_VERSION = 1
 DTYPES = ("<f4", "<f8", "<i8", "|u1")
@@ -68,13 +68,75 @@ def write(path: str | PathLike[str], contents: Contents) -> None:
         replace_file(what, path, contents_of_file)
 
 
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """An array that comes piece by piece, since nobody has room for all of it.
+
+    Attributes:
+        shape, dtype: the array's; one of those that a file holds.
+        pieces: parts of it along the first axis, one after another; to be gone through once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: Iterable[np.ndarray]
+
+
+def write_pieces(path: str | PathLike[str], contents: Contents, arrays: Mapping[str, Pieces]) -> None:
+    """As :func:`write`, with these arrays besides, which take the place of those of the same name; of the same bytes.
+
+    They are asked for one after another, sorted by name, and never held as a whole.  What they raise ends it, and
+    leaves the previous file as it was.
+
+    Raises:
+        ConfigurationError, DtypeError, StorageError: as :func:`write` does.
+    """
+    what = _what(path)
+    held = {name: array for name, array in contents.arrays.items() if name not in arrays}
+    if fault := _fault([*held, *arrays], contents.groups):
+        raise ConfigurationError(what, expected="paths that can stand in one file", got=fault)
+    held = {name: _little_endian(f"{what}, {name}", array) for name, array in held.items()}
+    size = sum(array.nbytes for array in held.values())
+    for name, coming in arrays.items():
+        if coming.dtype.str not in DTYPES:
+            raise DtypeError(f"{what}, {name}", expected="float32, float64, int64 or uint8", got=coming.dtype)
+        size += math.prod(coming.shape) * coming.dtype.itemsize
+    groups = sorted(set(contents.groups))
+    with replacing(what, path) as stream, h5py.File(stream, "w", libver="earliest") as file:
+        reserve(stream, size)  # so that HDF5 meets no full disk; it takes no file that has bytes already
+        _create_groups(file, [*held, *arrays], groups)
+        inventory = {}
+        for name in sorted([*held, *arrays]):
+            if name in held:
+                file.create_dataset(name, data=held[name], track_times=False)
+                inventory[name] = _entry(held[name].shape, held[name].dtype, zlib.crc32(held[name]))
+            else:
+                crc = _write_pieces(file, f"{what}, {name}", name, arrays[name])
+                inventory[name] = _entry(arrays[name].shape, arrays[name].dtype, crc)
+        _finish(file, _encode(what, contents.description, inventory, groups))
+
+
+def _write_pieces(file: h5py.File, what: str, name: str, array: Pieces) -> int:
+    """Write an array piece by piece; returns its CRC."""
+    dataset = file.create_dataset(name, array.shape, array.dtype, track_times=False)
+    crc, first = 0, 0
+    for piece in array.pieces:
+        whole = np.ascontiguousarray(piece, array.dtype)
+        if whole.size:
+            dataset[first : first + len(whole)] = whole
+        crc, first = zlib.crc32(whole, crc), first + len(whole)
+    _expect(first == array.shape[0], what, f"pieces of {array.shape[0]} rows in all", first)
+    return crc
+
+
 def image(what: str, contents: Contents) -> io.BytesIO:
     """The bytes of the file that :func:`write` makes; ``what`` is what errors call it, and they are that function's."""
     if fault := _fault(contents.arrays, contents.groups):
         raise ConfigurationError(what, expected="paths that can stand in one file", got=fault)
     arrays = {name: _little_endian(f"{what}, {name}", contents.arrays[name]) for name in sorted(contents.arrays)}
     groups = sorted(set(contents.groups))
-    return _image(arrays, groups, _encode(what, contents.description, arrays, groups))
+    inventory = {name: _entry(array.shape, array.dtype, zlib.crc32(array)) for name, array in arrays.items()}
+    return _image(arrays, groups, _encode(what, contents.description, inventory, groups))
 
 
 def read(path: str | PathLike[str]) -> Contents:
@@ -134,12 +196,13 @@ def _little_endian(what: str, array: object) -> np.ndarray:
     return np.asarray(array, dtype=dtype, order="C")
 
 
-def _encode(what: str, description: dict[str, Any], arrays: dict[str, np.ndarray], groups: list[str]) -> bytes:
+def _entry(shape: tuple[int, ...], dtype: np.dtype, crc: int) -> dict[str, Any]:
+    """What the inventory says of an array."""
+    return {"shape": list(shape), "dtype": dtype.str, "crc32": crc}
+
+
+def _encode(what: str, description: dict[str, Any], inventory: dict[str, dict[str, Any]], groups: list[str]) -> bytes:
     """The description and the inventory of the file as JSON."""
-    inventory = {
-        path: {"shape": list(array.shape), "dtype": array.dtype.str, "crc32": zlib.crc32(array)}
-        for path, array in arrays.items()
-    }
     what = f"{what}, description"
     if not isinstance(description, dict):
         raise DtypeError(what, expected="a dict", got=type(description).__name__)
@@ -177,14 +240,23 @@ def _image(arrays: dict[str, np.ndarray], groups: list[str], description: bytes)
     """The bytes of the file.  Made in memory, so that HDF5 never meets a full disk."""
     image = io.BytesIO()
     with h5py.File(image, "w", libver="earliest") as file:
-        for path in sorted(_groups(arrays, groups)):
-            file.create_group(path)
-        everything = {**arrays, _DESCRIPTION: np.frombuffer(description, np.uint8)}
-        for path, array in everything.items():
+        _create_groups(file, arrays, groups)
+        for path, array in arrays.items():
             file.create_dataset(path, data=array, track_times=False)
-        file[_GROUP].attrs.create("format_version", FORMAT_VERSION, dtype="<i8")
-        file[_GROUP].attrs.create("crc32", zlib.crc32(description), dtype="<i8")
+        _finish(file, description)
     return image
+
+
+def _create_groups(file: h5py.File, arrays: Iterable[str], groups: list[str]) -> None:
+    for path in sorted(_groups(arrays, groups)):
+        file.create_group(path)
+
+
+def _finish(file: h5py.File, description: bytes) -> None:
+    """Write what is known when all arrays are there."""
+    file.create_dataset(_DESCRIPTION, data=np.frombuffer(description, np.uint8), track_times=False)
+    file[_GROUP].attrs.create("format_version", FORMAT_VERSION, dtype="<i8")
+    file[_GROUP].attrs.create("crc32", zlib.crc32(description), dtype="<i8")
 
 
 def parse(what: str, stream: BinaryIO, size: int) -> Contents:

@@ -117,11 +117,21 @@ def replacing(what: str, path: str | PathLike[str]) -> Iterator[BinaryIO]:
 def _create(partial: Path, mode: int) -> BinaryIO:
     """A new file to be written at ``partial``; where the system can, without a name yet, so that a kill leaves none."""
     try:
-        descriptor = os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY, mode)
+        descriptor = os.open(partial.parent, os.O_TMPFILE | os.O_RDWR, mode)
     except (AttributeError, OSError):  # another system, or a file system without such files
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         descriptor = os.open(partial, flags, mode)
-    return open(descriptor, "wb")
+    return open(descriptor, "w+b")
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Make sure that the disk has room for so many bytes of an open file, where the system can.
+
+    Raises:
+        OSError: it has not.
+    """
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _take_over(descriptor: int, before: os.stat_result) -> None:

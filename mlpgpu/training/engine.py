@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..backends import Backend, Histogram, Program, Sampling, StepLog
+from .. import storage
+from ..backends import Backend, Histogram, Program, Sampling, Source, StepLog
 from ..errors import BackendError, DivergenceError, TornStateError
 from ..layers import Standardize
 from ..losses import TargetKind, problem_of
@@ -22,7 +23,7 @@ from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
 from .progress import Pending, Progress
 from .task import MetricFunction, Prepared, call_metric
-from .team import Team
+from .team import Team, sendable
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,6 +369,41 @@ class Engine:
         """
         if self._team.ranks > 1 and not self.has_parts:
             self.slots_and_kept()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether parameters were kept."""
+        return self._keeps
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[Callable[..., storage.Pieces] | None]:
+        """While rank 0 gets arrays of a network in parts, which it gathers piece by piece; all ranks call this.
+
+        Gives rank 0 a function: of what, ``"parameters"``, ``"snapshot"`` or the number of a slot, and of an array's
+        place, or of all of them as one flat array.  The other ranks get None, and raise what rank 0 raises.
+        """
+        program = self.ready()
+        assert self.plan.tensor is not None
+        arrays, dtype = self.plan.tensor.whole.parameters, self.plan.dtype
+        if not self._team.is_leader:
+            error = program.send_pieces()
+            if error is not None:
+                raise error
+            yield None
+            return
+
+        def gathered(source: Source, place: int | None = None) -> storage.Pieces:
+            if place is not None:
+                return storage.Pieces(arrays[place].shape, dtype, program.pieces(source, [place]))
+            flat = (piece.reshape(-1) for piece in program.pieces(source, range(len(arrays))))
+            return storage.Pieces((arrays[-1].end,), dtype, flat)
+
+        try:
+            yield gathered
+        except BaseException as error:
+            program.end_pieces(sendable(error))
+            raise
+        program.end_pieces(None)
 
     @property
     def has_values(self) -> bool:

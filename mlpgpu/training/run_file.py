@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..history import History, Record
 from ..losses import LOSSES, TargetKind, as_loss
-from ..optimizers import OPTIMIZERS
+from ..optimizers import OPTIMIZERS, Optimizer
 from ..schedules import SCHEDULES, Plateau
 from ..storage.descriptions import describe, rebuild
 from .progress import FitProgress, Pending, Progress
@@ -36,7 +36,12 @@ ARGUMENTS = (
 )
 ADDED = {"parallel": "auto", "parts": None}  # arguments that files of older versions lack
 
-_HISTORY, _SLOTS, _KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
+_HISTORY, _SLOTS, KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
+
+
+def slot_paths(optimizer: Optimizer) -> list[str]:
+    """Where the optimizer's slots lie in a file."""
+    return [f"{_SLOTS}/{name}" for name in optimizer.slots]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +90,9 @@ class SavedRun:
         }
         arrays = {f"{_HISTORY}/{name}": np.array([record.get(name, np.nan) for record in records]) for name in columns}
         if self.slots is not None:
-            arrays |= {f"{_SLOTS}/{name}": self.slots[k, 0] for k, name in enumerate(optimizer.slots)}
+            arrays |= {path: self.slots[k, 0] for k, path in enumerate(slot_paths(optimizer))}
         if self.kept is not None:
-            arrays[_KEPT] = self.kept
+            arrays[KEPT] = self.kept
         return storage.Contents({**network.description, "run": run}, {**network.arrays, **arrays}, network.groups)
 
     @classmethod
@@ -117,10 +122,10 @@ class SavedRun:
         form = (parameter_count,), np.dtype("float64" if run["precision"] == "float64" else "float32")
         slots = kept = None
         if run["has_slots"]:
-            flat = [_expect(contents.arrays.get(f"{_SLOTS}/{name}"), *form) for name in optimizer.slots]
+            flat = [_expect(contents.arrays.get(path), *form) for path in slot_paths(optimizer)]
             slots = np.reshape(flat, (len(flat), 1, parameter_count)).astype(form[1])
         if run["has_kept"]:
-            kept = _expect(contents.arrays.get(_KEPT), *form)
+            kept = _expect(contents.arrays.get(KEPT), *form)
         return cls(
             arguments={**arguments, "loss": loss.described, "optimizer": optimizer},
             kind=lookup("target kind", run["target_kind"], loss.targets),

@@ -100,7 +100,7 @@ class Team:
         try:
             result = work()
         except BaseException as error:
-            self.communicator.broadcast((_IS_DONE, (None, _sendable(error))))
+            self.communicator.broadcast((_IS_DONE, (None, sendable(error))))
             raise
         self.communicator.broadcast((_IS_DONE, (result, None)))
         return result
@@ -122,7 +122,7 @@ class Team:
                 pass
 
 
-def _sendable(error: BaseException) -> BaseException:
+def sendable(error: BaseException) -> BaseException:
     """The error, or what it says where it cannot be pickled."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):

@@ -52,6 +52,7 @@ from ..losses import Loss, as_loss
 from ..metrics import VALIDATION, is_metric
 from ..names import LossName, OptimizerName, ParallelName, PrecisionName, ReductionName
 from ..network import Data, Network
+from ..network.saved import parameter_paths
 from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Parts, Plan
 from ..ranks import check_agreement, rank
@@ -63,7 +64,7 @@ from .engine import Engine
 from .fit import FitLoop
 from .interrupt import uninterrupted
 from .progress import MOST_STEPS, FitProgress
-from .run_file import ARGUMENTS, SavedRun
+from .run_file import ARGUMENTS, KEPT, SavedRun, slot_paths
 from .task import Columns, MetricFunction, Metrics, Prepared, Task, own_metrics
 from .team import Team
 
@@ -604,6 +605,22 @@ class Trainer:
     def _take_values(self, values: np.ndarray) -> None:
         self.network.values.replace(values)
 
+    def own_parts(self, name: str) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        """What this rank has of a parameter, such as ``"0.weight"``; no other rank is asked.
+
+        Returns:
+            for each part of it a copy, and where it lies: ``network.parameters[name][index]``.  The whole array where
+            it is not split.
+
+        Raises:
+            UnknownNameError: there is no parameter of that name.
+        """
+        lookup("parameter", name, self.network.segments)
+        self._check_usable("own_parts")
+        if not self._engine.has_parts:
+            return [((slice(None),), self.network.parameters[name])]
+        return self._engine.ready().own_parts(name)
+
     # --- what callbacks use ---
 
     @property
@@ -709,13 +726,33 @@ class Trainer:
             TornStateError: an exception ended a step in its middle.
         """
         self._check_usable("save")
-        with uninterrupted(), self._whole_state():
+        if self._engine.has_parts:
+            with uninterrupted(), self._together("_save_parts", os.fspath(path)):
+                self._save_parts(path)
+            return
+        with uninterrupted():
             saved = self._saved()
             if self._team.is_leader:
                 storage.write(path, saved.contents(self.network.contents()))
-            elif self._engine.has_parts:
-                self.network.contents()
             self._engine.saved = os.fspath(path), self.steps
+
+    def _save_parts(self, path: str | os.PathLike[str]) -> None:
+        """Save a network of which ranks have parts: all of them call this, and rank 0 never has all of it."""
+        engine = self._engine
+        engine.check_whole()
+        engine.ready()
+        engine.check_finite()
+        with engine.gathering() as gathered:
+            if gathered is not None:
+                slots = np.empty((len(self.optimizer.slots), 1, 0))  # the arrays come piece by piece
+                saved = self._described(slots, np.empty(0) if engine.keeps else None)
+                paths = {path: place for place, (_, path) in enumerate(parameter_paths(self.network.layers))}
+                arrays = {path: gathered("parameters", place) for path, place in paths.items()}
+                arrays |= {path: gathered(slot) for slot, path in enumerate(slot_paths(self.optimizer))}
+                if engine.keeps:
+                    arrays[KEPT] = gathered("snapshot")
+                storage.write_pieces(path, saved.contents(self.network.contents_but_parameters()), arrays)
+        engine.saved = os.fspath(path), self.steps
 
     def _saved(self) -> SavedRun:
         """What a file holds of the run.
@@ -726,7 +763,10 @@ class Trainer:
         self._engine.check_whole()
         self._engine.check_finite()
         self._team.command("_gather")
-        slots, kept = self._engine.slots_and_kept()
+        return self._described(*self._engine.slots_and_kept())
+
+    def _described(self, slots: np.ndarray | None, kept: np.ndarray | None) -> SavedRun:
+        """What a file holds of the run, with these slots and kept parameters."""
         kind = self.plan.target_kind
         assert kind is not None
         return SavedRun(

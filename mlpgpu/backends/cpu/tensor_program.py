@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from ...initializers import draw_part
 from ...plan import Parameter, Plan
 from ...plan.tensor import part_name, split_axis
 from ...plan.tensor_split import columns_of
-from ..base import Histogram, State
+from ..base import Histogram, Source, State
 from ..base import square_sum as sum_of_squares
 from .between_parts import all_ranks, parts_of_plan
 from .program import CpuProgram, count_values
+
+PIECE = 1 << 20  # numbers that rank 0 has at a time of what it writes to a file
 
 
 class TensorProgram(CpuProgram):
@@ -107,9 +110,117 @@ class TensorProgram(CpuProgram):
             index = (*(slice(None),) * axis, piece_of)
             values[index] = piece.reshape(values[index].shape)
 
+    # --- piece by piece ---
+
+    def own_parts(self, name: str) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        with self._lock.held():
+            return [
+                (p.of.index if p.of else (slice(None),), self._work.arrays[p.name].copy())
+                for p in self._plan.parameters
+                if name == (p.of.whole.name if p.of else p.name)
+            ]
+
+    def pieces(self, source: Source, places: Sequence[int]) -> Iterator[np.ndarray]:
+        """Parameters, the snapshot, or a slot by its number, of the whole network, on rank 0, which alone calls this.
+
+        ``places`` are those of the arrays in the whole plan, one after another; each comes in pieces along its first
+        axis, which no longer hold once the next is asked for.  The other ranks call :meth:`send_pieces` meanwhile.
+        """
+        if self._parts.ranks > 1:
+            all_ranks().broadcast((source, tuple(places)))
+        coming = self._exchanged(source, places)
+        try:
+            yield from coming
+        finally:
+            for _ in coming:  # which the others send anyway
+                pass
+
+    def send_pieces(self) -> Any:
+        """Send rank 0 this one's parts of what it asks for, until it ends that; returns what it then says."""
+        while (asked := all_ranks().broadcast())[0] is not None:
+            for _ in self._exchanged(*asked):
+                pass
+        return asked[1]
+
+    def end_pieces(self, told: Any) -> None:
+        """Have :meth:`send_pieces` of the others return ``told``, on rank 0."""
+        if self._parts.ranks > 1:
+            all_ranks().broadcast((None, told))
+
+    def _exchanged(self, source: Source, places: Sequence[int]) -> Iterator[np.ndarray]:
+        own = self._work.parameters
+        if source == "snapshot" and self._snapshot is not None:
+            own = self._snapshot
+        elif isinstance(source, int):
+            own = self._work.slots[source]
+        for place in places:
+            yield from self._pieces_of(own, self._whole.parameters[place])
+
+    def _pieces_of(self, own: np.ndarray, parameter: Parameter) -> Iterator[np.ndarray]:
+        """One array, in pieces of whole rows, each exchanged when it is asked for; nothing of use on other ranks."""
+        segments = {p.name: p for p in self._plan.parameters}
+        axis = split_axis(parameter, self._splits)
+        if axis is None:
+            segment = segments[parameter.name]
+            yield own[segment.offset : segment.end].reshape(segment.shape)
+            return
+        parts, length = self._parts, parameter.shape[0]
+        columns = columns_of(parameter.shape[axis], parts.count)
+        mine = {part: segments[part_name(parameter.name, part)] for part in parts.own}
+        arrays = {part: own[s.offset : s.end].reshape(s.shape) for part, s in mine.items()}
+        row = parameter.size // length
+        at_a_time = max(1, PIECE // row)
+        if axis == 0:
+            owner = {part: rank for rank in range(parts.ranks) for part in parts.of(rank)}
+            for part, rows in enumerate(columns):
+                for first in range(rows.start, rows.stop, at_a_time):
+                    end = min(first + at_a_time, rows.stop)
+                    taken = slice(first - rows.start, end - rows.start)
+                    shape = (end - first, *parameter.shape[1:])
+                    sent = arrays[part][taken] if part in arrays else None
+                    yield self._sent_to_first({owner[part]: (sent, shape)}, own.dtype)[owner[part]]
+            return
+        for first in range(0, length, at_a_time):
+            rows = slice(first, min(first + at_a_time, length))
+            count = rows.stop - rows.start
+            messages = {}
+            for rank in range(parts.ranks):
+                theirs = parts.of(rank)
+                width = columns[theirs[-1]].stop - columns[theirs[0]].start
+                beside = np.hstack([arrays[part][rows] for part in theirs]) if rank == parts.rank else None
+                messages[rank] = beside, (count, width)
+            got = self._sent_to_first(messages, own.dtype)
+            yield np.hstack([got[rank] for rank in range(parts.ranks)]) if parts.rank == 0 else got[parts.rank]
+
+    def _sent_to_first(
+        self, messages: Mapping[int, tuple[np.ndarray | None, tuple[int, ...]]], dtype: np.dtype
+    ) -> dict[int, np.ndarray]:
+        """What ranks send to rank 0, by rank, as it has it; others have what they sent.
+
+        Arguments:
+            messages: of each rank that sends, its array where it is this rank, and the array's shape.
+        """
+        nothing, ranks, rank = np.empty(0, dtype), self._parts.ranks, self._parts.rank
+        found = {source: np.ascontiguousarray(array) for source, (array, _) in messages.items() if array is not None}
+        if ranks == 1:
+            return found
+        sent, received = [nothing] * ranks, [nothing] * ranks
+        if rank == 0:
+            for source, (_, shape) in messages.items():
+                if source != 0:
+                    found[source] = received[source] = np.empty(shape, dtype)
+        elif rank in found:
+            sent[0] = found[rank]
+        all_ranks().exchange(sent, received)
+        return {source: found.get(source, nothing) for source in messages}
+
+    # --- what looks at more than a rank has ---
+
     def is_finite(self) -> bool:
         with self.together("read_along", "is_finite"):
-            own = super().is_finite()
+            with self._lock.held():
+                flat = self._work.parameters
+                own = all(np.isfinite(flat[first : first + PIECE]).all() for first in range(0, len(flat), PIECE))
             return own if self._parts.ranks == 1 else all(all_ranks().gather(own))
 
     def square_sum(self, parts: Sequence[slice]) -> float:
