@@ -12,12 +12,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
 RATE, MOMENTUM = 0.01, 0.9
+GRAPH_STEPS = 16  # of an epoch, which is what ranks.py asks for
 
 
 def data_of(widths: list[int], rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,9 +42,30 @@ def clock(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def by_mlpgpu(widths: list[int], batch: int, rows: int, ranks: int, seconds: float) -> float | None:
+@dataclass(frozen=True)
+class Task:
+    """What a contender is to train: widths, rows of a batch and of an epoch, and where and how exactly."""
+
+    widths: list[int]
+    batch: int
+    rows: int
+    ranks: int
+    seconds: float
+    backend: str
+    precision: Literal["float32", "tf32", "bfloat16"]
+
+    @property
+    def is_on_cards(self) -> bool:
+        return self.backend == "cuda"
+
+
+def by_mlpgpu(task: Task) -> float | None:
     """Ours: the batch in as many shards as ranks, which is what a script without ``streams=`` gets."""
     import mlpgpu as mg
+    from mlpgpu.backends.cuda.select import thresholds
+
+    thresholds.RANKS_ON_CARDS = True  # whose time is asked for
+    widths, batch, rows, seconds = task.widths, task.batch, task.rows, task.seconds
 
     layers = [
         mg.Dense(n_in, n_out, activation="relu" if place < len(widths) - 2 else "identity")
@@ -50,7 +73,10 @@ def by_mlpgpu(widths: list[int], batch: int, rows: int, ranks: int, seconds: flo
     ]
     network = mg.Network(layers, seed=1)
     optimizer = mg.Momentum(RATE, momentum=MOMENTUM)
-    trainer = mg.Trainer(network, "softmax_cross_entropy", optimizer, batch_size=batch, backend="cpu", threads=1)
+    trainer = mg.Trainer(
+        network, "softmax_cross_entropy", optimizer, batch_size=batch, precision=task.precision, backend=task.backend,
+        threads=1,
+    )  # fmt: skip
     data = mg.Dataset(*data_of(widths, rows))
     # One fit has all epochs; the history's seconds are each epoch's.
     trainer.fit(data, 2, progress=False)
@@ -60,50 +86,137 @@ def by_mlpgpu(widths: list[int], batch: int, rows: int, ranks: int, seconds: flo
     return found if mg.rank() == 0 else None
 
 
-def by_ddp(widths: list[int], batch: int, rows: int, ranks: int, seconds: float) -> float | None:
-    """PyTorch's DistributedDataParallel by gloo, eager; each rank has its share of the rows."""
+@dataclass
+class Torch:
+    """A rank of PyTorch's: its module, its share of the rows, and where it computes."""
+
+    model: Any
+    x: Any
+    y: Any
+    rank: int
+    device: Any
+
+    @classmethod
+    def of(cls, task: Task) -> Torch:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        torch.backends.cuda.matmul.allow_tf32 = task.precision == "tf32"
+        rank, device = int(os.environ.get("RANK", "0")), torch.device("cpu")
+        if task.is_on_cards:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+        if task.ranks > 1:
+            torch.distributed.init_process_group("nccl" if task.is_on_cards else "gloo")
+        layers: list[torch.nn.Module] = []
+        for n_in, n_out in pairwise(task.widths):
+            layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+        x, y = (
+            torch.from_numpy(array[rank :: task.ranks].copy()).to(device) for array in data_of(task.widths, task.rows)
+        )
+        return cls(torch.nn.Sequential(*layers[:-1]).to(device), x, y, rank, device)
+
+    def loss(self, model: Any, chosen: Any, precision: str) -> Any:
+        import torch
+
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = model(self.x[chosen])
+        return torch.nn.functional.cross_entropy(logits.float(), self.y[chosen])
+
+    def time(self, epoch: Callable[[], object], task: Task) -> float | None:
+        """Microseconds a step, on rank 0; all ranks do as many epochs."""
+        import torch
+
+        def whole() -> None:
+            epoch()
+            if task.is_on_cards:
+                torch.cuda.synchronize()
+
+        for _ in range(2):
+            whole()
+        count = torch.tensor(max(3, int(task.seconds / clock(whole))), device=self.device)
+        if task.ranks > 1:
+            torch.distributed.broadcast(count, 0)
+        times = [clock(whole) for _ in range(int(count))]
+        return 1e6 * statistics.median(times) / (task.rows // task.batch) if self.rank == 0 else None
+
+
+def by_ddp(task: Task) -> float | None:
+    """PyTorch's DistributedDataParallel, eager, by gloo or by NCCL; each rank has its share of the rows."""
     import torch
 
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    layers: list[torch.nn.Module] = []
-    for n_in, n_out in pairwise(widths):
-        layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
-    model: torch.nn.Module = torch.nn.Sequential(*layers[:-1])
-    rank = 0
-    if ranks > 1:
-        torch.distributed.init_process_group("gloo")
-        rank = torch.distributed.get_rank()
+    own = Torch.of(task)
+    model = own.model
+    if task.ranks > 1:
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, foreach=True)
-    x, y = (torch.from_numpy(array[rank::ranks].copy()) for array in data_of(widths, rows))
-    loss_of, own = torch.nn.CrossEntropyLoss(), batch // ranks
+    share = task.batch // task.ranks
 
     def epoch() -> None:
-        order = torch.randperm(len(x))
-        for first in range(0, len(x), own):
-            chosen = order[first : first + own]
+        order = torch.randperm(len(own.x), device=own.device)
+        for first in range(0, len(own.x), share):
             optimizer.zero_grad(set_to_none=True)
-            loss_of(model(x[chosen]), y[chosen]).backward()
+            own.loss(model, order[first : first + share], task.precision).backward()
             optimizer.step()
 
-    epoch()
-    count = torch.tensor(max(3, int(seconds / clock(epoch))))
-    if ranks > 1:  # all of them do as many
-        torch.distributed.broadcast(count, 0)
-    times = [clock(epoch) for _ in range(int(count))]
-    return 1e6 * statistics.median(times) / (rows // batch) if rank == 0 else None
+    return own.time(epoch, task)
 
 
-def by_jax(widths: list[int], batch: int, rows: int, ranks: int, seconds: float) -> float:
+def by_captured(task: Task) -> float | None:
+    """PyTorch with all gradients in one array, one all-reduce, and an epoch's steps captured as one CUDA graph."""
+    import torch
+
+    assert task.is_on_cards and task.rows == task.batch * GRAPH_STEPS
+    own, share = Torch.of(task), task.batch // task.ranks
+    parameters = list(own.model.parameters())
+    flat, begin = torch.zeros(sum(p.numel() for p in parameters), device=own.device), 0
+    for p in parameters:
+        p.grad = flat[begin : begin + p.numel()].view_as(p)
+        begin += p.numel()
+    optimizer = torch.optim.SGD(parameters, RATE, momentum=MOMENTUM, foreach=True)
+    forward = torch.compile(lambda chosen: own.loss(own.model, chosen, task.precision))
+    order = torch.randperm(len(own.x), device=own.device)
+
+    def steps() -> None:
+        for first in range(0, share * GRAPH_STEPS, share):
+            flat.zero_()
+            forward(order[first : first + share]).backward()
+            if task.ranks > 1:
+                torch.distributed.all_reduce(flat)
+                flat.div_(task.ranks)
+            optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # type: ignore[no-untyped-call,unused-ignore]
+        for _ in range(3):
+            steps()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+
+    def epoch() -> None:
+        order.copy_(torch.randperm(len(own.x), device=own.device))
+        graph.replay()
+
+    return own.time(epoch, task)
+
+
+def by_jax(task: Task) -> float:
     """JAX: a device for each rank, each batch sharded over them, an epoch in one jit with its shuffle."""
-    flags = f"--xla_force_host_platform_device_count={ranks} --xla_cpu_multi_thread_eigen=false"
-    os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    widths, batch, rows, ranks = task.widths, task.batch, task.rows, task.ranks
+    if not task.is_on_cards:
+        flags = f"--xla_force_host_platform_device_count={ranks} --xla_cpu_multi_thread_eigen=false"
+        os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = Mesh(np.array(jax.devices()), ("rows",))
+    names = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+    jax.config.update("jax_default_matmul_precision", names[task.precision])
+    mesh = Mesh(np.array(jax.devices()[:ranks]), ("rows",))
     whole, dealt = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("rows"))
     x, y = (jax.device_put(array, whole) for array in data_of(widths, rows))
     draw = np.random.default_rng(2)
@@ -139,14 +252,20 @@ def by_jax(widths: list[int], batch: int, rows: int, ranks: int, seconds: float)
         state, values = compiled(state, next(keys))
         jax.block_until_ready((state, values))
 
-    return timed(run, rows // batch, seconds)
+    return timed(run, rows // batch, task.seconds)
 
 
-CONTENDERS = {"mlpgpu": by_mlpgpu, "ddp": by_ddp, "jax": by_jax}
+CONTENDERS: dict[str, Callable[[Task], float | None]] = {
+    "mlpgpu": by_mlpgpu,
+    "captured": by_captured,
+    "ddp": by_ddp,
+    "jax": by_jax,
+}
 
 if __name__ == "__main__":
-    name, shape, batch_size, row_count, rank_count, limit = sys.argv[1:]
-    arguments = [int(width) for width in shape.split("-")], int(batch_size), int(row_count), int(rank_count)
-    microseconds = CONTENDERS[name](*arguments, float(limit))
+    name, shape, batch_size, row_count, rank_count, limit, where, precision = sys.argv[1:]
+    widths = [int(width) for width in shape.split("-")]
+    numbers = int(batch_size), int(row_count), int(rank_count), float(limit)
+    microseconds = CONTENDERS[name](Task(widths, *numbers, where, cast(Any, precision)))
     if microseconds is not None:
         print(json.dumps(microseconds), flush=True)

@@ -52,12 +52,13 @@ __device__ __forceinline__ void reduce(const float* partials, int64_t pitch, int
     }
 }
 
-// Each block's sum of squares of gradient (size,), before the division by the summed weight.
-__device__ __forceinline__ void squares(const float* gradient, int64_t size, double* sums) {
+// The sums of squares of gradient (size,), before the division by the summed weight, one for every `part` elements: a sum
+// does not depend on who has which of the others.  Grid: a block for each.
+__device__ __forceinline__ void squares(const float* gradient, int64_t size, int64_t part, double* sums) {
     SHARED(double, scratch);
+    const int64_t begin = blockIdx.x * part, end = begin + part < size ? begin + part : size;
     double sum = 0.0;
-    for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < size;
-         i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
         sum += static_cast<double>(gradient[i]) * gradient[i];
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;

@@ -81,7 +81,7 @@ def get_backend(name: str) -> Backend:
     from .cuda import CudaBackend
 
     if name != "auto":
-        return CudaBackend(int(card[1]) if card else 0)
+        return CudaBackend(int(card[1]) if card else None)
     try:
         return CudaBackend()
     except BackendError as error:

@@ -11,7 +11,7 @@ import itertools
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,46 @@ class Communicator:
         nothing = np.empty(0, np.uint8)
         self._swap(call, {key: [nothing] for key in self._others}, {key: [nothing] for key in self._others})
 
+    def wait_until(self, is_done: Callable[[], bool], what: str) -> None:
+        """Wait for something that takes all ranks but is no message of theirs here, such as work of their cards.
+
+        Arguments:
+            is_done: asked again and again; what it raises ends the wait.
+            what: what is waited for.
+
+        Raises:
+            KeyboardInterrupt: a rank was interrupted.
+            RankError: one has failed or has come to its end, or the time limit is over.
+        """
+        if self._is_forbidden:
+            raise RankError(what, expected="the rank itself", got="a child, in which MPI does not work")
+        what = f"{what} on rank {self.rank} of {self.size}"
+        looks, started, late = 0, time.monotonic(), 0.0
+        while not is_done():
+            looks += 1
+            if looks <= SPINS:
+                continue
+            waited = time.monotonic() - started
+            time.sleep(NAP_SECONDS if waited < SHORT_WAIT_SECONDS else LONG_NAP_SECONDS)
+            self._look_for_failure(what)
+            left = self._watch.left
+            if left:  # its work may be done all the same
+                late = late or waited
+                if waited - late > LATE_SECONDS:
+                    raise RankError(what, expected="all ranks", got=f"rank {min(left)} at its end")
+            if waited > self._seconds:
+                hint = "MLPGPU_RANKS_TIMEOUT sets the limit, in seconds"
+                expected = f"all ranks within {self._seconds:g} s"
+                raise RankError(what, expected=expected, got="one that does not come, or hangs", hint=hint)
+
+    def _look_for_failure(self, what: str) -> None:
+        """Raise if another rank has failed, or was interrupted."""
+        failure = self._watch.failure
+        if failure is not None:
+            if failure.code == INTERRUPTED:
+                raise KeyboardInterrupt
+            raise RankError(what, expected="all ranks", got=f"rank {failure.rank} {failure.text}")
+
     def forbid(self) -> None:
         """Have all further calls raise: in a forked child, since MPI does not survive a fork."""
         self._is_forbidden = True
@@ -227,12 +267,7 @@ class Communicator:
         while not self._mpi.Request.Testall(requests, statuses):
             waited = time.monotonic() - started
             time.sleep(NAP_SECONDS if waited < SHORT_WAIT_SECONDS else LONG_NAP_SECONDS)
-            failure = self._watch.failure
-            if failure is not None:
-                if failure.code == INTERRUPTED:
-                    raise KeyboardInterrupt
-                got = f"rank {failure.rank} {failure.text}"
-                raise RankError(self._describe(call), expected="all ranks", got=got)
+            self._look_for_failure(self._describe(call))
             if waited < SHORT_WAIT_SECONDS:
                 continue
             self._look_for_others(call, set(peers))

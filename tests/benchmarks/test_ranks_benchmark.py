@@ -24,14 +24,15 @@ def test_efficiencies_and_ratios_are_of_the_same_round(ranks: Any, monkeypatch: 
     calls: list[tuple[str, int, int]] = []
     of_one = {"mlpgpu": 100.0, "ddp": 300.0}
 
-    def microseconds(contender: str, network: str, batch: int, count: int, seconds: float) -> float:
+    def microseconds(contender: str, network: str, batch: int, count: int, *others: object) -> float:
+        assert others == (0.1, "cuda", "tf32")
         calls.append((contender, batch, count))
         disturbed = 2.0 if len(calls) <= 6 else 1.0  # all of the first round
         return disturbed * of_one[contender] * batch / 64 / count * (1.25 if count > 1 else 1.0)
 
     monkeypatch.setattr(ranks, "microseconds", microseconds)
-    options = argparse.Namespace(ranks=[1, 2], only=["mlpgpu", "ddp"], rounds=3, seconds=0.1)
-    results = ranks.measure("8-4-2", 64, options)
+    options = argparse.Namespace(ranks=[1, 2], only=["mlpgpu", "ddp"], rounds=3, seconds=0.1, backend="cuda")
+    results = ranks.measure("8-4-2", 64, "tf32", options)
     assert calls[:6] == [(name, batch, count) for batch, count in ((64, 1), (64, 2), (128, 2)) for name in of_one]
     assert len(calls) == 3 * 6
     found = {(each.scaling, each.ranks, each.contender): each for each in results}
@@ -47,7 +48,20 @@ def test_every_contender_trains(ranks: Any, tmp_path: Path) -> None:
     """Ours, on two ranks; peers where they are installed."""
     assert ranks.microseconds("mlpgpu", "6-5-3", 8, 2, 0.01) > 0.0
     assert ranks.command("jax", 2)[0] == sys.executable
-    assert "torch.distributed.run" in ranks.command("ddp", 2)
+    for by_torch in ("ddp", "captured"):
+        assert "torch.distributed.run" in ranks.command(by_torch, 2)
+    contenders = importlib.import_module("ranks_contenders").CONTENDERS
+    assert {name for names in ranks.CONTENDERS.values() for name in names} == contenders.keys()
+
+
+def test_on_cards_each_precision_is_measured(ranks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(ranks, "microseconds", lambda *arguments: asked.append(arguments) or 10.0)
+    monkeypatch.setattr(sys, "argv", ["ranks.py", "--backend", "cuda", "--networks", "4-2:8", "--rounds", "1"])
+    ranks.main()
+    assert {(name, where, precision) for name, *_, where, precision in asked} == {
+        (name, "cuda", precision) for name in ranks.CONTENDERS["cuda"] for precision in ranks.PRECISIONS["cuda"]
+    }
 
 
 def test_results_are_kept(ranks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

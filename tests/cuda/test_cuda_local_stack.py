@@ -12,10 +12,11 @@ import pytest
 from drawn import first_and_drawn, share_of
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
+from host_program import HostProgram
 from hypothesis import given
 from hypothesis import strategies as st
 from shim_runner import plant, planted
-from test_cuda_lowering import HostProgram, make_plan
+from test_cuda_lowering import make_plan
 
 from mlpgpu import Adam, AdamW, Dense, Dropout, LocallyConnected, Momentum, RMSprop
 from mlpgpu.backends.cuda import kernels

@@ -80,11 +80,12 @@ def test_squares_are_added_up_where_parameters_lie() -> None:
             addresses[name] = held[name].ctypes.data
 
     def launch_over(entry: Any, elements: int, values: Any) -> None:
-        x, size, to = values
+        x, size, in_block, to = values
         assert entry.name == "squares" and elements == size
         blocks = grid_over(size)[0]
+        assert (blocks - 1) * in_block < size <= blocks * in_block
         part = np.frombuffer((ctypes.c_char * (4 * size)).from_address(x), np.float32).astype(np.float64)
-        sums = np.array([np.square(part[block::blocks]).sum() for block in range(blocks)])
+        sums = np.array([np.square(part[block * in_block : (block + 1) * in_block]).sum() for block in range(blocks)])
         ctypes.memmove(to, sums.ctypes.data, sums.nbytes)
 
     stream = SimpleNamespace(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
+from host_program import HostProgram
 from shim_runner import plant
-from test_cuda_lowering import HostProgram
 
 from mlpgpu import Dense, Dropout, Huber, Network, Standardize
 from mlpgpu.activations import ACTIVATIONS

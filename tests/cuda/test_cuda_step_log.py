@@ -39,7 +39,7 @@ def make_training(**parts: Any) -> tuple[Training, list[int]]:
     training.sampling, training._optimizer = Sampling(ROWS, BATCH, seed=1), mg.SGD(0.1)
     training._orders = SimpleNamespace(begin=nothing, prepare=parts.get("orders", nothing))
     training.data = SimpleNamespace(reach=lambda row: ROWS, prepare=parts.get("data", nothing))
-    training.binder = SimpleNamespace(set_constant=nothing)
+    training.binder, training._exchange = SimpleNamespace(set_constant=nothing), None
     training._stream = SimpleNamespace(synchronize=parts.get("synchronize", nothing))
     training.begin_at, training.put = begin_at, parts.get("put", put)
     return training, first

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from epochs import Epoch, assert_as_exact
 from helpers import EPS32
+from host_program import HostProgram
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases.tensor import ERRORS
-from test_cuda_lowering import ARCHITECTURES, OWNED, HostProgram, lowered, make_plan, plans
+from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, plans
 
 from mlpgpu import Dense, Huber
 from mlpgpu.backends.cuda import kernels

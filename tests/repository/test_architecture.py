@@ -88,22 +88,33 @@ INNER_LEVELS = {
         *("inference", "backend", "__init__"),
     ),
     "backends/cuda": (
-        *("kernels", "runtime", "persistent", "select", "lower", "run", "inference", "profile", "build_pycuda"),
+        *(
+            "kernels",
+            "runtime",
+            "exchange",
+            "persistent",
+            "select",
+            "lower",
+            "run",
+            "inference",
+            "profile",
+            "build_pycuda",
+        ),
         "__init__",
     ),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
-        *("timing", "__init__"),
+        *("nccl", "timing", "__init__"),
     ),
     "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
     "backends/cuda/select": (
         *("thresholds", "setting", "counted", "tiles", "dense", "operands", "loss", "local_stack", "updates", "stages"),
-        *("data", "inference", "persistent", "row_step", "select", "network", "__init__"),
+        *("ranks", "data", "inference", "persistent", "row_step", "select", "network", "__init__"),
     ),
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
         *("shard", "operands", "rows", "simt", "gemm", "fused", "row_step", "local", "finish"),
-        *("emit", "__init__"),
+        *("exchange", "emit", "__init__"),
     ),
     "backends/cuda/run": (
         *(
@@ -172,6 +183,7 @@ LAZY = {
     ("tables/frames.py", "load_pandas"): {"pandas"},
     ("tables/sources.py", "__init__"): {"pyarrow"},
     ("ranks/world.py", "_load_mpi"): {"mpi4py"},
+    ("backends/cuda/runtime/bindings.py", "load_nccl"): {"nccl"},
     ("network/formats/onnx_file.py", "write_onnx"): {"onnx"},
     ("network/formats/torch_file.py", "read_torch"): {"torch"},
     ("network/formats/torch_model.py", "sequential_of"): {"torch", "mlpgpu.network.formats.torch_modules"},

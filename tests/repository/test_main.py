@@ -42,7 +42,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
     def refuse() -> int:
         raise BackendError("CUDA", expected="an NVIDIA GPU", got="none", hint="CUDA_VISIBLE_DEVICES may hide it")
 
-    monkeypatch.setattr(machine, "_count_devices", refuse)
+    monkeypatch.setattr(machine, "count_devices", refuse)
     return "CUDA: expected an NVIDIA GPU, got none (CUDA_VISIBLE_DEVICES may hide it)"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ...errors import ConfigurationError
 from ...plan import Plan
+from ...ranks import local_rank, rank, ranks
 from ...version import __version__
 from ..base import MEMORY_SHARE, Backend, Inference, Program
 from .inference.inference import CudaInference
 from .run.card_arrays import open_card_array
 from .run.program import CudaProgram
-from .runtime import Device, find_device
+from .runtime import Device, count_devices, find_device
 from .select.inference import most_rows
+from .select.ranks import trains_on_cards
 
 __all__ = ["CudaBackend", "check_plan", "open_card_array"]
 
@@ -34,22 +36,45 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
         hint = "backend='cpu' trains it; parallel='none' trains a whole network on each card"
         expected, got = "a whole network", f"one in {plan.tensor.parts.count} parts, by parallel='tensor'"
         raise ConfigurationError("plan on the cuda backend", expected=expected, got=got, hint=hint)
-    if plan.ranks != 1:
+    if plan.ranks != 1 and not trains_on_cards():
         hint = "backend='cpu' trains one network on all of them, parallel='none' a network on each"
         raise ConfigurationError("ranks on the cuda backend", expected=1, got=plan.ranks, hint=hint)
+
+
+def own_card() -> int:
+    """The number of this process's card among those of its host: where several ranks train, each has its own.
+
+    Where a launcher shows each rank one card alone, it is that.
+
+    Raises:
+        ConfigurationError: there are fewer cards than ranks on this host.
+    """
+    if ranks() == 1 or not trains_on_cards():
+        return 0
+    cards = count_devices()
+    own = local_rank() if cards > 1 else 0
+    if own >= cards:
+        hint = "start as many ranks on a host as it has cards; CUDA_VISIBLE_DEVICES may hide some"
+        what = f"cards of rank {rank()}'s host"
+        raise ConfigurationError(what, expected=f"{own + 1} or more, one for each rank", got=cards, hint=hint)
+    return own
 
 
 class CudaBackend(Backend):
     """Runs plans on the card number ``index``, in any precision but float64; ``device`` is the card.
 
+    Without a number it is the first card, or of several ranks each one's own.
+
     Raises:
         BackendError: there is no such card, or nothing to reach it by.
+        ConfigurationError: there are fewer cards than ranks on this host.
     """
 
     prediction_rows = most_rows()
 
-    def __init__(self, index: int = 0) -> None:
-        self.name = "cuda" if index == 0 else f"cuda:{index}"
+    def __init__(self, index: int | None = None) -> None:
+        self.name = f"cuda:{index}" if index else "cuda"
+        index = own_card() if index is None else index
         self.device: Device = find_device(index)
         self.card = index
 

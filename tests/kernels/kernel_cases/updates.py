@@ -35,9 +35,9 @@ def reduce(shards: int, uses: int, size: int) -> Case:
 
 def squares(size: int, blocks: int) -> Case:
     gradient = normal(size) * np.float32(1e25)  # squares leave the range of float32
-    sums = np.zeros(blocks)
-    np.add.at(sums, np.arange(size) // kernels.ROW_THREADS % blocks, wide(gradient) ** 2)
-    args = {"gradient": gradient, "size": size, "sums": blank(blocks, dtype=np.float64)}
+    sums, part = np.zeros(blocks), kernels.ceil_div(size, blocks)
+    np.add.at(sums, np.arange(size) // part, wide(gradient) ** 2)
+    args = {"gradient": gradient, "size": size, "part": part, "sums": blank(blocks, dtype=np.float64)}
     return Case(f"{size}-{blocks}blocks", kernels.squares(), (blocks,), args, {"sums": expect(sums, size * EPS * sums)})
 
 

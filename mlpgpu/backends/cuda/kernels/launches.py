@@ -68,9 +68,49 @@ class Launch:
     pdl: bool = False
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """So many elements that go to another rank, ``peer``, or come from it; ``item_bytes`` are those of one."""
+
+    peer: int
+    at: At
+    count: int
+    item_bytes: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a rank sends to the others and receives from them at one point of a step, all of it at once.
+
+    Between two ranks the first transfer that one sends is the first that the other receives, and so on.
+
+    Attributes:
+        kind: what is exchanged: ``"partials"``, with the sums of the loss, ``"squares"``, ``"parameters"``.
+        operation: the plan's, as of a :class:`Launch`.
+    """
+
+    kind: str
+    sent: tuple[Transfer, ...]
+    received: tuple[Transfer, ...]
+    operation: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the gradient that ranks exchange while later parts are computed.
+
+    Attributes:
+        shards: what each shard's stream runs to make it.
+        exchange: what one further stream runs when all shards have, piece after piece.
+    """
+
+    shards: list[list[Launch]]
+    exchange: list[Launch | Collective]
+
+
 @dataclass
 class Lowered:
-    """A plan as launches.
+    """A plan as launches; of a plan of several ranks, those of one rank.
 
     Attributes:
         bytes: of each array that a program of this plan owns.
@@ -83,7 +123,9 @@ class Lowered:
         run_begin: what runs before the first of several steps, where the parameters may have been set since the last.
         prologue: what a first step needs that in other steps the step before has done.
         begin: what a step begins with, once.
-        shards: what each shard's stream runs in a step; ``finish`` follows when all have.
+        shards: what each shard's stream runs in a step; ``finish`` follows when all have.  Of a plan of several ranks
+            these are the shards of one, perhaps none.
+        pieces: what follows the launches of ``shards`` where there are several ranks, in place of ``finish``.
         evaluation_begin: what runs before the first batch of an evaluation.
         evaluation: what an evaluation runs for a batch.
     """
@@ -100,6 +142,7 @@ class Lowered:
     prologue: list[Launch] = field(default_factory=list)
     begin: list[Launch] = field(default_factory=list)
     shards: list[list[Launch]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     finish: list[Launch] = field(default_factory=list)
     evaluation_begin: list[Launch] = field(default_factory=list)
     evaluation: list[Launch] = field(default_factory=list)
@@ -116,7 +159,14 @@ class Lowered:
         """All of them: those of a step, then those of an evaluation."""
         shards = [launch for shard in self.shards for launch in shard]
         steps = [*self.run_begin, *self.prologue, *self.initialise, *self.staged, *self.begin, *shards, *self.finish]
+        for piece in self.pieces:
+            steps += [launch for shard in piece.shards for launch in shard]
+            steps += [each for each in piece.exchange if isinstance(each, Launch)]
         return [*steps, *self.evaluation_begin, *self.evaluation]
+
+    def collectives(self) -> list[Collective]:
+        """What a step exchanges with other ranks, in order."""
+        return [each for piece in self.pieces for each in piece.exchange if isinstance(each, Collective)]
 
     def maps(self) -> list[Map]:
         """All maps that launches take, each once, those of staged components for each place."""

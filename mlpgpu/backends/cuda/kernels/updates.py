@@ -30,7 +30,7 @@ def reduce() -> Entry:
 
 
 def squares() -> Entry:
-    signature = "const float* gradient[size], int64_t size, double* sums[grid.x]"
+    signature = "const float* gradient[size], int64_t size, int64_t part, double* sums[grid.x]"
     return Entry(
         "squares", "elementwise/update.cuh", "squares", arguments(signature), ROW_THREADS, SUM_BYTES, block="SumBlock"
     )

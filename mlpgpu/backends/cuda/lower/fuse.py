@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from .... import plan as ops
 from ..kernels import OperandFormat
 from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit
 from ..select.local_stack import LocalStack
+from ..select.ranks import exchanged_apart
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
 _ONE_KERNEL = (ops.Gather, ops.Dense, ops.Loss, ops.DenseBackward, ops.ActivationBackward)  # of a tail's plan
-_ONCE = (ops.Reduce, ops.Norm, ops.Update)
+_ONCE = (ops.ExchangePartials, ops.Reduce, ops.Norm, ops.Update, ops.GatherParameters)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,38 @@ def fuse(selection: Selection) -> Fused:
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
-    return Fused(selection, tuple(made), weights, updates_split, _finish(facts, made), _notes(selection))
+    pieces: tuple[groups.ExchangedPiece, ...] = ()
+    if selection.work.is_training and selection.plan.ranks > 1:
+        made, pieces = _cut(facts, made)
+    finish = () if pieces else _finish(facts, made)
+    return Fused(selection, tuple(made), weights, updates_split, pieces, finish, _notes(selection))
+
+
+def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.ExchangedPiece, ...]]:
+    """The groups before the gradients, all deltas among them, and pieces of the gradient, from the first layer up.
+
+    So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.
+    """
+    plan, of_partial = facts.selection.plan, {}
+    for partial in plan.partials:
+        of_partial[partial.name] = partial.parameter
+    later: dict[str, list[Group]] = {}  # by the weight whose gradient they make
+    before: list[Group] = []
+    for group in made:
+        if isinstance(group, (groups.DenseGradient, groups.GemmGradient)):
+            assert group.op.dweight is not None
+            later.setdefault(of_partial[group.op.dweight], []).append(group)
+        else:
+            before.append(group)
+    pieces: list[groups.ExchangedPiece] = []
+    first, taken = 0, list[Group]()
+    for segment, following in zip_longest(plan.gradient, plan.gradient[1:]):
+        taken += later.get(segment.name, ())
+        ends = exchanged_apart(segment.end - first, plan.gradient_count - segment.end, in_one=plan.moves_all)
+        if following is None or (following.name in later and ends):
+            pieces.append(groups.ExchangedPiece(tuple(taken), slice(first, segment.end), ends.why))
+            first, taken = segment.end, []
+    return before, tuple(pieces)
 
 
 def _with_updates_together(made: list[Group]) -> list[Group]:

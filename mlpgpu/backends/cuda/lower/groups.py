@@ -404,13 +404,29 @@ class UpdateBiases(Group):
 
 
 @dataclass(frozen=True)
+class ExchangedPiece:
+    """Gradients that ranks exchange together.
+
+    Attributes:
+        groups: those that make them, for each shard; others are made with the deltas.
+        elements: of the flat gradient.
+        why: where it ends.
+    """
+
+    groups: tuple[Group, ...]
+    elements: slice
+    why: str
+
+
+@dataclass(frozen=True)
 class Fused:
     """A list of operations as groups.
 
     Attributes:
         weights: those that are split before all rows, with the title of an operation that reads each.
         updates_split_weights: whether updates make the operands of later steps.
-        finish: groups of what is done once.
+        pieces: of a plan of several ranks, what follows the groups: gradients from the first layer up.
+        finish: groups of what is done once, where there is one rank.
         notes: which of several ways some operations take, and why.
     """
 
@@ -418,6 +434,7 @@ class Fused:
     groups: tuple[Group, ...]
     weights: Mapping[str, str]
     updates_split_weights: bool
+    pieces: tuple[ExchangedPiece, ...]
     finish: tuple[Group, ...]
     notes: tuple[str, ...]
 
@@ -427,4 +444,7 @@ class Fused:
         for group in (*self.groups, *self.finish):
             done = ", ".join(str(numbers[op]) for op in group.operations())
             rows.append((type(group).__name__, done, group.why))
+        for piece in self.pieces:
+            done = ", ".join(str(numbers[op]) for group in piece.groups for op in group.operations())
+            rows.append((type(piece).__name__, done, piece.why))
         return table(rows, "<<<")

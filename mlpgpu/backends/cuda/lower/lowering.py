@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....plan import Plan
+from ....plan import Plan, shards_of
 from .. import kernels
 from ..kernels import ceil_div
-from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
+from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Piece, Value
 from ..select.loss import team_of
 from ..select.select import select
 from ..select.setting import Setting
 from ..select.stages import stages_of
 from .emit.emit import emit
+from .emit.exchange import Exchange
 from .emit.gemm import split_weights
 from .emit.rows import SUMS_BYTES
 from .emit.shard import Shard, partials_pitch
@@ -48,14 +49,16 @@ def passes(plan: Plan, setting: Setting) -> Passes:
     return Passes(training, fuse(select(plan, setting, is_training=False)))
 
 
-def lower(plan: Plan, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75") -> Lowered:
+def lower(
+    plan: Plan, *, multiprocessors: int, source: str, textured: bool = True, arch: str = "sm_75", rank: int = 0
+) -> Lowered:
     """The launches of ``plan`` on a card with so many multiprocessors, for inputs of type ``source``.
 
     ``source`` is ``"float32"`` or ``"uint8"``; ``textured`` whether targets are read through a texture; ``arch``
-    what the card is compiled for.
+    what the card is compiled for; ``rank`` whose launches they are, of a plan of several ranks and shards.
     """
     made = passes(plan, Setting(multiprocessors, arch, source, textured))
-    return overlap(_emit(plan, made))
+    return overlap(_emit(plan, made, rank))
 
 
 def lower_evaluation(
@@ -71,17 +74,20 @@ def lower_evaluation(
     return overlap(_emit(of_rows, made))
 
 
-def _emit(plan: Plan, made: Passes) -> Lowered:
+def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
     lowered, training, evaluation = Lowered(), made.training, made.evaluation
     multiprocessors = evaluation.selection.work.setting.multiprocessors
     in_place = evaluation.selection.in_place.holds
-    for number in range(plan.shards if training else 0):
+    own = shards_of(rank, plan.ranks, plan.shards)
+    of_pieces: list[list[list[Launch]]] = []  # of each shard
+    for number in own if training else ():
         assert training is not None
-        shard = Shard(training.selection, lowered, number)
-        if number == 0:
+        shard = Shard(training.selection, lowered, number, own.start)
+        if number == own.start:
             weights = split_weights(shard, training.weights)
             lowered.run_begin, lowered.begin = (weights, []) if training.updates_split_weights else ([], weights)
         lowered.shards.append(emit(shard, training.groups))
+        of_pieces.append([emit(shard, piece.groups) for piece in training.pieces])
     whole = Shard(evaluation.selection, lowered)
     lowered.evaluation_begin = split_weights(whole, evaluation.weights)
     lowered.evaluation = emit(whole, evaluation.groups)
@@ -92,6 +98,9 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
         if lowered.begin:
             lowered.run_begin.insert(0, forget_all)
             lowered.begin.insert(0, keep_used)
+    of_rank: dict[str, int] = {}
+    if training and training.pieces:
+        of_rank = _emit_pieces(lowered, training, rank, of_pieces)
     if training:
         lowered.finish = emit(Shard(training.selection, lowered), training.finish)
         initial: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
@@ -113,8 +122,22 @@ def _emit(plan: Plan, made: Passes) -> Lowered:
         "totals": SUMS_BYTES,
         "losses": SUMS_BYTES * MOST_RUN_STEPS,
         **{name: 4 * len(words) for name, words in lowered.words.items()},
+        **of_rank,
     }
     return lowered
+
+
+def _emit_pieces(lowered: Lowered, training: Fused, rank: int, of_shards: list[list[list[Launch]]]) -> dict[str, int]:
+    """The pieces of a rank whose shards' launches are there; returns the bytes of arrays that follow from the rank."""
+    if not of_shards:  # a rank without shards has the sums of the others' all the same
+        some = Lowered()
+        emit(Shard(training.selection, some), training.groups)
+        lowered.bytes["sums"] = some.bytes["sums"]
+    exchange = Exchange(Shard(training.selection, lowered), rank)
+    following = exchange.of_pieces([piece.elements for piece in training.pieces])
+    for number, exchanged in enumerate(following):
+        lowered.pieces.append(Piece([shard[number] for shard in of_shards], exchanged))
+    return exchange.sizes()
 
 
 def _mask_column_scales(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:

@@ -21,7 +21,7 @@ Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 def overlap(lowered: Lowered) -> Lowered:
     """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
     evaluation = _chained(lowered.evaluation, None)
-    if len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
+    if lowered.pieces or len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
         return replace(lowered, evaluation=evaluation)
     parts = [lowered.begin, _postponed(lowered.shards[0]), lowered.finish]
     before = next((part[-1] for part in reversed(parts) if part), None)

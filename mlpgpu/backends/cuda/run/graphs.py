@@ -4,27 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from ..kernels.launches import GRAPH_STEPS, Launch
+from ..exchange import Exchange
+from ..kernels.launches import GRAPH_STEPS, Collective, Launch
 from ..runtime import Device, Event, Replay, Stream, capture
 from .binding import Binder, Put
 from .steps import STEP
 
 
 @dataclass(frozen=True)
+class BoundPiece:
+    """A piece of the gradient, ready for streams: each shard's launches, and what the stream of exchanges runs then."""
+
+    shards: Sequence[Sequence[Put]]
+    exchange: Sequence[Put]
+
+
+@dataclass(frozen=True)
 class BoundStep:
-    """The launches of a step, ready for streams: its begin, each shard's with what the plan says of them, its end."""
+    """The launches of a step, ready for streams: its begin, each shard's with what the plan says of them, its end.
+
+    Between the last two come the pieces of the gradient, where there are several ranks.
+    """
 
     begin: Sequence[Put]
     shards: Sequence[Sequence[tuple[Put, Launch]]]
+    pieces: Sequence[BoundPiece]
     finish: Sequence[Put]
 
 
 class ShardStreams:
-    """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for."""
+    """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for.
 
-    def __init__(self, device: Device, first: Stream, shards: int) -> None:
+    What ranks exchange has a further stream, on which pieces follow one another.
+
+    Arguments:
+        first: the first shard's; that of a rank without shards.
+        shards: how many this process computes.
+    """
+
+    def __init__(self, device: Device, first: Stream, shards: int, *, exchanges: bool = False) -> None:
         self.all = [first, *(Stream(device, str(shard)) for shard in range(1, shards))]
+        self._exchange = Stream(device, "exchange") if exchanges else None
+        self._made = [Event(device) for _ in self.all] if exchanges else []
+        self._exchanged = Event(device)
         self._fork = Event(device)
         self._joins = [Event(device) for _ in self.all[1:]]
         self._side, self._rejoin = Stream(device, "side"), Event(device)
@@ -39,7 +63,7 @@ class ShardStreams:
             stream.wait(self._fork)
         last: list[Put] = []
         uses_side = False
-        for stream, shard in zip(self.all, step.shards, strict=True):
+        for stream, shard in zip(self.all, step.shards, strict=bool(step.shards)):  # a rank may have none
             for put, launch in shard:
                 if not launch.on_side_stream:
                     put(stream)
@@ -56,11 +80,30 @@ class ShardStreams:
         if uses_side:
             self._side.record(self._rejoin)
             first.wait(self._rejoin)
+        self._put_pieces(step.pieces)
         for stream, join in zip(others, self._joins, strict=True):
             stream.record(join)
             first.wait(join)
         for put in step.finish:
             put(first)
+
+    def _put_pieces(self, pieces: Sequence[BoundPiece]) -> None:
+        """Each piece is exchanged when all shards have made it, beside the products of those after it."""
+        exchange = self._exchange
+        if not pieces:
+            return
+        assert exchange is not None
+        for piece in pieces:
+            for stream, shard in zip(self.all, piece.shards, strict=bool(piece.shards)):
+                for put in shard:
+                    put(stream)
+            for stream, made in zip(self.all, self._made, strict=True):
+                stream.record(made)
+                exchange.wait(made)
+            for put in piece.exchange:
+                put(exchange)
+        exchange.record(self._exchanged)
+        self.all[0].wait(self._exchanged)
 
 
 class StepGraphs:
@@ -68,10 +111,13 @@ class StepGraphs:
 
     Arguments:
         addresses: of the program's arrays.
+        exchange: what ranks send each other, where there are several.
     """
 
-    def __init__(self, binder: Binder, streams: ShardStreams, addresses: Mapping[str, int]) -> None:
-        self._binder, self._streams, self._addresses = binder, streams, addresses
+    def __init__(
+        self, binder: Binder, streams: ShardStreams, addresses: Mapping[str, int], exchange: Exchange | None = None
+    ) -> None:
+        self._binder, self._streams, self._addresses, self._exchange = binder, streams, addresses, exchange
         self._bound: dict[int, BoundStep] = {}  # by their place in a graph
         self._replays: dict[int, Replay] = {}  # by their number of steps
 
@@ -111,9 +157,12 @@ class StepGraphs:
         if place not in self._bound:
             lowered = self._binder.lowered
             stage = place % lowered.stages
-            first = [*lowered.begin, *lowered.shards[0]][0]
+            first = next(iter([*lowered.begin, *chain.from_iterable(lowered.shards[:1])]), None)
 
-            def bind(launch: Launch) -> Put:
+            def bind(launch: Launch | Collective) -> Put:
+                if isinstance(launch, Collective):
+                    assert self._exchange is not None
+                    return self._exchange.bind(launch, self._addresses)
                 if launch is first and stage == 0:  # it does not follow the step before
                     launch = replace(launch, pdl=False)
                 return self._binder.bind(launch, stage, step=self.step_address(place), **staged)
@@ -122,6 +171,16 @@ class StepGraphs:
             self._bound[place] = BoundStep(
                 [bind(launch) for launch in lowered.begin],
                 [[(bind(launch), launch) for launch in shard] for shard in lowered.shards],
+                [
+                    BoundPiece([list(map(bind, shard)) for shard in piece.shards], list(map(bind, piece.exchange)))
+                    for piece in lowered.pieces
+                ],
                 [bind(launch) for launch in lowered.finish],
             )
         return self._bound[place]
+
+    def close(self) -> None:
+        """Destroy the graphs; those that are under way end by themselves."""
+        replays, self._replays = self._replays, {}
+        for replay in replays.values():
+            replay.close()

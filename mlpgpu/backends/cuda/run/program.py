@@ -11,8 +11,10 @@ import numpy as np
 
 from ....datasets import Dataset
 from ....errors import BackendError
-from ....plan import Plan
+from ....plan import Plan, shards_of
+from ....ranks import communicator, rank
 from ...base import Histogram, Program, Sampling, State, StepLog, scaled
+from ..exchange import join
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
 from ..select.inference import evaluation_rows
@@ -57,6 +59,10 @@ class CudaProgram(Program):
         shared: Mapping[str, int] | None = None,
         trace: Trace | None = None,
     ) -> None:
+        self._is_shared = plan.ranks > 1
+        if plan.shards == 1:  # each rank computes all of it, and has nothing to tell the others
+            plan = plan.alone()
+        own_rank = rank() if plan.ranks > 1 else 0
         self._plan, self.device, self._memory_share, self._trace = plan, device, memory_share, trace
         self.persistent: PersistentKernel | str = launches_because or choose_kernel(
             plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
@@ -66,9 +72,10 @@ class CudaProgram(Program):
         with device:
             self.workspace = Workspace(
                 plan, device, self.persistent, memory_share=memory_share, shared=shared, trace=trace,
-                evaluates=not self._has_own_evaluation,
+                evaluates=not self._has_own_evaluation, rank=own_rank,
             )  # fmt: skip
-            self._streams = ShardStreams(device, self.workspace.stream, plan.shards)
+            shards = len(shards_of(own_rank, plan.ranks, plan.shards))
+            self._streams = ShardStreams(device, self.workspace.stream, shards, exchanges=plan.ranks > 1)
             self.workspace.stream.synchronize()
         self.state = DeviceState(self.workspace)
         # What makes the workspace does not hold the program, which a cycle would keep until garbage is collected.
@@ -126,8 +133,9 @@ class CudaProgram(Program):
                 self.training.close()
             self.training = None  # the old set makes room for the new one
             self.state.were_set = True  # for all that this program knows: its parameters may be another one's
+            exchange = join(self.device) if self._plan.ranks > 1 else None
             self.training = Training(
-                self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling
+                self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling, exchange
             )
 
     def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
@@ -140,7 +148,7 @@ class CudaProgram(Program):
         if self._sampler is None:
             addresses = self.workspace.arrays.addresses
             shared = {name: addresses[name] for name in ("parameters", "slots", "statistics")}
-            self._sampler = Sampler(self._plan, self.device, self._memory_share, shared)
+            self._sampler = Sampler(self._plan.alone(), self.device, self._memory_share, shared)
         self._sampler.set_statistics(self.workspace.fitted)
         return self._sampler.histograms(data.dataset.first(rows), sampling.seed, step, bins)
 
@@ -152,7 +160,9 @@ class CudaProgram(Program):
         return bool(self._plan.training) and evaluation_rows(self._plan) > self._plan.capacity
 
     def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
-        return self.evaluation.evaluate(dataset, names)
+        sums = self.evaluation.evaluate(dataset, names)
+        ranks = communicator() if shared and self._is_shared else None
+        return sums if ranks is None else ranks.broadcast(sums)  # those of another kind of card might differ
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
         return self.evaluation.predict(dataset, logits=logits)
@@ -173,7 +183,7 @@ class CudaProgram(Program):
 def _evaluation_workspace(of_training: Workspace, memory_share: float) -> Workspace:
     """A workspace to evaluate in by more rows at a time than a step takes, on the parameters of another one."""
     plan = of_training.plan
-    alone = replace(plan, training=(), optimizer=None, partials=())
+    alone = replace(plan, training=(), optimizer=None, partials=(), ranks=1)
     shared = {name: of_training.arrays.addresses[name] for name in ("parameters", "statistics")}
     with of_training.device:
         workspace = Workspace(

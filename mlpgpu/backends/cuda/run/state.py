@@ -33,12 +33,17 @@ class DeviceState:
         self._prefetched: Event | None = None  # when the state that was prefetched last is on the host
 
     @property
+    def _own(self) -> slice:
+        """The parameters whose slots are here: a rank's slice."""
+        return self._plan.slices[self._workspace.rank].parameters
+
+    @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the arrays, in the order of State."""
         plan = self._plan
         return {
             "parameters": (1, plan.parameter_count),
-            "slots": (len(plan.optimizer.slots) if plan.optimizer else 0, 1, plan.parameter_count),
+            "slots": (len(plan.optimizer.slots) if plan.optimizer else 0, 1, self._own.stop - self._own.start),
             "statistics": (1, plan.statistic_count),
         }
 
@@ -63,7 +68,7 @@ class DeviceState:
             self._upload("snapshot" if snapshot else "parameters", state.parameters)
             if not snapshot:
                 self.were_set = True
-                self._upload("slots", state.slots)
+                self._upload("slots", state.slots[:, :, self._own])
                 self._upload("statistics", state.statistics)
                 self._workspace.set_statistics(state.statistics[0])
             self._stream.synchronize()
@@ -75,15 +80,20 @@ class DeviceState:
                 self._take_snapshot_array()
             if self._prefetched is not None and not snapshot:
                 self._prefetched.synchronize()
-                return State(*(array.copy() for array in self._host.values()))
-            state = State(
-                *(
-                    self._download("snapshot" if snapshot and name == "parameters" else name, shape)
-                    for name, shape in self._shapes.items()
-                )
-            )
+                return self._whole(*(array.copy() for array in self._host.values()))
+            arrays = [
+                self._download("snapshot" if snapshot and name == "parameters" else name, shape)
+                for name, shape in self._shapes.items()
+            ]
             self._stream.synchronize()
-        return state
+        return self._whole(*arrays)
+
+    def _whole(self, parameters: np.ndarray, slots: np.ndarray, statistics: np.ndarray) -> State:
+        """A state with room for all slots, of which this rank has its own; the others are 0."""
+        if slots.shape[2] < self._plan.parameter_count:
+            own, slots = slots, np.zeros((*slots.shape[:2], self._plan.parameter_count), np.float32)
+            slots[:, :, self._own] = own
+        return State(parameters, slots, statistics)
 
     def prefetch(self) -> None:
         """See :meth:`Program.prefetch`: a stream of its own copies; what changes the state waits for the copy."""
@@ -169,7 +179,8 @@ class DeviceState:
             self._stream.fill(self._addresses[array], sums.nbytes)
             for place, part in enumerate(parts):
                 x, size = self._addresses["parameters"] + 4 * part.start, part.stop - part.start
-                values = x, size, self._addresses[array] + place * sums[0].nbytes
+                in_block = kernels.ceil_div(size, grid_over(size)[0])
+                values = x, size, in_block, self._addresses[array] + place * sums[0].nbytes
                 self._workspace.launch_over(kernels.squares(), size, values)
             self._stream.download(sums, self._addresses[array])
             self._stream.synchronize()

@@ -9,6 +9,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ...base import Sampling, StepLog
+from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
 from .graphs import ShardStreams, StepGraphs
@@ -24,6 +25,8 @@ class Training:
 
     Arguments:
         persistent: what runs steps inside one kernel, or None where they run launch by launch.
+        exchange: what ranks send each other, where several train together: all of them make this object, and call
+            :meth:`run`, together.
 
     Attributes:
         data: the set.
@@ -39,13 +42,17 @@ class Training:
         persistent: PersistentSteps | None,
         dataset: Dataset,
         sampling: Sampling,
+        exchange: Exchange | None = None,
     ) -> None:
         assert workspace.plan.optimizer is not None
         self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
         self.data = workspace.feed(dataset, sampling.batch_size)
         self.binder = binder = Binder(workspace, self.data, sampling.seed)
-        self.graphs = StepGraphs(binder, streams, workspace.arrays.addresses)
+        self._exchange = exchange
+        if exchange is not None:
+            exchange.check(binder.lowered.collectives())
+        self.graphs = StepGraphs(binder, streams, workspace.arrays.addresses, exchange)
         self._run_begin: list[Put] = []
         self._prologue: list[Put] = []
         if persistent is None:
@@ -89,9 +96,21 @@ class Training:
         return log.sums
 
     def _wait(self, losses: np.ndarray) -> np.ndarray:
-        """Wait for the steps that were put on the streams, after which their sums are in ``losses``."""
+        """Wait for the steps that were put on the streams, after which their sums are in ``losses``.
+
+        Raises:
+            RankError: another rank has failed, or has not come within the time limit.
+        """
         with self._workspace.device:
-            self._stream.synchronize()
+            if self._exchange is None:
+                self._stream.synchronize()
+            else:
+                try:
+                    self._exchange.wait(self._stream)
+                except BaseException:
+                    self.graphs.close()  # NCCL waits for graphs that it is part of
+                    self._exchange.abort()
+                    raise
         return losses
 
     def begin_at(self, step: int, batch: int) -> None:

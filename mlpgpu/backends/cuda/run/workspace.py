@@ -47,6 +47,7 @@ class Workspace:
         shared: addresses of arrays that another program owns.
         trace: is told what runs when.
         evaluates: whether it has the plan's evaluation beside its training step.
+        rank: of this process among those of the plan.
 
     Attributes:
         stream: the stream that computes.
@@ -66,8 +67,9 @@ class Workspace:
         shared: Mapping[str, int] | None,
         trace: Trace | None,
         evaluates: bool = True,
+        rank: int = 0,
     ) -> None:
-        self._evaluates = evaluates
+        self._evaluates, self.rank = evaluates, rank
         self.plan, self.device, self.persistent, self.trace = plan, device, persistent, trace
         self._memory_share = memory_share
         self.stream = Stream(device, "0")
@@ -134,8 +136,9 @@ class Workspace:
     def _lower(self, source: str, *, textured: bool = True) -> Lowered:
         device = self.device
         return lower(
-            self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch
-        )
+            self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch,
+            rank=self.rank,
+        )  # fmt: skip
 
     def _lower_tier(self, source: str, textured: bool, rows: int) -> Lowered:
         """The launches of an evaluation of at most so many rows."""

@@ -6,9 +6,10 @@ Callers need not know the files: what they use stands here.
 from .descriptors import Texture, tensor_map
 from .device import Device
 from .graphs import Graph, Replay, capture
-from .machine import describe_machine, find_device
+from .machine import count_devices, describe_machine, find_device
 from .memory import Arena, aligned, card_of_address, pinned
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
+from .nccl import JoinedCards, Message, new_identity
 from .streams import Event, Stream, wait_for_stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
@@ -21,7 +22,9 @@ __all__ = [
     "ExtendedModule",
     "Function",
     "Graph",
+    "JoinedCards",
     "LoadedKernels",
+    "Message",
     "Module",
     "PreparedLaunch",
     "Replay",
@@ -31,9 +34,11 @@ __all__ = [
     "aligned",
     "capture",
     "card_of_address",
+    "count_devices",
     "describe_machine",
     "find_device",
     "module_of",
+    "new_identity",
     "pack",
     "pinned",
     "seconds_of",

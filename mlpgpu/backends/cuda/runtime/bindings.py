@@ -1,7 +1,8 @@
-"""PyCUDA and cuda-bindings, where they are installed.  This is the one module that imports them.
+"""PyCUDA, cuda-bindings and nccl4py, where they are installed.  This is the one module that imports them.
 
 PyCUDA owns the context, memory, streams and modules, and launches kernels.  cuda-bindings does what PyCUDA cannot:
-graphs, texture objects, tensor maps, cooperative launches, and launches that overlap the one before.
+graphs, texture objects, tensor maps, cooperative launches, and launches that overlap the one before.  nccl4py sends
+from card to card, and is imported where several ranks train on cards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CallError", "call", "cu", "drv", "missing", "pycuda", "version_text"]
+from ....errors import MissingPackageError
+
+__all__ = ["CallError", "call", "cu", "drv", "load_nccl", "missing", "pycuda", "version_text"]
 
 missing: ImportError | None = None  # why they could not be imported
 try:
@@ -39,3 +42,20 @@ def call(function: Callable[..., tuple], *arguments: object) -> Any:
 def version_text(number: int) -> str:
     """A version of CUDA as the driver states it: 13000 is ``13.0``."""
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def load_nccl() -> Any:
+    """nccl4py's functions, which are those of NCCL's library.
+
+    Raises:
+        MissingPackageError: nccl4py is not installed, or finds no library.
+    """
+    try:
+        from nccl.bindings import nccl
+
+        nccl.get_version()  # which loads the library
+    except (ImportError, OSError, RuntimeError) as error:
+        hint = 'pip install "mlpgpu[nccl]"'
+        what = "several cards"
+        raise MissingPackageError(what, expected="nccl4py and NCCL's library", got=error, hint=hint) from error
+    return nccl

@@ -77,6 +77,11 @@ class Device:
         return name + "a" if name == "sm_90" else name
 
     @property
+    def bus_id(self) -> str:
+        """Where the card is in its host, whatever number a process knows it by."""
+        return str(self._device.pci_bus_id())
+
+    @property
     def free_bytes(self) -> int:
         """How much of the card's memory no process has taken."""
         return int(drv.mem_get_info()[0])

@@ -22,7 +22,7 @@ def find_device(index: int = 0) -> Device:
         BackendError: there is no PyCUDA, no driver, no card, no card of that number, or it is too old.
     """
     check_integer("GPU number", index, least=0)
-    count = _count_devices()
+    count = count_devices()
     if index >= count:
         hint = "the numbers are those that CUDA_VISIBLE_DEVICES leaves"
         raise BackendError("GPU number", expected=f"a number from 0 to {count - 1}", got=index, hint=hint)
@@ -37,7 +37,7 @@ def find_device(index: int = 0) -> Device:
 def describe_machine() -> dict[str, str]:
     """PyCUDA, the driver and the cards of this machine, by name; without a card the reason, under ``GPU``."""
     try:
-        count = _count_devices()
+        count = count_devices()
     except BackendError as error:
         return {"GPU": str(error)}
     found = {"PyCUDA": f"{pycuda.VERSION_TEXT}, CUDA {'.'.join(map(str, drv.get_version()[:2]))}"}
@@ -52,7 +52,7 @@ def describe_machine() -> dict[str, str]:
     return found
 
 
-def _count_devices() -> int:
+def count_devices() -> int:
     """Start the driver and count its devices, of which there is at least one."""
     if isinstance(missing, ModuleNotFoundError):
         hint = "pip install mlpgpu[cuda]; without a CUDA toolkit, make train-gpu in a clone shows how"

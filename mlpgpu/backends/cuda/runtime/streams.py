@@ -19,6 +19,11 @@ class Event(Resource):
         """Wait until all work before the event is done."""
         self.handle.synchronize()
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether all work before the event is done."""
+        return bool(self.handle.query())
+
     def seconds_since(self, earlier: Event) -> float:
         """The time between two events that were reached, both with timing."""
         return float(self.handle.time_since(earlier.handle)) / 1000

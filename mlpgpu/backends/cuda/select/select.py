@@ -90,6 +90,16 @@ class UpdatePath:
 
 
 @dataclass(frozen=True)
+class ExchangePath:
+    """What ranks send each other."""
+
+    why: str = "cards that NCCL joins send each other what is the other one's, beside the products of later layers"
+
+    def __str__(self) -> str:
+        return "sends and receives, on a stream of their own"
+
+
+@dataclass(frozen=True)
 class LaunchPath:
     """An operation that is a launch, over all elements."""
 
@@ -99,7 +109,7 @@ class LaunchPath:
         return "a launch"
 
 
-Path = DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | LaunchPath
+Path = DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | ExchangePath | LaunchPath
 
 
 _GRADIENTS = (ops.DenseBackward, ops.Reduce, ops.Norm, ops.Update)  # what blocks of rows leave to other launches
@@ -250,6 +260,8 @@ class _Choices:
             return GatherPath(Verdict(is_float, why))
         if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
             return UpdatePath(self.in_place)
+        if isinstance(op, (ops.ExchangePartials, ops.GatherParameters)):
+            return ExchangePath()
         return LaunchPath()
 
     def _local(self, op: ops.LocallyConnected | ops.LocallyConnectedBackward) -> LocalPath:

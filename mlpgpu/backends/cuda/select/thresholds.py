@@ -157,6 +157,15 @@ SORT_LEAST_ROWS = 1 << 17
 # bfloat16: 3.5 µs a step -> 9.4 µs for eight, 1.2 a step.
 MOST_STAGED_BYTES = 16 << 20
 
+# --- several cards ---
+
+# False: a plan of several ranks is refused.  Not run on cards yet; tests/gpu/test_ranks_on_cards.py says how.
+RANKS_ON_CARDS = False
+
+# Ranks exchange the gradient in pieces of at least so many elements, of which each is under way beside the products of
+# the next: an exchange of 0.4 MB takes 10 to 17 µs, of 16 MB 76, so 4 MB cost about two latencies.  Not measured here.
+EXCHANGE_LEAST_ELEMENTS = 1 << 20
+
 # --- predictions ---
 
 # Rows that launches of an inference are made for, beside the most of a piece: blocks beyond the rows of a call end at

@@ -48,7 +48,8 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
 
 
 def emit(shard: Shard, made: Iterable[Group]) -> list[Launch]:
-    """The launches of groups on a shard."""
+    """The launches of groups on a shard, of which there may have been others before."""
+    shard.launches = []
     for group in made:
         _EMIT[type(group)](shard, group)
     return shard.launches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .....plan import Plan, block_size
 from ... import kernels
 from ...kernels import ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
@@ -10,19 +11,23 @@ from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
 
-SQUARE_BLOCKS = 256
 BIAS_WORDS = 6  # of PartialBias of elementwise/update.cuh
 
 
 def total_error(shard: Shard, group: TotalError) -> None:
+    shard.launches.append(loss_and_weight(shard, group.title))
+
+
+def loss_and_weight(shard: Shard, title: str) -> Launch:
+    """The batch's loss and weight, from the sums that all shards have left."""
     blocks = shard.lowered.bytes["sums"] // SUMS_BYTES
     values: dict[str, Value] = {
         "step": At("step"), "sums": At("sums"), "count": blocks, "totals": At("totals"), "losses": At("losses"),
     }  # fmt: skip
-    shard.launches.append(Launch(kernels.total_error(), (1, 1, 1), values, group.title))
+    return Launch(kernels.total_error(), (1, 1, 1), values, title)
 
 
-def _over(shard: Shard, elements: int) -> Grid:
+def over(shard: Shard, elements: int) -> Grid:
     return strided_grid(elements, BLOCKS_PER_MULTIPROCESSOR * shard.multiprocessors)
 
 
@@ -36,18 +41,34 @@ def reduce(shard: Shard, group: ReducePartials) -> None:
             "partials": At("partials", uses[0].offset), "pitch": partials_pitch(plan), "shards": plan.shards,
             "uses": len(uses), "size": segment.size, "gradient": At("gradient", segment.offset),
         }  # fmt: skip
-        grid = _over(shard, plan.gradient_count)
+        grid = over(shard, plan.gradient_count)
         shard.launches.append(Launch(kernels.reduce(), grid, values, group.title))
 
 
 def clip(shard: Shard, group: ClipNorm) -> None:
     """Squares, block by block, then the factor."""
-    shard.lowered.bytes |= {"squares": 8 * SQUARE_BLOCKS, "factor": 4}
     gradient = At("gradient" if group.is_reduced else "partials")
-    values: dict[str, Value] = {"gradient": gradient, "size": shard.plan.gradient_count, "sums": At("squares")}
-    shard.launches.append(Launch(kernels.squares(), (SQUARE_BLOCKS, 1, 1), values, group.title))
-    values = {"sums": At("squares"), "count": SQUARE_BLOCKS, "totals": At("totals"), "factor": At("factor")}
-    shard.launches.append(Launch(kernels.clip(), (1, 1, 1), values, group.title))
+    shard.launches.append(squares(shard.plan, gradient, slice(0, shard.plan.gradient_count), group.title))
+    shard.launches.append(factor(shard, group.title))
+
+
+def squares(plan: Plan, gradient: At, part: slice, title: str) -> Launch:
+    """The sums of squares of a part of the flat gradient, whole blocks of it, which begins at ``gradient``."""
+    size, block = part.stop - part.start, block_size(plan.gradient_count)
+    values: dict[str, Value] = {
+        "gradient": gradient, "size": size, "part": block, "sums": At("squares", part.start // block),
+    }  # fmt: skip
+    return Launch(kernels.squares(), (ceil_div(size, block), 1, 1), values, title)
+
+
+def factor(shard: Shard, title: str) -> Launch:
+    """The factor of a clipped norm, from the sums of squares of all blocks."""
+    blocks = ceil_div(shard.plan.gradient_count, block_size(shard.plan.gradient_count))
+    shard.lowered.bytes |= {"squares": 8 * blocks, "factor": 4}
+    values: dict[str, Value] = {
+        "sums": At("squares"), "count": blocks, "totals": At("totals"), "factor": At("factor"),
+    }  # fmt: skip
+    return Launch(kernels.clip(), (1, 1, 1), values, title)
 
 
 def update(shard: Shard, group: UpdateAll) -> None:
@@ -63,7 +84,7 @@ def update(shard: Shard, group: UpdateAll) -> None:
             "slot_pitch": plan.parameter_count, "alpha": each.alpha,
         }  # fmt: skip
         entry = kernels.update(shard.optimizer)
-        shard.launches.append(Launch(entry, _over(shard, each.size), values, group.title))
+        shard.launches.append(Launch(entry, over(shard, each.size), values, group.title))
 
 
 def update_biases(shard: Shard, group: UpdateBiases) -> None:

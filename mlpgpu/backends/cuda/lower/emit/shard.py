@@ -30,6 +30,7 @@ class Shard:
     Attributes:
         lowered: what they go into, with the bytes of the arrays that they ask for.
         number: which of the shards it is.
+        first: the first of those that the rank computes.
         launches: those that there are so far.
         shapes: of parameters.
         segments: where the names of the plan lie that are parts of an array.
@@ -38,13 +39,14 @@ class Shard:
     selection: Selection
     lowered: Lowered
     number: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         self.plan, self.work, self.setting = self.selection.plan, self.selection.work, self.selection.work.setting
         self.multiprocessors, self.rows = self.setting.multiprocessors, self.work.rows
         self.common: dict[str, Value] = {"step": At("step"), "shard": self.number, "shards": self.work.shards}
         self.launches: list[Launch] = []
-        plan, begin = self.plan, self.number * partials_pitch(self.plan)
+        plan, begin = self.plan, (self.number - self.first) * partials_pitch(self.plan)
         self.shapes = {p.name: p.shape for p in plan.parameters}
         self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
         self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}

@@ -1,0 +1,174 @@
+"""What the ranks of a plan send each other from card to card, and who they are."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import MissingPackageError, RankError
+from ...ranks import Communicator, communicator
+from .kernels.launches import Collective, Transfer
+from .runtime import Device, JoinedCards, Message, Stream, new_identity
+
+
+class Joined(Protocol):
+    """What an exchange asks of the cards: :class:`JoinedCards`, or in tests what stands in for it."""
+
+    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream) -> None: ...
+
+    def wait(self, stream: Stream) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """Collectives of a program, which all ranks put on their streams in the same order.
+
+    Arguments:
+        ranks: by which they agree.
+        cards: by which they send.
+    """
+
+    def __init__(self, ranks: Communicator, cards: Joined) -> None:
+        self._ranks, self._cards = ranks, cards
+
+    def check(self, collectives: Sequence[Collective]) -> None:
+        """Make sure that what each rank sends is what the other one expects; all ranks call this.
+
+        Raises:
+            RankError: two do not agree, on all ranks.
+        """
+        check_collectives(self._ranks.gather(tuple(collectives)))
+
+    def bind(self, collective: Collective, addresses: Mapping[str, int]) -> Callable[[Stream], None]:
+        """What puts a collective of arrays at these addresses on a stream."""
+        sent, received = (
+            [_message(each, addresses) for each in transfers] for transfers in (collective.sent, collective.received)
+        )
+        return lambda stream: self._cards.put(sent, received, stream)
+
+    def wait(self, stream: Stream) -> None:
+        """Wait for what the stream was given.
+
+        Raises:
+            RankError: another rank has failed or come to its end, or does not come within the time limit.
+        """
+        self._cards.wait(stream)
+
+    def abort(self) -> None:
+        """End what is under way; nothing can be exchanged afterwards."""
+        self._cards.abort()
+
+
+def _message(transfer: Transfer, addresses: Mapping[str, int]) -> Message:
+    address = addresses[transfer.at.array] + transfer.at.offset * transfer.item_bytes
+    return Message(transfer.peer, address, transfer.count * transfer.item_bytes)
+
+
+def check_collectives(of_ranks: Sequence[Sequence[Collective]]) -> None:
+    """Raise RankError unless between any two ranks one receives what the other sends, in the same order."""
+    ranks = range(len(of_ranks))
+    for sender, receiver in ((a, b) for a in ranks for b in ranks if a != b):
+        sent = _sizes(of_ranks[sender], receiver, is_sent=True)
+        received = _sizes(of_ranks[receiver], sender, is_sent=False)
+        if sent != received:
+            place = next((i for i, (one, other) in enumerate(zip(sent, received, strict=False)) if one != other), None)
+            of = "{0[1]:,} bytes of {0[0]}".format
+            expected, got = (
+                (f"{len(sent)} messages from rank {sender}", f"{len(received)}")
+                if place is None
+                else (f"{of(received[place])} from rank {sender}", of(sent[place]))
+            )
+            hint = "cards of one kind, and the same data, have the same messages"
+            raise RankError(f"what rank {receiver} receives in a step", expected=expected, got=got, hint=hint)
+
+
+def _sizes(collectives: Sequence[Collective], peer: int, *, is_sent: bool) -> list[tuple[str, int]]:
+    return [
+        (each.kind, transfer.count * transfer.item_bytes)
+        for each in collectives
+        for transfer in (each.sent if is_sent else each.received)
+        if transfer.peer == peer
+    ]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card of a rank, as it tells the others.
+
+    Attributes:
+        host, bus: where it is.
+        kind: its name, architecture and number of multiprocessors.
+        problem: why the rank cannot join it, or nothing.
+    """
+
+    host: str
+    bus: str
+    kind: tuple[str, str, int]
+    problem: str = ""
+
+
+_joined: list[tuple[Device, Exchange]] = []  # the exchange of this process's card, once it has joined
+
+
+def join(device: Device) -> Exchange:
+    """The exchange of this process's card with those of all ranks, made by its first call, which all of them make.
+
+    Inside ``with device:``.
+
+    Raises:
+        MissingPackageError: nccl4py or NCCL's library is missing on a rank.
+        RankError: two ranks have one card, or they do not come.
+        BackendError: NCCL refuses.
+    """
+    if not _joined or _joined[0][0] is not device:
+        ranks = communicator()
+        assert ranks is not None
+        problem, identity = "", b""
+        try:
+            identity = new_identity()  # of which rank 0's is taken: so each rank knows whether it can join
+        except MissingPackageError as error:
+            problem = str(error)
+        kind = device.name, device.arch, device.multiprocessors
+        check_cards(ranks.gather(Card(platform.node(), device.bus_id, kind, problem)))
+        identity = ranks.broadcast(identity)
+        _joined[:] = [
+            (device, Exchange(ranks, JoinedCards(device, ranks.rank, ranks.size, identity, ranks.wait_until)))
+        ]
+    return _joined[0][1]
+
+
+def check_cards(cards: Sequence[Card]) -> None:
+    """Whether ranks can train together on their cards.
+
+    Warns on rank 0's behalf, in each rank, where cards are of several kinds: they compute, but bits follow from them.
+
+    Raises:
+        MissingPackageError: one cannot join.
+        RankError: two ranks have the same card.
+    """
+    for rank, card in enumerate(cards):
+        if card.problem:
+            what = f"rank {rank} of {len(cards)} on {card.host}"
+            hint = 'pip install "mlpgpu[nccl]", or nccl4py for a libnccl.so.2 that is there'
+            raise MissingPackageError(what, expected="nccl4py and NCCL's library", got=card.problem, hint=hint)
+    places: dict[tuple[str, str], int] = {}
+    for rank, card in enumerate(cards):
+        first = places.setdefault((card.host, card.bus), rank)
+        if first != rank:
+            got = f"GPU {card.bus} of {card.host} on ranks {first} and {rank}"
+            hint = "start as many ranks on a host as it has cards; CUDA_VISIBLE_DEVICES may hide some"
+            raise RankError("cards of the ranks", expected="one for each rank", got=got, hint=hint)
+    kinds = {card.kind: rank for rank, card in reversed(list(enumerate(cards)))}
+    if len(kinds) > 1:
+        named = ", ".join(
+            f"{name} on rank {rank}" for (name, _, _), rank in sorted(kinds.items(), key=lambda kv: kv[1])
+        )
+        warnings.warn(
+            f"ranks have cards of several kinds ({named}): the slowest decides the time of a step, and the bits of "
+            "a run follow from which rank has which",
+            stacklevel=2,
+        )

@@ -1,0 +1,138 @@
+"""Cards of several processes, joined by NCCL: what one sends another goes from memory to memory.
+
+A process joins one card.  The communicator is nonblocking: no call of NCCL's waits for another rank, so a rank can stop
+waiting, and :meth:`JoinedCards.abort` ends what is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ....errors import BackendError
+from .bindings import load_nccl
+from .device import Device
+from .memory import Arena
+from .streams import Event, Stream
+
+# Waits until a function says that all ranks have come: raises where one has failed, or the time limit is over.
+Wait = Callable[[Callable[[], bool], str], None]
+
+
+class Message(NamedTuple):
+    """Bytes of this card's memory that go to another rank, ``peer``, or come from it."""
+
+    peer: int
+    address: int
+    nbytes: int
+
+
+def new_identity() -> bytes:
+    """A word that one rank makes and by which all of them find each other, each word once.
+
+    Raises:
+        MissingPackageError: nccl4py or NCCL's library is not installed.
+    """
+    return bytes(load_nccl().get_unique_id())
+
+
+class JoinedCards:
+    """This process's card among those of all ranks, which make this object together; inside ``with device:``.
+
+    Arguments:
+        identity: the word of :func:`new_identity`, the same on all ranks.
+
+    Raises:
+        BackendError: NCCL refuses, of which it says why.
+        MissingPackageError: nccl4py or NCCL's library is not installed.
+    """
+
+    def __init__(self, device: Device, rank: int, size: int, identity: bytes, wait: Wait) -> None:
+        self.device, self.rank, self.size = device, rank, size
+        self._nccl: Any = load_nccl()
+        self._wait = wait
+        config = self._nccl.Config()
+        config.blocking = 0
+        self._handle: Any = self._nccl.comm_init_rank_scalable(size, rank, 1, bytearray(identity), config.ptr)
+        self._settle("joining cards by NCCL")
+        self._greet()
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether it is of no more use."""
+        return self._handle is None
+
+    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream) -> None:
+        """Put messages on a stream, all of them as one piece of work, or into the graph that it is captured in.
+
+        Between two ranks the first that one sends is the first that the other receives; sizes must agree.
+
+        Raises:
+            BackendError: NCCL refuses.
+        """
+        nccl = self._nccl
+        byte = int(nccl.DataType.Int8)
+        self._check()
+        nccl.group_start()
+        try:
+            for each in sent:
+                nccl.send(each.address, each.nbytes, byte, each.peer, self._handle, stream.number)
+            for each in received:
+                nccl.recv(each.address, each.nbytes, byte, each.peer, self._handle, stream.number)
+        finally:
+            nccl.group_end()
+        self._settle("messages between cards")  # until then nothing else may go on the stream
+
+    def wait(self, stream: Stream) -> None:
+        """Wait for the work that the stream was given.
+
+        Raises:
+            BackendError: NCCL has failed.
+            and what ``wait`` raises where another rank has failed, or does not come.
+        """
+        reached = Event(self.device)
+        stream.record(reached)
+
+        def is_done() -> bool:
+            self._check()
+            return reached.is_reached
+
+        self._wait(is_done, "steps of several cards")
+
+    def abort(self) -> None:
+        """End what is under way, on this card; graphs with messages must have been destroyed."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._nccl.comm_abort(handle)
+
+    def _greet(self) -> None:
+        """Send a byte to each rank: NCCL connects two cards at their first message, which is to be in no graph."""
+        arena, stream = Arena(self.device, 2 * self.size), Stream(self.device, "greeting")
+        address = arena.take(2 * self.size)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        sent = [Message(other, address + other, 1) for other in others]
+        self.put(sent, [Message(other, address + self.size + other, 1) for other in others], stream)
+        self.wait(stream)
+        arena.close()
+
+    def _check(self) -> bool:
+        """Whether NCCL has nothing left to do before its next call.
+
+        Raises:
+            BackendError: it has failed, or was aborted.
+        """
+        if self._handle is None:
+            got = "one that was broken off"
+            raise BackendError("messages between cards", expected="an exchange that goes on", got=got)
+        nccl = self._nccl
+        state = nccl.comm_get_async_error(self._handle)
+        if state not in (nccl.Result.Success, nccl.Result.InProgress):
+            got = f"{nccl.Result(state).name}: {nccl.get_last_error(self._handle)}"
+            raise BackendError(
+                f"NCCL of rank {self.rank} of {self.size}", expected="messages that arrive", got=got,
+                hint="NCCL_DEBUG=INFO in the environment has NCCL say more",
+            )  # fmt: skip
+        return bool(state == nccl.Result.Success)
+
+    def _settle(self, what: str) -> None:
+        self._wait(self._check, what)

@@ -1,0 +1,103 @@
+"""Ranks that train one network on two cards or more, under mpirun: the bits of one card, and how such runs end.
+
+These have not run yet: with them the switch ``RANKS_ON_CARDS`` of mlpgpu/backends/cuda/select/thresholds.py can be
+turned on, if they pass.  On a machine with two cards, with PyCUDA, cuda-bindings, mpi4py with an mpirun, nccl4py and
+NCCL's library (``pip install -e ".[cuda,mpi,nccl,test]"``):
+
+    python -m pytest tests/gpu/test_ranks_on_cards.py -m gpu -v
+    python benchmarks/ranks.py --backend cuda --json ranks_on_cards.jsonl
+
+With ``MLPGPU_REQUIRE_GPU=1`` fewer than two cards are a failure.  NCCL_DEBUG=INFO has NCCL print what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import Done, run
+from train_on_cards import CASES
+
+from mlpgpu.backends.cuda.runtime import Device, count_devices
+
+SCRIPT = Path(__file__).with_name("train_on_cards.py")
+SECONDS = 300.0  # kernels are compiled meanwhile
+
+# Each process has a card; tests of this file take turns, and no other test may run beside them.
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("device")]
+
+
+@pytest.fixture(scope="module")
+def cards(device: Device) -> int:
+    """How many there are, two or more."""
+    found = count_devices()
+    if found < 2:
+        said = f"{found} card, and ranks need two"
+        if os.environ.get("MLPGPU_REQUIRE_GPU") == "1":
+            pytest.fail(said)
+        pytest.skip(said)
+    return found
+
+
+def start(folder: Path, case: str, ranks: int, *others: str, **variables: str) -> Done:
+    """Run a case on so many ranks."""
+    folder.mkdir(exist_ok=True)
+    launcher = ["-m", "mlpgpu", "launch", "-n", str(ranks)] if ranks > 1 else []
+    paths = os.pathsep.join([str(SCRIPT.parents[2]), *filter(None, sys.path)])
+    # Multicast over NVLink is for NCCL's own sums, of which there are none here.
+    given = {"PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0", **variables}
+    return run([sys.executable, *launcher, str(SCRIPT), str(folder), case, *others], seconds=SECONDS, **given)
+
+
+def left(folder: Path, ranks: int) -> list[Any]:
+    """What each rank ended with."""
+    return [pickle.loads((folder / f"rank{rank}of{ranks}.pickle").read_bytes()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "endless"])
+def test_two_cards_have_the_bits_of_one(case: str, cards: int, tmp_path: Path) -> None:
+    """Parameters, losses and validations of every rank, to the bit."""
+    for ranks in (1, 2, *([4] if cards >= 4 else ())):
+        done = start(tmp_path, case, ranks)
+        assert done.code == 0, done.output + done.errors
+        (expected,) = left(tmp_path, 1)
+        assert all(got == expected for got in left(tmp_path, ranks)), ranks
+
+
+def test_a_run_of_two_cards_goes_on_on_one(cards: int, tmp_path: Path) -> None:
+    """And the other way: each rank has the slots of its slice, and the file all of them."""
+    ends = []
+    for first, then in ((1, 1), (2, 1), (1, 2)):
+        folder = tmp_path / f"{first}{then}"
+        assert start(folder, "two shards", first).code == 0
+        (folder / f"saved{first}.h5").rename(folder / "run.h5")
+        done = start(folder, "two shards", then)
+        assert done.code == 0, done.output + done.errors
+        ends.append(left(folder, then)[0])
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_a_rank_that_hangs_is_left_after_the_time_limit(cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, "endless", 2, "stopped", MLPGPU_RANKS_TIMEOUT="10")
+    assert done.code != 0 and done.seconds < 120
+    assert "RankError" in done.errors and "within 10 s" in done.errors, done.errors
+
+
+def test_a_rank_that_is_killed_ends_the_other(cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, "endless", 2, "killed")
+    assert done.code != 0 and done.seconds < 120
+    assert "rank 1 was killed or crashed" in done.errors or "rank 1" in done.errors, done.errors
+
+
+def test_more_ranks_than_cards_are_refused(cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, "two shards", cards + 1)
+    assert done.code != 0 and "one for each rank" in done.errors, done.errors
+
+
+def test_two_ranks_on_one_card_are_refused(cards: int, tmp_path: Path) -> None:
+    done = start(tmp_path, "two shards", 2, CUDA_VISIBLE_DEVICES="0")
+    assert done.code != 0 and "on ranks 0 and 1" in done.errors, done.errors

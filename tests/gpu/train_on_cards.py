@@ -1,0 +1,98 @@
+"""Runs for tests/gpu/test_ranks_on_cards.py: ``python train_on_cards.py FOLDER CASE``, by itself or under mpirun.
+
+Each rank writes to the folder what it ends with, and rank 0 the whole run.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlpgpu as mg
+from mlpgpu.backends.cuda.select import thresholds
+
+thresholds.RANKS_ON_CARDS = True  # what these runs are to show
+TIED = mg.Dense(64, 64, "tanh")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of these layers, trained on so many rows.
+
+    Attributes:
+        options: of the trainer.
+        validates: whether a share of the rows is held out.
+    """
+
+    layers: list[mg.layers.Layer]
+    options: dict[str, Any]
+    rows: int = 500
+    epochs: int = 3
+    validates: bool = False
+    batch_size: int = 48
+    loss: str = "softmax_cross_entropy"
+
+
+SMALL = [mg.Dense(20, 64, "relu"), mg.Dense(64, 64, "tanh"), mg.Dense(64, 3)]
+WIDE = [mg.Dense(784, 2048, "relu"), mg.Dense(2048, 2048, "relu"), mg.Dense(2048, 10)]
+
+# In each the last batch of an epoch is short; "wide" is exchanged in several pieces, the others in one.
+CASES = {
+    "two shards": Case(SMALL, {"streams": 2, "optimizer": mg.Adam(0.01)}),
+    "three shards": Case([mg.Standardize(20), *SMALL], {"streams": 3, "optimizer": mg.Momentum(0.05)}),
+    "eight shards": Case(SMALL, {"streams": 8, "optimizer": mg.RMSprop(0.01)}, rows=483),
+    "clipped": Case(SMALL, {"streams": 4, "optimizer": mg.Nesterov(0.1, clip_norm=0.05)}),
+    "tied and dropped": Case(
+        [mg.Dense(20, 64, "relu"), TIED, mg.Dropout(0.2), TIED, mg.Dense(64, 3)],
+        {"streams": 2, "optimizer": mg.AdamW(0.01), "class_weight": {0: 2.0}},
+    ),
+    "validated": Case(SMALL, {"streams": 2, "metrics": ["accuracy"]}, validates=True),
+    "streamed": Case(
+        SMALL, {"streams": 2, "memory_share": 1e-6, "optimizer": mg.SGD(0.1)}, rows=40_000, batch_size=512
+    ),
+    "one shard": Case(SMALL, {"streams": 1, "optimizer": mg.Adam(0.01)}),
+    "wide": Case(WIDE, {"streams": 2, "precision": "bfloat16"}, rows=4000, batch_size=512),
+    "wide, float32": Case(WIDE, {"streams": 4, "optimizer": mg.Adam(0.001, clip_norm=1.0)}, rows=3000, batch_size=512),
+    "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
+}
+
+
+def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    draw, last = np.random.default_rng(1), case.layers[-1]
+    n_in = next(layer.n_in for layer in case.layers if isinstance(layer, mg.Dense))
+    x = draw.standard_normal((case.rows, n_in)).astype(np.float32)
+    return x, (x[:, : last.n_out].argmax(axis=1)).astype(np.int64)  # type: ignore[attr-defined]
+
+
+def main(folder: Path, name: str, *, ends: str = "") -> None:
+    """Run a case.  ``ends``: what becomes of rank 1 after some seconds, ``"killed"`` or ``"stopped"``."""
+    case, me = CASES[name], mg.rank()
+    if ends and me == 1:
+        how = signal.SIGKILL if ends == "killed" else signal.SIGSTOP
+        threading.Timer(20.0, os.kill, (os.getpid(), how)).start()  # kernels are compiled before that
+    saved = folder / "run.h5"
+    if saved.exists():
+        trainer = mg.Trainer.resume(saved, backend="cuda")
+    else:
+        network = mg.Network(case.layers, seed=2)
+        options = {"optimizer": mg.Momentum(0.05), **case.options}
+        trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, **options)
+    held = {"validation": 0.2} if case.validates else {}
+    history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
+    trainer.save(folder / f"saved{mg.ranks()}.h5")
+    records = [{key: value for key, value in record.items() if key != "seconds"} for record in history.records]
+    left = records, trainer.network.flat_parameters().tobytes(), trainer.steps
+    (folder / f"rank{me}of{mg.ranks()}.pickle").write_bytes(pickle.dumps(left))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], ends=next(iter(sys.argv[3:]), ""))
