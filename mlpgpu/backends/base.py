@@ -229,6 +229,18 @@ class Program(ABC):
         """
         raise NotImplementedError("a program that has all of a network is read as a whole")
 
+    def load_pieces(self, source: Source, rows: Callable[[int, int, int], np.ndarray]) -> None:
+        """Load this rank's parts of one of them, by a function that reads rows of an array of the whole plan.
+
+        Arguments:
+            rows: given the array's place, the first of its rows and the end of those that it is to return.
+        """
+        raise NotImplementedError("a program that has all of a network is loaded as a whole")
+
+    def load_statistics(self, statistics: np.ndarray) -> None:
+        """Load ``statistics`` (C,) beside such pieces."""
+        raise NotImplementedError("a program that has all of a network is loaded as a whole")
+
     def send_pieces(self) -> Any:
         """Send rank 0 this one's parts of what it asks for, until it ends that; returns what it then says."""
         raise NotImplementedError("a program that has all of a network is read as a whole")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -40,6 +41,7 @@ from .predictor import KeptPredictions, Predictor, check_classifies, labels_of
 from .remembered import Remembered
 from .saved import SavedNetwork
 from .statistics import input_statistics, target_statistics
+from .stored import StoredParameters
 
 Data = Dataset | tuple[Any, ...]  # or arrays (x, y), (x, y, weight)
 
@@ -50,6 +52,7 @@ INTERNAL = (
     *("flat_parameters", "flat_statistics"),
     *(
         "from_contents",
+        "from_file",
         "is_new",
         "lower",
         "parameter_count",
@@ -67,6 +70,18 @@ INTERNAL = (
     ),
 )
 SETTABLE = ("parameters", "classes", *SAVED)
+
+
+@contextmanager
+def _refusing_descriptions() -> Iterator[None]:
+    """Say of a file's description what is wrong with it."""
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (MlpgpuError, KeyError, TypeError, ValueError, IndexError) as error:
+        what = "description of the network"
+        raise FileFormatError(what, expected="one that mlpgpu wrote", got=str(error)) from error
 
 
 class Network:
@@ -493,13 +508,22 @@ class Network:
         Raises:
             FileFormatError: the description has no meaning, or arrays are missing or of other shapes.
         """
-        try:
+        with _refusing_descriptions():
             return cls.from_saved(SavedNetwork.parse(contents))
-        except FileFormatError:
-            raise
-        except (MlpgpuError, KeyError, TypeError, ValueError, IndexError) as error:
-            what = "description of the network"
-            raise FileFormatError(what, expected="one that mlpgpu wrote", got=str(error)) from error
+
+    @classmethod
+    def from_file(cls, file: storage.OpenFile, contents: storage.Contents) -> tuple[Network, StoredParameters]:
+        """A network whose parameters stay in a file until they are asked for; ``contents`` are its others.
+
+        Raises:
+            FileFormatError: as :meth:`from_contents` does.
+        """
+        with _refusing_descriptions():
+            saved = SavedNetwork.parse_but_parameters(contents)
+            stored = StoredParameters(file, saved.layers, saved.parameters.dtype)
+            network = cls.from_saved(saved)
+        network.values.give_to(stored, saved.parameters.dtype)
+        return network, stored
 
     @classmethod
     def from_saved(cls, saved: SavedNetwork) -> Network:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,23 @@ from ..errors import ConfigurationError, DataError, DtypeError, ShapeError, look
 from ..initializers import initial_values
 from ..locks import GroupLock
 from ..plan import Parameter, Segment
+
+
+class Owner(Protocol):
+    """What may have the parameters: a program, or a file."""
+
+    @property
+    def is_readable_while_running(self) -> bool:
+        """As a program has it."""
+
+    def read_parameters(self) -> np.ndarray:
+        """All of them, (P,)."""
+
+    def is_finite(self) -> bool:
+        """Whether each of them is a finite number."""
+
+    def square_sum(self, parts: Sequence[slice]) -> float:
+        """The sum of the squares of these parts of them, (P,)."""
 
 
 class FlatParameters:
@@ -43,7 +60,7 @@ class FlatParameters:
         self.version: int | None = 0
         self._parameters, self._seed = parameters, seed
         self._values: np.ndarray | None = None  # (P,)
-        self._owner: Program | None = None
+        self._owner: Owner | None = None
         self._lock = GroupLock()
         self._versions = itertools.count(1)
 
@@ -52,9 +69,9 @@ class FlatParameters:
         """Whether they are the initial values, and nobody has asked for them yet."""
         return self._values is None and self._owner is None
 
-    def is_owned_by(self, program: Program) -> bool:
-        """Whether nobody took or set them since they were given to ``program``."""
-        return self._owner is program
+    def is_owned_by(self, owner: Owner) -> bool:
+        """Whether nobody took or set them since they were given to ``owner``."""
+        return self._owner is owner
 
     def read(self) -> np.ndarray:
         """The current values, (P,), not to be written to."""
@@ -107,7 +124,7 @@ class FlatParameters:
             version, is_finite = self.version, self._is_finite()
             if self.is_new:
                 inference.draw(self._seed, statistics[np.newaxis])
-            elif self._owner is None or not inference.load_from(self._owner):
+            elif not isinstance(self._owner, Program) or not inference.load_from(self._owner):
                 parameters = self._read()[np.newaxis]
                 inference.load(State(parameters, np.empty((0, *parameters.shape)), statistics[np.newaxis]))
             return version, is_finite
@@ -139,11 +156,11 @@ class FlatParameters:
             if self._owner is not None:
                 self._replace(self._read())
 
-    def give_to(self, program: Program, dtype: np.dtype) -> None:
-        """Make ``program``, which has loaded or drawn them as ``dtype``, their owner."""
+    def give_to(self, owner: Owner, dtype: np.dtype) -> None:
+        """Make ``owner``, which has loaded or drawn them as ``dtype``, or a file that has them, their owner."""
         with self._lock.held():
             version = next(self._versions)
-            self._values, self._owner, self.dtype, self.version = None, program, dtype, version
+            self._values, self._owner, self.dtype, self.version = None, owner, dtype, version
 
     @contextmanager
     def changing(self) -> Iterator[None]:

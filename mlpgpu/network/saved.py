@@ -138,14 +138,21 @@ class SavedNetwork:
             FileFormatError: arrays are missing or of other shapes.
             MlpgpuError, KeyError, TypeError, ValueError, IndexError: the description has no meaning.
         """
+        rest = cls.parse_but_parameters(contents)
+        dtype = rest.parameters.dtype
+        parameters = [_expect(contents, path, p.shape, dtype) for p, path in parameter_paths(rest.layers)]
+        return replace(rest, parameters=np.concatenate([rest.parameters, *(array.ravel() for array in parameters)]))
+
+    @classmethod
+    def parse_but_parameters(cls, contents: storage.Contents) -> SavedNetwork:
+        """As :meth:`parse`, with no parameters of the dtype that they have."""
         about = parse_description(contents.description["network"])
         plan = lower(about.layers, input_width(about.layers), capacity=1)
-        parameters = [_expect(contents, path, p.shape, about.dtype) for p, path in parameter_paths(about.layers)]
         double = np.dtype(np.float64)
         statistics = [_expect(contents, _statistic_path(s.name), s.shape, double) for s in plan.statistics]
         return cls(
             **about.attributes(),
-            parameters=np.concatenate([np.empty(0, about.dtype), *(array.ravel() for array in parameters)]),
+            parameters=np.empty(0, about.dtype),
             statistics=np.concatenate([np.empty(0), *statistics]),
         )
 

@@ -14,8 +14,10 @@ import math
 import os
 import re
 import stat
+import weakref
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import PurePosixPath
@@ -150,16 +152,98 @@ def read(path: str | PathLike[str]) -> Contents:
         StorageError: it cannot be opened or read.
     """
     what = _what(path)
+    with _opened(what, path) as stream:
+        return parse(what, stream, os.fstat(stream.fileno()).st_size)
+
+
+@contextmanager
+def _opened(what: str, path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """A file that is read, and closed at the end, with errors of ours."""
     try:
         # Asked first because opening a pipe would wait for its other end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "a folder or a device")
         with open(path, "rb") as stream:
-            return parse(what, stream, os.fstat(stream.fileno()).st_size)
+            yield stream
     except FileFormatError:
         raise
     except (OSError, ValueError) as error:
         raise StorageError(what, expected="a readable file", got=reason(error)) from error
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """Where an array lies in a file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+
+class OpenFile:
+    """A file that :func:`write` made, open and found to be undamaged, of which arrays are read in parts.
+
+    Whatever takes its place under its name, it stays the same.  It is closed when it is dropped.
+
+    Attributes:
+        what: what errors call it.
+        description: as in :class:`Contents`.
+        crc: a number that tells it from files of other contents.
+    """
+
+    def __init__(
+        self, what: str, stream: BinaryIO, description: dict[str, Any], arrays: dict[str, _Lying], crc: int
+    ) -> None:
+        self.what, self.description, self.crc = what, description, crc
+        self._stream, self._arrays = stream, arrays
+        weakref.finalize(self, stream.close)
+
+    def form(self, path: str) -> tuple[tuple[int, ...], np.dtype] | None:
+        """Shape and dtype of an array, or None if there is none."""
+        lying = self._arrays.get(path)
+        return None if lying is None else (lying.shape, lying.dtype)
+
+    def read(self, path: str, first: int, count: int) -> np.ndarray:
+        """So many elements of an array from element ``first`` on, in C order, (count,).
+
+        Raises:
+            StorageError: they cannot be read any more.
+        """
+        lying, values = self._arrays[path], np.empty(count, self._arrays[path].dtype)
+        try:
+            self._stream.seek(lying.offset + first * lying.dtype.itemsize)
+            if self._stream.readinto(values) != values.nbytes:  # type: ignore[attr-defined]
+                raise OSError(errno.EIO, "the file's end")
+        except OSError as error:
+            raise StorageError(self.what, expected="a readable file", got=reason(error)) from error
+        return values
+
+    def contents(self, *beginnings: str) -> Contents:
+        """The description and the arrays whose paths begin so, without their groups."""
+        found = {
+            path: self.read(path, 0, math.prod(lying.shape)).reshape(lying.shape)
+            for path, lying in self._arrays.items()
+            if path.startswith(beginnings)
+        }
+        return Contents(self.description, found)
+
+
+def open_file(path: str | PathLike[str]) -> OpenFile:
+    """A file that :func:`write` made, whose arrays nobody may have room for, after the checks of :func:`read`.
+
+    Raises:
+        FileFormatError, StorageError: as :func:`read` says.
+    """
+    what = _what(path)
+    with _opened(what, path) as stream:
+        with _format_errors(what), h5py.File(stream, "r") as file:
+            document, datasets = _checked(what, file["/"], stream, os.fstat(stream.fileno()).st_size)
+            lying = {
+                name: _Lying(tuple(entry["shape"]), np.dtype(entry["dtype"]), datasets[name].id.get_offset() or 0)
+                for name, entry in document["arrays"].items()
+            }
+            crc = int(file[_GROUP].attrs["crc32"])  # of the arrays' CRCs, too
+        return OpenFile(what, os.fdopen(os.dup(stream.fileno()), "rb"), document["content"], lying, crc)
 
 
 def _what(path: object) -> str:
@@ -265,27 +349,40 @@ def parse(what: str, stream: BinaryIO, size: int) -> Contents:
     Raises:
         FileFormatError: as :func:`read` says.
     """
+    with _format_errors(what), h5py.File(stream, "r") as file:
+        document, datasets = _checked(what, file["/"], stream, size)
+        inventory = document["arrays"]
+        arrays = {path: _read_array(f"{what}, {path}", datasets[path], inventory[path]) for path in inventory}
+        return Contents(document["content"], arrays, tuple(document["groups"]))
+
+
+@contextmanager
+def _format_errors(what: str) -> Iterator[None]:
     try:
-        with h5py.File(stream, "r") as file:
-            root = file["/"]
-            document = _read_document(what, root, size)
-            inventory, groups = document["arrays"], document["groups"]
-            if fault := _fault(inventory, groups):
-                raise FileFormatError(what, expected="an inventory of paths that can stand in one file", got=fault)
-            datasets = _find(what, root, {*inventory, _DESCRIPTION}, _groups(inventory, groups))
-            for path, entry in inventory.items():
-                _check_dataset(f"{what}, {path}", datasets[path], tuple(entry["shape"]), entry["dtype"], size)
-            # Arrays that share bytes could ask for any amount of memory.
-            total = sum(dataset.id.get_storage_size() for dataset in datasets.values())
-            _expect(total <= size, what, f"arrays of at most the file's {size} bytes", total)
-            for path, entry in inventory.items():
-                _check_bytes(f"{what}, {path}", datasets[path], entry["crc32"], stream)
-            arrays = {path: _read_array(f"{what}, {path}", datasets[path], inventory[path]) for path in inventory}
-            return Contents(document["content"], arrays, tuple(groups))
+        yield
     except FileFormatError:
         raise
     except Exception as error:  # HDF5 meets damage with errors of every kind
         raise FileFormatError(what, expected="an undamaged HDF5 file", got=reason(error)) from error
+
+
+def _checked(
+    what: str, root: h5py.Group, stream: BinaryIO, size: int
+) -> tuple[dict[str, Any], dict[str, h5py.Dataset]]:
+    """The document and the datasets of a file, once all of it was found to be what it says."""
+    document = _read_document(what, root, size)
+    inventory, groups = document["arrays"], document["groups"]
+    if fault := _fault(inventory, groups):
+        raise FileFormatError(what, expected="an inventory of paths that can stand in one file", got=fault)
+    datasets = _find(what, root, {*inventory, _DESCRIPTION}, _groups(inventory, groups))
+    for path, entry in inventory.items():
+        _check_dataset(f"{what}, {path}", datasets[path], tuple(entry["shape"]), entry["dtype"], size)
+    # Arrays that share bytes could ask for any amount of memory.
+    total = sum(dataset.id.get_storage_size() for dataset in datasets.values())
+    _expect(total <= size, what, f"arrays of at most the file's {size} bytes", total)
+    for path, entry in inventory.items():
+        _check_bytes(f"{what}, {path}", datasets[path], entry["crc32"], stream)
+    return document, datasets
 
 
 def _expect(holds: bool, what: str, expected: str, got: object, hint: str = "") -> None:

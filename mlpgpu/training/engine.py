@@ -19,6 +19,7 @@ from ..layers import Standardize
 from ..losses import TargetKind, problem_of
 from ..metrics import sums_of, values_of
 from ..network import Network
+from ..network.stored import StoredParameters
 from ..plan import Plan
 from ..schedules import Clock, Plateau, Schedule, as_schedule
 from .progress import Pending, Progress
@@ -27,11 +28,29 @@ from .team import Team, sendable
 
 
 @dataclass(frozen=True, eq=False)
+class InFile:
+    """A run that lies in a file, of which a rank loads its parts.
+
+    Attributes:
+        parameters: what the network's parameters were when it was read.
+        flat: where the flat arrays are, by what they are: numbers of slots, ``"snapshot"``.
+    """
+
+    file: storage.OpenFile
+    parameters: StoredParameters
+    flat: Mapping[Source, str]
+
+
+@dataclass(frozen=True, eq=False)
 class Aside:
-    """What belongs to a run while no program has it: the optimizer's slots (K, 1, P), and the kept parameters (P,)."""
+    """What belongs to a run while no program has it: the optimizer's slots (K, 1, P), and the kept parameters (P,).
+
+    Or both lie in a file.
+    """
 
     slots: np.ndarray | None
     kept: np.ndarray | None
+    in_file: InFile | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +154,8 @@ class Engine:
         self._is_trained = False
         if self._aside is None:
             self._network.start(program, plan.optimizer)
+        elif self._aside.in_file is not None:
+            self._load_from_file(program, plan, self._aside.in_file)
         else:
             state = self._network.state(plan.optimizer)
             if self._aside.slots is not None:
@@ -143,6 +164,25 @@ class Engine:
             if self._aside.kept is not None:
                 program.load(dataclasses.replace(state, parameters=self._aside.kept[np.newaxis]), snapshot=True)
         self._network.values.give_to(program, plan.dtype)
+
+    def _load_from_file(self, program: Program, plan: Plan, run: InFile) -> None:
+        """Give the program its parts of what lies in a file, and the network's parameters, wherever they are."""
+        assert plan.tensor is not None
+        arrays = plan.tensor.whole.parameters
+        if self._network.values.is_owned_by(run.parameters):
+            program.load_pieces("parameters", run.parameters.rows)
+            program.load_statistics(self._network.flat_statistics())
+        else:  # they were set since
+            program.load(self._network.state(plan.optimizer))
+        for source, path in run.flat.items():
+
+            def rows(place: int, first: int, end: int, path: str = path) -> np.ndarray:
+                array = arrays[place]
+                row = array.size // array.shape[0]
+                read = run.file.read(path, array.offset + first * row, (end - first) * row)
+                return read.reshape(-1, *array.shape[1:])
+
+            program.load_pieces(source, rows)
 
     # --- training ---
 
@@ -346,6 +386,8 @@ class Engine:
         With several ranks all of them ask together, unless nothing was trained since :meth:`gather`.
         """
         self.check_whole()
+        if self._aside is not None and self._aside.in_file is not None:
+            self.ready()
         if self._aside is not None:
             return self._slots(self._aside.slots), self._aside.kept
         if self.program is None:
@@ -411,6 +453,12 @@ class Engine:
         return self.program is not None and self._network.values.is_owned_by(self.program)
 
     @property
+    def file_crc(self) -> int | None:
+        """What tells the file that all of the run still lies in from others; None if no such file has all of it."""
+        run = None if self._aside is None else self._aside.in_file
+        return run.file.crc if run is not None and self._network.values.is_owned_by(run.parameters) else None
+
+    @property
     def has_trained_values(self) -> bool:
         """Whether the network's parameters are what steps made of them, and nobody set them since."""
         return self._is_trained and self.has_values
@@ -432,8 +480,16 @@ class Engine:
             if other is not None:
                 other[1].close()
 
-    def resume(self, kind: TargetKind, progress: Progress, slots: np.ndarray | None, kept: np.ndarray | None) -> None:
+    def resume(
+        self,
+        kind: TargetKind,
+        progress: Progress,
+        slots: np.ndarray | None,
+        kept: np.ndarray | None,
+        in_file: InFile | None = None,
+    ) -> None:
         """Go on from where another engine stood, on targets of this kind."""
         self.plan, self.progress = self._lower(target_kind=kind), progress
-        self._aside, self._keeps = Aside(slots, kept), kept is not None
+        self._aside = Aside(slots, kept, in_file)
+        self._keeps = kept is not None or (in_file is not None and "snapshot" in in_file.flat)
         self._gathered = None if self._team.ranks == 1 else slots

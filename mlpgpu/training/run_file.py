@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import storage
+from ..backends import Source
 from ..errors import (
     ConfigurationError,
     DataError,
@@ -22,6 +23,7 @@ from ..errors import (
 )
 from ..history import History, Record
 from ..losses import LOSSES, TargetKind, as_loss
+from ..network.stored import check_form
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..schedules import SCHEDULES, Plateau
 from ..storage.descriptions import describe, rebuild
@@ -95,9 +97,21 @@ class SavedRun:
             arrays[KEPT] = self.kept
         return storage.Contents({**network.description, "run": run}, {**network.arrays, **arrays}, network.groups)
 
+    def flat_paths(self, contents: storage.Contents) -> dict[Source, str]:
+        """Where the file of these contents has the flat arrays, by the numbers of slots, and ``"snapshot"``."""
+        run = contents.description["run"]
+        paths: dict[Source, str] = {}
+        if run["has_slots"]:
+            paths.update(enumerate(slot_paths(self.arguments["optimizer"])))
+        if run["has_kept"]:
+            paths["snapshot"] = KEPT
+        return paths
+
     @classmethod
-    def parse(cls, contents: storage.Contents, parameter_count: int) -> SavedRun:
+    def parse(cls, contents: storage.Contents, parameter_count: int, file: storage.OpenFile | None = None) -> SavedRun:
         """What :meth:`contents` gave, of a network of so many parameters.
+
+        Where there is a ``file``, slots and kept parameters stay there, and are found to have the right shapes.
 
         Raises:
             FileFormatError: arrays are missing or of other shapes.
@@ -121,10 +135,14 @@ class SavedRun:
         progress.check()
         form = (parameter_count,), np.dtype("float64" if run["precision"] == "float64" else "float32")
         slots = kept = None
-        if run["has_slots"]:
+        if file is not None:
+            large = [*(slot_paths(optimizer) if run["has_slots"] else ()), *([KEPT] if run["has_kept"] else ())]
+            for path in large:
+                check_form(file, path, *form)
+        elif run["has_slots"]:
             flat = [_expect(contents.arrays.get(path), *form) for path in slot_paths(optimizer)]
             slots = np.reshape(flat, (len(flat), 1, parameter_count)).astype(form[1])
-        if run["has_kept"]:
+        if run["has_kept"] and file is None:
             kept = _expect(contents.arrays.get(KEPT), *form)
         return cls(
             arguments={**arguments, "loss": loss.described, "optimizer": optimizer},

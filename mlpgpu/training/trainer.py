@@ -55,12 +55,12 @@ from ..network import Data, Network
 from ..network.saved import parameter_paths
 from ..optimizers import Optimizer, as_optimizer
 from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Parts, Plan
-from ..ranks import check_agreement, rank
+from ..ranks import check_agreement, rank, ranks
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
 from ..version import __version__
 from .copies import CopiedTrainer, check_pickles
-from .engine import Engine
+from .engine import Engine, InFile
 from .fit import FitLoop
 from .interrupt import uninterrupted
 from .progress import MOST_STEPS, FitProgress
@@ -456,10 +456,13 @@ class Trainer:
         if self._team.communicator is None:
             return
         network, values = self.network, "as all ranks trained them"
-        told = self._team.communicator.gather((self._engine.has_trained_values, network.is_new))
-        if all(is_new for _, is_new in told):
+        crc = self._engine.file_crc
+        told = self._team.communicator.gather((self._engine.has_trained_values, network.is_new, crc is not None))
+        if all(is_new for _, is_new, _ in told):
             values = "those that the seed draws"
-        elif not all(is_trained for is_trained, _ in told):
+        elif all(is_in_file for _, _, is_in_file in told):
+            values = f"those of a file of CRC {crc}"
+        elif not all(is_trained for is_trained, _, _ in told):
             values = f"of CRC {zlib.crc32(network.flat_parameters())}"
         facts: dict[str, str | int | float] = {
             "mlpgpu's version": __version__,
@@ -822,14 +825,22 @@ class Trainer:
             as_schedule(rate)  # raises before the file is read
         threads = _check_threads(threads)
         functions = own_metrics(metrics)
-        contents = storage.read(path)
-        network = Network.from_contents(contents)
+        file, stored = _file_of_parts(path), None
+        if file is None:
+            contents = storage.read(path)
+            network = Network.from_contents(contents)
+        else:
+            contents = file.contents("/mlpgpu/statistics/", "/mlpgpu/run/history/")
+            network, stored = Network.from_file(file, contents)
         if "run" not in contents.description:
             hint = "mlpgpu.load reads the network in it"
             raise FileFormatError(str(path), expected="a file of Trainer.save", got="a network alone", hint=hint)
         try:
-            saved = SavedRun.parse(contents, len(network.flat_parameters()))
-            trainer = cls._of(network, saved, backend, threads, functions)
+            saved = SavedRun.parse(contents, network.parameter_count, file)
+            in_file = None
+            if file is not None and stored is not None:
+                in_file = InFile(file, stored, saved.flat_paths(contents))
+            trainer = cls._of(network, saved, backend, threads, functions, in_file)
             differing = trainer._differences(saved)
         except (BackendError, FileFormatError):
             raise
@@ -849,6 +860,7 @@ class Trainer:
         backend: str | None,
         threads: int | None,
         functions: Mapping[str, MetricFunction],
+        in_file: InFile | None = None,
     ) -> Trainer:
         arguments = dict(saved.arguments)
         lacking = [name for name in arguments["metrics"] if not is_metric(name) and name not in functions]
@@ -864,8 +876,18 @@ class Trainer:
         if threads is None and arguments["streams"] == 1:  # shards have the same bits on any number of threads
             threads = made_by["threads"]
         trainer = cls(network, **arguments, backend=made_by["backend"] if backend is None else backend, threads=threads)
-        trainer._engine.resume(saved.kind, saved.progress.changed(is_resumed=True), saved.slots, saved.kept)
+        progress = saved.progress.changed(is_resumed=True)
+        trainer._engine.resume(saved.kind, progress, saved.slots, saved.kept, in_file)
         return trainer
+
+
+def _file_of_parts(path: str | os.PathLike[str]) -> storage.OpenFile | None:
+    """The file of a run whose network ranks have parts of, of which this one reads its own; None of any other run."""
+    if ranks() == 1:
+        return None
+    file = storage.open_file(path)
+    run = file.description.get("run")
+    return file if isinstance(run, dict) and run.get("parallel") == "tensor" else None
 
 
 def _nothing(*arguments: Any) -> float:

@@ -146,12 +146,110 @@ def test_what_keeps_rank_0_from_writing_all_of_them_are_told(tmp_path: Path) -> 
 
 
 def test_no_process_holds_the_whole_state(tmp_path: Path) -> None:
-    """The benchmark at a small size: while it is made, trained and saved."""
+    """The benchmark at a small size: while it is made, trained, saved and read again."""
     script = ROOT / "benchmarks" / "parts.py"
     command = [sys.executable, str(script), "--width", "2048", "--ranks", "4", "--path", str(tmp_path / "parts.h5")]
-    done = run(command)
-    assert done.code == 0, done.errors
-    shares = re.findall(r"trained, saved: [\d.]+, [\d.]+, ([\d.]+)\)", done.output)
-    assert len(shares) == 4, done.output
-    assert max(map(float, shares)) < 0.9, done.output
+    for options in ([], ["--resume"]):
+        done = run([*command, *options])
+        assert done.code == 0, done.errors
+        shares = re.findall(r"trained, saved: [\d.]+, [\d.]+, ([\d.]+)\)", done.output)
+        assert len(shares) == 4, done.output
+        assert max(map(float, shares)) < 0.9, done.output
     assert (tmp_path / "parts.h5").stat().st_size > 3 * 3 * 4 * 2048**2
+
+
+def test_an_open_file_is_refused_where_one_that_is_read_is(tmp_path: Path) -> None:
+    """Of a file with a byte changed here and there, or cut off."""
+    path = tmp_path / "run.h5"
+    whole = {"/layers/dense/vars/0": np.arange(60.0).reshape(6, 10), "/z/empty": np.empty((0, 3))}
+    storage.write(path, Contents({"a": [1, 2]}, whole))
+    image = path.read_bytes()
+    file = storage.open_file(path)
+    refused = 0
+    for place in range(0, len(image), 41):
+        for damaged in (image[:place], image[:place] + bytes([image[place] ^ 1]) + image[place + 1 :]):
+            path.write_bytes(damaged)
+            told = []
+            for open_it in (storage.read, storage.open_file):
+                try:
+                    open_it(path)
+                    told.append("")
+                except FileFormatError as error:
+                    told.append(str(error))
+            assert told[0] == told[1]
+            refused += bool(told[0])
+    assert refused > len(image) // 41
+    with pytest.raises(StorageError, match="No such file"):
+        storage.open_file(tmp_path / "nowhere.h5")
+    path.unlink()
+    with pytest.raises(StorageError, match="a readable file"):
+        file.read("/layers/dense/vars/0", 59, 2_000_000)
+
+
+def test_an_open_file_stays_what_it_was(tmp_path: Path) -> None:
+    path, whole = tmp_path / "run.h5", arrays()
+    storage.write(path, Contents({"a": [1, 2]}, whole))
+    file = storage.open_file(path)
+    storage.write(path, Contents({}, {}))
+    assert file.description == {"a": [1, 2]}
+    for name, array in whole.items():
+        assert file.form(name) == (array.shape, array.dtype)
+        assert file.read(name, 0, array.size).tobytes() == array.tobytes()
+    np.testing.assert_array_equal(
+        file.read("/layers/dense/vars/0", 501, 9), whole["/layers/dense/vars/0"].ravel()[501:510]
+    )
+    assert file.form("/nothing") is None
+    assert {*file.contents("/z/", "/mlpgpu/").arrays} == {"/z/empty", "/z/number", "/mlpgpu/run/slots/m"}
+
+
+def test_what_is_asked_of_a_resumed_run_before_it_goes_on(tmp_path: Path) -> None:
+    """Its parameters by one rank alone, from the file; setting them, copies; another file on one of the ranks."""
+    script = """
+    t = trainer()
+    fit(t, mg.EarlyStopping("loss", patience=9))
+    t.save("run.h5")
+    def resumed():
+        return mg.Trainer.resume("run.h5")
+    if me == 0:  # while the others ask for nothing
+        alone = resumed()
+        assert alone.network.parameters["0.weight"].shape == (8, 16)
+        assert np.isfinite(alone.network.predict(x)).all()
+        assert mg.load("run.h5").n_in == 8
+    ends = []
+    def end(t):
+        fit(t, mg.EarlyStopping("loss", patience=9), epochs=5)
+        ends.append(crc(t.network.flat_parameters()))
+    end(resumed())
+    end(copy.deepcopy(resumed()))
+    asked = resumed()
+    if me == 0:
+        asked.network.parameters["0.weight"]
+    end(asked)
+    again = resumed()
+    again.save("again.h5")
+    end(mg.Trainer.resume("again.h5"))
+    assert len({*ends}) == 1, ends
+    moved = resumed()
+    moved.network.parameters["2.bias"] = [1.0, 2.0, 3.0]
+    end(moved)
+    kept = resumed()
+    kept.restore_kept()
+    print(ends, crc(kept.network.flat_parameters()), flush=True)
+    """
+    expected = printed(tmp_path, 1, script)
+    for ranks in (2, 3):
+        assert printed(tmp_path, ranks, script) == expected * ranks
+    differ = """
+    t = trainer()
+    fit(t, epochs=1)
+    t.save("a.h5")
+    t.step(x[:7], y[:7])
+    t.save("b.h5")
+    t = mg.Trainer.resume("a.h5" if me else "b.h5")
+    try:
+        t.step(x[:9], y[:9])
+    except mg.errors.RankError as error:
+        print(error, flush=True)
+    """
+    for line in printed(tmp_path, 2, differ):
+        assert re.search("finished steps of 2 ranks|the network's parameters of 2 ranks", line), line

@@ -54,7 +54,8 @@ INNER_LEVELS = {
         *("table", "__init__"),
     ),
     "network": (
-        *("parameters", "statistics", "remembered", "saved", "formats", "predictor", "network", "exchange", "__init__"),
+        *("parameters", "statistics", "remembered", "saved", "stored", "formats", "predictor", "network", "exchange"),
+        "__init__",
     ),
     "network/formats": (
         *("limits", "steps", "hints", "state_dict", "hdf5", "keras_layers", "keras_model", "keras_weights"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -135,6 +135,25 @@ class TensorProgram(CpuProgram):
             for _ in coming:  # which the others send anyway
                 pass
 
+    def load_pieces(self, source: Source, rows: Callable[[int, int, int], np.ndarray]) -> None:
+        if source == "snapshot":
+            self._snapshot = np.empty_like(self._work.parameters)
+        with self._lock.held():
+            flat = self._flat(source)
+            places = {p.name: place for place, p in enumerate(self._whole.parameters)}
+            for p in self._plan.parameters:
+                whole, own = p.of.whole if p.of else p, flat[p.offset : p.end].reshape(p.shape)
+                begin = p.of.first if p.of and p.of.axis == 0 else 0
+                at_a_time = max(1, PIECE * whole.shape[0] // whole.size)
+                for first in range(0, len(own), at_a_time):
+                    end = min(first + at_a_time, len(own))
+                    piece = rows(places[whole.name], begin + first, begin + end)
+                    own[first:end] = piece[p.of.index] if p.of and p.of.axis == 1 else piece
+
+    def load_statistics(self, statistics: np.ndarray) -> None:
+        with self._lock.held():
+            self._work.set_statistics(statistics)
+
     def send_pieces(self) -> Any:
         """Send rank 0 this one's parts of what it asks for, until it ends that; returns what it then says."""
         while (asked := all_ranks().broadcast())[0] is not None:
@@ -148,13 +167,15 @@ class TensorProgram(CpuProgram):
             all_ranks().broadcast((None, told))
 
     def _exchanged(self, source: Source, places: Sequence[int]) -> Iterator[np.ndarray]:
-        own = self._work.parameters
-        if source == "snapshot" and self._snapshot is not None:
-            own = self._snapshot
-        elif isinstance(source, int):
-            own = self._work.slots[source]
         for place in places:
-            yield from self._pieces_of(own, self._whole.parameters[place])
+            yield from self._pieces_of(self._flat(source), self._whole.parameters[place])
+
+    def _flat(self, source: Source) -> np.ndarray:
+        """This rank's parts of one of the flat arrays."""
+        if isinstance(source, int):
+            return self._work.slots[source]
+        is_kept = source == "snapshot" and self._snapshot is not None
+        return self._snapshot if is_kept and self._snapshot is not None else self._work.parameters
 
     def _pieces_of(self, own: np.ndarray, parameter: Parameter) -> Iterator[np.ndarray]:
         """One array, in pieces of whole rows, each exchanged when it is asked for; nothing of use on other ranks."""
