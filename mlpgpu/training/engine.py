@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import storage
 from ..backends import Backend, Histogram, Program, Sampling, Source, StepLog
-from ..errors import BackendError, DivergenceError, TornStateError
+from ..errors import BackendError, DivergenceError, RankError, TornStateError
 from ..layers import Standardize
 from ..losses import TargetKind, problem_of
 from ..metrics import sums_of, values_of
@@ -229,7 +229,7 @@ class Engine:
         run, progress = self._run, self.progress
         if run is None or self._runner not in (None, threading.get_ident()):
             return
-        with contextlib.suppress(BackendError):  # then the state lies between two steps
+        with contextlib.suppress(BackendError, RankError):  # then the state lies between two steps
             run.log.finish()
         counted, finished = progress.steps - run.first_step, run.log.finished
         if not 0 <= counted < finished:

@@ -25,6 +25,8 @@ from test_cuda_lowering import ARCHITECTURES, OWNED, on_tensor_cores, plans
 from mlpgpu import Dense, Dropout, Huber, LocallyConnected, Standardize
 from mlpgpu.backends.cuda.exchange import check_collectives
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered
+from mlpgpu.backends.cuda.lower import lowering
+from mlpgpu.backends.cuda.lower import overlap as overlapping
 from mlpgpu.backends.cuda.lower.emit import exchange as emitted
 from mlpgpu.backends.cuda.lower.lowering import lower, passes
 from mlpgpu.backends.cuda.run.graphs import ShardStreams
@@ -39,6 +41,7 @@ TIED = Dense(8, 8, "gelu")
 STACK = LocallyConnected(12, 4, "silu", bias="layer")
 ON_TENSOR_CORES = {
     "GEMM_LEAST_WIDTH": 1, "GEMM_LEAST_WEIGHTS": 1, "GEMM_LEAST_ROWS": 1, "MOST_UNSCALED_WEIGHTS": 1 << 62,
+    "MOST_STAGED_BYTES": 0,  # the host has room for the inputs of one step
 }  # fmt: skip
 
 # Layers, options of the plan, and limits of the paths.
@@ -190,17 +193,28 @@ def _too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream of exchanges does not wait for the shards."""
     put = ShardStreams._put_pieces
 
-    def at_once(self: ShardStreams, pieces: Any) -> None:
+    def at_once(self: ShardStreams, *arguments: Any) -> None:
         wait, self._exchange.wait = self._exchange.wait, lambda event: None  # type: ignore[union-attr]
-        put(self, pieces)
+        put(self, *arguments)
         self._exchange.wait = wait  # type: ignore[union-attr]
 
     monkeypatch.setattr(ShardStreams, "_put_pieces", at_once)
 
 
-def _unjoined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step does not wait for what the step before exchanges; here it ends without it."""
-    monkeypatch.setattr(ShardStreams, "_put_pieces", lambda self, pieces: None)
+def _unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of a step do not wait for what the step before exchanges."""
+    monkeypatch.setattr(overlapping._PieceConflicts, "of", lambda self, launch: set())
+
+
+def _last_unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do, but for the last piece."""
+    of = overlapping._PieceConflicts.of
+    monkeypatch.setattr(overlapping._PieceConflicts, "of", lambda self, launch: of(self, launch) - {max(self._all)})
+
+
+def _stale_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of tensor cores are those of the weights before the step."""
+    monkeypatch.setattr(lowering, "_moved_weights", lambda training: [{} for _ in training.pieces])
 
 
 def _one_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +258,9 @@ def _own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = {
     "a slice off by one": (_off_by_one, "dropout and a penalty", 2),
     "an exchange before its kernel": (_too_early, "dropout and a penalty", 2),
-    "a step without its exchange": (_unjoined, "dropout and a penalty", 2),
+    "a step beside its exchange": (_unawaited, "dropout and a penalty", 2),
+    "a layer beside its exchange": (_last_unawaited, "dropout and a penalty", 2),
+    "operands that stay": (_stale_operands, "on tensor cores", 2),
     "a node of the tree skipped": (_one_skipped, "dropout and a penalty", 4),
     "nodes in another order": (_one_after_another, "dropout and a penalty", 4),
     "parameters before their update": (_before_the_update, "dropout and a penalty", 2),
@@ -256,10 +272,12 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name, ranks = FAULTS[fault]
+    limited(monkeypatch, name)
     alone(name, 4)
     plant(monkeypatch)
     with pytest.raises((AssertionError, Deadlock)):
-        check(name, 4, ranks, monkeypatch, mode="exchanges first")
+        for mode in MODES:
+            check(name, 4, ranks, monkeypatch, mode=mode)
 
 
 # --- lowering, and what cards must agree about ---
@@ -307,6 +325,20 @@ def test_gradients_come_from_the_first_layer_up_behind_all_deltas() -> None:
     ] * 6
     kinds = [[each.kind for each in piece.exchange if not isinstance(each, Launch)] for piece in low.pieces]
     assert kinds[0][0] == "partials" and kinds[-1][-1] == "parameters"
+
+
+@pytest.mark.parametrize("name", ["dropout and a penalty", "on tensor cores"])
+def test_a_layer_awaits_its_own_piece_of_the_step_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the exchange of the last layers hides behind the next step's first ones."""
+    limited(monkeypatch, name)
+    (shard, *_) = lowered(epoch_of(name, 4, 2), 0, arch="sm_80").shards
+    awaited = [launch.awaits for launch in shard if launch.awaits]
+    assert awaited == [(0,), (1,), (2,)] and shard[0].awaits in ((), (0,))
+
+
+def test_a_clipped_step_awaits_all_that_is_moved_at_its_end() -> None:
+    low = lowered(epoch_of("clipped", 4, 2), 0)
+    assert next(launch.awaits for launch in low.shards[0] if launch.awaits)[-1] == len(low.pieces) - 1
 
 
 def test_small_networks_are_exchanged_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.cuda.kernels import initialise_steps
 from mlpgpu.backends.cuda.kernels.launches import Collective, Launch, Transfer
 from mlpgpu.backends.cuda.run import graphs
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.plan import Plan
 
 MODES = ("drawn", "exchanges first", "exchanges last")
@@ -33,8 +34,9 @@ class Deadlock(AssertionError):
 class Work:
     """A launch or a collective of a rank, and what it follows."""
 
-    def __init__(self, rank: int, what: Launch | Collective, after: set[Work], stream: str) -> None:
+    def __init__(self, rank: int, what: Launch | Collective, after: set[Work], stream: str, place: int) -> None:
         self.rank, self.what, self.after, self.stream = rank, what, after, stream
+        self.place = place  # of its step
         self.waiting = list(what.received) if isinstance(what, Collective) else []
         self.untaken = 0  # messages that it sent and that nobody has yet
 
@@ -46,8 +48,8 @@ class WrittenStream:
         self.name, self.after = name, set[Work]()
         self.works: list[Work] = []
 
-    def put(self, rank: int, what: Launch | Collective, works: list[Work]) -> None:
-        work = Work(rank, what, set(self.after), self.name)
+    def put(self, rank: int, what: Launch | Collective, works: list[Work], place: int) -> None:
+        work = Work(rank, what, set(self.after), self.name, place)
         works.append(work)
         self.after = {work}
 
@@ -79,11 +81,21 @@ class Rank:
     def bind(self, what: Launch | Collective, *others: object, **values: object) -> Callable[[Any], None]:
         """As a Binder binds launches, and an Exchange collectives."""
 
+        # Steps have no structs of their own here: a launch is told its step's by the address.
+        place = int(values.get("step", 0)) // STEP.itemsize  # type: ignore[call-overload]
+
         def put(stream: WrittenStream) -> None:
             if isinstance(what, Collective) or what.entry != initialise_steps():
-                stream.put(self.rank, what, self.works)
+                stream.put(self.rank, what, self.works, place)
 
         return put
+
+    def launch(self, work: Work, constants: dict[str, np.ndarray]) -> None:
+        """Run a launch."""
+        sampling, step = self.host.sampling, work.place
+        self.host.arrays["step"] = np.array([(step, step, step, sampling.batch_size, sampling.rows)], STEP)
+        assert isinstance(work.what, Launch)
+        self.host.launch(work.what, constants)
 
     def load(self, state: State) -> None:
         """The state, of whose slots it has its own."""
@@ -109,34 +121,27 @@ class Lockstep:
         self.draw, self.mode = random.Random(seed), mode
 
     def run(self, state: State, rates: np.ndarray) -> None:
-        """Train from a state, on all ranks."""
+        """Train from a state, on all ranks, in one graph of all steps."""
         constants: list[dict[str, np.ndarray]] = []
         for each in self.ranks:
             each.load(state)
             constants.append(each.host.begin(rates))
-        for _ in rates:
-            for each in self.ranks:
-                each.steps.put(1)
-            self._play(constants)
-            for each in self.ranks:
-                each.host.next_step()
+        for each in self.ranks:
+            each.steps.put(len(rates))
+        self._play(constants)
 
     def _play(self, constants: Sequence[dict[str, np.ndarray]]) -> None:
         waiting = [work for each in self.ranks for work in each.works]
-        for each in self.ranks:
-            each.works.clear()
         done: set[Work] = set()
         begun: list[Work] = []  # collectives
         channels: dict[tuple[int, int], deque[tuple[Work, Transfer, np.ndarray | None]]] = {}
-        # Works of earlier steps are done: each step ends on the stream that the next one begins on.
-        known = set(waiting)
         while waiting or begun:
-            ready = [work for work in waiting if all(one in done or one not in known for one in work.after)]
+            ready = [work for work in waiting if work.after <= done]
             if ready:
                 work = self._next(ready)
                 waiting.remove(work)
                 if isinstance(work.what, Launch):
-                    self.ranks[work.rank].host.launch(work.what, constants[work.rank])
+                    self.ranks[work.rank].launch(work, constants[work.rank])
                     done.add(work)
                 else:
                     for transfer in work.what.sent:

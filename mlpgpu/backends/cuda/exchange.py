@@ -11,7 +11,7 @@ from typing import Protocol
 from ...errors import MissingPackageError, RankError
 from ...ranks import Communicator, communicator
 from .kernels.launches import Collective, Transfer
-from .runtime import Device, JoinedCards, Message, Stream, new_identity
+from .runtime import Device, JoinedCards, Message, Stream, check_nccl, new_identity
 
 
 class Joined(Protocol):
@@ -30,10 +30,18 @@ class Exchange:
     Arguments:
         ranks: by which they agree.
         cards: by which they send.
+        kinds: of the ranks' cards: name, architecture and number of multiprocessors.
     """
 
-    def __init__(self, ranks: Communicator, cards: Joined) -> None:
-        self._ranks, self._cards = ranks, cards
+    def __init__(self, ranks: Communicator, cards: Joined, kinds: Sequence[tuple[str, str, int]]) -> None:
+        self._ranks, self._cards, self._kinds = ranks, cards, kinds
+
+    def check_kinds(self) -> None:
+        """Raise RankError where cards are of several kinds, whose bits may differ, and nothing is exchanged."""
+        if len(set(self._kinds)) > 1:
+            got = ", ".join(sorted({name for name, *_ in self._kinds}))
+            hint = "with streams=2 or more each rank computes some shards, and all have the same parameters"
+            raise RankError("cards of ranks that train one shard", expected="one kind", got=got, hint=hint)
 
     def check(self, collectives: Sequence[Collective]) -> None:
         """Make sure that what each rank sends is what the other one expects; all ranks call this.
@@ -95,6 +103,9 @@ def _sizes(collectives: Sequence[Collective], peer: int, *, is_sent: bool) -> li
     ]
 
 
+Kind = tuple[str, str, int]
+
+
 @dataclass(frozen=True)
 class Card:
     """The card of a rank, as it tells the others.
@@ -107,7 +118,7 @@ class Card:
 
     host: str
     bus: str
-    kind: tuple[str, str, int]
+    kind: Kind
     problem: str = ""
 
 
@@ -127,24 +138,24 @@ def join(device: Device) -> Exchange:
     if not _joined or _joined[0][0] is not device:
         ranks = communicator()
         assert ranks is not None
-        problem, identity = "", b""
+        problem = ""
         try:
-            identity = new_identity()  # of which rank 0's is taken: so each rank knows whether it can join
+            check_nccl()
         except MissingPackageError as error:
             problem = str(error)
         kind = device.name, device.arch, device.multiprocessors
-        check_cards(ranks.gather(Card(platform.node(), device.bus_id, kind, problem)))
-        identity = ranks.broadcast(identity)
-        _joined[:] = [
-            (device, Exchange(ranks, JoinedCards(device, ranks.rank, ranks.size, identity, ranks.wait_until)))
-        ]
+        cards = ranks.gather(Card(platform.node(), device.bus_id, kind, problem))
+        check_cards(cards)
+        if ranks.rank == 0:
+            warn_of_kinds(cards)
+        identity = ranks.broadcast(new_identity() if ranks.rank == 0 else None)
+        joined = JoinedCards(device, ranks.rank, ranks.size, identity, ranks.wait_until)
+        _joined[:] = [(device, Exchange(ranks, joined, [card.kind for card in cards]))]
     return _joined[0][1]
 
 
 def check_cards(cards: Sequence[Card]) -> None:
-    """Whether ranks can train together on their cards.
-
-    Warns on rank 0's behalf, in each rank, where cards are of several kinds: they compute, but bits follow from them.
+    """Refuse cards by which ranks cannot train together.
 
     Raises:
         MissingPackageError: one cannot join.
@@ -162,11 +173,15 @@ def check_cards(cards: Sequence[Card]) -> None:
             got = f"GPU {card.bus} of {card.host} on ranks {first} and {rank}"
             hint = "start as many ranks on a host as it has cards; CUDA_VISIBLE_DEVICES may hide some"
             raise RankError("cards of the ranks", expected="one for each rank", got=got, hint=hint)
-    kinds = {card.kind: rank for rank, card in reversed(list(enumerate(cards)))}
+
+
+def warn_of_kinds(cards: Sequence[Card]) -> None:
+    """Warn where cards are of several kinds: they compute together, but bits follow from them."""
+    kinds: dict[Kind, int] = {}
+    for rank, card in enumerate(cards):
+        kinds.setdefault(card.kind, rank)
     if len(kinds) > 1:
-        named = ", ".join(
-            f"{name} on rank {rank}" for (name, _, _), rank in sorted(kinds.items(), key=lambda kv: kv[1])
-        )
+        named = ", ".join(f"{name} on rank {rank}" for (name, _, _), rank in kinds.items())
         warnings.warn(
             f"ranks have cards of several kinds ({named}): the slowest decides the time of a step, and the bits of "
             "a run follow from which rank has which",

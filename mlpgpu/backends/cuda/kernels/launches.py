@@ -55,7 +55,8 @@ class Launch:
     operation asked for, and the first one's for a launch that does the work of two.  ``lengths`` are those of
     arrays' axes, by name, that no argument tells.  A launch ``on_side_stream`` may run beside all that follows
     in its step; ``after_others`` leaves room to those first.  With ``pdl``, programmatic dependent launch, a
-    launch may begin before the launch before it is complete.
+    launch may begin before the launch before it is complete.  It ``awaits`` pieces, by their numbers, that ranks
+    exchanged at the end of the step before, beside which the launches before it may run.
     """
 
     entry: Entry
@@ -66,6 +67,7 @@ class Launch:
     on_side_stream: bool = False
     after_others: bool = False
     pdl: bool = False
+    awaits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class Lowered:
         begin: what a step begins with, once.
         shards: what each shard's stream runs in a step; ``finish`` follows when all have.  Of a plan of several ranks
             these are the shards of one, perhaps none.
-        pieces: what follows the launches of ``shards`` where there are several ranks, in place of ``finish``.
+        pieces: what follows the launches of ``shards`` where there are several ranks, in place of ``finish``.  The next
+            step may begin meanwhile, as far as its launches do not await them.
         evaluation_begin: what runs before the first batch of an evaluation.
         evaluation: what an evaluation runs for a batch.
     """

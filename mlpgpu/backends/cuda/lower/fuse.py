@@ -237,7 +237,9 @@ def fuse(selection: Selection) -> Fused:
     if selection.work.is_training and selection.plan.ranks > 1:
         made, pieces = _cut(facts, made)
     finish = () if pieces else _finish(facts, made)
-    return Fused(selection, tuple(made), weights, updates_split, pieces, finish, _notes(selection))
+    # Scales of a weight are facts of its step, whose first launch clears them.
+    pieces_split = bool(pieces) and facts.operand_format is not None and not facts.is_scaled
+    return Fused(selection, tuple(made), weights, updates_split, pieces_split, pieces, finish, _notes(selection))
 
 
 def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.ExchangedPiece, ...]]:

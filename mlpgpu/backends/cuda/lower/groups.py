@@ -425,6 +425,7 @@ class Fused:
     Attributes:
         weights: those that are split before all rows, with the title of an operation that reads each.
         updates_split_weights: whether updates make the operands of later steps.
+        pieces_split_weights: whether launches behind the exchange of each piece do.
         pieces: of a plan of several ranks, what follows the groups: gradients from the first layer up.
         finish: groups of what is done once, where there is one rank.
         notes: which of several ways some operations take, and why.
@@ -434,6 +435,7 @@ class Fused:
     groups: tuple[Group, ...]
     weights: Mapping[str, str]
     updates_split_weights: bool
+    pieces_split_weights: bool
     pieces: tuple[ExchangedPiece, ...]
     finish: tuple[Group, ...]
     notes: tuple[str, ...]

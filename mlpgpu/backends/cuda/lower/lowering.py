@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....plan import Plan, shards_of
+from ....plan import Norm, Plan, shards_of
 from .. import kernels
 from ..kernels import ceil_div
 from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Piece, Value
@@ -58,7 +58,7 @@ def lower(
     what the card is compiled for; ``rank`` whose launches they are, of a plan of several ranks and shards.
     """
     made = passes(plan, Setting(multiprocessors, arch, source, textured))
-    return overlap(_emit(plan, made, rank))
+    return overlap(_emit(plan, made, rank), plan)
 
 
 def lower_evaluation(
@@ -71,7 +71,7 @@ def lower_evaluation(
     """
     of_rows = plan.with_capacity(rows)
     made = Passes(None, fuse(select(of_rows, Setting(multiprocessors, arch, source, textured), is_training=False)))
-    return overlap(_emit(of_rows, made))
+    return overlap(_emit(of_rows, made), of_rows)
 
 
 def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
@@ -85,7 +85,8 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
         shard = Shard(training.selection, lowered, number, own.start)
         if number == own.start:
             weights = split_weights(shard, training.weights)
-            lowered.run_begin, lowered.begin = (weights, []) if training.updates_split_weights else ([], weights)
+            is_split_before = training.updates_split_weights or training.pieces_split_weights
+            lowered.run_begin, lowered.begin = (weights, []) if is_split_before else ([], weights)
         lowered.shards.append(emit(shard, training.groups))
         of_pieces.append([emit(shard, piece.groups) for piece in training.pieces])
     whole = Shard(evaluation.selection, lowered)
@@ -135,9 +136,26 @@ def _emit_pieces(lowered: Lowered, training: Fused, rank: int, of_shards: list[l
         lowered.bytes["sums"] = some.bytes["sums"]
     exchange = Exchange(Shard(training.selection, lowered), rank)
     following = exchange.of_pieces([piece.elements for piece in training.pieces])
+    if of_shards and training.pieces_split_weights:
+        for weights, exchanged in zip(_moved_weights(training), following, strict=True):
+            exchanged += split_weights(exchange.shard, weights)
     for number, exchanged in enumerate(following):
         lowered.pieces.append(Piece([shard[number] for shard in of_shards], exchanged))
     return exchange.sizes()
+
+
+def _moved_weights(training: Fused) -> list[dict[str, str]]:
+    """The weights whose operands are made anew behind each piece, with titles; behind the last, if it moves all."""
+    plan, weights = training.selection.plan, training.weights
+    begins = {segment.name: segment.offset for segment in plan.gradient if segment.name in weights}
+    is_clipped = any(isinstance(operation, Norm) for operation in plan.training)
+    last = slice(0, plan.gradient_count)
+    parts = [piece.elements for piece in training.pieces]
+    if is_clipped:
+        parts = [*(slice(0, 0) for _ in parts[1:]), last]
+    return [
+        {name: weights[name] for name, begin in begins.items() if part.start <= begin < part.stop} for part in parts
+    ]
 
 
 def _mask_column_scales(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:

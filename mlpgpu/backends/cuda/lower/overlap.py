@@ -1,5 +1,7 @@
 """Which launches of a plan may begin before the one before them is complete, and what they may read by then.
 
+Of several ranks it says which launches wait for what was exchanged at the end of the step before.
+
 The rules are those of ``common/dependent_launch.cuh``: when a launch begins, all but the one before it are complete;
 until that one is as well, it reads nothing that that one writes, and writes nothing.
 """
@@ -10,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ..kernels.launches import At, Launch, Lowered, Map, Value
+from ....plan import Plan
+from ..kernels.launches import At, Collective, Launch, Lowered, Map, Value
 
 # Arguments that point to one parameter, or to its slots or parts, in an array of many.
 _SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
@@ -18,10 +21,12 @@ _SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_parti
 Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 
 
-def overlap(lowered: Lowered) -> Lowered:
+def overlap(lowered: Lowered, plan: Plan) -> Lowered:
     """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
     evaluation = _chained(lowered.evaluation, None)
-    if lowered.pieces or len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
+    if lowered.pieces:
+        return replace(_awaiting(lowered, plan), evaluation=evaluation)
+    if len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
         return replace(lowered, evaluation=evaluation)
     parts = [lowered.begin, _postponed(lowered.shards[0]), lowered.finish]
     before = next((part[-1] for part in reversed(parts) if part), None)
@@ -94,3 +99,79 @@ def _conflict(one: Launch, other: Launch) -> bool:
         for a in _pointers(first, _is_written)
         for b in _pointers(second, lambda _: True)
     )
+
+
+# --- the exchanges of the step before ---
+
+
+def _awaiting(lowered: Lowered, plan: Plan) -> Lowered:
+    """A step of several ranks: each launch awaits the pieces that conflict with it, unless one before it did."""
+    conflicts = _PieceConflicts(lowered, plan)
+
+    def marked(launches: Sequence[Launch], known: set[int]) -> list[Launch]:
+        found = []
+        for launch in launches:
+            new = conflicts.of(launch) - known
+            known |= new
+            found.append(replace(launch, awaits=tuple(sorted(new))))
+        return found
+
+    known: set[int] = set()
+    begin = marked(lowered.begin, known)
+    shards, pieces = [], [list[list[Launch]]() for _ in lowered.pieces]
+    for number, shard in enumerate(lowered.shards):
+        of_shard = set(known)
+        shards.append(marked(shard, of_shard))
+        for piece, to in zip(lowered.pieces, pieces, strict=True):
+            to.append(marked(piece.shards[number], of_shard))
+    made = [replace(piece, shards=to) for piece, to in zip(lowered.pieces, pieces, strict=True)]
+    return replace(lowered, begin=begin, shards=shards, pieces=made)
+
+
+class _PieceConflicts:
+    """Which pieces a launch must not run beside: those that move what it reads, or move or read what it writes."""
+
+    def __init__(self, lowered: Lowered, plan: Plan) -> None:
+        self._all = frozenset(range(len(lowered.pieces)))
+        # The pieces that move a parameter, by where it begins.
+        self._moved: dict[int, set[int]] = {parameter.offset: set() for parameter in plan.parameters}
+        self._written: dict[str, set[int]] = {}  # the pieces that write an array other than parameters
+        self._touched: set[str] = set()  # by any of them
+        for number, piece in enumerate(lowered.pieces):
+            for each in piece.exchange:
+                if isinstance(each, Collective):
+                    for transfer in (*each.sent, *each.received):
+                        self._touched.add(transfer.at.array)
+                    for transfer in each.received:
+                        self._write(number, transfer.at, transfer.count, plan)
+                    continue
+                self._touched.update(value.array for _, value in _pointers(each, lambda _: True))
+                for _, value in _pointers(each, _is_written):
+                    if value.array != "parameters":
+                        self._written.setdefault(value.array, set()).add(number)
+                if "parameters" in each.values and isinstance(moved := each.values["parameters"], At):
+                    size = each.values["size"]
+                    assert isinstance(size, int)
+                    self._write(number, moved, size, plan)
+
+    def _write(self, number: int, at: At, count: int, plan: Plan) -> None:
+        if at.array != "parameters":
+            self._written.setdefault(at.array, set()).add(number)
+            return
+        for parameter in plan.parameters:
+            if parameter.offset < at.offset + count and at.offset < parameter.end:
+                self._moved[parameter.offset].add(number)
+
+    def of(self, launch: Launch) -> set[int]:
+        """The numbers of the pieces."""
+        found: set[int] = set()
+        written = {name for name, _ in _pointers(launch, _is_written)}
+        for name, value in _pointers(launch, lambda _: True):
+            if value.array == "parameters":
+                is_one = name in _SEGMENTS and isinstance(value, At) and value.offset in self._moved
+                found |= self._moved[value.offset] if is_one and isinstance(value, At) else self._all
+            elif name in written and value.array in self._touched:
+                found |= self._all
+            else:
+                found |= self._written.get(value.array, set())
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -17,7 +17,7 @@ from .steps import STEP
 class BoundPiece:
     """A piece of the gradient, ready for streams: each shard's launches, and what the stream of exchanges runs then."""
 
-    shards: Sequence[Sequence[Put]]
+    shards: Sequence[Sequence[tuple[Put, Launch]]]
     exchange: Sequence[Put]
 
 
@@ -28,7 +28,7 @@ class BoundStep:
     Between the last two come the pieces of the gradient, where there are several ranks.
     """
 
-    begin: Sequence[Put]
+    begin: Sequence[tuple[Put, Launch]]
     shards: Sequence[Sequence[tuple[Put, Launch]]]
     pieces: Sequence[BoundPiece]
     finish: Sequence[Put]
@@ -48,16 +48,31 @@ class ShardStreams:
         self.all = [first, *(Stream(device, str(shard)) for shard in range(1, shards))]
         self._exchange = Stream(device, "exchange") if exchanges else None
         self._made = [Event(device) for _ in self.all] if exchanges else []
-        self._exchanged = Event(device)
+        # When each piece is exchanged: of the step that is being put, and of the one before, in turns.
+        self._exchanged: tuple[list[Event], list[Event]] = [], []
+        self._turn, self._device = 0, device
         self._fork = Event(device)
         self._joins = [Event(device) for _ in self.all[1:]]
         self._side, self._rejoin = Stream(device, "side"), Event(device)
 
-    def put(self, step: BoundStep) -> None:
-        """Put a step on the streams: they fork for the shards, and join for what is done once."""
+    def put(self, step: BoundStep, *, follows: bool = False, ends: bool = True) -> None:
+        """Put a step on the streams: they fork for the shards, and join for what is done once.
+
+        Arguments:
+            follows: whether the step before was put by the call before, which did not end.
+            ends: whether it waits for what it exchanges; else launches of the next step do.
+        """
         first, others = self.all[0], self.all[1:]
-        for put in step.begin:
-            put(first)
+        self._turn = 1 - self._turn
+
+        def put_one(stream: Stream, put: Put, launch: Launch) -> None:
+            if follows:
+                for piece in launch.awaits:
+                    stream.wait(self._exchanged[1 - self._turn][piece])
+            put(stream)
+
+        for put, launch in step.begin:
+            put_one(first, put, launch)
         first.record(self._fork)
         for stream in others:
             stream.wait(self._fork)
@@ -66,7 +81,7 @@ class ShardStreams:
         for stream, shard in zip(self.all, step.shards, strict=bool(step.shards)):  # a rank may have none
             for put, launch in shard:
                 if not launch.on_side_stream:
-                    put(stream)
+                    put_one(stream, put, launch)
                     continue
                 stream.record(self._rejoin)
                 self._side.wait(self._rejoin)
@@ -80,30 +95,36 @@ class ShardStreams:
         if uses_side:
             self._side.record(self._rejoin)
             first.wait(self._rejoin)
-        self._put_pieces(step.pieces)
+        self._put_pieces(step.pieces, put_one)
+        if step.pieces and ends:
+            first.wait(self._events(len(step.pieces))[-1])  # and so for those before it
         for stream, join in zip(others, self._joins, strict=True):
             stream.record(join)
             first.wait(join)
         for put in step.finish:
             put(first)
 
-    def _put_pieces(self, pieces: Sequence[BoundPiece]) -> None:
+    def _put_pieces(self, pieces: Sequence[BoundPiece], put_one: Callable[[Stream, Put, Launch], None]) -> None:
         """Each piece is exchanged when all shards have made it, beside the products of those after it."""
         exchange = self._exchange
-        if not pieces:
-            return
-        assert exchange is not None
-        for piece in pieces:
+        for piece, exchanged in zip(pieces, self._events(len(pieces)), strict=True):
+            assert exchange is not None
             for stream, shard in zip(self.all, piece.shards, strict=bool(piece.shards)):
-                for put in shard:
-                    put(stream)
+                for put, launch in shard:
+                    put_one(stream, put, launch)
             for stream, made in zip(self.all, self._made, strict=True):
                 stream.record(made)
                 exchange.wait(made)
-            for put in piece.exchange:
-                put(exchange)
-        exchange.record(self._exchanged)
-        self.all[0].wait(self._exchanged)
+            for over in piece.exchange:
+                over(exchange)
+            exchange.record(exchanged)
+
+    def _events(self, pieces: int) -> list[Event]:
+        """When each piece of the step that is being put is exchanged."""
+        events = self._exchanged[self._turn]
+        while len(events) < pieces:
+            events.append(Event(self._device))
+        return events[:pieces]
 
 
 class StepGraphs:
@@ -146,7 +167,7 @@ class StepGraphs:
                 for launch in lowered.staged:
                     (blocks, _, _), steps = launch.grid, min(lowered.stages, count - place)
                     bind(replace(launch, grid=(blocks, steps, 1)), step=self.step_address(place))(stream)
-            self._streams.put(self._step(place))
+            self._streams.put(self._step(place), follows=place > 0, ends=place == count - 1)
 
     def step_address(self, place: int) -> int:
         """The address of the struct Step of the step at this place of a graph."""
@@ -169,10 +190,13 @@ class StepGraphs:
 
             staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
             self._bound[place] = BoundStep(
-                [bind(launch) for launch in lowered.begin],
+                [(bind(launch), launch) for launch in lowered.begin],
                 [[(bind(launch), launch) for launch in shard] for shard in lowered.shards],
                 [
-                    BoundPiece([list(map(bind, shard)) for shard in piece.shards], list(map(bind, piece.exchange)))
+                    BoundPiece(
+                        [[(bind(launch), launch) for launch in shard] for shard in piece.shards],
+                        [bind(each) for each in piece.exchange],
+                    )
                     for piece in lowered.pieces
                 ],
                 [bind(launch) for launch in lowered.finish],

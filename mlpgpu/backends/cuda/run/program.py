@@ -133,7 +133,10 @@ class CudaProgram(Program):
                 self.training.close()
             self.training = None  # the old set makes room for the new one
             self.state.were_set = True  # for all that this program knows: its parameters may be another one's
-            exchange = join(self.device) if self._plan.ranks > 1 else None
+            exchange = join(self.device) if self._is_shared else None
+            if exchange is not None and self._plan.ranks == 1:  # one shard, which each rank computes
+                exchange.check_kinds()
+                exchange = None
             self.training = Training(
                 self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling, exchange
             )

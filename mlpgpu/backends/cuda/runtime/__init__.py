@@ -9,7 +9,7 @@ from .graphs import Graph, Replay, capture
 from .machine import count_devices, describe_machine, find_device
 from .memory import Arena, aligned, card_of_address, pinned
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
-from .nccl import JoinedCards, Message, new_identity
+from .nccl import JoinedCards, Message, check_nccl, new_identity
 from .streams import Event, Stream, wait_for_stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
@@ -34,6 +34,7 @@ __all__ = [
     "aligned",
     "capture",
     "card_of_address",
+    "check_nccl",
     "count_devices",
     "describe_machine",
     "find_device",

@@ -27,6 +27,11 @@ class Message(NamedTuple):
     nbytes: int
 
 
+def check_nccl() -> None:
+    """Raise MissingPackageError where nccl4py or NCCL's library is not installed."""
+    load_nccl()
+
+
 def new_identity() -> bytes:
     """A word that one rank makes and by which all of them find each other, each word once.
 
