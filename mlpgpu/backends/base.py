@@ -423,6 +423,13 @@ class Backend(ABC):
             ConfigurationError: the backend cannot run such a plan.
         """
 
+    def step_seconds(self, plan: Plan, *, threads: int | None = None) -> float | None:
+        """Seconds of a step by counts, of a plan whose ranks share this host; None if nobody counts them.
+
+        They follow from the plan, ``threads`` and the number of cores, never from a clock.
+        """
+        return None
+
     @abstractmethod
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         """What the bits of a run depend on beside the plan: libraries, versions, threads."""

@@ -52,6 +52,7 @@ from .plan import CARD_PRECISIONS as CARD_PRECISIONS
 from .plan import PRECISIONS as PRECISIONS
 from .plan import REDUCTIONS as REDUCTIONS
 from .plan import Buffer as Buffer
+from .plan import Choice as Choice
 from .plan import Parameter as Parameter
 from .plan import Partial as Partial
 from .plan import Plan as Plan

@@ -32,7 +32,7 @@ from .operations import (
     Update,
     Weighted,
 )
-from .plan import Buffer, Parameter, Partial, Plan, Precision, Reduction, Segment
+from .plan import Buffer, Choice, Parameter, Partial, Plan, Precision, Reduction, Segment
 from .tensor import split_plan
 from .tensor_split import Parts
 
@@ -241,6 +241,7 @@ def lower(
     ranks: int = 1,
     parts: Parts | None = None,
     one_exchange: bool | None = None,
+    choice: Choice | None = None,
 ) -> Plan:
     """Lower layers, a loss and an optimizer to a plan for at most ``capacity`` rows.
 
@@ -248,7 +249,7 @@ def lower(
     targets, and ``output`` names the function that turns logits into predictions.  ``target_kind``
     is the loss's usual one if left out.  ``ranks`` make one exchange a step or two, whichever costs less by
     :func:`~mlpgpu.plan.costs.is_one_exchange_faster`, unless ``one_exchange`` says; the bits are the same.  ``parts``
-    splits the layers, for ranks that have some parts each.
+    splits the layers, for ranks that have some parts each.  ``choice`` says why there are so many ranks.
 
     Raises:
         ConfigurationError: an array would be larger than any memory, targets are standardized and the loss is not
@@ -312,6 +313,7 @@ def lower(
         optimizer=optimizer,
         logits=logits,
         output="output",
+        choice=choice,
     )
     return on_ranks(plan, ranks, one_exchange=one_exchange) if parts is None else split_plan(plan, parts)
 

@@ -141,6 +141,32 @@ class Slice:
     gradient: slice
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which of several ranks compute a plan's steps, where nobody said so.
+
+    Attributes:
+        ranks: how many there are.
+        way: ``"data"``, all of them, each some of the shards; or ``"one"``, rank 0, whose results the others get.
+        one, data: seconds of a step either way, as :mod:`mlpgpu.plan.costs` counts them; None where it cannot.
+        is_kept: whether the run was begun so, whatever the costs are.
+    """
+
+    ranks: int
+    way: Literal["one", "data"]
+    one: float | None = None
+    data: float | None = None
+    is_kept: bool = False
+
+    def __str__(self) -> str:
+        who = f"rank 0 of {self.ranks} trains for all" if self.way == "one" else f"{self.ranks} ranks train together"
+        if self.is_kept:
+            return f"{who}, as the run was begun"
+        if self.one is None or self.data is None:
+            return f"{who}, as no costs are known here"
+        return f"{who}: by counts a step takes one {self.one * 1e6:,.0f} µs, all {self.data * 1e6:,.0f} µs"
+
+
 @dataclass(frozen=True, repr=False)
 class Tensor:
     """How a network is split into parts, of which a plan has those of one rank.
@@ -191,6 +217,7 @@ class Plan:
         logits, output: the buffers that hold the network's logits and predictions.
         ranks: how many processes run the training step together, each some of the shards.
         tensor: how the network is split into parts; None where every process has all of it.
+        choice: which of several ranks compute it, and why, where that was left to be chosen.
     """
 
     n_in: int
@@ -213,6 +240,7 @@ class Plan:
     output: str
     ranks: int = 1
     tensor: Tensor | None = None
+    choice: Choice | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -428,7 +456,8 @@ class Plan:
 
     def __str__(self) -> str:
         """A table: each operation, what it reads and writes with shapes, and its products' arithmetic."""
-        lines = [f"plan: {self._summary}", table(self._rows(), "<<<<>"), self._products]
+        chosen = [f"parallel='auto': {self.choice}"] if self.choice else []
+        lines = [f"plan: {self._summary}", *chosen, table(self._rows(), "<<<<>"), self._products]
         if exchanged := self._exchanged():
             lines += ["", table(exchanged, EXCHANGED_ALIGNED), self._exchanges]
         return "\n".join(lines)
@@ -436,7 +465,8 @@ class Plan:
     def _repr_html_(self) -> str:
         exchanged = self._exchanged()
         below = html(exchanged, EXCHANGED_ALIGNED, f"Exchanges: {self._exchanges}") if exchanged else ""
-        return html(self._rows(), "<<<<>", f"Plan: {self._summary}; {self._products}") + below
+        chosen = f"; parallel='auto': {self.choice}" if self.choice else ""
+        return html(self._rows(), "<<<<>", f"Plan: {self._summary}{chosen}; {self._products}") + below
 
     @property
     def _summary(self) -> str:

@@ -40,6 +40,7 @@ class Launcher(NamedTuple):
         local: those of its number among the ones of its host, the first that is set.
         identity: those that together differ from job to job and from rank to rank.
         hint: what starts ranks with MPI, where this launcher may do so without it.
+        together: the variable of how many there are on its host; None where it has none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Launcher(NamedTuple):
     local: tuple[str, ...]
     identity: tuple[str, ...]
     hint: str
+    together: str | None = None
 
 
 OPEN_MPI = Launcher(
@@ -57,6 +59,7 @@ OPEN_MPI = Launcher(
     ("OMPI_COMM_WORLD_LOCAL_RANK",),
     ("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_RANK"),
     "is mpi4py's library that of another MPI? python -m mlpgpu launch finds the mpirun that belongs to it",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 HYDRA = Launcher(
     "MPICH's mpiexec",
@@ -65,6 +68,7 @@ HYDRA = Launcher(
     ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
     ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMI_JOBID", "PALS_APID", "SLURM_STEP_ID"),
     OPEN_MPI.hint,
+    "MPI_LOCALNRANKS",
 )
 SLURM = Launcher(
     "Slurm's srun",
@@ -81,6 +85,7 @@ TORCHRUN = Launcher(
     ("LOCAL_RANK",),
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "RANK"),
     "torchrun starts no MPI: type python -m mlpgpu launch -n N script.py, or mpirun -n N python script.py",
+    "LOCAL_WORLD_SIZE",
 )
 
 
@@ -91,12 +96,14 @@ class Placement(NamedTuple):
         rank, size: its number, from 0, and how many there are.
         local: its number among those of its host, or None where the launcher does not say.
         launcher: what started it, or None for a process that is alone.
+        together: how many there are on its host, or None where the launcher does not say.
     """
 
     rank: int = 0
     size: int = 1
     local: int | None = 0
     launcher: Launcher | None = None
+    together: int | None = None
 
 
 ALONE = Placement()
@@ -147,7 +154,9 @@ def _read(environ: Mapping[str, str], launcher: Launcher) -> Placement | None:
         what = f"{launcher.rank} and {launcher.size} of {launcher.name}"
         raise ConfigurationError(what, expected="a number from 0 below the number of ranks", got=f"{rank} and {size}")
     local = next((_whole(environ, name) for name in launcher.local if name in environ), None)
-    return Placement(rank, size, local, launcher)
+    has_count = launcher.together is not None and launcher.together in environ
+    together = _whole(environ, launcher.together) if has_count and launcher.together else None
+    return Placement(rank, size, local, launcher, together)
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int:

@@ -50,6 +50,11 @@ def local_rank() -> int:
     return _placement.local or 0
 
 
+def on_one_host() -> bool:
+    """Whether all ranks are known to run on one host; every rank gets the same answer."""
+    return _placement.together == ranks()
+
+
 def communicator() -> Communicator | None:
     """The one communicator of this process, made by its first call, which is collective; None where there is one rank.
 

@@ -104,6 +104,7 @@ class Engine:
         self._team = team
         self._is_dealt = False  # whether each rank knows its own slots alone, since steps were taken
         self._gathered: np.ndarray | None = None  # the slots of all ranks (K, 1, P), until the next step
+        self._handed: int | None = None  # the version of the parameters that rank 0 handed out last
         self._is_trained = False  # whether what the program was loaded with went through a step
         self._aside: Aside | None = None  # while the program has it not
         self._keeps = False  # whether parameters were kept
@@ -138,6 +139,11 @@ class Engine:
     def has_parts(self) -> bool:
         """Whether each rank has parts of the network, so that all of them are asked together for what is whole."""
         return self.plan.tensor is not None
+
+    @property
+    def is_by_one(self) -> bool:
+        """Whether rank 0 computes the steps for all ranks, which get the parameters after each run of steps."""
+        return self._team.ranks > 1 and self.plan.choice is not None and self.plan.choice.way == "one"
 
     def _set_aside(self) -> None:
         """Take what belongs to the run out of the program, and the parameters if it owns them."""
@@ -192,6 +198,12 @@ class Engine:
         self.plan = self._lower(target_kind=self.plan.target_kind)
         self.schedule, self.progress = schedule, self.progress.changed(plateau=Plateau())
 
+    def set_lowering(self, lower: Callable[..., Plan]) -> None:
+        """Train by other plans, before anything was computed."""
+        assert self.program is None
+        self._lower = lower
+        self.plan = lower(target_kind=self.plan.target_kind)
+
     def attach(self, data: Prepared, sampling: Sampling) -> None:
         """Make ready to train on a data set."""
         self.ready(data.kind).attach(data.weighted, sampling)
@@ -210,11 +222,17 @@ class Engine:
         rates, first_step = self.schedule.rates(clock), self.progress.steps
         deals = self._team.ranks > 1 and not (self.has_parts or self.plan.moves_all)
         self._is_dealt, self._gathered = deals, None
-        program, log = self.ready(), StepLog(len(rates))
+        follows = self.is_by_one and not self._team.is_leader
+        program, log = None if follows else self.ready(), StepLog(len(rates))
         self._run, self._runner = Run(log, first_step, rates, due), threading.get_ident()
         try:
-            with self._network.values.changing():
-                program.run(first_step, rates, log)
+            if program is None:
+                self._take_handed(log)
+            else:
+                with self._network.values.changing():
+                    program.run(first_step, rates, log)
+                if self.is_by_one:
+                    self._hand_out(log)
         finally:
             self.count_steps()
             self._runner = None
@@ -223,6 +241,25 @@ class Engine:
         if not is_finite.all():
             raise self._diverged("loss", first_step + int(np.argmin(is_finite)))
         return log.sums
+
+    def _hand_out(self, log: StepLog) -> None:
+        """Send all other ranks what a run of steps left, as they wait for it in :meth:`_take_handed`."""
+        communicator = self._team.communicator
+        assert communicator is not None
+        handed = [self._network.flat_parameters(), log.sums]
+        communicator.exchange_several([handed] * self._team.ranks, [[]] * self._team.ranks)
+
+    def _take_handed(self, log: StepLog) -> None:
+        """Wait for the run of steps that rank 0 computes, and take what it left."""
+        communicator, values = self._team.communicator, self._network.values
+        assert communicator is not None
+        parameters = np.empty(self.plan.parameter_count, self.plan.dtype)
+        nothing: list[list[np.ndarray]] = [[] for _ in range(self._team.ranks - 1)]
+        communicator.exchange_several([[], *nothing], [[parameters, log.sums], *nothing])
+        log.begin()
+        values.replace(parameters)
+        log.end(len(log.sums))
+        self._handed = values.version
 
     def count_steps(self) -> None:
         """Count what is finished of the last run, whatever ended it; nothing is counted twice."""
@@ -278,11 +315,14 @@ class Engine:
     ) -> dict[str, Any]:
         """The mean loss over a data set, ``"loss"``, and metrics by name, of which ``functions`` has one's own.
 
-        Every rank evaluates by itself, or, with ``together``, all of them do, each some of the rows.
+        Every rank evaluates by itself, or, with ``together``, all of them do, each some of the rows, or rank 0 for all
+        where it trains for all.
 
         Raises:
             DivergenceError: the loss is not finite, because a parameter is not.
         """
+        if together and self.is_by_one:
+            return self._team.lead(lambda: self.evaluate(data, metrics, functions), None)
         if self.program is None or data.kind == self.plan.target_kind:
             program = self.ready(data.kind)
         else:  # a fit may be under way on the other kind, and goes on with its program
@@ -400,8 +440,11 @@ class Engine:
         if self._gathered is None and own is not None and self._is_dealt:
             communicator, self._gathered = self._team.communicator, own.copy()
             assert communicator is not None
+            parts = [part.parameters for part in self.plan.slices]
+            if self.is_by_one:  # whose slots are all that there are
+                parts += [slice(0, 0)] * (self._team.ranks - 1)
             for slot in self._gathered:
-                communicator.all_gather(slot[0], [part.parameters for part in self.plan.slices])
+                communicator.all_gather(slot[0], parts)
         return own if self._gathered is None else self._gathered
 
     def gather(self) -> None:
@@ -461,7 +504,8 @@ class Engine:
     @property
     def has_trained_values(self) -> bool:
         """Whether the network's parameters are what steps made of them, and nobody set them since."""
-        return self._is_trained and self.has_values
+        is_handed = self._handed is not None and self._handed == self._network.values.version
+        return is_handed or (self._is_trained and self.has_values)
 
     def close(self) -> None:
         """Give the parameters back to the network, and free the programs with all that they hold.

@@ -38,6 +38,8 @@ ARGUMENTS = (
 )
 ADDED = {"parallel": "auto", "parts": None}  # arguments that files of older versions lack
 
+WAYS = ("one", "data")  # that parallel="auto" chooses from
+
 _HISTORY, _SLOTS, KEPT = "/mlpgpu/run/history", "/mlpgpu/run/slots", "/mlpgpu/run/kept"
 
 
@@ -54,6 +56,7 @@ class SavedRun:
         arguments: the trainer's, by name.
         kind: the targets that it was trained on last.
         made_by: what the bits of the run depend on.
+        chosen: which of several ranks compute the steps, where ``parallel="auto"`` chose; None where it had no choice.
         slots: the optimizer's arrays, (K, 1, P), or None before the first step.
         kept: the parameters of the best epoch, (P,), or None.
     """
@@ -64,6 +67,7 @@ class SavedRun:
     progress: Progress
     slots: np.ndarray | None
     kept: np.ndarray | None
+    chosen: str | None = None
 
     def contents(self, network: storage.Contents) -> storage.Contents:
         """The contents of a file that holds ``network`` as well."""
@@ -79,6 +83,7 @@ class SavedRun:
             "class_weight": _pairs(self.arguments["class_weight"]),
             "target_kind": self.kind,
             "made_by": self.made_by,
+            "chosen": self.chosen,
             "steps": progress.steps,
             "epochs": progress.epochs,
             "plateau": describe(progress.plateau),
@@ -151,6 +156,7 @@ class SavedRun:
             progress=progress,
             slots=slots,
             kept=kept,
+            chosen=None if run.get("chosen") is None else lookup("choice", run["chosen"], WAYS),
         )
 
 

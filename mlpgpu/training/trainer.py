@@ -54,8 +54,9 @@ from ..names import LossName, OptimizerName, ParallelName, PrecisionName, Reduct
 from ..network import Data, Network
 from ..network.saved import parameter_paths
 from ..optimizers import Optimizer, as_optimizer
-from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Parts, Plan
-from ..ranks import check_agreement, rank, ranks
+from ..plan import CARD_PRECISIONS, MOST_PARTS, PRECISIONS, REDUCTIONS, Choice, Parts, Plan
+from ..plan.costs import is_worth_ranks
+from ..ranks import check_agreement, on_one_host, rank, ranks
 from ..schedules import Clock, ReduceOnPlateau, Schedule, as_schedule
 from ..text import html, public_names, tell
 from ..version import __version__
@@ -125,10 +126,11 @@ class Trainer:
         threads: host threads; by a fixed rule of the plan and the cores if None.
         memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
         parallel: what several ranks do, which ``mpirun`` or ``python -m mlpgpu launch`` started; ``docs/ranks.md``
-            tells how.  ``"data"``, and ``"auto"``, which stands for it: all train the network together, each on some
-            of the shards, with one optimizer state between them.  ``"tensor"``: each has parts of the layers'
-            weights, with the optimizer's state of them, and computes all rows.  ``"none"``: each trains a network of
-            its own.
+            tells how.  ``"data"``: all train the network together, each on some of the shards, with one optimizer state
+            between them.  ``"auto"``: so, unless rank 0 is faster by itself, by counts that ``print(trainer.plan)``
+            shows; then it computes the steps, and the others get what comes of them, with the same bits.
+            ``"tensor"``: each has parts of the layers' weights, with the optimizer's state of them, and computes all
+            rows.  ``"none"``: each trains a network of its own.
         parts: how many parts the layers are split into by ``"tensor"``; as many as there are ranks if None.  Bits
             depend on it, not on the number of ranks.
 
@@ -187,6 +189,8 @@ class Trainer:
 
         options = {"threads": self.threads, "memory_share": self.memory_share}
         self._engine = Engine(network, self.backend, self._team, plan, lower, **options)
+        self._chosen: str | None = None  # which ranks compute the steps, where that is chosen here
+        self._choose(None)
         self._loop: FitLoop | None = None  # of the fit under way
         self._has_told_of_more = False  # that a further fit adds to the epochs before
         self._monitored: tuple[str, ...] = ()
@@ -240,9 +244,28 @@ class Trainer:
         if self._work and isinstance(schedule, ReduceOnPlateau):
             check_monitor("ReduceOnPlateau", schedule.monitor, self._monitored)
         self.__dict__["optimizer"] = optimizer
-        self._engine.set_schedule(schedule, self._lowering())
+        self._engine.set_schedule(schedule, self._lowering(self.plan.choice))
 
-    def _lowering(self) -> Callable[..., Plan]:
+    def _choose(self, kept: str | None) -> None:
+        """Choose which ranks compute the steps where ``parallel="auto"`` leaves it open, or as was ``kept`` in a file.
+
+        The number of shards stays what it is, so the bits do, too.
+        """
+        self._chosen, count = kept, self._team.ranks
+        if self.parallel != "auto" or count == 1:
+            return
+        data = self._lowering()()
+        choice = Choice(count, "data")
+        if kept is not None:
+            choice = Choice(count, kept, is_kept=True)  # type: ignore[arg-type]  # as the file's reader checked
+        elif on_one_host():
+            one, all_ranks = (self.backend.step_seconds(plan, threads=self.threads) for plan in (data.alone(), data))
+            if one is not None and all_ranks is not None:
+                choice = Choice(count, "data" if is_worth_ranks(one, all_ranks) else "one", one, all_ranks)
+        self._chosen = choice.way
+        self._engine.set_lowering(self._lowering(choice))
+
+    def _lowering(self, choice: Choice | None = None) -> Callable[..., Plan]:
         """Gives the plan; holds no reference to the trainer, so that a dropped one frees its program at once."""
         return functools.partial(
             self.network.lower,
@@ -252,7 +275,8 @@ class Trainer:
             precision=self.precision,
             reduction=self.reduction,
             shards=self.streams,
-            ranks=self._team.ranks if self.parts is None else 1,
+            ranks=self._team.ranks if self.parts is None and (choice is None or choice.way == "data") else 1,
+            choice=choice,
             parts=None if self.parts in (None, 1) else Parts(self.parts, rank(), self._team.ranks),
         )
 
@@ -468,6 +492,7 @@ class Trainer:
             "mlpgpu's version": __version__,
             **{f"Trainer's {name}": str(getattr(self, name)) for name in ARGUMENTS},
             "Trainer's backend": self.backend.name,
+            "who computes the steps": self._chosen or "as told",
             "finished steps": self.steps,
             "the network's layers": str(network.layers),
             "the network's seed": network.seed,
@@ -779,6 +804,7 @@ class Trainer:
             progress=self._engine.progress if self._loop is None else self._loop.to_save(),
             slots=slots,
             kept=kept,
+            chosen=self._chosen,
         )
 
     def _gather(self) -> None:
@@ -876,6 +902,7 @@ class Trainer:
         if threads is None and arguments["streams"] == 1:  # shards have the same bits on any number of threads
             threads = made_by["threads"]
         trainer = cls(network, **arguments, backend=made_by["backend"] if backend is None else backend, threads=threads)
+        trainer._choose(saved.chosen)
         progress = saved.progress.changed(is_resumed=True)
         trainer._engine.resume(saved.kind, progress, saved.slots, saved.kept, in_file)
         return trainer

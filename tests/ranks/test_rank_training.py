@@ -31,7 +31,7 @@ def train(folder: Path, ranks: int, *options: str) -> list[list[Any]]:
     ]
 
 
-OPTIONS = {"data": (), "tensor": ("--tensor",)}
+OPTIONS = {"data": (), "tensor": ("--tensor",), "auto": ("--auto",)}
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -50,11 +50,15 @@ def test_any_number_of_ranks_ends_with_the_same_bits(
     split, left = alone
     for seed, ((expected,), got) in enumerate(zip(left, train(tmp_path, ranks, *OPTIONS[split]), strict=True)):
         assert [rank for rank in range(ranks) if got[rank][1] != expected[1]] == [], seed
+        # What was chosen is in the file, and changes nothing else there.
+        assert got[0][0].pop("chosen") in (("one", "data") if split == "auto" else (None,)), seed
+        assert expected[0].pop("chosen", None) is None
         different = [name for name in expected[0] if got[0][0].get(name) != expected[0][name]]
         assert different == [], seed
         assert got[0][0].keys() == expected[0].keys()
 
 
+WAYS = pytest.mark.parametrize("way", ["auto", "data"])  # rank 0 for all, and all together
 BEGINNING = """
     import os, time
     import numpy as np
@@ -64,6 +68,7 @@ BEGINNING = """
     draw = np.random.default_rng(1)
     x, y = draw.standard_normal((50, 6)), draw.integers(0, 3, 50)
     def trainer(**options):
+        options = {"parallel": os.environ.get("WAY", "auto"), **options}
         network = mg.Network([mg.Dense(6, 8, "tanh"), mg.Dense(8, 3)], seed=2)
         return mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01), backend="cpu", batch_size=16, **options)
     def fit(t, *callbacks, **options):
@@ -71,7 +76,8 @@ BEGINNING = """
 """
 
 
-def test_what_one_rank_asks_for_waits_for_no_other(tmp_path: Path) -> None:
+@WAYS
+def test_what_one_rank_asks_for_waits_for_no_other(way: str, tmp_path: Path) -> None:
     script = """
     if me == 0:  # before anything that all ranks do
         t = trainer()
@@ -102,11 +108,12 @@ def test_what_one_rank_asks_for_waits_for_no_other(tmp_path: Path) -> None:
         t.save("again.h5")  # they have told each other
     print("done", flush=True)
     """
-    done = run_ranks(tmp_path, 2, f"import os; os.chdir({str(tmp_path)!r})\n" + dedent(BEGINNING + script))
+    done = run_ranks(tmp_path, 2, f"import os; os.chdir({str(tmp_path)!r})\n" + dedent(BEGINNING + script), WAY=way)
     assert (done.code, done.output) == (0, "done\n" * 2), done.errors
 
 
-def test_shards_that_lack_rows_or_ranks(tmp_path: Path) -> None:
+@WAYS
+def test_shards_that_lack_rows_or_ranks(way: str, tmp_path: Path) -> None:
     """A last batch smaller than S, a batch of one row, more ranks than shards, and each rank for itself."""
     script = """
     import zlib
@@ -125,10 +132,52 @@ def test_shards_that_lack_rows_or_ranks(tmp_path: Path) -> None:
     """
     printed = {}
     for ranks in (1, 2, 3):
-        done = run_ranks(tmp_path, ranks, dedent(BEGINNING + script))
+        done = run_ranks(tmp_path, ranks, dedent(BEGINNING + script), WAY=way)
         assert done.code == 0, done.errors
         printed[ranks] = set(done.output.splitlines())
     assert printed[1] == printed[2] == printed[3]
+    assert len(printed[1]) == 1
+
+
+@pytest.mark.parametrize("chosen", ["one", "data"])
+def test_what_auto_chose_is_kept_and_changes_no_bits(chosen: str, tmp_path: Path) -> None:
+    """By a plan that says why, in the run file, on resume and in copies; all ranks end alike either way."""
+    script = f"""
+    import copy, zlib
+    from mlpgpu.plan import costs
+    os.chdir({str(tmp_path)!r})
+    def crc(t):
+        return zlib.crc32(t.network.flat_parameters())
+    costs.LEAST_GAIN = {1.0 if chosen == "one" else -1000.0}
+    t = trainer(streams=4)
+    fit(t, validation=0.2)
+    t.step(x[:16], y[:16])
+    t.save(f"run{{n}}.h5")
+    if n > 1:
+        from mlpgpu.ranks import communicator
+        communicator().barrier()  # rank 0 has written
+        assert t.plan.choice.way == {chosen!r} and t.plan.ranks == {1 if chosen == "one" else 2}
+        told = "rank 0 of 2 trains for all" if {chosen!r} == "one" else "2 ranks train together"
+        assert f"parallel='auto': {{told}}: by counts a step takes one " in str(t.plan)
+    costs.LEAST_GAIN = {-1000.0 if chosen == "one" else 1.0}  # by which it would choose otherwise
+    c = copy.deepcopy(t)
+    again = mg.Trainer.resume(f"run{{n}}.h5")
+    for each in (t, c, again):
+        if n > 1:
+            assert each.plan.choice.way == {chosen!r}
+        each.rate = 0.005
+        each.fit((x[:20], y[:20]), 2, progress=False)
+    assert n == 1 or "as the run was begun" in str(again.plan)
+    assert crc(t) == crc(c) == crc(again)
+    told = [t.history[name] for name in ("loss", "validation_loss") if name in t.history.records[0]]
+    print(crc(t), told, t.steps, t.epochs, flush=True)
+    """
+    printed = {}
+    for ranks in (1, 2):
+        done = run_ranks(tmp_path, ranks, dedent(BEGINNING) + dedent(script), WAY="auto")
+        assert done.code == 0, done.errors
+        printed[ranks] = set(done.output.splitlines())
+    assert printed[1] == printed[2]
     assert len(printed[1]) == 1
 
 
@@ -146,7 +195,8 @@ def test_a_step_makes_the_exchanges_that_its_plan_tells(tmp_path: Path) -> None:
     for width, clip_norm, expected in ((8, None, 1), (8, 1.0, 1), (600, None, 2), (600, 1.0, 3)):
         network = mg.Network([mg.Dense(6, width, "tanh"), mg.Dense(width, 95)], seed=2)
         optimizer = mg.Adam(0.01, clip_norm=clip_norm)
-        t = mg.Trainer(network, "softmax_cross_entropy", optimizer, backend="cpu", batch_size=25, streams=3)
+        options = {"batch_size": 25, "streams": 3, "parallel": "data"}
+        t = mg.Trainer(network, "softmax_cross_entropy", optimizer, backend="cpu", **options)
         run = Epochs(t, mg.Dataset(x, y))
         run()
         made.clear()
@@ -193,7 +243,8 @@ def test_ranks_that_disagree_are_told_so_at_the_start(name: str, tmp_path: Path)
     assert all(re.search(told, line) for line in lines), lines
 
 
-def test_rank_0_alone_calls_callbacks_and_all_end_alike(tmp_path: Path) -> None:
+@WAYS
+def test_rank_0_alone_calls_callbacks_and_all_end_alike(way: str, tmp_path: Path) -> None:
     """What a callback keeps, returns, raises or sets; time limits do not run while it is at work."""
     script = """
     called = []
@@ -228,7 +279,7 @@ def test_rank_0_alone_calls_callbacks_and_all_end_alike(tmp_path: Path) -> None:
     h = fit(trainer(metrics=[own]), validation=(x, y))
     assert h["validation_own"] == [2.0] * 3
     """
-    done = run_ranks(tmp_path, 2, dedent(BEGINNING + script), MLPGPU_RANKS_TIMEOUT="1")
+    done = run_ranks(tmp_path, 2, dedent(BEGINNING + script), WAY=way, MLPGPU_RANKS_TIMEOUT="1")
     assert done.code == 0, done.errors
     assert sorted(done.output.splitlines()) == [
         *["Checkpoint path /nowhere/run.h5"] * 2,
@@ -244,7 +295,8 @@ def test_a_card_trains_no_network_of_several_ranks() -> None:
         check_plan(plan, "a card", (9, 0))
 
 
-def test_parameters_are_compared_where_somebody_may_have_set_them(tmp_path: Path) -> None:
+@WAYS
+def test_parameters_are_compared_where_somebody_may_have_set_them(way: str, tmp_path: Path) -> None:
     script = """
     t = trainer()
     t.step(x[:8], y[:8])
@@ -263,11 +315,12 @@ def test_parameters_are_compared_where_somebody_may_have_set_them(tmp_path: Path
         assert "the network's parameters" in str(error), error
         print(t.steps, flush=True)
     """
-    done = run_ranks(tmp_path, 2, dedent(BEGINNING + script))
+    done = run_ranks(tmp_path, 2, dedent(BEGINNING + script), WAY=way)
     assert (done.code, done.output) == (0, "3\n" * 2), done.errors
 
 
-def test_what_else_a_trainer_does_is_the_same(tmp_path: Path) -> None:
+@WAYS
+def test_what_else_a_trainer_does_is_the_same(way: str, tmp_path: Path) -> None:
     """Histograms of activations and gradients, copies, float64, estimators, a set of validation with few rows."""
     script = """
     import copy, pickle, warnings, zlib
@@ -299,7 +352,7 @@ def test_what_else_a_trainer_does_is_the_same(tmp_path: Path) -> None:
     """
     printed = {}
     for ranks in (1, 2):
-        done = run_ranks(tmp_path, ranks, dedent(BEGINNING + script))
+        done = run_ranks(tmp_path, ranks, dedent(BEGINNING + script), WAY=way)
         assert done.code == 0, done.errors
         printed[ranks] = done.output.splitlines()
     assert printed[1][0] == next(line for line in printed[2] if line.startswith("[["))

@@ -48,6 +48,16 @@ class Slowly(mg.Callback):
         time.sleep(0.01)
 
 
+class DataRun(RandomRun):
+    """A random run whose shards all ranks compute, or, as ``"auto"`` chooses for small networks, rank 0 alone."""
+
+    def trainer(self) -> mg.Trainer:
+        s = self.settings
+        options = {name: s[name] for name in ("batch_size", "streams", "precision", "parallel")}
+        network = mg.Network(s["layers"], seed=self.seed)
+        return mg.Trainer(network, s["loss"], s["optimizer"], backend="cpu", **options)
+
+
 class TensorRun(RandomRun):
     """A random run of a network in parts."""
 
@@ -80,13 +90,14 @@ def layers_of_seed(seed: int, n_in: int, n_out: int) -> list[mg.Layer]:
     return [*layers, mg.Dense(width, 16, "tanh"), mg.Dense(16, n_out)]
 
 
-def run_of_seed(seed: int, *, is_tensor: bool = False) -> RandomRun:
+def run_of_seed(seed: int, *, is_tensor: bool = False, parallel: str = "data") -> RandomRun:
     """The random run of a seed, with shards or parts of its own, and with a checkpoint."""
-    run = run_with_checkpoint(seed, "cpu")
+    settings = run_with_checkpoint(seed, "cpu").settings
     if not is_tensor:
-        run.settings["streams"] = STREAMS[seed % len(STREAMS)]
+        run: RandomRun = DataRun(seed)
+        run.settings.update(settings, streams=STREAMS[seed % len(STREAMS)], parallel=parallel)
         return run
-    run, settings = TensorRun(seed), run.settings
+    run = TensorRun(seed)
     data = settings["data"]
     layers = layers_of_seed(seed, data.n_in, settings["layers"][-1].n_out)
     bias = f"{len(layers) - 1}.bias"
@@ -94,9 +105,10 @@ def run_of_seed(seed: int, *, is_tensor: bool = False) -> RandomRun:
     return run
 
 
-def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool) -> None:
+def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool, is_auto: bool) -> None:
     """Train the run of a seed and write down what it leaves, and what every rank has of it."""
-    run, own = run_of_seed(seed, is_tensor=is_tensor), folder / str(seed)
+    parallel = "auto" if is_auto else "data"
+    run, own = run_of_seed(seed, is_tensor=is_tensor, parallel=parallel), folder / str(seed)
     construction.is_one_exchange_faster = lambda plan: seed % 2 == 0  # both ways, whose bits are the same
     own.mkdir(parents=True, exist_ok=True)
     trainer = latest(run, [own / name for name in CHECKPOINTS])
@@ -114,4 +126,10 @@ def train(folder: Path, seed: int, *, is_slow: bool, is_tensor: bool) -> None:
 
 if __name__ == "__main__":
     for number in range(int(sys.argv[2]), int(sys.argv[3])):
-        train(Path(sys.argv[1]), number, is_slow="--slowly" in sys.argv, is_tensor="--tensor" in sys.argv)
+        train(
+            Path(sys.argv[1]),
+            number,
+            is_slow="--slowly" in sys.argv,
+            is_tensor="--tensor" in sys.argv,
+            is_auto="--auto" in sys.argv,
+        )

@@ -8,12 +8,13 @@ import numpy as np
 
 from ...errors import ConfigurationError, check_integer, room_for
 from ...plan import Plan
+from ...plan.costs import step_seconds
 from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
 from .blas import blas_name
 from .inference import CpuInference
 from .program import CpuProgram
 from .tensor_program import TensorProgram
-from .threads import blas_threads, thread_count
+from .threads import available_cores, blas_threads, thread_count
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
 SMALLER = "a smaller batch_size, fewer streams or narrower layers take less"
@@ -41,6 +42,9 @@ class CpuBackend(Backend):
         self.check(plan)
         with room_for(f"a batch_size of {plan.capacity} rows", SMALLER):
             return CpuInference(plan)
+
+    def step_seconds(self, plan: Plan, *, threads: int | None = None) -> float | None:
+        return step_seconds(plan, _thread_count(plan, threads), available_cores())
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {
