@@ -35,6 +35,7 @@ from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.runtime import Device, compiler, describe_machine, find_device
+from mlpgpu.backends.sources import CACHE_VARIABLE
 from mlpgpu.bench import MOMENTUM, WORKLOADS, Epochs, Workload, median_ratio, surroundings, take_turns
 from mlpgpu.errors import BackendError
 from mlpgpu.plan import Plan
@@ -156,9 +157,9 @@ def target(options: Options) -> Table:
     """Seconds from an empty kernel cache to a test accuracy, part by part."""
     train, test = _mnist(options)
     table = Table(f"MNIST, 784-128-10, to {TARGET_ACCURACY:.0%} test accuracy", ("part", "seconds"))
-    before = os.environ.get(compiler.CACHE_VARIABLE)
+    before = os.environ.get(CACHE_VARIABLE)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[compiler.CACHE_VARIABLE] = folder
+        os.environ[CACHE_VARIABLE] = folder
         try:
             trainer = _mnist_trainer("cuda", seed=0)
             sampling = Sampling(len(train), trainer.batch_size, seed=0)
@@ -179,9 +180,9 @@ def target(options: Options) -> Table:
             )
             fit = time.perf_counter() - started
         finally:
-            os.environ.pop(compiler.CACHE_VARIABLE)
+            os.environ.pop(CACHE_VARIABLE)
             if before is not None:
-                os.environ[compiler.CACHE_VARIABLE] = before
+                os.environ[CACHE_VARIABLE] = before
     epochs, reached = len(history), history["validation_accuracy"][-1]
     seconds = list(history["seconds"])
     epoch = statistics.median(seconds[1:] or seconds)
@@ -422,7 +423,7 @@ def start(options: Options) -> Table:
 
 def _first_step(cache: str) -> tuple[float, float]:
     """Seconds to the end of the import, and from there to the end of the step."""
-    environment = {**os.environ, compiler.CACHE_VARIABLE: cache}
+    environment = {**os.environ, CACHE_VARIABLE: cache}
     started = time.time()
     done = subprocess.run(
         [sys.executable, "-c", FIRST_STEP], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True

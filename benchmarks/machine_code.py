@@ -30,8 +30,9 @@ import mlpgpu as mg
 from mlpgpu.backends.cuda.kernels import Entry, all_entries, unit_source, units
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
-from mlpgpu.backends.cuda.runtime.compiler import OPTIONS, find_nvcc, source_folder
+from mlpgpu.backends.cuda.runtime.compiler import OPTIONS, find_nvcc
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
+from mlpgpu.backends.sources import source_folder
 from mlpgpu.names import ActivationName, LossName
 from mlpgpu.optimizers import Optimizer
 

@@ -22,6 +22,7 @@ from map_points import BOUNDS, Point
 
 from mlpgpu import bench
 from mlpgpu.backends import get_backend
+from mlpgpu.backends.cpu.bindings import bind
 from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
@@ -185,8 +186,12 @@ def operation_seconds(program: CpuProgram, epoch: Callable[[], object]) -> dict[
     (calls,) = program._operations(plan.capacity, training=True)
     reduce, rest = program._updates.to_reduce, program._updates.to_move
     kept = list(calls), list(reduce), list(rest)
-    for place, (number, op) in enumerate(others):
-        calls[place] = timed(f"{number} {type(op).__name__}", calls[place])
+    # One by one, where neighbours would be one call.
+    calls[:] = [
+        timed(f"{number} {type(op).__name__}", call)
+        for number, op in others
+        for call in bind(program._work, [op], slice(0, plan.capacity), 0)
+    ]
     for name, updates in (("reduce", reduce), ("update", rest)):
         updates[:] = [timed(name, call) for call in updates]
     try:

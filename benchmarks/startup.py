@@ -32,13 +32,13 @@ from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.paths import CARDS, Card
 from mlpgpu.backends.cuda.runtime.compiler import (
-    CACHE_VARIABLE,
     compile_units,
     find_nvcc,
     nvcc_version,
     split_jobs,
 )
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
+from mlpgpu.backends.sources import CACHE_VARIABLE
 
 CORES = (2, 16)
 PRECISIONS = ("float32", "tf32", "bfloat16")

@@ -19,12 +19,13 @@ from threadpoolctl import threadpool_info
 
 from . import __version__, bench, shell, storage
 from .backends import BACKENDS, MOST_SHARDS, get_backend
+from .backends.cpu.loops import loops_name, why_not
 from .backends.cuda import CudaBackend, check_plan
 from .backends.cuda.profile.explain import profile
 from .backends.cuda.profile.paths import CARDS, describe_on
 from .backends.cuda.profile.predictions import describe_predictions
 from .backends.cuda.runtime import describe_machine
-from .backends.cuda.runtime.compiler import cache_folder, find_nvcc, nvcc_version
+from .backends.cuda.runtime.compiler import cubin_folder, find_nvcc, nvcc_version
 from .errors import BackendError, ConfigurationError, MlpgpuError, check_integer, lookup
 from .losses import LOSSES
 from .network import Network
@@ -108,10 +109,11 @@ def info() -> str:
         "NumPy": np.__version__,
         "h5py": f"{h5py.__version__} with HDF5 {h5py.version.hdf5_version}",
         "BLAS": "; ".join(names) or "one whose threads cannot be set",
+        "loops": f"by {loops_name()}{f': {why_not()}' if why_not() else ''}",
         "cores": f"{psutil.cpu_count(logical=False)} physical, {logical} logical, {usable} usable",
         **describe_machine(),
         "nvcc": _nvcc(),
-        "kernel cache": str(cache_folder()),
+        "kernel cache": str(cubin_folder()),
         "backends": f"{', '.join(BACKENDS[1:])}; auto means {_auto()}",
     }
     width = max(map(len, lines)) + 2

@@ -9,6 +9,7 @@
 #include "common/dependent_launch.cuh"
 #include "common/batch_total.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 #include "dense/tensor_dense.cuh"
 
 namespace mlpgpu {

@@ -5,6 +5,7 @@
 #include "common/batch_total.cuh"
 #include "gemm/operand_formats.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 
 namespace mlpgpu {
 

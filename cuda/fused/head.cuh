@@ -11,6 +11,7 @@
 #include "common/vectors.cuh"
 #include "gemm/operand_formats.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 
 namespace mlpgpu {
 

@@ -12,6 +12,7 @@
 #include "common/async_copy.cuh"
 #include "common/reduce.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 
 namespace mlpgpu {
 

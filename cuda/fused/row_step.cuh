@@ -15,6 +15,7 @@
 #include "common/philox.cuh"
 #include "common/vectors.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 
 namespace mlpgpu {
 

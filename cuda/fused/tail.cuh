@@ -8,6 +8,7 @@
 #include "common/async_copy.cuh"
 #include "common/batch_total.cuh"
 #include "math/losses.cuh"
+#include "math/teams.cuh"
 
 namespace mlpgpu {
 

@@ -4,9 +4,10 @@
 
 #include "math/activations.cuh"
 #include "math/targets.cuh"
-#include "math/teams.cuh"
 
 namespace mlpgpu {
+
+struct WarpTeam;  // math/teams.cuh
 
 // The numbers of a loss, which a program keeps; mlpgpu/losses.py has their names.
 struct LossNumbers {

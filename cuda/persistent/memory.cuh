@@ -4,6 +4,7 @@
 #include "common/numbers.cuh"
 #include "math/losses.cuh"
 #include "math/optimizers.cuh"
+#include "math/teams.cuh"
 #include "persistent/products.cuh"
 
 namespace mlpgpu {

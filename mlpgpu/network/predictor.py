@@ -176,6 +176,9 @@ class Compiled:
         return dataset.storage_x, dataset.storage_index, len(dataset), dataset.scale
 
     def _check_out(self, out: Any, shape: tuple[int, ...], x: np.ndarray) -> None:
+        is_usual = type(out) is np.ndarray and out.dtype == self.dtype and out.shape == shape and out.flags.carray
+        if is_usual and not np.may_share_memory(out, x):
+            return
         expected = f"a C-contiguous {self.dtype} array {shape}"
         is_plain = isinstance(out, np.ndarray) and not isinstance(out, np.ma.MaskedArray)
         if not is_plain or out.dtype != self.dtype:

@@ -397,4 +397,4 @@ def test_something_else_called_nvcc(workshop: Workshop, script: str, said: str) 
 
 
 def test_sources_are_found() -> None:
-    assert (compiler.source_folder() / "common/portable.cuh").is_file()
+    assert (sources.source_folder() / "common/portable.cuh").is_file()

@@ -12,10 +12,11 @@ from shim_runner import From, run
 from mlpgpu import Dataset
 from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.base import target_array
+from mlpgpu.backends.constants import loss_numbers
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.run.steps import STEP, loss_numbers
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.plan import Plan
 
 # What arrays hold that the host keeps as float32.

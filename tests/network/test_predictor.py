@@ -305,11 +305,11 @@ def test_an_error_in_a_piece_reaches_the_caller(monkeypatch: pytest.MonkeyPatch)
     predictor, x = network().predictor("cpu"), inputs()
     before = predictor(x)
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(inference.Scratch, "views", fail)
+        broken.setattr(inference.CpuInference, "_inputs", fail)
         with pytest.raises(MemoryError):
             predictor(x)
     np.testing.assert_array_equal(predictor(x), before)

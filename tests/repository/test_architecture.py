@@ -83,11 +83,23 @@ INNER_LEVELS = {
         *("compat", "losses", "settings", "labels", "building", "course", "runs", "tasks", "base", "classifier"),
         *("regressor", "__init__"),
     ),
-    "backends": ("base", "inputs", "evaluation", "cpu", "cuda", "__init__"),
+    "backends": ("base", "inputs", "evaluation", "sources", "constants", "cpu", "cuda", "__init__"),
     "backends/cpu": (
-        *("blas", "pool", "threads", "workspace", "between_parts", "bindings", "updates", "program", "tensor_program"),
-        *("inference", "backend", "__init__"),
+        *(
+            "blas",
+            "pool",
+            "threads",
+            "loops",
+            "products",
+            "workspace",
+            "between_parts",
+            "compiled",
+            "bindings",
+            "updates",
+        ),
+        *("program", "tensor_program", "chain", "inference", "backend", "__init__"),
     ),
+    "backends/cpu/loops": ("library", "calls", "__init__"),
     "backends/cuda": (
         *(
             "kernels",

@@ -12,6 +12,7 @@ from ...plan.costs import step_seconds
 from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
 from .blas import blas_name
 from .inference import CpuInference
+from .loops import loops_name
 from .program import CpuProgram
 from .tensor_program import TensorProgram
 from .threads import available_cores, blas_threads, thread_count
@@ -52,6 +53,7 @@ class CpuBackend(Backend):
             "machine": platform.machine(),
             "numpy": np.__version__,
             "blas": blas_name(),
+            "loops": loops_name() if plan.dtype == np.float32 else "NumPy",
             "threads": blas_threads(plan, _thread_count(plan, threads)),
         }
 

@@ -14,28 +14,32 @@ from ...losses import apply_output
 from ...random import WORDS_PER_BLOCK
 from ..inputs import input_standardize
 from .between_parts import join_parts, sum_parts
+from .compiled import bind_compiled
+from .compiled import standardize as standardize_compiled
+from .loops import Call, joined
+from .products import FEW_ROWS_DX, FEW_ROWS_Y, is_by_transpose
 from .threads import Bound
 from .workspace import Workspace
 
 
 def bind(work: Workspace, operations: Sequence[ops.Operation], rows: slice, shard: int) -> list[Bound]:
-    """The operations of one shard on its rows of the batch, in order; those of all shards together are left out."""
-    return [_BIND[type(op)](work, op, rows, shard) for op in operations if type(op) in _BIND]
+    """The operations of one shard on its rows of the batch, in order; those of all shards together are left out.
 
-
-# OpenBLAS packs an operand before it multiplies: of rows by a weight the weight, which takes most of the time where
-# rows are few.  Asked for the transpose it packs the rows.  Its share of the time then, on two cores with AVX-512 and
-# for 784×1024 weights: dx of 16 rows 0.4, of 32 rows 0.55, of 64 rows 0.8; y 0.8, 0.8 and 1.15.
-FEW_ROWS_DX = 2**15, 64  # at least so many weights, and so many for each squared row
-FEW_ROWS_Y = 2**18, 256
+    Those that are compiled loops are called together where they are neighbours.
+    """
+    steps: list[Bound | Call] = []
+    for op in operations:
+        if type(op) in _BIND:
+            compiled = bind_compiled(work, op, rows, shard)
+            steps += [_BIND[type(op)](work, op, rows, shard)] if compiled is None else compiled
+    return joined(steps)
 
 
 def _product(
     work: Workspace, a: np.ndarray, b: np.ndarray, out: np.ndarray, rows: slice, few: tuple[int, int]
 ) -> Bound:
     """What writes ``a @ b`` to ``out``, the rows ``rows`` of a buffer; ``few`` says from where on by its transpose."""
-    least, by_square = few
-    if b.size < max(least, by_square * len(a) ** 2):
+    if not is_by_transpose(len(a), b.size, few):
         return partial(np.dot, a, b, out)
     transposed = work.scratch_like(out, rows).reshape(out.shape[::-1])
 
@@ -84,14 +88,18 @@ def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: 
     mean, scale = work.arrays[op.mean], work.arrays[op.scale]
 
     is_of_inputs = op == input_standardize(work.plan)
+    compiled = joined(standardize_compiled(work, op, rows)) if work.is_compiled else ()
 
     def standardize() -> None:
         feed = work.feed
         if is_of_inputs and feed.wide is not None and feed.staging is not None and work.input_scaling is not None:
             work.input_scaling.standardize(feed.staging[rows], feed.wide[rows], y)
             return
-        np.subtract(x, mean, out=y)
-        np.divide(y, scale, out=y)
+        for call in compiled:
+            call()
+        if not compiled:
+            np.subtract(x, mean, out=y)
+            np.divide(y, scale, out=y)
 
     return standardize
 
@@ -210,12 +218,16 @@ def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Bound:
     delta = work.view(op.delta or work.plan.output, rows)
     scratch = work.scratch_like(logits, rows)
     evaluate = op.loss.evaluate
+    sums = work.shard_sums[shard]
 
     def loss() -> None:
         evaluate(logits, target, value, delta, scratch)
+        sums[1] = len(value)
         if work.feed.weight is not None:
             np.multiply(value, weight, out=value)
             np.multiply(delta, column, out=delta)
+            sums[1] = np.add.reduce(weight)
+        sums[0] = np.add.reduce(value)
 
     return loss
 

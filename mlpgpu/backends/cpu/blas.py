@@ -27,12 +27,22 @@ _AFFIXES = tuple(itertools.product(("", "scipy_"), ("", "64_", "_64")))
 
 
 @dataclass(frozen=True)
+class Products:
+    """Where BLAS's ``cblas_sgemm`` and ``cblas_sgemv`` lie, and how many bits its integers have."""
+
+    gemm: int
+    gemv: int
+    bits: int
+
+
+@dataclass(frozen=True)
 class Library:
     """A BLAS that NumPy's products may run in: its number of threads is read by ``get`` and set by ``set``."""
 
     get: Callable[[], int]
     set: Callable[[int], object]
     name: str
+    products: Products | None = None
 
 
 class BlasThreads(GroupLock):
@@ -54,6 +64,11 @@ class BlasThreads(GroupLock):
             of_numpy = [found for found in loaded if "numpy" in found.filepath] or loaded
             self._libraries = [_library(found) for found in of_numpy]
         return self._libraries
+
+    @property
+    def products(self) -> Products | None:
+        """The functions that NumPy's products in float32 are made by, where they are known."""
+        return self.libraries[0].products if len(self.libraries) == 1 else None
 
     def begin(self, key: Hashable) -> None:
         self._found.clear()
@@ -101,8 +116,20 @@ def _library(found: Any) -> Library:
         for prefix, suffix in _AFFIXES:
             get = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
             if get is not None:
-                return Library(get, getattr(library, f"{prefix}openblas_set_num_threads{suffix}"), name)
+                set_ = getattr(library, f"{prefix}openblas_set_num_threads{suffix}")
+                return Library(get, set_, name, _products(library, prefix, suffix))
     return Library(found.get_num_threads, found.set_num_threads, name)
+
+
+def _products(library: ctypes.CDLL, prefix: str, suffix: str) -> Products | None:
+    """Those of OpenBLAS."""
+    described = getattr(library, f"{prefix}openblas_get_config{suffix}", None)
+    functions = [getattr(library, f"{prefix}cblas_{name}{suffix}", None) for name in ("sgemm", "sgemv")]
+    if described is None or None in functions:
+        return None
+    described.restype = ctypes.c_char_p
+    gemm, gemv = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions if function is not None)
+    return Products(gemm, gemv, 64 if b"USE64BITINT" in (described() or b"") else 32)
 
 
 BLAS = BlasThreads()

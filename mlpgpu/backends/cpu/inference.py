@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...plan import Plan
 from ..base import Inference, Program, State
 from ..inputs import InputScaling, has_more_digits
 from .blas import BLAS
+from .chain import Chain, Values, is_chain
 from .pool import POOL
 from .program import CpuProgram
 from .tensor_program import TensorProgram
@@ -38,9 +40,9 @@ MANY_ROWS, MANY_PIECE_ROWS = 8192, 512  # of a call so long that larger pieces s
 # Below so many rows threads share the columns of layers that are at least so wide, rather than rows: by 32 rows of
 # 784-1024-1024-10 that takes no longer in all than one thread does, where halves of the rows take 1.4 times as long.
 COLUMNS_BELOW_ROWS, WIDE = 384, 512
+KEPT_CHAINS = 8  # numbers of rows
 PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
-Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
 Compute = Callable[[Values, np.ndarray, np.ndarray, np.ndarray], bool]
 ComputeColumns = Callable[[Values, np.ndarray, np.ndarray, np.ndarray, slice], bool]
 Steps = Sequence[tuple[Compute, Values]]
@@ -84,18 +86,37 @@ class Scratch:
         self._inputs: np.ndarray | None = None
         self._gathered: np.ndarray | None = None
         self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._chains: dict[tuple[int, int, int], Chain] = {}
+        self._chained: Loaded | None = None  # what the chains read
 
     def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each stage where it writes a piece of ``rows``, and its scratch."""
         views = self._views.get(rows)
         if views is None:
-            if len(self._views) >= 8:  # numbers of rows
+            if len(self._views) >= KEPT_CHAINS:
                 self._views.clear()
             views = self._views[rows] = [
                 (_rows_of(self._written[place % 2], rows, width), _rows_of(self._scratch, rows, width))
                 for place, width in enumerate(self._widths)
             ]
         return views
+
+    def chain(
+        self, operations: Sequence[ops.Operation], loaded: Loaded, part: slice, last: int, x: np.ndarray
+    ) -> Chain:
+        """What computes ``part`` of the operations on rows like ``x``; those from ``last`` on write to one array."""
+        if self._chained is not loaded:
+            self._chains.clear()
+            self._chained = loaded
+        key = len(x), part.start, part.stop
+        chain = self._chains.get(key)
+        if chain is None:
+            if len(self._chains) >= KEPT_CHAINS:
+                self._chains.clear()
+            written = [y for y, _ in self.views(len(x))]
+            written[last:] = [written[last]] * (len(written) - last)
+            chain = self._chains[key] = Chain(operations[part], loaded.values[part], written[part], x)
+        return chain
 
     def inputs(self, rows: int) -> np.ndarray:
         """(rows, n_in) in the plan's precision, for inputs that come as something else."""
@@ -114,11 +135,31 @@ def _rows_of(flat: np.ndarray, rows: int, width: int) -> np.ndarray:
     return flat[: rows * width].reshape(rows, width)
 
 
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The parameters that calls use, all of one step.
+
+    Attributes:
+        values: of each operation.
+        scaling: of inputs that are standardized before they are rounded.
+        steps: what predictions call, and what logits do.
+        steps_of_digits: the same on such inputs; empty if there are none.
+    """
+
+    values: Sequence[Values]
+    scaling: InputScaling | None
+    steps: tuple[Steps, Steps]
+    steps_of_digits: tuple[Steps, Steps]
+
+
 class CpuInference(Inference):
     """A plan's evaluation on the host."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._operations = [op for op in plan.evaluation if not isinstance(op, ops.Gather)]
+        # Whether compiled loops compute it.
+        self._is_chain = is_chain(plan, self._operations)
         stages = [_STAGES[type(op)](plan, op) for op in plan.evaluation if not isinstance(op, ops.Gather)]
         self._stages = stages
         self._computes = [stage.compute for stage in stages]
@@ -134,8 +175,7 @@ class CpuInference(Inference):
         self._wide_flops = max((f for f, n in zip(self._flops, self._widths, strict=True) if n >= WIDE), default=0)
         self._threads = available_cores()
         self._free: deque[Scratch] = deque()  # of calls that have ended
-        self._steps: tuple[Steps, Steps] = [], []  # what predictions call, and what logits do
-        self._steps_of_digits: tuple[Steps, Steps] = [], []  # on inputs that are standardized before they are rounded
+        self._loaded = Loaded([], None, ([], []), ([], []))
 
     # --- parameters ---
 
@@ -166,11 +206,9 @@ class CpuInference(Inference):
                 arrays[segment.name] = flat[segment.offset : segment.end].reshape(segment.shape)
         values = [tuple(arrays[name] for name in names) for names in self._names]
         steps = [*zip(self._computes, values, strict=True)]
-        self._steps = steps, steps[:-1]  # the last one is the output's function
         scaling = InputScaling.of(self._plan, statistics.astype(np.float64))
-        if scaling is not None:
-            steps = [(_standardize_in_float64(scaling), ()), *steps[1:]]
-            self._steps_of_digits = steps, steps[:-1]
+        of_digits = [] if scaling is None else [(_standardize_in_float64(scaling), ()), *steps[1:]]
+        self._loaded = Loaded(values, scaling, (steps, steps[:-1]), (of_digits, of_digits[:-1]))
 
     # --- calls ---
 
@@ -184,21 +222,28 @@ class CpuInference(Inference):
         logits: bool = False,
     ) -> bool:
         is_rounded = not has_more_digits(x.dtype, self._plan)
-        steps = (self._steps if is_rounded else self._steps_of_digits)[logits]
-        count = len(out)
+        loaded, count = self._loaded, len(out)
+        if self._is_chain and count * self._row_flops < PIECE_FLOPS and count <= self._capacity:
+            return self._compute_chain(loaded, x, out, rows, scale, is_rounded=is_rounded, logits=logits)
+        steps = (loaded.steps if is_rounded else loaded.steps_of_digits)[logits]
         piece_rows = self._rows_of_pieces(count)
         with np.errstate(all="ignore"):
             if count * self._wide_flops >= PIECE_FLOPS and count < COLUMNS_BELOW_ROWS and count <= self._capacity:
                 return self._compute_by_columns(steps, x, out, rows, scale, is_rounded=is_rounded)
+            compute_piece: Callable[..., bool]
+            if self._is_chain:
+                compute_piece = partial(self._compute_chain, loaded, scale=scale, is_rounded=is_rounded, logits=logits)
+            else:
+                compute_piece = partial(self._compute, steps, scale=scale, is_rounded=is_rounded)
             if count <= piece_rows:
-                return self._compute(steps, x, out, rows, scale, is_rounded=is_rounded)
+                return compute_piece(x, out, rows)
             parts = [slice(start, min(start + piece_rows, count)) for start in range(0, count, piece_rows)]
             are_finite = [False] * len(parts)
 
             def compute(piece: int) -> None:
                 part = parts[piece]
                 of_piece, chosen = (x[part], None) if rows is None else (x, rows[part])
-                are_finite[piece] = self._compute(steps, of_piece, out[part], chosen, scale, is_rounded=is_rounded)
+                are_finite[piece] = compute_piece(of_piece, out[part], chosen)
 
             POOL.run(len(parts), compute, self._threads)
             return all(are_finite)
@@ -213,6 +258,33 @@ class CpuInference(Inference):
             while 2 * pieces <= bound:  # powers of two, which cores share evenly
                 pieces *= 2
         return min(most, -(-rows // pieces))
+
+    def _compute_chain(
+        self,
+        loaded: Loaded,
+        x: np.ndarray,
+        out: np.ndarray,
+        rows: np.ndarray | None,
+        scale: float | None,
+        *,
+        is_rounded: bool,
+        logits: bool,
+    ) -> bool:
+        """As :meth:`_compute`, by compiled loops."""
+        scratch, count = self._take_scratch(), len(self._operations)
+        try:
+            inputs = ready = self._inputs(scratch, x, rows, scale, is_rounded=is_rounded)
+            if not is_rounded:
+                assert loaded.scaling is not None
+                ready = scratch.views(len(out))[0][0]
+                with np.errstate(all="ignore"):
+                    loaded.scaling.standardize(inputs, np.empty(inputs.shape), ready)
+            part = slice(0 if is_rounded else 1, count - logits)  # the last operation is the output's function
+            chain = scratch.chain(self._operations, loaded, part, self._last, ready)
+            is_suspect = chain.run(ready, out)
+            return not is_suspect or bool(np.isfinite(inputs).all())
+        finally:
+            self._free.append(scratch)
 
     def _compute(
         self,
@@ -318,7 +390,8 @@ class CpuInference(Inference):
         if not is_rounded or (x.dtype == self._dtype and x.flags.carray):
             return x
         inputs = scratch.inputs(len(x))
-        np.copyto(inputs, x, casting="unsafe")
+        with np.errstate(all="ignore"):
+            np.copyto(inputs, x, casting="unsafe")
         if scale is not None:
             np.multiply(inputs, scale, out=inputs)
         return inputs

@@ -113,7 +113,6 @@ class CpuProgram(Program):
             feed.select(batch, feed.dataset.storage_rows(batch))
             self._threads.run_shards(self._operations(rows, training=True))
             found = {name: count_values(work.view(y, slice(rows)), bins) for name, y in self._plan.outputs().items()}
-            work.sum_shards(rows)
             self._updates.reduce()
             weight = self._batch_sums()[1]
             for segment in self._plan.gradient:
@@ -142,7 +141,6 @@ class CpuProgram(Program):
                 work.feed, work.row, work.step = feed, row, first_step + index
                 rows = self._select(feed, sampling, work.step)
                 self._threads.run_shards(self._operations(rows, training=True))
-                work.sum_shards(rows)
                 self._updates.reduce()
                 log.sums[index] = _, weight = self._batch_sums()
                 work.inverse_weight = work.gradient_factor = 1.0 / weight if weight > 0.0 else 0.0
@@ -179,7 +177,7 @@ class CpuProgram(Program):
             return {**sums.sums, "loss": loss}
         for rows in self._sweep(dataset):
             count = rows.stop - rows.start
-            loss += self._work.loss_sums(slice(0, count))
+            loss += self._work.shard_sums[0]
             sums.add(rows, self._work.view(self._plan.output, slice(count)))
         return {**sums.sums, "loss": loss}
 
@@ -195,7 +193,7 @@ class CpuProgram(Program):
         own = dealt[self._work.rank]
         for batch, rows in zip(own, self._sweep(dataset, own), strict=True):
             count = rows.stop - rows.start
-            losses[batch] = self._work.loss_sums(slice(0, count))
+            losses[batch] = self._work.shard_sums[0]
             predictions[rows] = self._work.view(self._plan.output, slice(count))
         all_ranks().all_gather(losses.reshape(-1), [slice(2 * each.start, 2 * each.stop) for each in dealt])
         if has_metrics:

@@ -15,6 +15,7 @@ from ...plan import Plan, additions, block_size, parts_of, shards_of
 from ...plan.tensor import split_axis
 from ...plan.tensor_split import columns_of
 from .between_parts import all_ranks, parts_of_plan
+from .compiled import bind_update
 from .threads import Bound
 from .workspace import Workspace
 
@@ -269,6 +270,8 @@ def _sum(values: np.ndarray) -> float:
 
 
 def _bind_update(work: Workspace, op: ops.Update, sums: _Sums) -> list[Bound]:
+    if work.is_compiled:
+        return [bind_update(work, op, sums.gradient)]
     rule, own = op.optimizer.update, sums.slice
     scratch = np.empty(min(UPDATE_BLOCK, max(len(sums.gradient), 1)), work.dtype)
     views = [

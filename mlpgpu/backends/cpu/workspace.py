@@ -12,6 +12,7 @@ from ...plan import Dropout, Gather, Plan, shards_of
 from ...random import Purpose, UniformStream
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
+from .loops import library
 from .threads import Threads
 
 
@@ -55,13 +56,14 @@ class Workspace:
         fitted: the statistics as they came, (C,) float64, and ``input_scaling`` those of a first ``Standardize`` layer.
         partials: (own shards, Q), their partial gradients.
         shard_sums: (S, 2) float64, the loss and the weight of each shard, summed over its rows; of those of other ranks
-            once they are exchanged.
+            once they are exchanged.  Of an evaluation's batch they are those of shard 0.
         arrays: the buffers of rows, and each parameter and statistic as a view of its flat array, by name.
         ones: (capacity,).
+        is_compiled: whether compiled loops compute what they can.
         masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
         streams: the random numbers of each dropout layer and shard.
         feed: the data set and the batch's rows.
-        step: the number of the current step.
+        seed_and_step: (2,) of dropout's random numbers, where compiled loops read them.
         inverse_weight: 1 / the batch's summed weight.
         gradient_factor: the same, times the factor of a clipped norm.
         row: the step's row of the optimizer's table.
@@ -71,6 +73,7 @@ class Workspace:
 
     def __init__(self, plan: Plan, threads: Threads, rank: int = 0) -> None:
         self.plan, self.threads, self.dtype = plan, threads, plan.dtype
+        self.is_compiled = plan.dtype == np.float32 and library() is not None
         self.rank = rank
         self.shards, self.slice = shards_of(rank, plan.ranks, plan.shards), plan.slices[rank]
         slots = len(plan.optimizer.slots) if plan.optimizer else 0
@@ -94,9 +97,18 @@ class Workspace:
         self.ones = np.ones(plan.capacity, self.dtype)
         self.masks: dict[tuple[int, int], np.ndarray] = {}
         self.streams: dict[tuple[int, int], UniformStream] = {}
-        self.step = 0
+        self.seed_and_step = np.zeros(2, np.uint64)
         self.inverse_weight = self.gradient_factor = 0.0
         self.row: Sequence[float] = ()
+
+    @property
+    def step(self) -> int:
+        """The number of the current step."""
+        return int(self.seed_and_step[1])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.seed_and_step[1] = step
 
     def set_statistics(self, fitted: np.ndarray) -> None:
         """Take statistics (C,)."""
@@ -106,6 +118,7 @@ class Workspace:
 
     def seed(self, seed: int) -> None:
         """Draw the masks of dropout layers from the random numbers of ``seed``."""
+        self.seed_and_step[0] = seed
         self.streams = {
             (op.layer, shard): UniformStream(seed=seed, purpose=Purpose.DROPOUT, layer=op.layer)
             for op in self.plan.training
@@ -131,16 +144,3 @@ class Workspace:
         """Scratch of the shape of ``array``, a view of ``rows``; shards get parts that do not overlap."""
         start = rows.start * (len(self._scratch) // self.plan.capacity)
         return self._scratch[start : start + array.size].reshape(array.shape)
-
-    def sum_shards(self, rows: int) -> None:
-        """Set ``shard_sums`` of this rank's shards of a batch of ``rows``."""
-        parts = self.plan.shard_rows(rows)
-        for shard in self.shards:
-            self.shard_sums[shard] = self.loss_sums(parts[shard])
-
-    def loss_sums(self, rows: slice) -> tuple[float, float]:
-        """The loss and the weight of these rows of the batch, summed up."""
-        value = float(np.add.reduce(self.arrays["value"][rows]))
-        has_weight = self.feed.weight is not None
-        count = rows.stop - rows.start
-        return value, float(np.add.reduce(self.arrays["row_weight"][rows])) if has_weight else float(count)

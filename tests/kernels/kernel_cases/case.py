@@ -11,8 +11,9 @@ import numpy as np
 from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.constants import hyper_parameters, loss_numbers
 from mlpgpu.backends.cuda.kernels import Entry
-from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS, hyper_parameters, loss_numbers
+from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS
 from mlpgpu.losses import Loss
 from mlpgpu.optimizers import Optimizer
 

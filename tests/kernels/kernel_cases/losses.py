@@ -8,9 +8,10 @@ import numpy as np
 from helpers import EPS, EPS32, LOSS_KINDS, LOSS_OF
 
 from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.constants import loss_numbers
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import Entry, Team, ceil_div, padded_columns, padded_rows
-from mlpgpu.backends.cuda.run.steps import STEP, loss_numbers
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.losses import OUTPUTS, OutputName, TargetKind, apply_output
 
 from .case import (

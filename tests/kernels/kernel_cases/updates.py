@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from helpers import EPS, EPS32
 
+from mlpgpu.backends.constants import hyper_parameters
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.run.steps import STEP, hyper_parameters
+from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
 from mlpgpu.plan import additions
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....activations import ACTIVATIONS
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, Product, arguments, camel, ceil_div
+from ...sources import camel
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, Product, arguments, ceil_div
 from .operand_format import OperandFormat
 from .updates import RULES, slot_count
 

@@ -230,8 +230,3 @@ def units(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 def architecture(arch: str) -> int:
     """``sm_90a`` as 90."""
     return int(re.sub(r"\D", "", arch))
-
-
-def camel(name: str) -> str:
-    """The struct of a row of a NumPy table: ``leaky_relu`` is ``LeakyRelu``."""
-    return "".join(word.capitalize() for word in name.split("_"))

@@ -6,7 +6,8 @@ import zlib
 from dataclasses import dataclass
 
 from ....activations import ACTIVATIONS
-from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel, ceil_div
+from ...sources import camel
+from .entry import ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, ceil_div
 from .updates import slot_count
 
 LOCAL_ROWS = 4  # of local/layer.cuh

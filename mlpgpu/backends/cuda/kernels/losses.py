@@ -8,7 +8,8 @@ from itertools import product
 
 from ....activations import ACTIVATIONS
 from ....losses import FORMS, OUTPUTS
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments, camel
+from ...sources import camel
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, SUM_BYTES, WARP, Entry, Product, arguments
 
 # Losses that a product may end with: each output has a term by itself (SumOfTerms and MeanOfTerms of math/losses.cuh).
 # Of the others that are such sums there is no such product, to compile fewer kernels.

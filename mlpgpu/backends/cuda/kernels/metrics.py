@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ....metrics import SUMS
-from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments, camel
+from ...sources import camel
+from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
 from .losses import TargetReader
 from .primitives import prefix_sum, sort_counts, sort_scatter
 

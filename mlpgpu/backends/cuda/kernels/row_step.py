@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 
 from ....losses import FORMS
-from .entry import ROWS, Entry, Product, arguments, camel, ceil_div
+from ...sources import camel
+from .entry import ROWS, Entry, Product, arguments, ceil_div
 from .losses import LOSS_SUMS, TargetReader, reads_numbers
 
 # RowStepShape of fused/row_step.cuh.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ....activations import ACTIVATIONS
-from .entry import ROW_THREADS, ROWS, WARP, Entry, arguments, camel
+from ...sources import camel
+from .entry import ROW_THREADS, ROWS, WARP, Entry, arguments
 
 SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
 

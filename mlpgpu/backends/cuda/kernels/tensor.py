@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ....activations import ACTIVATIONS
-from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, camel, ceil_div
+from ...sources import camel
+from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
 from .operand_format import BFLOAT16_PAIR, HALF, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ....random import Purpose
+from ...sources import camel
 from .. import kernels
-from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, camel, reads_numbers
+from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, reads_numbers
 from ..kernels.launches import At, Launch, Value
 from .layout import Layout
 from .tiles import COMPUTE_THREADS, PRODUCER_THREADS

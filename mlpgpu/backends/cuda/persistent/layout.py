@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..kernels import WARP, camel, ceil_div
+from ...sources import camel
+from ..kernels import WARP, ceil_div
 from ..kernels.launches import MOST_RUN_STEPS
 from .network import DenseLayer, PersistentNetwork
 from .tiles import BFLOAT16, COMPUTE_THREADS, COMPUTE_WARPS, TileProducts, Tiling, products_of, round_up

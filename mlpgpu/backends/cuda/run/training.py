@@ -9,6 +9,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ...base import Sampling, StepLog
+from ...constants import hyper_parameters
 from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
@@ -16,7 +17,6 @@ from .graphs import ShardStreams, StepGraphs
 from .orders import Orders
 from .persistent import PersistentSteps
 from .state import DeviceState
-from .steps import hyper_parameters
 from .workspace import Workspace
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ....datasets import Dataset
 from ....plan import Plan
+from ...constants import loss_numbers
 from ...inputs import InputScaling, has_more_digits
 from ..kernels import Entry
 from ..kernels.launches import Lowered
@@ -20,7 +21,7 @@ from .arrays import Arrays, check_room
 from .feed import Feed
 from .maps import TensorMaps
 from .primitives import grid_over
-from .steps import StepNumbers, loss_numbers
+from .steps import StepNumbers
 from .trace import Trace
 
 CONSTANTS = "hyper", "schedule"  # the constant variables of math/optimizers.cuh

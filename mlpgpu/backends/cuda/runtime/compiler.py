@@ -24,16 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ....errors import BackendError, ConfigurationError, StorageError
+from ...sources import CACHE_VARIABLE, cache_folder, key_of, source_folder
 from ..kernels import Entry, unit_source, units
 
-CACHE_VARIABLE = "MLPGPU_CACHE"
 SOURCE_PLACES = "-lineinfo"
 OPTIONS = ("-std=c++17", "-O3", SOURCE_PLACES, "-Werror", "all-warnings", "-Xptxas", "-v")
 
-_PACKAGE = Path(__file__).resolve().parents[3]
-# In a wheel the repository's folder `cuda` is the package `mlpgpu._cuda`.
-_SOURCE_FOLDERS = (_PACKAGE / "_cuda", _PACKAGE.parent / "cuda")
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _SYSTEM_FOLDERS = (
     Path("/usr/local/cuda"),
     Path("/usr"),
@@ -67,18 +63,9 @@ class Cubin:
     resources: dict[str, Resources]
 
 
-def source_folder() -> Path:
-    """The folder of the .cuh files, in a checkout or an installed package."""
-    return next(folder for folder in _SOURCE_FOLDERS if folder.is_dir())
-
-
-def cache_folder() -> Path:
-    """``$MLPGPU_CACHE/cubin``, or the folder for it in the user's cache."""
-    base = os.environ.get(CACHE_VARIABLE)
-    if base:
-        return Path(base) / "cubin"
-    user = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    return Path(user or Path.home() / ".cache") / "mlpgpu" / "cubin"
+def cubin_folder() -> Path:
+    """The folder of the cache."""
+    return cache_folder("cubin")
 
 
 def find_nvcc() -> Path:
@@ -242,7 +229,7 @@ class _Compilation:
         if not _ARCHITECTURE.fullmatch(arch):
             raise ConfigurationError("architecture", expected="a name such as sm_75 or sm_90a", got=repr(arch))
         self._arch = arch
-        self._cache, self._folders = cache_folder(), [*([sources] if sources else []), source_folder()]
+        self._cache, self._folders = cubin_folder(), [*([sources] if sources else []), source_folder()]
         self._command = [*(each for each in OPTIONS if source_places or each != SOURCE_PLACES), *options]
         self._command.append(f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}")
         nvcc = _search_nvcc()
@@ -250,7 +237,7 @@ class _Compilation:
 
     def stem(self, name: str, entries: Sequence[Entry]) -> str:
         """The name of the note on these entries, without nvcc's version."""
-        return f"{Path(name).stem}-{self._arch}-{_key(unit_source(entries), self._folders, self._command)}"
+        return f"{Path(name).stem}-{self._arch}-{key_of(unit_source(entries), self._folders, self._command)}"
 
     def load(self, stem: str) -> Cubin | None:
         return _load(self._cache, stem, self._version)
@@ -268,30 +255,6 @@ class _Compilation:
                 return [each.result() for each in running]
             finally:
                 pool.shutdown(cancel_futures=True)
-
-
-def _key(text: str, folders: Sequence[Path], command: Sequence[str]) -> str:
-    """Hash of a unit's text, of all that it includes, and of the options."""
-    digest = hashlib.sha256(json.dumps([text, list(command)]).encode())
-    sources: dict[Path, bytes] = {}
-    for name in _INCLUDE.findall(text):
-        for folder in folders:
-            _collect(folder / name, folders, sources)
-    for path in sorted(sources):
-        name = next(path.relative_to(folder).as_posix() for folder in folders if path.is_relative_to(folder))
-        digest.update(json.dumps([name, len(sources[path])]).encode())
-        digest.update(sources[path])
-    return digest.hexdigest()[:32]
-
-
-def _collect(path: Path, folders: Sequence[Path], sources: dict[Path, bytes]) -> None:
-    # A missing file is left to nvcc, which also reports where it is included.
-    if path in sources or not path.is_file():
-        return
-    sources[path] = path.read_bytes()
-    for name in _INCLUDE.findall(sources[path].decode("utf-8")):
-        for folder in (path.parent, *folders):
-            _collect(folder / name, folders, sources)
 
 
 def _load(cache: Path, stem: str, version: str) -> Cubin | None:

@@ -1,0 +1,53 @@
+// What cuda/math/ needs of CUDA where a processor runs it: its words, and functions that the compiler can call for a whole
+// vector of numbers at once.
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <type_traits>
+#include <utility>
+
+#define MLPGPU_HOST
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __constant__ thread_local  // each thread sets the numbers of the plan that it runs
+
+// glibc has these functions for vectors too (libmvec), and uses them for numbers one by one beside a loop's vectors.
+#define VECTOR __attribute__((simd("notinbranch"), const, nothrow))
+extern "C" {
+VECTOR float expf(float);
+VECTOR float logf(float);
+VECTOR float log1pf(float);
+VECTOR float expm1f(float);
+VECTOR float tanhf(float);
+VECTOR float erff(float);
+}
+#undef VECTOR
+
+namespace mlpgpu {
+
+// As CUDA has it: of a number and NaN the number.  A comparison can be part of a vector loop, a call cannot.
+__forceinline__ float fmaxf(float a, float b) { return a >= b || b != b ? a : b; }
+__forceinline__ float fabsf(float a) { return __builtin_fabsf(a); }
+__forceinline__ float sqrtf(float a) { return __builtin_sqrtf(a); }
+
+__forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& high, uint64_t& low) {
+    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+    high = static_cast<uint64_t>(product >> 64), low = static_cast<uint64_t>(product);
+}
+
+}  // namespace mlpgpu
+
+// Threads of a warp or block: named in functions of those headers that no loop here calls, and nowhere defined.
+struct ThreadNumber {
+    int x;
+};
+extern const ThreadNumber threadIdx, blockIdx, blockDim, gridDim;
+void __syncthreads();
+float __ldcg(const float*);
+void prefetch_to_l2(const void*);
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes);

@@ -1,0 +1,430 @@
+// A step's and a prediction's passes over numbers as loops, in float32, over the structs of cuda/math/ that the kernels
+// are made of.  A processor's vector instructions take several numbers at a time, and threads run side by side, since
+// nothing here needs Python.
+//
+// Arrays are row-major: rows are samples, of n columns.  Where y may be z, loops say so.
+#pragma once
+
+#include "host.h"
+#include <string.h>
+
+#include "common/philox.cuh"
+#include "math/activations.cuh"
+#include "math/losses.cuh"
+#include "math/optimizers.cuh"
+
+namespace mlpgpu {
+
+// Elements of a loop do not depend on each other, though its arrays may be one.
+#define EACH _Pragma("omp simd")
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64, REGISTERS = 16;
+#else
+constexpr int VECTOR_BYTES = 32, REGISTERS = 8;
+#endif
+constexpr int LANES = VECTOR_BYTES / sizeof(float);
+
+// What is left of an array beside whole vectors, as a vector; copied back at the end, unless it is only read.
+template <class Number>
+struct Rest {
+    Number* place;
+    size_t bytes;
+    float values[LANES] = {};
+    Rest(Number* place, int64_t count) : place(place), bytes(count * sizeof(float)) { memcpy(values, place, bytes); }
+    ~Rest() {
+        if constexpr (!std::is_const_v<Number>) memcpy(place, values, bytes);
+    }
+};
+
+// A call that is no part of its caller: where the compiler sees all numbers of a vector it would take them one by one.
+template <class Compute, class... Numbers>
+[[gnu::noinline]] void apart(const Compute& compute, Numbers*... arrays) {
+    compute(arrays...);
+}
+
+// Calls `compute` for each vector of some arrays' elements.  What is left is a vector too: so a number has the same bits
+// wherever it stands, since functions of vectors round otherwise than those of single numbers.
+template <class Compute, class... Numbers>
+__forceinline__ void by_vectors(int64_t count, const Compute& compute, Numbers*... arrays) {
+    int64_t first = 0;
+    for (; first + LANES <= count; first += LANES) compute(arrays + first...);
+    if (first < count) [&](auto&&... rest) { apart(compute, rest.values...); }(Rest<Numbers>(arrays + first, count - first)...);
+}
+
+// --- products ---
+
+using Transposed = bool;
+
+// c (m, n) = a b.  Integer is that of the BLAS, whose function cblas_sgemm `gemm` points to.
+template <class Integer>
+void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+             const float* b, int64_t ldb, float* c, int64_t ldc) {
+    using Function = void (*)(int, int, int, Integer, Integer, Integer, float, const float*, Integer, const float*, Integer,
+                              float, float*, Integer);
+    constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
+    reinterpret_cast<Function>(gemm)(ROW_MAJOR, a_is ? TRANSPOSED : AS_IT_IS, b_is ? TRANSPOSED : AS_IT_IS,
+                                     static_cast<Integer>(m), static_cast<Integer>(n), static_cast<Integer>(k), 1.0f, a,
+                                     static_cast<Integer>(lda), b, static_cast<Integer>(ldb), 0.0f, c,
+                                     static_cast<Integer>(ldc));
+}
+
+// y (n,) = x (k,) w, w (k, n), by BLAS's cblas_sgemv.
+template <class Integer>
+void row_product(void* gemv, int64_t n, int64_t k, const float* x, const float* w, float* y) {
+    using Function =
+        void (*)(int, int, Integer, Integer, float, const float*, Integer, const float*, Integer, float, float*, Integer);
+    constexpr int ROW_MAJOR = 101, TRANSPOSED = 112;
+    reinterpret_cast<Function>(gemv)(ROW_MAJOR, TRANSPOSED, static_cast<Integer>(k), static_cast<Integer>(n), 1.0f, w,
+                                     static_cast<Integer>(n), x, 1, 0.0f, y, 1);
+}
+
+// A vector register; in memory it may lie anywhere.
+typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+
+// A tile of few_rows_product: ROWS rows of c, by VECTORS vectors of neighbouring columns.
+template <int ROWS, int VECTORS>
+void few_rows_tile(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k) {
+    Vector sum[ROWS][VECTORS] = {};
+    for (int64_t i = 0; i < k; ++i) {
+        const Vector* b_row = reinterpret_cast<const Vector*>(b + i * n);
+        Vector loaded[VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v) loaded[v] = b_row[v];
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            const float factor = a[r * row_stride + i * k_stride];
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] += factor * loaded[v];
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v) reinterpret_cast<Vector*>(c + r * n)[v] = sum[r][v];
+    }
+}
+
+// Columns from `first` on, with as many vectors at a time as registers take and then fewer; the last vector ends with the
+// row, so it may begin within the one before.
+template <int ROWS, int VECTORS>
+void few_rows_columns(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k,
+                      int64_t first) {
+    constexpr int COLUMNS = VECTORS * LANES;
+    for (; first + COLUMNS <= n; first += COLUMNS)
+        few_rows_tile<ROWS, VECTORS>(a, row_stride, k_stride, b + first, c + first, n, k);
+    if constexpr (VECTORS > 1) few_rows_columns<ROWS, VECTORS / 2>(a, row_stride, k_stride, b, c, n, k, first);
+    else if (first < n) few_rows_tile<ROWS, 1>(a, row_stride, k_stride, b + n - LANES, c + n - LANES, n, k);
+}
+
+template <int ROWS>
+void few_rows_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t n, int64_t k) {
+    if (n >= LANES) {
+        few_rows_columns<ROWS, REGISTERS / (ROWS == 3 ? 4 : ROWS)>(a, row_stride, k_stride, b, c, n, k, 0);
+        return;
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        float sum[LANES] = {};
+        for (int64_t i = 0; i < k; ++i) {
+            const float factor = a[r * row_stride + i * k_stride];
+            for (int64_t j = 0; j < n; ++j) sum[j] += factor * b[i * n + j];
+        }
+        for (int64_t j = 0; j < n; ++j) c[r * n + j] = sum[j];
+    }
+}
+
+// c (m, n) = a (m, k) b (k, n), where a's element (i, j) lies at i * row_stride + j * k_stride.  Each element is one sum
+// in the order of k.  Nothing is packed, which takes BLAS longer than the product where rows are few.
+inline void few_rows_product(const float* a, int64_t row_stride, int64_t k_stride, const float* b, float* c, int64_t m,
+                             int64_t n, int64_t k) {
+    int64_t i = 0;
+    for (; i + 4 <= m; i += 4) few_rows_rows<4>(a + i * row_stride, row_stride, k_stride, b, c + i * n, n, k);
+    a += i * row_stride, c += i * n;
+    if (m - i == 3) few_rows_rows<3>(a, row_stride, k_stride, b, c, n, k);
+    if (m - i == 2) few_rows_rows<2>(a, row_stride, k_stride, b, c, n, k);
+    if (m - i == 1) few_rows_rows<1>(a, row_stride, k_stride, b, c, n, k);
+}
+
+// y (rows, n) = x (n, rows) transposed.
+inline void transpose(const float* x, float* y, int64_t rows, int64_t n) {
+    constexpr int64_t BLOCK = 16;  // rows of x whose cache lines are in use together
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        const int64_t end = first + BLOCK < n ? first + BLOCK : n;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = first; j < end; ++j) y[i * n + j] = x[j * rows + i];
+    }
+}
+
+// sums (n,) = the sums of dz's columns, of blocks of rows first, so that rounding grows with their number's root.
+inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n) {
+    constexpr int64_t ROWS = 64, COLUMNS = 256;
+    for (int64_t first = 0; first < n; first += COLUMNS) {
+        const int64_t count = n - first < COLUMNS ? n - first : COLUMNS;
+        float total[COLUMNS];
+        for (int64_t start = 0; start < rows; start += ROWS) {
+            const int64_t end = start + ROWS < rows ? start + ROWS : rows;
+            float part[COLUMNS] = {};
+            for (int64_t i = start; i < end; ++i) {
+                const float* row = dz + i * n + first;
+                for (int64_t j = 0; j < count; ++j) part[j] += row[j];
+            }
+            for (int64_t j = 0; j < count; ++j) total[j] = start ? total[j] + part[j] : part[j];
+        }
+        for (int64_t j = 0; j < count; ++j) sums[first + j] = rows ? total[j] : 0.0f;
+    }
+}
+
+// --- activations ---
+
+// y = f(z + bias); y may be z, and bias null.
+template <class Activation>
+void activate(const float* z, const float* bias, float* y, int64_t rows, int64_t n) {
+    const auto without = [](const float* z, float* y) {
+        EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i]);
+    };
+    const auto with = [](const float* z, const float* bias, float* y) {
+        EACH for (int i = 0; i < LANES; ++i) y[i] = Activation::forward(z[i] + bias[i]);
+    };
+    if (!bias) by_vectors(rows * n, without, z, y);
+    else for (int64_t i = 0; i < rows; ++i) by_vectors(n, with, z + i * n, bias, y + i * n);
+}
+
+// y = f(z + bias), z = f'(z + bias), for derivatives that need z; bias may be null.
+template <class Activation>
+void activate_with_slope(float* z, const float* bias, float* y, int64_t rows, int64_t n) {
+    if (bias) {
+        for (int64_t i = 0; i < rows; ++i) {
+            EACH for (int64_t j = 0; j < n; ++j) z[i * n + j] += bias[j];
+        }
+    }
+    const auto both = [](float* z, float* y) {
+        EACH for (int i = 0; i < LANES; ++i) {
+            const float sum = z[i];
+            y[i] = Activation::forward(sum), z[i] = Activation::derivative(sum);
+        }
+    };
+    by_vectors(rows * n, both, z, y);
+}
+
+// dy *= f'(y).
+template <class Activation>
+void activation_backward(const float* y, float* dy, int64_t count) {
+    const auto multiplied = [](const float* y, float* dy) {
+        EACH for (int i = 0; i < LANES; ++i) dy[i] *= Activation::derivative(y[i]);
+    };
+    by_vectors(count, multiplied, y, dy);
+}
+
+// y = exp(z); y may be z.
+inline void exponential(const float* z, float* y, int64_t count) {
+    const auto power = [](const float* z, float* y) {
+        EACH for (int i = 0; i < LANES; ++i) y[i] = expf(z[i]);
+    };
+    by_vectors(count, power, z, y);
+}
+
+// y = a * b, element by element; y may be either.
+inline void multiply(const float* a, const float* b, float* y, int64_t count) {
+    EACH for (int64_t i = 0; i < count; ++i) y[i] = a[i] * b[i];
+}
+
+// y = (x - mean) / scale; y may be x.
+inline void standardize(const float* x, const float* mean, const float* scale, float* y, int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+        EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] = (x[i * n + j] - mean[j]) / scale[j];
+    }
+}
+
+// y = x * scale + mean; y may be x.
+inline void unstandardize(const float* x, const float* mean, const float* scale, float* y, int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+        EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] = x[i * n + j] * scale[j] + mean[j];
+    }
+}
+
+// mask = 0 where the element's random word says so, else `keep`; y = x * mask, which may be x.  Elements are `first` and
+// those after it of the batch (rows, width), as words are numbered (mlpgpu/random.py).
+inline void dropout(const float* x, float* mask, float* y, int64_t first, int64_t count, const uint64_t* seed_and_step,
+                    int64_t purpose, int64_t layer, int64_t threshold, float keep) {
+    const uint64_t seed = seed_and_step[0], step = seed_and_step[1];
+    constexpr int64_t WORDS = 4;
+    for (int64_t i = -(first % WORDS); i < count; i += WORDS) {
+        const PhiloxBlock block = philox(seed, purpose, (first + i) / WORDS, step, layer, 0);
+        for (int64_t j = i < 0 ? -i : 0; j < WORDS && i + j < count; ++j)
+            mask[i + j] = (block.word[j] >> 11) >= static_cast<uint64_t>(threshold) ? keep : 0.0f;
+    }
+    multiply(x, mask, y, count);
+}
+
+// --- losses ---
+
+// Multiplies a row's value and deltas by its weight, unless weight is null; sums = the loss and the weight of the rows.
+inline void weigh(const float* weight, float* value, float* delta, int64_t rows, int64_t n, double* sums) {
+    double loss = 0.0, total = 0.0;
+    if (weight) {
+        for (int64_t i = 0; i < rows; ++i) {
+            value[i] *= weight[i];
+            EACH for (int64_t j = 0; j < n; ++j) delta[i * n + j] *= weight[i];
+        }
+#pragma omp simd reduction(+ : total)
+        for (int64_t i = 0; i < rows; ++i) total += weight[i];
+    }
+#pragma omp simd reduction(+ : loss)
+    for (int64_t i = 0; i < rows; ++i) loss += value[i];
+    sums[0] = loss, sums[1] = weight ? total : static_cast<double>(rows);
+}
+
+// A loss that is a sum or a mean over outputs: value (rows,) and delta (rows, n); terms (rows, n) is scratch.
+template <class Loss>
+void loss_of_terms(const float* logits, const float* target, float* value, float* delta, float* terms, int64_t rows,
+                   int64_t n, const LossNumbers* numbers) {
+    loss_numbers = *numbers;
+    const float scale = Loss::term_weight(static_cast<int>(n));
+    const auto each = [scale](const float* z, const float* t, float* terms, float* delta) {
+        EACH for (int i = 0; i < LANES; ++i) {
+            float slope;
+            terms[i] = Loss::term(z[i], t[i], slope);
+            delta[i] = slope * scale;
+        }
+    };
+    by_vectors(rows * n, each, logits, target, terms, delta);
+    for (int64_t i = 0; i < rows; ++i) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < n; ++j) sum += terms[i * n + j];
+        value[i] = sum * scale;
+    }
+}
+
+// powers = exp(z - the row's largest); value = log of their sums; shifted = z - the row's largest.
+inline void shifted_powers(const float* z, float* shifted, float* powers, int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+        const float* z_row = z + i * n;
+        float largest = z_row[0];
+#pragma omp simd reduction(max : largest)
+        for (int64_t j = 1; j < n; ++j) largest = z_row[j] > largest ? z_row[j] : largest;
+        EACH for (int64_t j = 0; j < n; ++j) shifted[i * n + j] = z_row[j] - largest;
+    }
+    exponential(shifted, powers, rows * n);
+}
+
+inline float sum_of(const float* x, int64_t n) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < n; ++j) sum += x[j];
+    return sum;
+}
+
+// -log softmax(z)[t] of a class t, and its derivative; scratch is (rows, n).
+inline void softmax_cross_entropy_of_index(const float* logits, const int64_t* target, float* value, float* delta,
+                                           float* scratch, int64_t rows, int64_t n) {
+    shifted_powers(logits, scratch, delta, rows, n);
+    for (int64_t i = 0; i < rows; ++i) {
+        float* powers = delta + i * n;
+        value[i] = sum_of(powers, n);
+        const float inverse = 1.0f / value[i];
+        EACH for (int64_t j = 0; j < n; ++j) powers[j] *= inverse;
+        powers[target[i]] -= 1.0f;
+    }
+    const auto logarithm = [](float* value) {
+        EACH for (int i = 0; i < LANES; ++i) value[i] = logf(value[i]);
+    };
+    by_vectors(rows, logarithm, value);
+    for (int64_t i = 0; i < rows; ++i) value[i] -= scratch[i * n + target[i]];
+}
+
+// -sum of t log softmax(z) of distributions t (rows, n), and its derivative; scratch is (rows, n).
+inline void softmax_cross_entropy_of_dense(const float* logits, const float* target, float* value, float* delta,
+                                           float* scratch, int64_t rows, int64_t n) {
+    shifted_powers(logits, scratch, delta, rows, n);
+    for (int64_t i = 0; i < rows; ++i) {
+        float *powers = delta + i * n, *shifted = scratch + i * n;
+        const float* t = target + i * n;
+        const float sum = sum_of(powers, n), mass = sum_of(t, n), factor = mass / sum;
+        float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t j = 0; j < n; ++j) dot += t[j] * shifted[j];
+        EACH for (int64_t j = 0; j < n; ++j) powers[j] = powers[j] * factor - t[j];
+        value[i] = mass * logf(sum) - dot;
+    }
+}
+
+// y = softmax(z); y may be z.
+inline void softmax(const float* z, float* y, int64_t rows, int64_t n) {
+    shifted_powers(z, y, y, rows, n);
+    for (int64_t i = 0; i < rows; ++i) {
+        const float inverse = 1.0f / sum_of(y + i * n, n);
+        EACH for (int64_t j = 0; j < n; ++j) y[i * n + j] *= inverse;
+    }
+}
+
+// found = 1 if one of x is infinite or NaN.
+inline void find_infinite(const float* x, int64_t count, int64_t* found) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += x[i] * 0.0f;
+    if (sum != 0.0f) *found = 1;
+}
+
+// --- updates ---
+
+// Moves parameters w (count,) and their slots, `pitch` elements from each to the next, by one step along the gradient
+// `sum`, which `scale` divides by the batch's weight.
+template <class Rule>
+void update(float* w, const float* sum, float* slots, int64_t pitch, int64_t count, float scale, const float* row,
+            const Hyper* numbers) {
+    hyper = *numbers;
+    const float rates[RATES_PER_STEP] = {row[0], row[1], row[2]};
+    EACH for (int64_t i = 0; i < count; ++i) {
+        float value = w[i], slot[Rule::SLOTS > 0 ? Rule::SLOTS : 1];
+        for (int s = 0; s < Rule::SLOTS; ++s) slot[s] = slots[s * pitch + i];
+        step_parameter<Rule>(value, slot, sum[i], scale, rates, penalty_slope(value));
+        w[i] = value;
+        for (int s = 0; s < Rule::SLOTS; ++s) slots[s * pitch + i] = slot[s];
+    }
+}
+
+// --- calls ---
+
+union Word {
+    int64_t integer;
+    double number;
+    void* address;
+};
+
+template <class T>
+T taken(Word word) {
+    if constexpr (std::is_pointer_v<T>) return static_cast<T>(word.address);
+    else if constexpr (std::is_floating_point_v<T>) return static_cast<T>(word.number);
+    else return static_cast<T>(word.integer);
+}
+
+template <auto function, class Signature = decltype(function)>
+struct Taking;
+
+// Calls a function with arguments from an array of words.
+template <auto function, class... Arguments>
+struct Taking<function, void (*)(Arguments...)> {
+    template <size_t... I>
+    static void call(const Word* words, std::index_sequence<I...>) {
+        function(taken<Arguments>(words[I])...);
+    }
+    static void call(const Word* words) { call(words, std::index_sequence_for<Arguments...>()); }
+};
+
+struct Call {
+    void (*function)(const Word*);
+    const Word* words;
+};
+
+extern "C" const char* const compiler = "g++ " __VERSION__;
+
+extern "C" void run(const Call* calls, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) calls[i].function(calls[i].words);
+}
+
+}  // namespace mlpgpu
+
+// A function of C for a loop, inside the namespace.
+#define LOOP(name, ...) \
+    extern "C" void loop_##name(const Word* words) { Taking<&__VA_ARGS__>::call(words); }
