@@ -1,0 +1,364 @@
+"""Compiled loops: each against NumPy in float64, trainings beside NumPy's, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import EPS32
+
+import mlpgpu as mg
+from mlpgpu.activations import ACTIVATIONS
+from mlpgpu.backends.constants import hyper_parameters, loss_numbers
+from mlpgpu.backends.cpu.blas import BLAS
+from mlpgpu.backends.cpu.loops import Call, joined, library, loops_name, why_not
+from mlpgpu.backends.cpu.loops import library as loops_library
+from mlpgpu.losses import FORMS
+from mlpgpu.optimizers import OPTIMIZERS
+from mlpgpu.random import Purpose, uniforms
+
+DRAW = np.random.default_rng(7)
+SHAPES = (1, 1), (1, 33), (3, 16), (5, 10), (40, 1), (7, 47)
+NUMBERS: dict[str, Any] = {"huber": {"delta": 0.7}, "quantile": {"level": 0.3}, "binary_focal": {"gamma": 1.5}}
+OPTIONS: dict[str, Any] = {"l1": 0.01, "l2": 0.02}
+
+library_module = sys.modules[loops_library.__module__]
+needs_loops = pytest.mark.skipif(library() is None, reason=f"no loops: {why_not()}")
+
+
+def call(name: str, *arguments: Any) -> None:
+    for each in joined([Call(name, *arguments)]):
+        each()
+
+
+def close(found: np.ndarray, expected: np.ndarray, *, factor: float = 8.0) -> None:
+    """Within some roundings of the largest number of a row, and not finite in the same places."""
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    scale = np.maximum(np.abs(np.where(finite, expected, 0.0)), 1.0)
+    assert (np.abs(np.where(finite, found - expected, 0.0)) <= factor * EPS32 * scale).all()
+
+
+def numbers(shape: tuple[int, ...], scale: float = 2.0) -> np.ndarray:
+    return (scale * DRAW.standard_normal(shape)).astype(np.float32)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What is known of the loops is found out anew, by the test and after it."""
+    library_module._found.cache_clear()
+    yield
+    library_module._found.cache_clear()
+
+
+# --- each loop ---
+
+
+@needs_loops
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str, shape: tuple[int, int]) -> None:
+    activation = ACTIVATIONS[name]
+    z, bias, dy = numbers(shape, 4.0), numbers(shape[1:]), numbers(shape)
+    z.flat[0] = np.nan if shape == (5, 10) else 30.0
+    wide = z.astype(np.float64) + bias
+    expected, slope, scratch = np.empty(shape), np.empty(shape), np.empty(shape)
+    activation.forward(wide, expected, scratch)
+    for into in (np.empty_like(z), z.copy()):  # elsewhere, or in place
+        source = into if into is not z and into.any() and np.array_equal(into, z, equal_nan=True) else z
+        call(f"activate_{name}", source, bias, into, *shape)
+        close(into, expected)
+    y, kept = np.empty_like(z), z.copy()
+    if activation.with_slope is not None:
+        activation.backward(wide, np.ones(shape), slope, scratch)
+        call(f"activate_with_slope_{name}", kept, bias, y, *shape)
+        close(y, expected)
+        close(kept, slope)
+    else:
+        activation.backward(expected, np.ones(shape), slope, scratch)
+        found = dy.copy()
+        call(f"activation_backward_{name}", expected.astype(np.float32), found, found.size)
+        close(found, dy * slope, factor=16.0)
+
+
+@needs_loops
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_number_has_the_same_bits_wherever_it_stands(name: str) -> None:
+    z, first = numbers((120,), 3.0), np.empty(120, np.float32)
+    call(f"activate_{name}", z, None, first, 1, 120)
+    for shape in ((120, 1), (12, 10), (5, 24), (3, 40)):
+        y = np.empty_like(z)
+        call(f"activate_{name}", z, np.zeros(shape[1], np.float32), y, *shape)
+        np.testing.assert_array_equal(y, first)
+
+
+@needs_loops
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("form", [form for form in FORMS if library() and library().has(f"loss_{form}")])
+def test_losses_of_terms(form: str, shape: tuple[int, int]) -> None:
+    loss = FORMS[form](**NUMBERS.get(form, {}))
+    z, t = numbers(shape), np.abs(numbers(shape, 0.4)).clip(0.0, 1.0)
+    value, delta, scratch = np.empty(shape[0], np.float32), np.empty_like(z), np.empty_like(z)
+    call(f"loss_{form}", z, t, value, delta, scratch, *shape, loss_numbers(loss))
+    wide_value, wide_delta = np.empty(shape[0]), np.empty(shape)
+    loss.evaluate(z.astype(np.float64), t.astype(np.float64), wide_value, wide_delta, np.empty(shape))
+    close(value, wide_value, factor=32.0)
+    close(delta, wide_delta, factor=16.0)
+
+
+@needs_loops
+@pytest.mark.parametrize("kind", ["index", "dense"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_softmax_cross_entropy(shape: tuple[int, int], kind: str) -> None:
+    z = numbers(shape, 5.0)
+    z[0] += 1e4
+    t: np.ndarray = DRAW.integers(0, shape[1], shape[0])
+    if kind == "dense":
+        t = DRAW.dirichlet(np.ones(shape[1]), shape[0]).astype(np.float32)
+    value, delta, scratch = np.empty(shape[0], np.float32), np.empty_like(z), np.empty_like(z)
+    call(f"softmax_cross_entropy_of_{kind}", z, t, value, delta, scratch, *shape)
+    wide_value, wide_delta = np.empty(shape[0]), np.empty(shape)
+    wide_t = t if kind == "index" else t.astype(np.float64)
+    FORMS["softmax_cross_entropy"]().evaluate(z.astype(np.float64), wide_t, wide_value, wide_delta, np.empty(shape))
+    close(value, wide_value, factor=32.0)
+    close(delta, wide_delta, factor=16.0)
+    call("softmax", z, z, *shape)  # in place
+    np.testing.assert_allclose(z.sum(axis=1), 1.0, rtol=1e-5)
+
+
+@needs_loops
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates(name: str) -> None:
+    rule, count = OPTIMIZERS[name](0.1, **OPTIONS), 101
+    w, g = numbers((count,)), numbers((count,))
+    w[3] = 0.0
+    slots = np.abs(numbers((len(rule.slots), count)))
+    row = rule.table(2, np.array([0.1]))[0]
+    rates = np.zeros(3, np.float32)
+    rates[: len(row)] = row
+    expected, wide_slots = w.astype(np.float64), slots.astype(np.float64)
+    rule.update(expected, g.astype(np.float64) * 0.25, list(wide_slots), list(row), np.empty(count))
+    call(f"update_{name}", w, g, slots if len(slots) else None, count, count, 0.25, rates, hyper_parameters(rule))
+    close(w, expected, factor=32.0)
+    close(slots, wide_slots, factor=32.0)
+
+
+@needs_loops
+@pytest.mark.parametrize("first", [0, 1, 6, 35])
+def test_dropouts_mask_has_the_addressed_words(first: int) -> None:
+    rate, count, keep = 0.3, 41, 1.0 / 0.7
+    x, mask, y = numbers((count,)), np.empty(count, np.float32), np.empty(count, np.float32)
+    address = np.array([2**63 + 5, 17], np.uint64)
+    threshold = int(np.ceil(rate * 2**53))
+    call("dropout", x, mask, y, first, count, address, int(Purpose.DROPOUT), 4, threshold, keep)
+    drawn = uniforms(first + count, seed=2**63 + 5, purpose=Purpose.DROPOUT, step=17, layer=4)[first:]
+    np.testing.assert_array_equal(mask, (drawn >= rate).astype(np.float32) * np.float32(keep))
+    np.testing.assert_array_equal(y, x * mask)
+
+
+@needs_loops
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (9, 5), (33, 16), (20, 17), (7, 130), (64, 257), (3, 79)])
+def test_products_of_few_rows(rows: int, k: int, n: int) -> None:
+    x, w, dz = numbers((rows, k)), numbers((k, n)), numbers((rows, n))
+    y, dw = np.empty((rows, n), np.float32), np.empty((k, n), np.float32)
+    call("few_rows_product", x, k, 1, w, y, rows, n, k)
+    bound = k * EPS32 * (np.abs(x).astype(np.float64) @ np.abs(w))
+    assert (np.abs(y - x.astype(np.float64) @ w) <= bound).all()
+    call("few_rows_product", x, 1, k, dz, dw, k, n, rows)
+    bound = rows * EPS32 * (np.abs(x.T).astype(np.float64) @ np.abs(dz))
+    assert (np.abs(dw - x.T.astype(np.float64) @ dz) <= bound).all()
+
+
+@needs_loops
+@pytest.mark.skipif(BLAS.products is None, reason="products of another BLAS than OpenBLAS")
+@pytest.mark.parametrize(("rows", "k", "n"), [(1, 5, 9), (17, 5, 9), (64, 33, 70)])
+def test_products_of_blas_are_numpys(rows: int, k: int, n: int) -> None:
+    assert BLAS.products is not None
+    x, w, bits = numbers((rows, k)), numbers((k, n)), BLAS.products.bits
+    y, flipped = np.empty((rows, n), np.float32), np.empty((rows, n), np.float32)
+    call(f"product{bits}", BLAS.products.gemm, False, False, rows, n, k, x, k, w, n, y, n)
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
+    call(f"product{bits}", BLAS.products.gemm, True, True, rows, n, k, x.T.copy(), rows, w.T.copy(), k, flipped, n)
+    np.testing.assert_allclose(flipped, x @ w, rtol=1e-5, atol=1e-5)
+    if rows == 1:
+        call(f"row_product{bits}", BLAS.products.gemv, n, k, x, w, y)
+        np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
+
+
+@needs_loops
+def test_passes_that_add_copy_and_look() -> None:
+    dz = numbers((700, 300))
+    sums, turned = np.empty(300, np.float32), np.empty((300, 700), np.float32)
+    call("column_sums", dz, sums, 700, 300)
+    np.testing.assert_allclose(sums, dz.sum(axis=0, dtype=np.float64), atol=1e-3)
+    call("transpose", dz, turned, 300, 700)
+    np.testing.assert_array_equal(turned, dz.T)
+    mean, scale, y = numbers((300,)), np.abs(numbers((300,))) + 1, np.empty_like(dz)
+    call("standardize", dz, mean, scale, y, 700, 300)
+    np.testing.assert_array_equal(y, (dz - mean) / scale)
+    call("unstandardize", y, mean, scale, y, 700, 300)
+    np.testing.assert_allclose(y, dz, atol=1e-5)
+    value, weight, both = dz[:, 0].copy(), np.abs(numbers((700,))), np.empty(2)
+    call("weigh", None, value, y, 700, 300, both)
+    np.testing.assert_allclose(both, (dz[:, 0].sum(dtype=np.float64), 700), rtol=1e-6)
+    call("weigh", weight, value, y, 700, 300, both)
+    np.testing.assert_array_equal(value, dz[:, 0] * weight)
+    np.testing.assert_allclose(both, (value.sum(dtype=np.float64), weight.sum(dtype=np.float64)), rtol=1e-6)
+    for wrong in (np.nan, np.inf, -np.inf, None):
+        found = np.zeros(1, np.int64)
+        looked_at = numbers((37,))
+        if wrong is not None:
+            looked_at[36] = wrong
+        call("find_infinite", looked_at, 37, found)
+        assert bool(found[0]) is (wrong is not None)
+
+
+# --- whole trainings ---
+
+
+def trained(seed: int) -> tuple[list[float], dict[str, np.ndarray], np.ndarray]:
+    """Losses, parameters and predictions of a network drawn at random."""
+    draw = np.random.default_rng(seed)
+    names, widths = list(ACTIVATIONS), [int(n) for n in draw.integers(1, 70, 2 + seed % 4)]
+    layers: list[Any] = [mg.Standardize(widths[0])] if seed % 3 else []
+    for place, (n_in, n_out) in enumerate(pairwise(widths)):
+        layers.append(mg.Dense(n_in, n_out, names[(seed + place) % len(names)], bias=bool(draw.random() < 0.8)))
+        if draw.random() < 0.3:
+            layers.append(mg.Dropout(0.25))
+    loss = list(FORMS)[seed % (len(FORMS) - 1)]
+    is_class = loss in ("softmax_cross_entropy", "focal")
+    n_out = 4 if is_class else 2
+    layers.append(mg.Dense(widths[-1], n_out, init="fan_in_uniform"))
+    rows = int(draw.integers(20, 200))
+    x = draw.standard_normal((rows, widths[0]))
+    y = draw.integers(0, n_out, rows) if is_class else np.abs(draw.standard_normal((rows, n_out))).clip(0, 1)
+    weight = draw.uniform(0.5, 2.0, rows) if seed % 2 else None
+    optimizer = list(OPTIMIZERS.values())[seed % len(OPTIMIZERS)](
+        0.003, clip_norm=0.5 if seed % 5 == 0 else None, alpha=0.1 if seed % 4 == 0 else 0.0
+    )
+    net = mg.Network(layers, seed=seed)
+    trainer = mg.Trainer(
+        net, loss, optimizer, batch_size=int(draw.integers(1, 40)), streams=1 + seed % 3, backend="cpu", threads=1
+    )
+    history = trainer.fit(mg.Dataset(x, y, weight), 4, validation=0.2, progress=False)
+    return [*history["loss"], *history["validation_loss"]], dict(net.parameters), net.predict(x)
+
+
+@needs_loops
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.usefixtures("forgotten")
+def test_a_training_is_numpys_but_for_rounding(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, parameters, predictions = trained(seed)
+    monkeypatch.setenv("MLPGPU_LOOPS", "0")
+    library_module._found.cache_clear()
+    assert loops_name() == "NumPy"
+    by_numpy, expected, predicted = trained(seed)
+    np.testing.assert_allclose(losses, by_numpy, rtol=2e-4)
+    for name, values in expected.items():
+        np.testing.assert_allclose(parameters[name], values, rtol=5e-3, atol=5e-4, err_msg=name)
+    np.testing.assert_allclose(predictions, predicted, rtol=1e-2, atol=1e-3)
+
+
+# --- the compiler ---
+
+
+def test_each_row_of_the_tables_has_a_loop() -> None:
+    text = library_module.unit()
+    assert all(f"LOOP(activate_{name}," in text for name in ACTIVATIONS)
+    assert all(f"LOOP(update_{name}," in text for name in OPTIMIZERS)
+    assert all(f"LOOP(loss_{form}," in text for form in FORMS if form not in library_module._LOSSES_OF_ROWS)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_a_compiler_numpy_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    assert library() is None
+    assert why_not() == "no g++"
+    assert trained(1)[0][-1] > 0.0
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'loops.h:1: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    assert why_not() == f"{compiler}: loops.h:1: error: no such thing"
+    assert not list((tmp_path / "loops").glob("*"))
+
+
+@needs_loops
+@pytest.mark.usefixtures("forgotten")
+def test_a_damaged_file_of_the_cache_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path))
+    assert library() is not None
+    assert "compiling loops" in capsys.readouterr().err
+    (made,) = (tmp_path / "loops").glob("*.so")
+    whole = made.read_bytes()
+    made.unlink()  # the one that is loaded stays as it is
+    made.write_bytes(whole[:100])
+    library_module._found.cache_clear()
+    assert library() is not None
+    assert "compiling loops" in capsys.readouterr().err
+    library_module._found.cache_clear()
+    assert library() is not None
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_cache_that_cannot_be_written_leaves_it_to_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLPGPU_CACHE", str(tmp_path / "file"))
+    assert library() is None
+    assert why_not()
+
+
+SANITIZED = """
+import sys
+from mlpgpu.backends.cpu.loops import library as made_by
+module = sys.modules[made_by.__module__]
+module.OPTIONS = (*(each for each in module.OPTIONS if each != "-O3"), "-O1", *{flags!r})
+sys.path.insert(0, {folder!r})
+import test_loops as tests
+assert made_by() is not None, module.why_not()
+for seed in range(12):
+    tests.trained(seed)
+for shape in tests.SHAPES:
+    for name in tests.ACTIVATIONS:
+        tests.test_activations(name, shape)
+for rows, (k, n) in ((1, (9, 5)), (3, (33, 16)), (5, (20, 17)), (8, (7, 130))):
+    tests.test_products_of_few_rows(rows, k, n)
+print("done")
+"""
+
+
+@needs_loops
+@pytest.mark.thorough
+def test_loops_stay_within_their_arrays(tmp_path: Path) -> None:
+    """Under the address and undefined-behaviour sanitizers."""
+    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
+    tests = Path(__file__).parents[1]
+    environment = {
+        **os.environ, "MLPGPU_CACHE": str(tmp_path), "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]), "PYTHONMALLOC": "malloc",
+    }  # fmt: skip
+    script = SANITIZED.format(flags=flags, folder=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
+    (note,) = (tmp_path / "loops").glob("*.json")
+    assert set(json.loads(note.read_text())) == {"sha256"}
