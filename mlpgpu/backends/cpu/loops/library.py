@@ -121,12 +121,14 @@ def _built() -> Path:
     text, folders, cache = unit(), [Path(__file__).parent, source_folder()], cache_folder("loops")
     # Machines of different processors may share the cache's folder.
     stem = f"loops-{key_of(text, folders, [*OPTIONS, *LINKED, platform.machine(), _processor()])}"
-    path, note = cache / f"{stem}.so", cache / f"{stem}.json"
-    if _is_whole(path, note):
-        return path
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    note = cache / f"{stem}.json"
+    kept = _noted(note)
+    if kept is not None:
+        return kept
+    name = os.environ.get("CXX") or "g++"
+    compiler = shutil.which(name)
     if compiler is None:
-        raise _Unusable("no g++")
+        raise _Unusable(f"{name} is not there")
     print(f"mlpgpu: compiling loops for this processor (kept in {cache})", file=sys.stderr)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache) as folder:
@@ -139,18 +141,23 @@ def _built() -> Path:
             raise _Unusable(f"{compiler} took more than {BUILD_SECONDS:.0f} s") from None
         if done.returncode:
             raise _Unusable(f"{compiler}: {_first_error(done.stderr)}")
-        said.write_text(json.dumps({"sha256": hashlib.sha256(made.read_bytes()).hexdigest()}), encoding="utf-8")
+        digest = hashlib.sha256(made.read_bytes()).hexdigest()
+        said.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
+        # Named by its hash and moved into place whole: of several processes that compile at once all are right.
+        path = cache / f"{digest}.so"
         os.replace(made, path)
         os.replace(said, note)
     return path
 
 
-def _is_whole(path: Path, note: Path) -> bool:
+def _noted(note: Path) -> Path | None:
+    """The library that a note names, if both are whole."""
     try:
-        expected = json.loads(note.read_bytes())["sha256"]
-        return hashlib.sha256(path.read_bytes()).hexdigest() == expected
+        digest = json.loads(note.read_bytes())["sha256"]
+        path = note.with_name(f"{digest}.so")
+        return path if hashlib.sha256(path.read_bytes()).hexdigest() == digest else None
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 def _processor() -> str:
