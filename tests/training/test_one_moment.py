@@ -60,7 +60,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int, kind: type[BaseException
     updates = CpuProgram.run
 
     def run(self: CpuProgram, *arguments: Any) -> np.ndarray:
-        calls = self._updates.rest
+        calls = self._updates.to_move
         update = calls[-1]
 
         def broken() -> None:
