@@ -63,7 +63,7 @@ def test_info_names_versions_and_says_why_there_is_no_gpu(
     assert lines["nvcc"].startswith("nvcc: expected CUDA's compiler on the PATH")
     assert lines["kernel cache"] == str(tmp_path / "cubin")
     assert set(lines) == {
-        *("mlpgpu", "Python", "NumPy", "h5py", "BLAS", "cores", "GPU", "nvcc", "kernel cache", "backends")
+        *("mlpgpu", "Python", "NumPy", "h5py", "BLAS", "loops", "cores", "GPU", "nvcc", "kernel cache", "backends")
     }
 
 
