@@ -202,7 +202,7 @@ def explain(
             trainer = Trainer.resume(path, backend=backend)
         network, plan, chosen, threads = trainer.network, trainer.plan, trainer.backend, trainer.threads
         if ranks is not None:
-            plan = on_ranks(plan, ranks)
+            plan = on_ranks(plan, ranks, is_fast=trainer.reduction == "fast")
         progress = f"run: {trainer.epochs} epochs, {trainer.steps} steps, loss {trainer.loss}, {trainer.optimizer}"
     else:
         network, chosen, threads = Network.from_contents(contents), get_backend(backend or "auto"), None

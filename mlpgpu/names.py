@@ -30,7 +30,7 @@ OptimizerName: TypeAlias = Literal[
 PrecisionName: TypeAlias = Literal[
     "float32", "float32-ieee", "float64", "tf32", "bfloat16", "fp32", "fp64", "bf16"
 ]  # fmt: skip
-ReductionName: TypeAlias = Literal["ordered", "atomic"]
+ReductionName: TypeAlias = Literal["ordered", "atomic", "fast"]
 ParallelName: TypeAlias = Literal["auto", "data", "tensor", "none"]
 
 # What is understood: the name of the same thing in a table.

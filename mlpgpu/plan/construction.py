@@ -32,7 +32,7 @@ from .operations import (
     Update,
     Weighted,
 )
-from .plan import Buffer, Choice, Parameter, Partial, Plan, Precision, Reduction, Segment
+from .plan import Buffer, Choice, Parameter, Partial, Plan, Precision, Reduction, Segment, alone_reduction
 from .tensor import split_plan
 from .tensor_split import Parts
 
@@ -301,7 +301,7 @@ def lower(
         shards=shards,
         replicas=replicas,
         precision=precision,
-        reduction=reduction,
+        reduction=alone_reduction(reduction),
         parameters=tuple(inference.parameters.values()),
         statistics=tuple(inference.statistics.values()),
         partials=step.partials(),
@@ -315,13 +315,16 @@ def lower(
         output="output",
         choice=choice,
     )
-    return on_ranks(plan, ranks, one_exchange=one_exchange) if parts is None else split_plan(plan, parts)
+    if parts is not None:
+        return split_plan(plan, parts)
+    return on_ranks(plan, ranks, one_exchange=one_exchange, is_fast=reduction == "fast")
 
 
-def on_ranks(plan: Plan, ranks: int, *, one_exchange: bool | None = None) -> Plan:
+def on_ranks(plan: Plan, ranks: int, *, one_exchange: bool | None = None, is_fast: bool = False) -> Plan:
     """The plan of so many processes together, each some of the shards, as :func:`lower` makes it.
 
-    A plan without a training step stays one of a process by itself.
+    A plan without a training step stays one of a process by itself.  With ``is_fast`` each rank sends one sum of its
+    shards, however many there are, so that bits depend on the number of ranks.
     """
     plan = plan.alone()
     if ranks == 1 or not plan.training:
@@ -333,7 +336,7 @@ def on_ranks(plan: Plan, ranks: int, *, one_exchange: bool | None = None) -> Pla
         training.append(operation)
         if isinstance(operation, Update):
             training.append(GatherParameters(operation.parameters))
-    together = replace(plan, training=tuple(training), ranks=ranks)
+    together = replace(plan, training=tuple(training), ranks=ranks, reduction="fast" if is_fast else plan.reduction)
     if one_exchange is None:
         one_exchange = is_one_exchange_faster(together)
     return together.in_one_exchange() if one_exchange else together

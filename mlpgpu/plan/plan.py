@@ -28,14 +28,14 @@ from .operations import (
     Weighted,
     WeightedBackward,
 )
-from .sharding import Node, block_size, nodes_of, parts_of, shards_of
+from .sharding import Node, additions, block_size, nodes_of, parts_of, shards_of
 from .tensor_split import Parts, Split, bounds
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
-Reduction = Literal["ordered", "atomic"]
+Reduction = Literal["ordered", "atomic", "fast"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32", "bfloat16")
 CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
-REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic")
+REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic", "fast")
 LEAST_SLICED = 1 << 14  # numbers of a sum over parts from which on each of more than two ranks adds up a slice of it
 SUMS_BYTES = 16  # of a shard's loss and weight, float64
 SQUARE_BYTES = 8  # of a block's sum of squares, float64
@@ -208,7 +208,8 @@ class Plan:
         capacity: the most rows a step can have.
         shards: how many shards (S) a batch's rows are split into.
         replicas: how many networks of this shape run side by side; the leading axis of every array.
-        precision, reduction: how much products may err, and how partials are added.
+        precision, reduction: how much products may err, and how partials are added; ``"fast"`` for several ranks
+            alone, and then in an order that depends on their number.
         parameters, statistics: segments of the flat arrays of parameters and of fitted values.
         partials: segments of each shard's flat array.
         buffers: by name.
@@ -317,8 +318,18 @@ class Plan:
         return found
 
     def nodes(self, rank: int) -> tuple[Node, ...]:
-        """The sums of shards that a rank makes and sends."""
+        """The sums of shards that a rank makes and sends: nodes of the tree, or one sum of all its shards."""
+        if self.reduction == "fast":
+            own = shards_of(rank, self.ranks, self.shards)
+            return (own,) if own else ()
         return nodes_of(shards_of(rank, self.ranks, self.shards), self.shards)
+
+    def additions(self) -> list[tuple[int, int]]:
+        """How the sums of all ranks are added, in their order: pairs (i, j), j is added to i; the first has all."""
+        sums = [node for rank in range(self.ranks) for node in self.nodes(rank)]
+        if self.reduction == "fast":
+            return additions(range(len(sums)), [range(place, place + 1) for place in range(len(sums))])
+        return additions(range(self.shards), sums)
 
     @cached_property
     def _counts(self) -> tuple[list[int], list[int], list[int]]:
@@ -410,7 +421,8 @@ class Plan:
         if self.tensor is not None:
             return self.tensor.whole
         between = ExchangePartials, GatherParameters  # of which GatherPartials is one
-        return replace(self, training=tuple(op for op in self.training if not isinstance(op, between)), ranks=1)
+        training = tuple(op for op in self.training if not isinstance(op, between))
+        return replace(self, training=training, ranks=1, reduction=alone_reduction(self.reduction))
 
     def in_one_exchange(self) -> Plan:
         """This plan with all sums sent to all ranks, of which each then moves all parameters."""
@@ -546,6 +558,11 @@ def _gathered(counts: Sequence[int], rank: int, size: int) -> Traffic:
     own, others = counts[rank], len(counts) - 1
     messages = others * (own > 0) + sum(count > 0 for count in counts) - (own > 0)
     return Traffic(others * own * size, (sum(counts) - own) * size, messages)
+
+
+def alone_reduction(reduction: Reduction) -> Reduction:
+    """How a process by itself adds partials: what is fast between ranks is not asked there."""
+    return "ordered" if reduction == "fast" else reduction
 
 
 def slices_of(count: int, ranks: int) -> list[slice]:

@@ -116,6 +116,8 @@ class Trainer:
         streams: shards (S) that each batch is split into, each with a gradient of its own.  If None, as many as ranks
             train the network together, 1 for a process by itself.  Bits depend on S, not on the number of ranks.
         reduction: ``"ordered"`` for the same bits in every run, or ``"atomic"`` for sums by atomics on the card.
+            ``"fast"`` is ``"ordered"`` but for several ranks with more shards than one each: every rank then sends one
+            sum, as in an all-reduce, and the bits depend on the number of ranks as well.
         metrics: for ``evaluate`` and for validation, names in :data:`~mlpgpu.metrics.METRICS`, ``top_<k>_accuracy``,
             ``pinball_<level>``, and functions of your own, ``function(y, prediction)`` or
             ``function(y, prediction, weight)``: targets as the data set has them, predictions (rows, n_out) as

@@ -181,6 +181,39 @@ def test_what_auto_chose_is_kept_and_changes_no_bits(chosen: str, tmp_path: Path
     assert len(printed[1]) == 1
 
 
+def test_fast_repeats_on_as_many_ranks_and_warns_on_others(tmp_path: Path) -> None:
+    script = f"""
+    import warnings, zlib
+    from mlpgpu.ranks import communicator
+    os.chdir({str(tmp_path)!r})
+    def end(reduction, streams=5):
+        t = trainer(streams=streams, reduction=reduction)
+        fit(t, validation=0.2)
+        return t, t.network.flat_parameters()
+    (t, fast), (_, again), (_, ordered) = end("fast"), end("fast"), end("ordered")
+    assert np.array_equal(fast, again)
+    assert np.allclose(fast, ordered, rtol=1e-4, atol=1e-6)
+    assert np.array_equal(fast, ordered) == (n == 1)
+    assert np.array_equal(end("fast", n)[1], end("ordered", n)[1])  # one shard each: nothing to add before
+    if n > 1:
+        t.save("fast.h5")
+        communicator().barrier()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        r = mg.Trainer.resume("fast.h5")
+    assert len(told) == (n != 3), told
+    assert not told or "'ranks': (3, " in str(told[0].message), told[0].message
+    fit(r, validation=0.2)
+    print(zlib.crc32(fast), flush=True)
+    """
+    for ranks in (3, 2, 1):
+        if ranks == 2:
+            script = script.replace('t.save("fast.h5")', "pass")  # that of three stays
+        done = run_ranks(tmp_path, ranks, dedent(BEGINNING + script), WAY="data")
+        assert done.code == 0, done.errors
+        assert len(set(done.output.splitlines())) == 1
+
+
 def test_a_step_makes_the_exchanges_that_its_plan_tells(tmp_path: Path) -> None:
     """Messages and bytes of each rank, as the plan counts them, and nothing else between them."""
     script = """

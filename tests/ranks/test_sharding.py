@@ -112,6 +112,28 @@ def test_a_small_network_makes_one_exchange() -> None:
         assert found.alone() == plan(1, clip_norm=clip_norm)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 9])
+@pytest.mark.parametrize("count", [1, 4, 6, 7, 16])
+def test_fast_sends_one_sum_of_each_rank(count: int, ranks: int) -> None:
+    network = mg.Network([mg.Dense(40, 50, "relu"), mg.Dense(50, 3)])
+    options = {"capacity": 8, "loss": "squared_error", "optimizer": mg.SGD(0.1), "shards": count, "one_exchange": False}
+    fast, ordered = (network.lower(ranks=ranks, reduction=name, **options) for name in ("fast", "ordered"))
+    sums = [node for rank in range(ranks) for node in fast.nodes(rank)]
+    assert [shard for node in sums for shard in node] == list(range(count))
+    assert max(len(fast.nodes(rank)) for rank in range(ranks)) == 1
+    terms = [str(place) for place in range(len(sums))]
+    for first, second in fast.additions():
+        terms[first] = f"({terms[first]}+{terms[second]})"
+    assert terms[0] == tree(range(len(sums)))
+    sent = [
+        sum(found.traffic(op, rank).sent for op in found.training for rank in range(ranks)) for found in (fast, ordered)
+    ]
+    assert sent[0] <= sent[1]
+    assert (sent[0] < sent[1]) == any(len(ordered.nodes(rank)) > 1 for rank in range(ranks))
+    alone = [network.lower(reduction=name, **options) for name in ("fast", "ordered")]
+    assert alone[0] == alone[1] == fast.alone()  # by itself no process adds otherwise
+
+
 def test_a_wide_network_makes_two_exchanges() -> None:
     network = mg.Network([mg.Dense(784, 1024, "relu"), mg.Dense(1024, 10)])
     for ranks in (2, 4, 64):

@@ -48,7 +48,9 @@ class CpuBackend(Backend):
         return step_seconds(plan, _thread_count(plan, threads), available_cores())
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
+        in_ranks = {"ranks": plan.ranks} if plan.reduction == "fast" else {}
         return {
+            **in_ranks,
             "backend": self.name,
             "machine": platform.machine(),
             "numpy": np.__version__,

@@ -47,16 +47,14 @@ class _Sums:
         is_tied = len(plan.partials) > len(plan.gradient)
         totals = np.empty((len(work.shards), plan.gradient_count), work.dtype) if is_tied else work.partials
         size = own.gradient.stop - own.gradient.start
-        nodes: list[range] = []
         parts: list[np.ndarray] = []
         received: list[np.ndarray] = []
         for other in range(plan.ranks):
             theirs = plan.nodes(other)
             arrays = np.empty((0 if other == rank else len(theirs), size), work.dtype)
             received.append(arrays)
-            nodes += theirs
             parts += _rows(totals, plan, rank, own.gradient) if other == rank else list(arrays)
-        pairs = [(parts[i], parts[j]) for i, j in additions(range(plan.shards), nodes)]
+        pairs = [(parts[i], parts[j]) for i, j in plan.additions()]
         return cls(own, totals, parts[0], pairs, received)
 
 

@@ -36,6 +36,9 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
         hint = "backend='cpu' trains it; parallel='none' trains a whole network on each card"
         expected, got = "a whole network", f"one in {plan.tensor.parts.count} parts, by parallel='tensor'"
         raise ConfigurationError("plan on the cuda backend", expected=expected, got=got, hint=hint)
+    if plan.reduction == "fast":
+        expected = "'ordered' or 'atomic' for several ranks"
+        raise ConfigurationError("reduction on the cuda backend", expected=expected, got="'fast'")
     if plan.ranks != 1 and not trains_on_cards():
         hint = "backend='cpu' trains one network on all of them, parallel='none' a network on each"
         raise ConfigurationError("ranks on the cuda backend", expected=1, got=plan.ranks, hint=hint)
