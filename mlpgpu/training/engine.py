@@ -346,8 +346,15 @@ class Engine:
             return {name: call_metric(name, function, data.dataset, prediction) for name, function in functions.items()}
 
         if functions:
-            values |= self._team.lead(own_values, None) if together else own_values()
+            values |= self._team.lead(own_values, self) if together else own_values()
         return {name: values[name] for name in ("loss", *metrics)}
+
+    def read_along(self, name: str, *arguments: Any) -> None:
+        """Have rank 0 read what this rank has a part of, by a method of :class:`Program`; it is a follower's method."""
+        if name == "read_parameters":
+            self._network.values.read()  # which then has them, as rank 0's has
+        else:
+            getattr(self.ready(), name)(*arguments)
 
     def _evaluator(self, kind: TargetKind) -> Program:
         """A program that only evaluates, on targets of this kind, with the network's current parameters."""

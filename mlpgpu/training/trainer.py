@@ -608,11 +608,8 @@ class Trainer:
         self._engine.evaluate(prepared, metrics, dict.fromkeys(own, _nothing))
 
     def read_along(self, name: str, *arguments: Any) -> None:
-        """Have rank 0 read what this rank has a part of; it is a method of :class:`Program`."""
-        if name == "read_parameters":
-            self.network.values.read()  # which then has them, as rank 0's has
-        else:
-            getattr(self._engine.ready(), name)(*arguments)
+        """See :meth:`Engine.read_along`."""
+        self._engine.read_along(name, *arguments)
 
     def _prepare(self, data: Data, network: Network, **options: Any) -> Prepared:
         """A data set that suits the task, and lies where the backend can read it."""

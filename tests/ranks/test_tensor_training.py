@@ -115,6 +115,22 @@ def test_callbacks_ask_on_rank_0_and_the_others_do_their_part(tmp_path: Path) ->
         assert printed(tmp_path, ranks, script, MLPGPU_RANKS_TIMEOUT="20") == [expected]
 
 
+def test_a_metric_of_ones_own_may_look_at_the_network(tmp_path: Path) -> None:
+    """Of a validation rank 0 computes it; what it reads then the others send."""
+    script = """
+    seen = []
+    def norm(y, prediction):
+        seen.append(me)
+        return float(np.abs(t.network.parameters["0.weight"]).sum() + prediction.sum())
+    t = trainer(metrics=[norm])
+    h = fit(t, validation=(x, y))
+    assert seen == [0] * 3 * (me == 0)
+    print(h["validation_norm"], t.evaluate((x, y))["norm"], flush=True)
+    """
+    expected = printed(tmp_path, 1, script)
+    assert printed(tmp_path, 2, script, MLPGPU_RANKS_TIMEOUT="10") == expected * 2
+
+
 def test_a_run_goes_on_with_its_parts_on_another_number_of_ranks(tmp_path: Path) -> None:
     begin = """
     t = trainer(parts=None if n > 1 else 4)
