@@ -63,6 +63,7 @@ from .plan import Slice as Slice
 from .plan import Tensor as Tensor
 from .plan import TrainedRange as TrainedRange
 from .plan import slices_of as slices_of
+from .plan import split_axis as split_axis
 from .sharding import additions as additions
 from .sharding import block_size as block_size
 from .sharding import nodes_of as nodes_of

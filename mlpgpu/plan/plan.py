@@ -29,7 +29,7 @@ from .operations import (
     WeightedBackward,
 )
 from .sharding import Node, additions, block_size, nodes_of, parts_of, shards_of
-from .tensor_split import Parts, Split, bounds
+from .tensor_split import Parts, Split, bounds, columns_of
 
 Precision = Literal["float32", "float32-ieee", "float64", "tf32", "bfloat16"]
 Reduction = Literal["ordered", "atomic", "fast"]
@@ -37,6 +37,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "float32-ieee", "float64", "tf32
 CARD_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # computed by the CUDA backend alone
 REDUCTIONS: tuple[Reduction, ...] = ("ordered", "atomic", "fast")
 LEAST_SLICED = 1 << 14  # numbers of a sum over parts from which on each of more than two ranks adds up a slice of it
+NORM_BLOCK = 1 << 15  # elements of an array's part whose squares are summed up at a time
 SUMS_BYTES = 16  # of a shard's loss and weight, float64
 SQUARE_BYTES = 8  # of a block's sum of squares, float64
 EXCHANGED_ALIGNED = "<<>>>><"  # columns of the table of exchanges
@@ -194,6 +195,23 @@ class Tensor:
         sums, sent = slices[rank], slices[to]
         return [*([sent.stop - sent.start] * nodes), sums.stop - sums.start]
 
+    @property
+    def norm_block(self) -> int:
+        """Elements of an array's part whose squares are summed up at a time, for a clipped norm."""
+        return NORM_BLOCK
+
+    def norm_blocks(self) -> list[int]:
+        """How many blocks of squares each part of the network has, all its arrays together."""
+        counts = [0] * self.parts.count
+        for parameter in self.whole.parameters:
+            axis = split_axis(parameter, self.splits)
+            if axis is not None and parameter.trainable:
+                length = parameter.shape[axis]
+                for part, columns in enumerate(columns_of(length, self.parts.count)):
+                    size = parameter.size // length * (columns.stop - columns.start)
+                    counts[part] += -(-size // NORM_BLOCK)
+        return counts
+
     def sums_in_slices(self, width: int) -> bool:
         """Whether each rank adds up a slice of a sum and sends that, or every rank all of it, in one exchange less."""
         return self.parts.ranks > 2 and self.whole.capacity * width >= LEAST_SLICED
@@ -342,6 +360,10 @@ class Plan:
         """What a rank sends to others and receives of them in ``operation``."""
         if isinstance(operation, (SumParts, JoinParts)):
             return self._between_parts(operation, rank)
+        if self.tensor is not None and isinstance(operation, Norm):
+            parts, blocks = self.tensor.parts, self.tensor.norm_blocks()
+            each = [sum(blocks[part] for part in parts.of(other)) for other in range(parts.ranks)]
+            return _gathered(each, rank, SQUARE_BYTES)
         if self.tensor is not None or self.ranks == 1:
             return Traffic()
         item = self.dtype.itemsize
@@ -563,6 +585,14 @@ def _gathered(counts: Sequence[int], rank: int, size: int) -> Traffic:
 def alone_reduction(reduction: Reduction) -> Reduction:
     """How a process by itself adds partials: what is fast between ranks is not asked there."""
     return "ordered" if reduction == "fast" else reduction
+
+
+def split_axis(parameter: Parameter, splits: Mapping[str, Split]) -> int | None:
+    """The axis that a parameter of a whole network is split along; None where every rank has all of it."""
+    split = splits.get(f"{parameter.layer}.weight", "whole")
+    if split == "columns":
+        return len(parameter.shape) - 1
+    return 0 if split == "rows" and not parameter.is_bias else None
 
 
 def slices_of(count: int, ranks: int) -> list[slice]:

@@ -28,7 +28,7 @@ from .operations import (
     Weighted,
     WeightedBackward,
 )
-from .plan import Buffer, Parameter, Partial, PartOf, Plan, Tensor
+from .plan import Buffer, Parameter, Partial, PartOf, Plan, Tensor, split_axis
 from .tensor_split import LEAST_WEIGHTS, Parts, Split, Stage, bounds, choose_splits
 
 WHOLE, IN_PARTS = "whole", "in parts"  # where a buffer is: on every rank, or each part's columns where the part is
@@ -99,14 +99,6 @@ def _shapes(plan: Plan) -> list[tuple[int, ...]]:
 def part_name(name: str, part: int) -> str:
     """The name of one part's array."""
     return f"{name}/{part}"
-
-
-def split_axis(parameter: Parameter, splits: Mapping[str, Split]) -> int | None:
-    """The axis that a parameter is split along; None where every rank has the whole."""
-    split = splits.get(f"{parameter.layer}.weight", "whole")
-    if split == "columns":
-        return len(parameter.shape) - 1
-    return 0 if split == "rows" and not parameter.is_bias else None
 
 
 def _parameters(whole: Sequence[Parameter], splits: Mapping[str, Split], parts: Parts) -> tuple[Parameter, ...]:

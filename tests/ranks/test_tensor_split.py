@@ -15,7 +15,7 @@ from mlpgpu.backends.cpu import CpuBackend
 from mlpgpu.backends.cuda import check_plan
 from mlpgpu.errors import ConfigurationError
 from mlpgpu.initializers import INITIALIZERS, draw_part, initial_values
-from mlpgpu.plan import JoinParts, Parts, Plan, SumParts, split_plan, tensor_split
+from mlpgpu.plan import JoinParts, Norm, Parts, Plan, SumParts, split_plan, tensor_split
 from mlpgpu.plan.operations import Dense, Gather, TakeColumns
 from mlpgpu.plan.tensor import splits_of
 from mlpgpu.plan.tensor_split import LATENCY, READ, bounds
@@ -155,6 +155,12 @@ def test_bytes_are_those_of_what_is_exchanged() -> None:
     plan = split_plan(large, Parts(4, 0, 4), {"0.weight": "columns", "1.weight": "rows"})
     assert sum(plan.sent_bytes(op, 0) for op in plan.training) == 2 * 3 * 16 * 2048 // 4 * 4
     assert "kB between ranks" in str(plan)
+    # A clipped norm: each rank's sums of squares, of blocks of each array's part.
+    clipped = lowered([mg.Dense(300, 256), mg.Dense(256, 2048)], optimizer=mg.SGD(0.1, clip_norm=1.0))
+    parts = split_plan(clipped, Parts(2, 0, 2), {"0.weight": "columns", "1.weight": "rows"})
+    (norm,) = (op for op in parts.training if isinstance(op, Norm))
+    blocks = -(-300 * 128 // 2**15) + 1 + -(-128 * 2048 // 2**15)
+    assert parts.sent_bytes(norm, 0) == 8 * blocks
     assert "part 0 of 4 on rank 0 of 4" in str(plan)
     assert "0.weight by columns, 1.weight by rows" in str(plan)
 

@@ -21,14 +21,13 @@ from killed_runs import latest, run_with_checkpoint
 from random_runs import CHECKPOINTS, RandomRun, outcome
 
 import mlpgpu as mg
-from mlpgpu.backends.cpu import updates
 from mlpgpu.plan import construction, plan, sharding, tensor_split
 
 STREAMS = 1, 2, 3, 4, 7, 8
 PARTS = 4, 5, 7
 
 sharding.LEAST_BLOCK = 8  # elements, so that each rank moves some of these small networks
-updates.NORM_BLOCK = 16  # elements, so that a part has several blocks
+plan.NORM_BLOCK = 16  # elements, so that a part has several blocks
 tensor_split.LEAST_WEIGHTS = 20  # so that small layers are split, but for the smallest
 plan.LEAST_SLICED = 100  # numbers, so that some sums are made by slices
 

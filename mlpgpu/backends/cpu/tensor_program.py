@@ -10,8 +10,8 @@ import numpy as np
 
 from ...errors import room_for
 from ...initializers import draw_part
-from ...plan import Parameter, Plan
-from ...plan.tensor import part_name, split_axis
+from ...plan import Parameter, Plan, split_axis
+from ...plan.tensor import part_name
 from ...plan.tensor_split import columns_of
 from ..base import Histogram, Source, State
 from ..base import square_sum as sum_of_squares

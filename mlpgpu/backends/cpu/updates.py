@@ -12,14 +12,11 @@ import numpy as np
 
 from ... import plan as ops
 from ...plan import Plan, additions, block_size, parts_of, shards_of
-from ...plan.tensor import split_axis
-from ...plan.tensor_split import columns_of
 from .between_parts import all_ranks, parts_of_plan
 from .compiled import bind_update
 from .threads import Bound
 from .workspace import Workspace
 
-NORM_BLOCK = 1 << 15  # elements of an array's part whose squares are summed up at a time
 UPDATE_BLOCK = 1 << 17  # elements that a pass handles at a time, so that those that follow find them in cache
 
 
@@ -212,17 +209,18 @@ def _bind_norm_of_parts(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Boun
     plan, parts = work.plan, parts_of_plan(work.plan)
     assert plan.tensor is not None
     trained = {p.name: p for p in plan.parameters if p.trainable}
-    shared = sum(_block_count(p.size) for p in trained.values() if p.of is None)
-    of_parts = blocks_of_parts(plan.tensor)
+    most = plan.tensor.norm_block
+    shared = sum(-(-p.size // most) for p in trained.values() if p.of is None)
+    of_parts = plan.tensor.norm_blocks()
     squares = np.zeros(shared + sum(of_parts))
     place_of_part = [shared + sum(of_parts[:part]) for part in range(parts.count)]
     slices = [slice(place_of_part[parts.of(r).start], 0) for r in range(parts.ranks)]
     slices = [slice(s.start, n.start) for s, n in pairwise([*slices, slice(len(squares), 0)])]
-    passes, wide, place = [], np.empty(NORM_BLOCK), 0
+    passes, wide, place = [], np.empty(most), 0
     for segment in plan.gradient:
         of = trained[segment.name].of
-        for first in range(segment.offset, segment.end, NORM_BLOCK):
-            block = sums.gradient[first : min(first + NORM_BLOCK, segment.end)]
+        for first in range(segment.offset, segment.end, most):
+            block = sums.gradient[first : min(first + most, segment.end)]
             if of is None:
                 passes.append((block, wide[: len(block)], place))
                 place += 1
@@ -241,22 +239,6 @@ def _bind_norm_of_parts(work: Workspace, op: ops.Norm, sums: _Sums) -> list[Boun
             work.gradient_factor *= op.limit / length
 
     return [norm]
-
-
-def _block_count(size: int) -> int:
-    return -(-size // NORM_BLOCK)
-
-
-def blocks_of_parts(tensor: ops.Tensor) -> list[int]:
-    """How many blocks of squares each part of a network has."""
-    counts = [0] * tensor.parts.count
-    for parameter in tensor.whole.parameters:
-        axis = split_axis(parameter, tensor.splits)
-        if axis is not None and parameter.trainable:
-            length = parameter.shape[axis]
-            for part, columns in enumerate(columns_of(length, tensor.parts.count)):
-                counts[part] += _block_count(parameter.size // length * (columns.stop - columns.start))
-    return counts
 
 
 def _sum(values: np.ndarray) -> float:
