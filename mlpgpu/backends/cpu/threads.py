@@ -7,7 +7,7 @@ up in another order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -72,6 +72,15 @@ class Threads:
     def run_shards(self, shards: list[list[Bound]]) -> None:
         """Call each shard's operations in order, the shards side by side."""
         _call_each(shards, self._shard_threads)
+
+    @property
+    def count(self) -> int:
+        """How many of them there are."""
+        return max(self._blas_threads, self._shard_threads)
+
+    def call_beside(self, calls: Sequence[Bound]) -> None:
+        """Call functions side by side."""
+        _call_each([[call] for call in calls], self.count)
 
     def divided(self, bind: Callable[[slice, slice], Bound], rows: int, columns: int) -> Bound:
         """What ``bind(rows, columns)`` gives for each thread's part of a (rows, columns) array, to be called at once.
