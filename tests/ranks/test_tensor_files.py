@@ -169,15 +169,15 @@ def test_an_open_file_is_refused_where_one_that_is_read_is(tmp_path: Path) -> No
     for place in range(0, len(image), 41):
         for damaged in (image[:place], image[:place] + bytes([image[place] ^ 1]) + image[place + 1 :]):
             path.write_bytes(damaged)
-            told = []
+            are_refused = []  # HDF5 words its reasons by what happens to lie in memory
             for open_it in (storage.read, storage.open_file):
                 try:
                     open_it(path)
-                    told.append("")
-                except FileFormatError as error:
-                    told.append(str(error))
-            assert told[0] == told[1]
-            refused += bool(told[0])
+                    are_refused.append(False)
+                except FileFormatError:
+                    are_refused.append(True)
+            assert are_refused[0] == are_refused[1]
+            refused += are_refused[0]
     assert refused > len(image) // 41
     with pytest.raises(StorageError, match="No such file"):
         storage.open_file(tmp_path / "nowhere.h5")
