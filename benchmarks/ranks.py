@@ -8,7 +8,8 @@ Each measurement is a process of its own, or one a rank; contenders take turns, 
 median of the rounds.  Ratios are of the same round.
 
 *Strong*: the batch is the same for any number of ranks.  *Weak*: it grows with them.  Efficiency is the time of one
-rank over the time of all, times their number if strong.
+rank over the time of all, times their number if strong.  ``ranks_model.py`` has a
+model of it.
 
     python benchmarks/ranks.py [--backend cuda] [--ranks 1 2] [--only mlpgpu …] [--rounds 3] [--json PATH]
 """

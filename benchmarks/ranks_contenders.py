@@ -75,7 +75,7 @@ def by_mlpgpu(task: Task) -> float | None:
     optimizer = mg.Momentum(RATE, momentum=MOMENTUM)
     trainer = mg.Trainer(
         network, "softmax_cross_entropy", optimizer, batch_size=batch, precision=task.precision, backend=task.backend,
-        threads=1,
+        threads=1, parallel="data",
     )  # fmt: skip
     data = mg.Dataset(*data_of(widths, rows))
     # One fit has all epochs; the history's seconds are each epoch's.

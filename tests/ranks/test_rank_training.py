@@ -225,7 +225,7 @@ def test_a_step_makes_the_exchanges_that_its_plan_tells(tmp_path: Path) -> None:
         made.append((sum(array.nbytes for arrays in sent.values() for array in arrays), len(arrays)))
         return swap(self, call, sent, received, *rest)
     Communicator._swap = counted
-    for width, clip_norm, expected in ((8, None, 1), (8, 1.0, 1), (600, None, 2), (600, 1.0, 3)):
+    for width, clip_norm, expected in ((8, None, 1), (8, 1.0, 1), (1500, None, 2), (1500, 1.0, 3)):
         network = mg.Network([mg.Dense(6, width, "tanh"), mg.Dense(width, 95)], seed=2)
         optimizer = mg.Adam(0.01, clip_norm=clip_norm)
         options = {"batch_size": 25, "streams": 3, "parallel": "data"}

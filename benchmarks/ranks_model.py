@@ -1,0 +1,227 @@
+"""What ranks gain, by counts: the model behind ``parallel="auto"``, held to measured steps, and what it says of cards.
+
+    python benchmarks/ranks_model.py [--fit]                              # of the steps in results/ranks_model.jsonl
+    python -m mlpgpu launch -n 2 benchmarks/ranks_model.py --measure      # measure these anew, on two ranks
+
+*Checked*: steps of one and two ranks of this host's cores, which ``mlpgpu/plan/costs.py`` counts; ``--fit`` looks for
+the constants there.  The file has the fastest epochs of two sessions of ``--measure``.
+
+*Only computed*: steps on cards.  Products take what they took on one card (``docs/results.md``), and an exchange what a
+line through NCCL's times on two H200s says; over InfiniBand the rate is that of its port, 400 Gbit/s.  Latency grows
+with the logarithm of the number of cards.  An exchange is either all seen, or hidden behind the backward products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlpgpu as mg
+from mlpgpu.bench import Epochs, json_lines, surroundings
+from mlpgpu.names import LossName
+from mlpgpu.plan import Link, Plan
+from mlpgpu.plan.costs import CORES, Machine, step_seconds
+from mlpgpu.ranks import communicator
+
+RESULTS = Path(__file__).parent / "results" / "ranks_model.jsonl"
+NETWORKS = {
+    "20-64-64-2": 64,
+    "64-128-10": 32,
+    "37-211-90-5": 90,
+    "784-128-10": 128,
+    "256-256-256-10": 128,
+    "100-300-300-1": 1024,
+    "784-512-512-10": 256,
+    "512-512-512-10": 128,
+    "784-1024-1024-10": 1024,
+}
+WAYS = ((1, 1, 1), (1, 2, 1), (1, 2, 2), (1, 4, 1), (2, 2, 1), (2, 4, 1))  # ranks, shards, threads
+STEPS = 2  # of an epoch
+ROUNDS, WIDE_ROUNDS = 120, 12
+WIDE = 1e9  # floating-point operations of a step, from which on there are fewer rounds
+TRIES = 1500  # of constants
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of a network, in microseconds: the fastest epoch of all rounds, and the tenth part's bound."""
+
+    network: str
+    batch_size: int
+    ranks: int
+    shards: int
+    threads: int
+    fastest: float
+    tenth: float
+
+    @property
+    def plan(self) -> Plan:
+        options: dict[str, Any] = {"shards": self.shards, "ranks": self.ranks}
+        return network_of(self.network).lower(
+            capacity=self.batch_size, loss=loss_of(self.network), optimizer=mg.Momentum(0.001), **options
+        )
+
+
+def network_of(name: str) -> mg.Network:
+    widths = [int(width) for width in name.split("-")]
+    *hidden, last = pairwise(widths)
+    return mg.Network([*(mg.Dense(*each, "relu") for each in hidden), mg.Dense(*last)], seed=1)
+
+
+def loss_of(name: str) -> LossName:
+    return "mean_squared_error" if name.endswith("-1") else "softmax_cross_entropy"
+
+
+# --- what was measured ---
+
+
+def epochs(name: str, batch: int, ranks: int, shards: int, threads: int) -> Epochs:
+    network, draw, rows = network_of(name), np.random.default_rng(0), batch * STEPS
+    options: dict[str, Any] = {"streams": shards, "threads": threads, "parallel": "data" if ranks > 1 else "none"}
+    trainer = mg.Trainer(network, loss_of(name), mg.Momentum(0.001), batch_size=batch, backend="cpu", **options)
+    x, width = draw.standard_normal((rows, network.n_in), np.float32), network.n_out
+    return Epochs(trainer, mg.Dataset(x, draw.random(rows) if width == 1 else draw.integers(width, size=rows)))
+
+
+def measure(name: str, batch: int) -> list[Measured]:
+    """All ways, in turns; where one rank trains, the other waits as it does under ``parallel="auto"``."""
+    ranks = communicator()
+    if ranks is None or ranks.size != 2:
+        raise SystemExit("--measure takes two ranks: python -m mlpgpu launch -n 2 benchmarks/ranks_model.py --measure")
+    runs = {way: epochs(name, batch, *way) for way in WAYS}
+    plan = next(iter(runs.values())).plan
+    flops = sum(plan.flops(operation, batch) for operation in plan.training)
+    seconds: dict[tuple[int, int, int], list[float]] = {way: [] for way in WAYS}
+    for number in range((WIDE_ROUNDS if flops > WIDE else ROUNDS) + 1):
+        for way, run in runs.items():
+            ranks.barrier()
+            started = time.perf_counter()
+            if way[0] == 2 or ranks.rank == 0:
+                run()
+            if number:
+                seconds[way].append((time.perf_counter() - started) / STEPS)
+            ranks.broadcast(patient=True)
+    return [
+        Measured(name, batch, *way, 1e6 * min(times), 1e6 * float(np.percentile(times, 10)))
+        for way, times in seconds.items()
+    ]
+
+
+def read() -> tuple[list[Measured], int]:
+    """What was measured, and on how many cores."""
+    lines = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    names = [field.name for field in dataclasses.fields(Measured)]
+    return [Measured(**{name: line[name] for name in names}) for line in lines], lines[0]["cores"]
+
+
+def errors(measured: Sequence[Measured], plans: Sequence[Plan], cores: int, machine: Machine) -> np.ndarray:
+    """Logarithms of counted over measured, (steps,)."""
+    pairs = zip(plans, measured, strict=True)
+    counted = [step_seconds(plan, each.threads, cores, machine=machine) for plan, each in pairs]
+    return np.log(np.array(counted) * 1e6 / [each.fastest for each in measured])
+
+
+def fit(measured: Sequence[Measured], cores: int) -> Machine:
+    """Constants that a random search ends with, from those of ``costs.py`` on."""
+    plans, draw, width = [each.plan for each in measured], np.random.default_rng(0), 0.5
+    best, least = CORES, float(np.abs(errors(measured, plans, cores, CORES)).mean())
+    for number in range(TRIES):
+        factors = np.exp(width * draw.normal(size=7) * (draw.random(7) < 0.4))
+        tried = Machine(*(value * factor for value, factor in zip(dataclasses.astuple(best), factors, strict=True)))
+        error = float(np.abs(errors(measured, plans, cores, tried)).mean())
+        if error < least:
+            best, least = tried, error
+        if number % 300 == 299:
+            width *= 0.6
+    return best
+
+
+def show_measured(measured: Sequence[Measured], cores: int) -> None:
+    found = errors(measured, [each.plan for each in measured], cores, CORES)
+    for each, error in zip(measured, found, strict=True):
+        way = f"{each.ranks} rank{'s' * (each.ranks > 1)} S={each.shards} threads={each.threads}"
+        print(f"{each.network:17} {each.batch_size:5} {way:22} {each.fastest:9,.0f} µs, counted ×{math.exp(error):.2f}")
+    print(f"in the mean {np.abs(found).mean():.1%} off, at most ×{math.exp(np.abs(found).max()):.2f}")
+
+
+# --- cards, which nobody measured ---
+
+NCCL = ((4 * 101_770, 13.5e-6), (16e6, 76e-6), (256e6, 895e-6))  # an all-reduce on two H200s: bytes, seconds
+INFINIBAND_RATE = 0.9 * 50e9  # bytes a second that a card sends through a port of 400 Gbit/s, nine tenths of its rate
+CARDS = (2, 4, 8, 64, 1024)
+BACKWARD = 2 / 3  # of a step's products: behind those the exchange of the layers above may hide
+# Networks, batch on each card, and microseconds of a step on one H200, by docs/results.md
+STEPS_OF_CARDS = (
+    ("784-128-10", 128, {"float32": 6.6, "bfloat16": 6.4}),
+    ("784-1024-1024-10", 1024, {"float32": 143.0, "bfloat16": 66.0}),
+    ("4096-4096-4096-4096-4096", 8192, {"float32": 15_630.0, "bfloat16": 4_520.0}),
+)
+
+
+def nvlink() -> Link:
+    """The line through NCCL's times, by least squares of relative errors."""
+    sizes, seconds = np.array(NCCL).T
+    latency, per_byte = np.linalg.lstsq(np.stack([1 / seconds, sizes / seconds], 1), np.ones(len(NCCL)), rcond=None)[0]
+    return Link("NVLink", float(latency), float(1 / per_byte))
+
+
+def card_seconds(step: float, parameters: int, cards: int, link: Link, *, is_hidden: bool) -> float:
+    """Seconds of a step on so many cards that each have the rows of one (weak scaling).
+
+    Each card sends and receives (n - 1)/n of the gradient in float32, and as much of the parameters: one all-reduce.
+    """
+    if cards == 1:
+        return step
+    moved = 2 * (cards - 1) / cards * 4 * parameters / link.bandwidth
+    latency = link.latency * math.log2(cards)
+    return step + latency + (max(0.0, moved - BACKWARD * step) if is_hidden else moved)
+
+
+def show_cards() -> None:
+    fitted = nvlink()
+    links = (fitted, dataclasses.replace(fitted, name="InfiniBand", bandwidth=INFINIBAND_RATE))
+    print(
+        "\ncards, computed and not measured: weak scaling, efficiency with the exchange all seen / hidden if it can be"
+    )
+    for link in links:
+        print(link)
+        for name, batch, steps in STEPS_OF_CARDS:
+            parameters = sum((n_in + 1) * n_out for n_in, n_out in pairwise(int(n) for n in name.split("-")))
+            for precision, microseconds in steps.items():
+                cells = []
+                for cards in CARDS:
+                    step = microseconds * 1e-6
+                    both = [card_seconds(step, parameters, cards, link, is_hidden=hidden) for hidden in (False, True)]
+                    cells.append(f"{cards}: {step / both[0]:.2f} / {step / both[1]:.2f}")
+                print(f"  {name:25} {batch:5} {precision:9} {'  '.join(cells)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help="on two ranks, and write that to results/")
+    parser.add_argument("--fit", action="store_true", help="look for the constants of mlpgpu/plan/costs.py")
+    options = parser.parse_args()
+    if options.measure:
+        found = [each for name, batch in NETWORKS.items() for each in measure(name, batch)]
+        if mg.rank() == 0:
+            RESULTS.write_text(json_lines(found, surroundings(packages=["mpi4py"])), encoding="utf-8")
+        return
+    measured, cores = read()
+    show_measured(measured, cores)
+    if options.fit:
+        print(fit(measured, cores))
+    show_cards()
+
+
+if __name__ == "__main__":
+    main()
