@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from shim_runner import DTYPES, From, run
 
+from mlpgpu.backends.constants import HYPER, LOSS_NUMBERS
 from mlpgpu.backends.cuda.kernels import Argument, Entry
 from mlpgpu.backends.cuda.kernels.launches import MOST_RUN_STEPS
-from mlpgpu.backends.cuda.run.steps import HYPER, LOSS_NUMBERS, TABLE_COLUMNS
+from mlpgpu.backends.cuda.run.steps import TABLE_COLUMNS
 
 _SHIM = threading.Lock()  # programs of it answer one at a time
 # Of the constant variables of math/optimizers.cuh and math/losses.cuh.
