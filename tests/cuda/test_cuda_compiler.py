@@ -28,6 +28,7 @@ from mlpgpu.backends.cuda.runtime.compiler import (
     split_jobs,
     toolkit_folder,
 )
+from mlpgpu.backends.sources import source_folder
 from mlpgpu.errors import BackendError, ConfigurationError, StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -397,4 +398,4 @@ def test_something_else_called_nvcc(workshop: Workshop, script: str, said: str) 
 
 
 def test_sources_are_found() -> None:
-    assert (sources.source_folder() / "common/portable.cuh").is_file()
+    assert (source_folder() / "common/portable.cuh").is_file()
