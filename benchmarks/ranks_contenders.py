@@ -64,7 +64,8 @@ def by_mlpgpu(task: Task) -> float | None:
     import mlpgpu as mg
     from mlpgpu.backends.cuda.select import thresholds
 
-    thresholds.RANKS_ON_CARDS = True  # whose time is asked for
+    if task.is_on_cards:
+        thresholds.RANKS_ON_CARDS = True  # whose time is asked for
     widths, batch, rows, seconds = task.widths, task.batch, task.rows, task.seconds
 
     layers = [

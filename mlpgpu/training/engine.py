@@ -349,7 +349,7 @@ class Engine:
             values |= self._team.lead(own_values, self) if together else own_values()
         return {name: values[name] for name in ("loss", *metrics)}
 
-    def read_along(self, name: str, *arguments: Any) -> None:
+    def _read_along(self, name: str, *arguments: Any) -> None:
         """Have rank 0 read what this rank has a part of, by a method of :class:`Program`; it is a follower's method."""
         if name == "read_parameters":
             self._network.values.read()  # which then has them, as rank 0's has

@@ -607,9 +607,9 @@ class Trainer:
         """Compute this rank's parts of what rank 0 evaluates."""
         self._engine.evaluate(prepared, metrics, dict.fromkeys(own, _nothing))
 
-    def read_along(self, name: str, *arguments: Any) -> None:
-        """See :meth:`Engine.read_along`."""
-        self._engine.read_along(name, *arguments)
+    def _read_along(self, name: str, *arguments: Any) -> None:
+        """See :meth:`Engine._read_along`."""
+        self._engine._read_along(name, *arguments)
 
     def _prepare(self, data: Data, network: Network, **options: Any) -> Prepared:
         """A data set that suits the task, and lies where the backend can read it."""

@@ -67,7 +67,7 @@ class TensorProgram(CpuProgram):
             self._work.set_statistics(statistics[0])
 
     def read(self, *, snapshot: bool = False) -> State:
-        with self.together("read_along", "read", snapshot):
+        with self.together("_read_along", "read", snapshot):
             parameters = self._snapshot if snapshot and self._snapshot is not None else self._work.parameters
             with self._lock.held():
                 slots = [self._gather(slot)[np.newaxis] for slot in self._work.slots]
@@ -76,7 +76,7 @@ class TensorProgram(CpuProgram):
                 return State(whole[np.newaxis], shaped, self._work.statistics[np.newaxis].copy())
 
     def read_parameters(self) -> np.ndarray:
-        with self.together("read_along", "read_parameters"), self._lock.held():
+        with self.together("_read_along", "read_parameters"), self._lock.held():
             return self._gather(self._work.parameters)
 
     def _gather(self, own: np.ndarray) -> np.ndarray:
@@ -238,18 +238,18 @@ class TensorProgram(CpuProgram):
     # --- what looks at more than a rank has ---
 
     def is_finite(self) -> bool:
-        with self.together("read_along", "is_finite"):
+        with self.together("_read_along", "is_finite"):
             with self._lock.held():
                 flat = self._work.parameters
                 own = all(np.isfinite(flat[first : first + PIECE]).all() for first in range(0, len(flat), PIECE))
             return own if self._parts.ranks == 1 else all(all_ranks().gather(own))
 
     def square_sum(self, parts: Sequence[slice]) -> float:
-        with self.together("read_along", "square_sum", parts):
+        with self.together("_read_along", "square_sum", parts):
             return sum_of_squares(self.read_parameters(), parts)
 
     def histograms(self, bins: int) -> dict[str, Histogram]:
-        with self.together("read_along", "histograms", bins), self._lock.held():
+        with self.together("_read_along", "histograms", bins), self._lock.held():
             found = {}
             for parameter in self._whole.parameters:  # one at a time, since no rank may have room for all
                 values = np.empty(parameter.shape, self._work.dtype)
@@ -260,7 +260,7 @@ class TensorProgram(CpuProgram):
     def sample(self, rows: int, step: int, bins: int) -> dict[str, Histogram]:
         """As :meth:`Program.sample`; each rank computes it on the whole network."""
         assert self._training is not None
-        with self.together("read_along", "sample", rows, step, bins):
+        with self.together("_read_along", "sample", rows, step, bins):
             alone = CpuProgram(self._whole, self._thread_count)
             alone.load(self.read())
             alone.attach(self._training[0].dataset, self._training[1])
