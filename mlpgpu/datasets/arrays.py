@@ -143,12 +143,13 @@ def check_finite(what: str, array: np.ndarray, columns: Sequence[str] | None = N
     if array.dtype.kind != "f":
         return
     for rows in chunks(len(array), array[:1].nbytes):
-        finite = np.isfinite(array[rows])
+        part = array[rows]
+        finite = np.isfinite(part)
         if not finite.all():
             row, *column = (int(place) for place in np.unravel_index(finite.argmin(), finite.shape))
-            row += rows.start
-            where = ", ".join([f"row {row}", *(f"column {columns[k]!r}" if columns else f"column {k}" for k in column)])
-            raise DataError(what, expected="finite numbers", got=f"{array[(row, *column)]} at {where}")
+            names = [f"column {columns[k]!r}" if columns else f"column {k}" for k in column]
+            where = ", ".join([f"row {rows.start + row}", *names])
+            raise DataError(what, expected="finite numbers", got=f"{part[(row, *column)]} at {where}")
 
 
 def _real_dtype(what: str, array: np.ndarray, expected: str, kept: Sequence[np.dtype] = KEPT_DTYPES) -> np.dtype:

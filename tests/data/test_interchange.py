@@ -78,6 +78,7 @@ class OnCard:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> np.ndarray:
+        assert not isinstance(rows, tuple), "an array on a card gives rows, not elements"
         found = self._all[rows].copy()
         self.reads.append(found.size)
         return found

@@ -137,8 +137,10 @@ def test_arrays_that_go_up_as_they_lie_mean_the_same(device: Device, tmp_path: P
     network = network_of("tiny")
     x = inputs(9000, network.n_in)
     np.save(tmp_path / "x.npy", x)
-    mapped, locked = np.load(tmp_path / "x.npy", mmap_mode="r"), pinned(device, (1000, network.n_in), np.float32)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     with inference(network, device) as made:
+        with device:
+            locked = pinned(device, (1000, network.n_in), np.float32)
         for rows in (200, 1000, 6000, 9000):
             by_host = predict(made, x, network.n_out, rows=np.arange(9000))[:rows]
             assert np.array_equal(predict(made, x[:rows], network.n_out), by_host)
