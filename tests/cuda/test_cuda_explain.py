@@ -258,7 +258,8 @@ def test_bytes_of_a_product_in_parts() -> None:
     assert (flops(part, 10), flops(total, 10)) == (2 * 10 * 5000 * 3, 0)
 
 
-def test_bytes_of_an_update_in_place() -> None:
+def test_bytes_of_an_update_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
     network = mg.Network([mg.Dense(50, 33)], seed=1)
     low = lowered(network.lower(capacity=ROWS, loss="squared_error", optimizer=mg.Adam(0.1)))
     launch = launch_of(low.shards[0], "dense_backward_update")

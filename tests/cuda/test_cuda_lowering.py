@@ -40,6 +40,13 @@ OWNED = {"order", "data", "scale", "seed", "targets", "plain targets", "weights"
 NUMBERS = {"scale", "seed", "graph_steps"}
 
 
+@pytest.fixture
+def plain_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither steps by blocks of rows nor tiles for small batches, which would be chosen for the plans of a test."""
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
+    monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)
+
+
 def lowered(
     plan: Plan, multiprocessors: int = 132, source: str = "float32", arch: str = "sm_75", rank: int = 0
 ) -> Lowered:
@@ -227,6 +234,7 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
     assert not any(launch.pdl for shard in apart.shards for launch in shard)
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_a_small_plan_in_full() -> None:
     layers = [Dense(64, 128, "relu"), Dropout(0.1), Dense(128, 64, "gelu"), Dense(64, 10)]
     optimizer = OPTIMIZERS["Adam"](0.1, clip_norm=1.0)
@@ -256,6 +264,7 @@ def test_a_small_plan_in_full() -> None:
     ]
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_a_plan_that_updates_in_place() -> None:
     layers = [Dense(64, 128, "relu"), Dense(128, 10)]
     low = lowered(make_plan(layers, loss="softmax_cross_entropy"))
@@ -268,6 +277,7 @@ def test_a_plan_that_updates_in_place() -> None:
     assert low.bytes["partials"] == 0 and "x" not in low.bytes
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
     low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 300, "tanh"), Dense(300, 64)], capacity=300))
     assert names(low.shards[0])[3:] == [
@@ -280,6 +290,7 @@ def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
     ]
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_the_kernel_of_an_update_follows_the_shape() -> None:
     def kinds(capacity: int, k: int, n: int) -> list[str]:
         low = lowered(make_plan([Dense(k, n), Dense(n, 3)], capacity=capacity))
@@ -320,6 +331,7 @@ def test_products_of_split_operands(options: dict[str, Any], arch: str, expected
         assert not any("split_k_split" in name for name in names(low.evaluation))
 
 
+@pytest.mark.usefixtures("plain_launches")
 @given(st.integers(1, 9000), st.integers(1, 64), st.sampled_from(["identity", "tanh"]), st.integers(1, 2))
 def test_the_head_is_a_short_narrow_layer_without_an_activation(k: int, n: int, activation: str, shards: int) -> None:
     low = lowered(make_plan([Dense(3, k), Dense(k, n, activation)], shards=shards))
@@ -344,6 +356,7 @@ def test_what_comes_between_keeps_updates_apart() -> None:
         assert names(lowered(plan).finish)[-1].startswith("update_")
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_an_input_that_others_read_is_gathered() -> None:
     """Only products fetch their rows by themselves, of numbers and not of bytes."""
     layers = [Dense(8, 8, "relu"), Dense(8, 8)]
@@ -432,6 +445,7 @@ def test_products_write_operands_of_bfloat16_where_tensor_cores_read_them() -> N
     assert not of_bytes.staged and of_bytes.stages == 32
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> None:
     first, last = Dense(512, 512, "relu"), Dense(512, 512)
 
@@ -460,6 +474,7 @@ def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> No
         assert sum(name.startswith("loss_") for name in names(apart.shards[0])) == 1
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_products_for_gradients_leave_partial_sums_of_biases_gradients() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
@@ -496,6 +511,7 @@ def test_on_compute_capability_9_products_take_maps_of_components(precision: str
     assert not lowered(tensor_plan(precision=precision), arch="sm_80").maps()
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_tiles_of_sm90_follow_what_they_cost() -> None:
     """A product of few large tiles is made of small ones, and one of many of large ones."""
     for operand_format in OPERAND_FORMATS:
@@ -577,6 +593,7 @@ def test_the_update_adds_shares_up_unless_something_comes_between() -> None:
     assert "reduce" in names(lowered(make_plan([layers[0], layers[0]])).finish)
 
 
+@pytest.mark.usefixtures("plain_launches")
 def test_an_activations_derivative_is_taken_in_by_the_product_before_it() -> None:
     low = lowered(make_plan([Dense(4, 4, "tanh"), Dense(4, 4, "silu"), Dense(4, 4)]))
     products = [launch for launch in low.shards[0] if launch.values.get("dx")]

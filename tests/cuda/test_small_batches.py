@@ -1,4 +1,4 @@
-"""Narrow tiles, and tiles whose warps share k: switched off, at each limit, and in whole steps on the host."""
+"""Narrow tiles, and tiles whose warps share k: at each limit, in whole steps on the host, and switched off."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ STEP = Work(
     in_place=True, ends_with_gradient=False, operand_format=BFLOAT16,
 )  # fmt: skip
 EVERYWHERE = {
-    "NARROW_TILES_ARE_USED": True, "NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1,
-    "COUNTED_TENTHS": 0,
+    "NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1,
+    "COUNTED_TENTHS": 0, "ROW_STEP_IS_USED": False,
 }  # fmt: skip
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
 
 
 @pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", True)
+def unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)
 
 
 @pytest.fixture
@@ -74,29 +74,9 @@ def on_tensor_cores(path: DensePath) -> bool:
     return all(isinstance(product, Gemm) for product in path.products.values())
 
 
-# --- switched off ---
+# --- chosen ---
 
 
-def test_the_switch_is_off() -> None:
-    """Until a card has timed them."""
-    assert not thresholds.NARROW_TILES_ARE_USED
-
-
-@given(plans(), ARCHITECTURES, st.sampled_from([1, 132]))
-def test_without_the_switch_no_plan_has_them(plan: Plan, arch: str, multiprocessors: int) -> None:
-    assert not has_new_tiles(lowered(plan, multiprocessors, arch=arch))
-
-
-@pytest.mark.parametrize("rows", [16, 64, 128, 255])
-def test_without_the_switch_steps_of_few_rows_are_on_plain_cores(rows: int) -> None:
-    path = dense_path(784, 512, of(rows))
-    assert isinstance(path.forward, Simt) and isinstance(path.dx, Simt)
-
-
-# --- switched on ---
-
-
-@pytest.mark.usefixtures("used")
 @pytest.mark.parametrize(
     ("below", "at"),
     [
@@ -118,7 +98,6 @@ def test_each_limit_of_tensor_cores(
         assert not on_tensor_cores(dense_path(*at[:2], dataclasses.replace(at[2], setting=setting)))
 
 
-@pytest.mark.usefixtures("used")
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR], ids=lambda each: each.name)
 def test_a_step_of_few_rows_fills_the_card_by_narrow_tiles(operand_format: OperandFormat) -> None:
     path = dense_path(784, 512, of(64, operand_format=operand_format))
@@ -131,14 +110,12 @@ def test_a_step_of_few_rows_fills_the_card_by_narrow_tiles(operand_format: Opera
     assert path.forward.tile.grid(128, 512, 132) == (64, 1, 1) and path.update.tile.grid(784, 512, 132) == (104, 1, 1)
 
 
-@pytest.mark.usefixtures("used")
 def test_operands_that_need_passes_are_worth_it_for_more_rows_alone() -> None:
     """A pass takes longer than multiply-adds of few rows by warps that share k."""
     few, more = (dense_path(1024, 1024, of(rows, operand_format=HALF_PAIR)) for rows in (64, 255))
     assert isinstance(few.forward, WarpSplit) and isinstance(few.dx, WarpSplit) and on_tensor_cores(more)
 
 
-@pytest.mark.usefixtures("used")
 def test_warps_share_k_for_few_rows_alone() -> None:
     plain = of(64, operand_format=None)
     for rows, is_split in ((1, True), (64, True), (128, True), (1024, False), (8192, False)):
@@ -146,7 +123,6 @@ def test_warps_share_k_for_few_rows_alone() -> None:
         assert {type(path.forward), type(path.dx)} == {WarpSplit if is_split else Simt}
 
 
-@pytest.mark.usefixtures("used")
 @given(
     st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([1, 16, 64, 255, 256, 5000]),
     st.sampled_from([None, *OPERAND_FORMATS]), st.sampled_from(["sm_75", "sm_80", "sm_90a"]),
@@ -164,31 +140,40 @@ def test_an_evaluation_sums_in_the_order_of_widths_alone(
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([1, 20, 132]))
 def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessors: int) -> None:
-    patched = pytest.MonkeyPatch()
-    patched.setattr(thresholds, "NARROW_TILES_ARE_USED", True)
-    try:
-        usual = simt_tile(m, n, multiprocessors)[0]
-        tile, why = small_batch_tile(m, n, k, multiprocessors)
-        counted = [simt_clocks(each, m, n, k, multiprocessors) for each in (tile, usual, *WARP_SPLIT_TILES)]
-        assert counted[0] <= counted[1] and f"{counted[0]:,}" in why
-        assert tile in (usual, *WARP_SPLIT_TILES)
-        assert (tile != usual) == is_faster(min(counted[2:]), counted[1])
-        for operand_format in OPERAND_FORMATS:
-            chosen, _ = gemm_tile(operand_format, m, n, multiprocessors, "sm_90a")
-            tiles = (*kernels.sm90_tiles(operand_format), *narrow_tiles(operand_format))
-            clocks = [gemm_clocks(each, m, n, k, multiprocessors) for each in tiles]
-            assert clocks[tiles.index(chosen)] == min(clocks)
-    finally:
-        patched.undo()
+    usual = simt_tile(m, n, multiprocessors)[0]
+    tile, why = small_batch_tile(m, n, k, multiprocessors)
+    counted = [simt_clocks(each, m, n, k, multiprocessors) for each in (tile, usual, *WARP_SPLIT_TILES)]
+    assert counted[0] <= counted[1] and f"{counted[0]:,}" in why
+    assert tile in (usual, *WARP_SPLIT_TILES)
+    assert (tile != usual) == is_faster(min(counted[2:]), counted[1])
+    for operand_format in OPERAND_FORMATS:
+        chosen, _ = gemm_tile(operand_format, m, n, multiprocessors, "sm_90a")
+        tiles = (*kernels.sm90_tiles(operand_format), *narrow_tiles(operand_format))
+        clocks = [gemm_clocks(each, m, n, k, multiprocessors) for each in tiles]
+        assert clocks[tiles.index(chosen)] == min(clocks)
 
 
-@pytest.mark.usefixtures("used")
-def test_steps_by_blocks_of_rows_and_tails_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", True)
+def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
     small = make_plan([Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)], capacity=2048)
     assert select(small, STEP.setting, is_training=True).row_step
     tall = make_plan([Dense(90_000, 90, "relu"), Dense(90, 90, "relu"), Dense(90, 10)], capacity=128)
     assert select(tall, STEP.setting, is_training=True).tail
+
+
+# --- switched off ---
+
+
+@pytest.mark.usefixtures("unused")
+@given(plans(), ARCHITECTURES, st.sampled_from([1, 132]))
+def test_without_the_switch_no_plan_has_them(plan: Plan, arch: str, multiprocessors: int) -> None:
+    assert not has_new_tiles(lowered(plan, multiprocessors, arch=arch))
+
+
+@pytest.mark.usefixtures("unused")
+@pytest.mark.parametrize("rows", [16, 64, 128, 255])
+def test_without_the_switch_steps_of_few_rows_are_on_plain_cores(rows: int) -> None:
+    path = dense_path(784, 512, of(rows))
+    assert isinstance(path.forward, Simt) and isinstance(path.dx, Simt)
 
 
 # --- launches ---
@@ -255,7 +240,6 @@ def test_an_epoch_whose_warps_share_k(by_order: bool) -> None:
         assert_as_exact(got, value, oracle)
 
 
-@pytest.mark.usefixtures("used")
 @pytest.mark.parametrize(("precision", "path"), [("bfloat16", "gemm_sm90 64x16"), ("float32", "warp split 32x8")])
 def test_a_selection_says_what_was_counted(precision: str, path: str) -> None:
     plan = make_plan([Dense(784, 512, "relu"), Dense(512, 10)], capacity=64, precision=precision)

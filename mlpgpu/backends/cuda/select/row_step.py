@@ -39,7 +39,7 @@ def widths_of(network: PersistentNetwork) -> tuple[int, ...]:
 def row_step(plan: Plan, work: Work) -> Verdict:
     """Whether a block goes with some rows through all layers, the loss and back, all weights in its shared memory."""
     if not thresholds.ROW_STEP_IS_USED:
-        return Verdict(False, "switched off, since it was not timed on a card yet")
+        return Verdict(False, "a test or a benchmark asks for other launches")
     if not work.is_training or work.ends_with_gradient:
         return Verdict(False, "it is for training steps that store no logits")
     network = read_network(plan)

@@ -66,7 +66,7 @@ SHARED_BYTES_PER_CLOCK = 128
 # True: narrow tiles on tensor cores and tiles of multiply-adds whose warps share k, wherever they are counted to take
 # less; in training tensor cores also below the three limits above, from those below on.  Not timed on a card yet: what
 # is expected of it stands in docs/experiments/small-batches.md.
-NARROW_TILES_ARE_USED = False
+NARROW_TILES_ARE_USED = True
 
 # Not measured: of fewer rows most of the 64 of a product of wgmma would be padding; layers of fewer weights may be part
 # of a tail, or of a step by blocks of rows.
@@ -100,7 +100,7 @@ TAIL_MOST_ROWS = 256
 
 # Not timed on a card yet, so off.  50-128-128-128-1 at 1,024 rows: 96 µs launch by launch, counted here 22
 # (docs/experiments/row-step.md); `python benchmarks/choices.py --only four-1024` measures both in turns.
-ROW_STEP_IS_USED = False
+ROW_STEP_IS_USED = True
 
 # --- stacks of locally connected layers in one kernel ---
 
