@@ -20,11 +20,16 @@ except ImportError as error:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+
+class _NoCallbackSupport:
+    """A base before ``BaseEstimator`` where scikit-learn has no callbacks; ``object`` can stand before no class."""
+
+
 try:  # from scikit-learn 1.9 on
     from sklearn.callback import CallbackSupportMixin as _CallbackSupport
     from sklearn.callback import with_callbacks as _with_callbacks
 except ImportError:
-    _CallbackSupport, _with_callbacks = object, None
+    _CallbackSupport, _with_callbacks = _NoCallbackSupport, None
 
 CallbackSupport = _CallbackSupport
 

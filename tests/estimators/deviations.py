@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sklearn
+
+VERSION = tuple(map(int, sklearn.__version__.split(".")[:2]))
+LATEST = (1, 9)  # whose checks and tests these are; from 1.6 on they are the same but for what came later
+
 # Checks of check_estimator.
 _WEIGHTS = (
     "asks for equality to 1e-7 after 200 epochs, and a weight of 2 rounds otherwise in float32 than a row that is "
@@ -44,6 +49,7 @@ TESTS = {
     "test_mlp_param_dtypes[MLPRegressor-float64]": "parameters are float32 unless precision='float64'",
     "test_mlp_partial_fit_after_fit": OTHERWISE,
 }
+SINCE_1_7 = ("test_mlp_vs_poisson_glm_equivalent",)
 NOT_OF_BEHAVIOUR = (LBFGS, INTERNAL, OTHERWISE)  # that there could be here
 
 
