@@ -77,7 +77,11 @@ BOTH_SIDES: list[tuple[str, tuple[int, int, Work], tuple[int, int, Work], int, s
 @pytest.mark.parametrize(("one", "other", "product", "first", "second"), [case[1:] for case in BOTH_SIDES],
                          ids=[case[0] for case in BOTH_SIDES])  # fmt: skip
 def test_each_side_of_a_threshold_has_its_path(
-    one: tuple[int, int, Work], other: tuple[int, int, Work], product: int, first: str, second: str,
+    one: tuple[int, int, Work],
+    other: tuple[int, int, Work],
+    product: int,
+    first: str,
+    second: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of tiles for small batches are in test_small_batches.py."""
