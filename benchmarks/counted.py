@@ -1,10 +1,9 @@
-"""What steps of small batches are counted to take, launch by launch: before a card has timed them.
+"""What steps of small batches are counted to take, launch by launch.
 
     python benchmarks/counted.py [--launches NAME PRECISION]
 
-Rows are small networks at their batch sizes; columns are microseconds of a step on an H200 as plans are lowered by
-default, and with ``thresholds.NARROW_TILES_ARE_USED``.  What is counted of kernels that were never timed is multiplied
-by 1.5, by which earlier predictions came out too low.  ``benchmarks/choices.py`` measures the same networks.
+Rows are small networks at their batch sizes; columns are launches and microseconds of a step on an H200, without and
+with ``thresholds.NARROW_TILES_ARE_USED``.  ``benchmarks/choices.py`` measures the same networks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
 from mlpgpu.backends.cuda.profile.paths import CARDS
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.counted import gemm_clocks, simt_clocks
+from mlpgpu.backends.cuda.select.counted import gemm_clocks, simt_clocks, small_n_clocks
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
 from mlpgpu.plan import Plan
@@ -32,11 +31,10 @@ from mlpgpu.plan import Plan
 CARD = CARDS["H200"]
 CLOCKS = 1950  # in a microsecond
 LAUNCH = 3.3  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
-PASS, SMALL_N, BIASES = 5.0, 4.0, 3.3  # measured: a pass that splits, the narrow update, the launch that moves biases
+PASS, BIASES = 5.0, 3.3  # measured: a pass that splits, the launch that moves biases
 HEAD = 5.0  # 7.5 measured at 1,024 rows, of which two thirds at few
 OTHER = 2.0
 CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
-MARGIN = 1.5
 
 # (widths, batch size): those whose times of before are known, and others.
 NETWORKS = {
@@ -69,27 +67,21 @@ def narrow_tiles(*, used: bool = True, on_tensor_cores: bool = True) -> Iterator
 
 @dataclass(frozen=True)
 class Counted:
-    """A launch of a step, and how many microseconds it is counted at; ``is_new`` if no card has timed its kernel."""
+    """A launch of a step, and how many microseconds it is counted at."""
 
     launch: Launch
     microseconds: float
-    is_new: bool
-
-    @property
-    def expected(self) -> float:
-        return self.microseconds * (MARGIN if self.is_new else 1.0)
 
 
 def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
     """A launch for so many rows, of which a step has a share."""
     function = launch.entry.function.partition("<")[0]
-    if not launch.entry.products or function.endswith("small_n"):
+    if not launch.entry.products:
         passes = function.startswith(("split_", "sum_columns"))
-        fixed = {"update_biases": BIASES, "dense_backward_update_small_n": SMALL_N}.get(function)
-        return Counted(launch, share * (fixed or (PASS if passes else OTHER)), is_new=False)
+        return Counted(launch, share * (BIASES if function == "update_biases" else PASS if passes else OTHER))
     if function.startswith("head"):
-        return Counted(launch, HEAD, is_new=False)
-    clocks, is_new = _product_clocks(launch, rows)
+        return Counted(launch, HEAD)
+    clocks = _product_clocks(launch, rows)
     lengths, blocks = lengths_of(launch, rows), launch.grid[0] * launch.grid[1] * launch.grid[2]
     stored = sum(
         array_bytes(argument, lengths) * (2 if argument.is_updated else 1)
@@ -97,25 +89,29 @@ def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
         if argument.is_array and not argument.ctype.startswith("const ") and launch.values[argument.name] is not None
     )
     stores = stored / (CACHE_BYTES * min(blocks, CARD.multiprocessors))
-    return Counted(launch, LAUNCH + (clocks + stores) / CLOCKS, is_new)
+    return Counted(launch, LAUNCH + (clocks + stores) / CLOCKS)
 
 
-def _product_clocks(launch: Launch, rows: int) -> tuple[int, bool]:
-    """Of a product's slices; and whether its tile is new."""
+def _product_clocks(launch: Launch, rows: int) -> int:
+    """Of a product's slices."""
     entry, k, n = launch.entry, launch.values["k"], launch.values["n"]
     assert isinstance(k, int) and isinstance(n, int)
     is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
     has_padding = entry.operand_format is not None and not entry.operand_format.scaled
     m = padded_rows(rows) if has_padding else rows
     shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
+    if entry.name.endswith("_small_n"):
+        return small_n_clocks(k, n, rows, CARD.multiprocessors)
     if entry.operand_format is None:
-        plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
+        of_batch = is_forward or is_input
+        by_warps = kernels.WARP_SPLIT_TILES if of_batch else (kernels.WARP_SPLIT_WEIGHT,)
+        plain: tuple[SimtTile | WarpSplitTile, ...] = (*by_warps, *kernels.TILES)
         tile = next(tile for tile in plain if entry.name.endswith(f"_{tile.name}"))
-        return simt_clocks(tile, *shape, CARD.multiprocessors), tile in kernels.WARP_SPLIT_TILES
+        return simt_clocks(tile, *shape, CARD.multiprocessors)
     narrow = kernels.narrow_tiles(entry.operand_format)
     tiles: tuple[Sm90Tile, ...] = (*kernels.sm90_tiles(entry.operand_format), *narrow)
     found = next(tile for tile in tiles if entry.name.endswith(f"_{tile.name}"))
-    return gemm_clocks(found, *shape, CARD.multiprocessors), found in narrow
+    return gemm_clocks(found, *shape, CARD.multiprocessors)
 
 
 def plan_of(workload: Workload, precision: str) -> Plan:
@@ -146,10 +142,9 @@ def rows() -> Iterator[tuple[str, ...]]:
             if isinstance(before, str) or isinstance(after, str):
                 yield workload.name, precision, "", "one kernel", "", "", ""
                 continue
-            times = [sum(each.expected for each in made) for made in (before, after)]
-            tiles = f"{sum(each.is_new for each in after)} of {len(after)}"
+            times = [sum(each.microseconds for each in made) for made in (before, after)]
             yield (
-                workload.name, precision, str(len(before)), f"{times[0]:.0f}", tiles, f"{times[1]:.0f}",
+                workload.name, precision, str(len(before)), f"{times[0]:.0f}", str(len(after)), f"{times[1]:.0f}",
                 f"{times[0] / times[1]:.1f}",
             )  # fmt: skip
 
@@ -164,9 +159,9 @@ def main() -> None:
             made = step(WORKLOADS[name], precision, used=used)
             print(f"{name}, {precision}, {'with' if used else 'without'} narrow tiles")
             for each in [] if isinstance(made, str) else made:
-                print(f"  {each.launch.entry.name:60} {each.microseconds:6.1f} {each.expected:6.1f}")
+                print(f"  {each.launch.entry.name:60} {each.microseconds:6.1f}")
         return
-    head = "network", "precision", "launches", "µs", "new launches", "µs with narrow tiles", "times as fast"
+    head = "network", "precision", "launches", "µs", "with narrow tiles", "µs", "times as fast"
     print(text.table([head, *rows()], "<<>>>>>"))
 
 

@@ -44,21 +44,20 @@ __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int colu
         shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
 }
 
-// What block (across, down) of a layer's grid does.
 template <class Rule>
-__device__ __forceinline__ void small_n_block(int across, int down, const Step* step, int shard, int shards, const float* x,
-                                              const int* order, const float* dz, const double* totals, float* weight,
-                                              float* bias, float* weight_slots, float* bias_slots, int64_t size, int k,
-                                              int n) {
+__device__ __forceinline__ void dense_backward_update_small_n(const Step* step, int shard, int shards, const float* x,
+                                                             const int* order, const float* dz, const double* totals,
+                                                             float* weight, float* bias, float* weight_slots,
+                                                             float* bias_slots, int64_t size, int k, int n) {
     using T = SmallN;
     using Parameter = InPlace<BiasRule<Rule>>;
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
-    const int first_row = across * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = down * T::COLUMNS;
+    const int first_row = blockIdx.x * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
 
     // The parameters that the first threads update at the end are loaded at the beginning.
-    const int row = across * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
+    const int row = blockIdx.x * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool updates = threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const Parameter of_weight = {weight, weight_slots, size, n, 0.0f, rates};
@@ -132,43 +131,6 @@ __device__ __forceinline__ void small_n_block(int across, int down, const Step* 
     parameter.scale = static_cast<float>(inverse_weight(read_totals));
     if (row < k) sum = penalized<Rule>(sum, loaded.w);
     parameter.put(row < k ? row : 0, column, sum, loaded);
-}
-
-template <class Rule>
-__device__ __forceinline__ void dense_backward_update_small_n(const Step* step, int shard, int shards, const float* x,
-                                                             const int* order, const float* dz, const double* totals,
-                                                             float* weight, float* bias, float* weight_slots,
-                                                             float* bias_slots, int64_t size, int k, int n) {
-    small_n_block<Rule>(blockIdx.x, blockIdx.y, step, shard, shards, x, order, dz, totals, weight, bias, weight_slots,
-                        bias_slots, size, k, n);
-}
-
-// A layer as the host describes it. Its grid's blocks lie one row after another from block `first` on.
-struct SmallNLayer {
-    int k, n, first;
-    int weight, bias;  // offsets into the parameters; -1 without a bias
-    int x, dz;         // columns of y and of dz before the layer's, in all rows; x is -1 where the layer reads `inputs`
-};
-
-// The same of several layers in one grid, which wait for none of each other. y and dz have one array (capacity, columns) after
-// another; `inputs` are rows of the data set by the order unless that is null.
-// Grid: the blocks of all layers.
-template <class Rule>
-__device__ __forceinline__ void update_layers(const Step* step, int shard, int shards, const SmallNLayer* described,
-                                              int layer_count, const float* inputs, const int* order, const float* y,
-                                              const float* dz, const double* totals, float* parameters, float* slots,
-                                              int64_t size, int capacity) {
-    const int block = blockIdx.x;
-    int which = 0;
-    while (which + 1 < layer_count && block >= described[which + 1].first) ++which;
-    const SmallNLayer layer = described[which];
-    const int wide = ceil_div(layer.k + 1, SmallN::WEIGHT_ROWS), place = block - layer.first;
-    const bool is_first = layer.x < 0;
-    const float* const x = is_first ? inputs : y + static_cast<int64_t>(capacity) * layer.x;
-    small_n_block<Rule>(place % wide, place / wide, step, shard, shards, x, is_first ? order : nullptr,
-                        dz + static_cast<int64_t>(capacity) * layer.dz, totals, parameters + layer.weight,
-                        layer.bias >= 0 ? parameters + layer.bias : nullptr, slots ? slots + layer.weight : nullptr,
-                        slots && layer.bias >= 0 ? slots + layer.bias : nullptr, size, layer.k, layer.n);
 }
 
 }  // namespace mlpgpu

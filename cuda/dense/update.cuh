@@ -9,15 +9,13 @@
 
 namespace mlpgpu {
 
-// weight (k, n), bias (n,), or null, and their slots are updated in place; slot s begins s · size elements after the first.
-// Grid: (tiles of k, tiles of n).
+// Moves the weights of the tile whose first row is m0 and first column n0, and the biases of its columns if m0 is 0.
 template <class Rule, class T>
-__device__ __forceinline__ void dense_backward_update(const Step* step, int shard, int shards, const float* x,
-                                                      const int* order, const float* dz, const double* totals,
-                                                      float* weight, float* bias, float* weight_slots,
-                                                      float* bias_slots, int64_t size, int k, int n) {
+__device__ __forceinline__ void update_tile(int m0, int n0, const Step* step, int shard, int shards, const float* x,
+                                            const int* order, const float* dz, const double* totals, float* weight,
+                                            float* bias, float* weight_slots, float* bias_slots, int64_t size, int k,
+                                            int n) {
     const Rows rows = shard_rows(step, shard, shards);
-    const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const float scale = static_cast<float>(inverse_weight(totals));
@@ -25,6 +23,17 @@ __device__ __forceinline__ void dense_backward_update(const Step* step, int shar
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, row};
     const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, size, n, scale, row};
     gemm_tile_in_place(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
+}
+
+// weight (k, n), bias (n,), or null, and their slots are updated in place; slot s begins s · size elements after the first.
+// Grid: (tiles of k, tiles of n).
+template <class Rule, class T>
+__device__ __forceinline__ void dense_backward_update(const Step* step, int shard, int shards, const float* x,
+                                                      const int* order, const float* dz, const double* totals,
+                                                      float* weight, float* bias, float* weight_slots,
+                                                      float* bias_slots, int64_t size, int k, int n) {
+    update_tile<Rule, T>(blockIdx.x * T::M, blockIdx.y * T::N, step, shard, shards, x, order, dz, totals, weight, bias,
+                         weight_slots, bias_slots, size, k, n);
 }
 
 }  // namespace mlpgpu

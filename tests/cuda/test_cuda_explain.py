@@ -184,7 +184,7 @@ OF_LAUNCHES = {
     "fused/tail.cuh": {"units", "outputs", "products", "parameters"},
     "fused/network.cuh": {"products", "parameters"},
     "fused/row_step.cuh": {"inputs", "outputs", "hidden", "deltas", "products", "passed", "parameters"},
-    "dense/small_n_update.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
+    "fused/update_layers.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
     "elementwise/update.cuh": {"partial_count"},
 }
 # Arrays whose bytes are not counted.

@@ -22,10 +22,11 @@ from mlpgpu.backends.cuda.kernels.launches import Lowered
 from mlpgpu.backends.cuda.lower.lowering import lower, passes
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.runtime.compiler import compile_units
-from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select import dense, thresholds
 from mlpgpu.backends.cuda.select.row_step import row_step
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Verdict
+from mlpgpu.backends.cuda.select.tiles import simt_tile
 from mlpgpu.layers import Layer
 from mlpgpu.losses import LOSSES
 from mlpgpu.optimizers import OPTIMIZERS
@@ -36,7 +37,10 @@ H200, A100, T4 = (Setting(132, arch, "float32", textured=True) for arch in ("sm_
 
 @pytest.fixture(autouse=True)
 def plain_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)  # whose sums of several chains have other bits
+    monkeypatch.setattr(dense, "small_batch_tile", lambda m, n, k, sms: simt_tile(m, n, sms))  # one chain over k
+    monkeypatch.setattr(thresholds, "WARP_SPLIT_LEAST_ROWS", 1)  # updates as the row step's second launch makes them
+    monkeypatch.setattr(thresholds, "COUNTED_TENTHS", 0)
+    monkeypatch.setattr(kernels, "SMALL_N_COLUMNS", 0)
     monkeypatch.setattr(thresholds, "FILLING_TENTHS", 10**6)  # no tiles fill the tests' card of two multiprocessors
 
 
@@ -196,7 +200,7 @@ def test_flops_and_bytes_are_those_of_the_plan(frozen: bool) -> None:
     moved = step.gradient_count
     read = 1024 * 4 * (sum(k for k in (50, 128, 128, 128)[frozen:]) + 3 * 128 + 1 - 128 * frozen)
     assert second.entry == kernels.update_layers("Momentum") and second.grid == (
-        17 + 8 * (17 + 17 + 7 * (not frozen)),
+        4 + 8 * (4 + 4 + 2 * (not frozen)),
         1,
         1,
     )

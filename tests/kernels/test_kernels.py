@@ -124,9 +124,21 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a warp's sum left out": (
         "gemm/warp_split.cuh",
-        "other < T::WARPS;",
-        "other + 1 < T::WARPS;",
+        "warp < T::WARPS;",
+        "warp + 1 < T::WARPS;",
         kernels.dense_forward("identity", kernels.WARP_SPLIT_TILES[1]),
+    ),
+    "rows of a lane mistaken where rows of A run along them": (
+        "gemm/warp_split.cuh",
+        "lane_row * T::ROWS + i",
+        "lane_row + T::LANE_ROWS * i",
+        kernels.dense_backward_weight(kernels.WARP_SPLIT_WEIGHT),
+    ),
+    "a bias's sum of one warp alone": (
+        "gemm/warp_split.cuh",
+        "sum_of_warps<T>(column_sums, T::N, threadIdx.x)",
+        "column_sums[threadIdx.x]",
+        kernels.dense_backward_update("SGD", kernels.WARP_SPLIT_WEIGHT),
     ),
     "columns of a lane mistaken where rows of B run along k": (
         "gemm/warp_split.cuh",
@@ -267,13 +279,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         kernels.tail("huber", "dense"),
     ),
     "a layer's first block takes the place of another": (
-        "dense/small_n_update.cuh",
+        "fused/update_layers.cuh",
         "place = block - layer.first",
         "place = block",
         kernels.update_layers("Momentum"),
     ),
     "the order applied to inputs of a hidden layer": (
-        "dense/small_n_update.cuh",
+        "fused/update_layers.cuh",
         "is_first ? order : nullptr",
         "order",
         kernels.update_layers("SGD"),

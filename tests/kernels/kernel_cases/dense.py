@@ -16,6 +16,7 @@ from mlpgpu.backends.cuda.kernels import (
     SPLIT_SM90,
     TILES,
     WARP_SPLIT_TILES,
+    WARP_SPLIT_WEIGHT,
     SimtTile,
     SplitSm80Tile,
     SplitSm90Tile,
@@ -193,7 +194,14 @@ def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Ou
 
 
 def dense_backward_weight(
-    tile: SimtTile, batch: Batch, k: int, n: int, *, plain: bool = False, shift: bool = False, fetched: bool = False
+    tile: SimtTile | WarpSplitTile,
+    batch: Batch,
+    k: int,
+    n: int,
+    *,
+    plain: bool = False,
+    shift: bool = False,
+    fetched: bool = False,
 ) -> Case:
     """``plain`` is without a bias."""
     (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
@@ -212,7 +220,7 @@ def dense_backward_weight(
 
 def dense_backward_update(
     rule: str,
-    operand_format: SimtTile | SplitSm80Tile | str,
+    operand_format: SimtTile | WarpSplitTile | SplitSm80Tile | str,
     batch: Batch,
     k: int,
     n: int,
@@ -266,8 +274,8 @@ def update_layers(rule: str, batch: Batch, k: int, middle: int, n: int, *, fetch
     if layers[0][0]["weight_slots"] is not None:
         slots = flat([np.asarray(layer[0][f"{name}_slots"]) for layer, name in places])
         outputs["slots"] = output("_slots")
-    across, down, _ = kernels.small_n_grid(k, middle)
-    other, of_other, _ = kernels.small_n_grid(middle, n)
+    across, down, _ = WARP_SPLIT_WEIGHT.grid(k, middle)
+    other, of_other, _ = WARP_SPLIT_WEIGHT.grid(middle, n)
     described = [
         [k, middle, 0, 0, sizes[0], -1, 0],
         [middle, n, across * down, sizes[0] + sizes[1], -1, 0, middle],
@@ -378,6 +386,19 @@ def warp_split_cases() -> Iterator[Case]:
         x = normal(34, 131)
         x[5, 3], x[20, 130], x[33, 0] = np.nan, np.inf, -np.inf
         yield dense_forward("identity", tile, whole(34), x, normal(131, 33), plain=True)
+    tile = WARP_SPLIT_WEIGHT
+    for rows, k, n in ((1, 1, 1), (31, 33, 32), (64, 128, 48), (257, 36, 9), (513, 65, 15), (256, 32, 16)):
+        yield dense_backward_weight(tile, whole(rows), k, n)
+        yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
+    for rule in kernels.RULES:
+        yield dense_backward_update(rule, tile, whole(33), 35, 37)
+    for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
+        yield dense_backward_weight(tile, batch, k, 36, fetched=True)
+        yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
+    for batch in batches(65):
+        yield dense_backward_update("SGD", tile, batch, 35, 33)
+    yield dense_backward_weight(tile, whole(33), 36, 40, plain=True, shift=True)
+    yield dense_backward_update("SGD", tile, whole(34), 36, 40, special=np.nan)
 
 
 def dense_cases() -> Iterator[Case]:

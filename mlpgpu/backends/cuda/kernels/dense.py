@@ -61,11 +61,11 @@ TILES: tuple[SimtTile, ...] = tuple(
 
 @dataclass(frozen=True)
 class WarpSplitTile(BlockTile):
-    """A small tile that multiply-adds compute, whose k the block's warps share: ``WarpSplitTile<n>`` of
+    """A small tile that multiply-adds compute, whose k the block's warps share: ``WarpSplitTile<n, warps>`` of
     gemm/warp_split.cuh."""
 
     main_loop: ClassVar[str | None] = "gemm/warp_split.cuh"
-    K: ClassVar[int] = 128
+    K: ClassVar[int] = 128  # of a slice: 16 for each warp
 
     @property
     def shared_bytes(self) -> int:
@@ -73,7 +73,7 @@ class WarpSplitTile(BlockTile):
         return 4 * (self.m + self.n) * (self.K + 4)
 
     def __str__(self) -> str:
-        return f"WarpSplitTile<{self.n}>"
+        return f"WarpSplitTile<{self.n}, {self.threads // 32}>"
 
     @property
     def name(self) -> str:
@@ -82,6 +82,18 @@ class WarpSplitTile(BlockTile):
 
 
 WARP_SPLIT_TILES: tuple[WarpSplitTile, ...] = (WarpSplitTile(32, 16), WarpSplitTile(32, 8))
+
+
+@dataclass(frozen=True)
+class WarpSplitWeightTile(WarpSplitTile):
+    """Such a tile of a weight, whose k are a batch's rows."""
+
+    threads: ClassVar[int] = 512
+    blocks: ClassVar[int] = 1
+    K: ClassVar[int] = 256
+
+
+WARP_SPLIT_WEIGHT = WarpSplitWeightTile(32, 16)
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,7 @@ def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Ent
 _WEIGHT_SPILL_BYTES = 144
 
 
-def dense_backward_weight(tile: SimtTile) -> Entry:
+def dense_backward_weight(tile: SimtTile | WarpSplitTile) -> Entry:
     rest = f"{_X}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
     spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
@@ -253,10 +265,10 @@ def _updated(rule: str) -> str:
     )
 
 
-def dense_backward_update(rule: str, tile: SimtTile | SplitSm80Tile | str) -> Entry:
+def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80Tile | str) -> Entry:
     """The gradient of a weight and a bias, and the step of ``rule``, one of ``RULES``, along it.
 
-    ``tile`` is one of either kind; or ``"small_n"``, without tiles; or ``"large_k"``, for at most LARGE_K_MOST_ROWS
+    ``tile`` is one of any kind; or ``"small_n"``, without tiles; or ``"large_k"``, for at most LARGE_K_MOST_ROWS
     rows and LARGE_K_MOST_N columns.
     """
     rest = f"{_updated(rule)}, int k, int n"
@@ -292,6 +304,7 @@ def _large_k_shape(slots: int) -> tuple[int, int]:
 
 
 SMALL_N_ROWS, SMALL_N_COLUMNS = 8, 16
+SMALL_N_BATCH = 512  # rows at a time, of 16 columns
 SMALL_N_SHAPE = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
 
 
@@ -301,20 +314,22 @@ def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
 
 
 def update_layers(rule: str) -> Entry:
-    """The update without tiles of several layers at once, whose outputs and deltas lie one after another.
+    """The update of several layers at once, by tiles WARP_SPLIT_WEIGHT; their outputs and deltas lie one after another.
 
     Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of y and dz that it reads,
     and the ``products`` of a row; ``moved`` are the parameters of its layers.
     """
     signature = (
-        f"{ROWS}, const SmallNLayer* described[layer_count], int layer_count, const float* inputs[rows,inputs], "
+        f"{ROWS}, const UpdatedLayer* described[layer_count], int layer_count, const float* inputs[rows,inputs], "
         "const int* order[rows], const float* y[rows,hidden], const float* dz[rows,deltas], const double* totals[2], "
         f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, int capacity"
     )
+    tile = WARP_SPLIT_WEIGHT
     return Entry(
-        f"update_layers_{rule}", "dense/small_n_update.cuh", f"update_layers<{rule}Rule>", arguments(signature),
-        *SMALL_N_SHAPE, constants=True, products=(Product(("rows", "products")),), block="SmallN",
-        prefetched=tuple((name, 0) for name in ("described", "inputs", "order", "y", "parameters", "slots")),
+        f"update_layers_{rule}", "fused/update_layers.cuh", f"update_layers<{rule}Rule, {tile}>", arguments(signature),
+        tile.threads, tile.shared_bytes, blocks=tile.blocks, constants=True,
+        products=(Product(("rows", "products")),), block=str(tile), main_loop=tile.main_loop,
+        prefetched=(("described", 0),),
     )  # fmt: skip
 
 
@@ -374,13 +389,16 @@ def dense_entries() -> list[Entry]:
     """The entries of dense layers whose operands are float32."""
     split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
     entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
-    entries += [dense_backward_weight(tile) for tile in TILES]
+    of_weights: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, WARP_SPLIT_WEIGHT)
+    entries += [dense_backward_weight(tile) for tile in of_weights]
     row_tiles: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, *WARP_SPLIT_TILES)
     for activation in ACTIVATIONS:
         entries += [dense_forward(activation, tile) for tile in row_tiles]
         entries += [dense_backward_input(activation, tile) for tile in row_tiles]
         entries.append(dense_forward_sum_partials(activation))
-    tiles: tuple[SimtTile | SplitSm80Tile | str, ...] = (*TILES, SPLIT_SM80, "small_n", "large_k")
+    tiles: tuple[SimtTile | WarpSplitTile | SplitSm80Tile | str, ...] = (
+        *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "large_k",
+    )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
     entries += [update_layers(rule) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]

@@ -270,8 +270,9 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
 
 
 def _with_updates_together(made: list[Group]) -> list[Group]:
-    """Updates without tiles as one group: after a row step none of them waits for another."""
-    updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, SmallN)]
+    """Updates of small weights as one group: after a row step none of them waits for another."""
+    small = SmallN, WarpSplit
+    updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
     if not updates:
         return made
     why = f"{updates[0].why}; a row step has left what all layers' updates read"
@@ -402,7 +403,7 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
         return made
     update, by_order = path.update, facts.by_order(op.x)
     if not work.in_place:
-        assert isinstance(update, Simt)
+        assert isinstance(update, (Simt, WarpSplit))
         return [*made, groups.DenseGradient(title, update.why, op, update, by_order)]
     assert update is not None and not isinstance(update, Gemm)
     on_side_stream = facts.has_tail and op.dx is not None and not isinstance(update, FewRows)

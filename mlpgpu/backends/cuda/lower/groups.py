@@ -166,7 +166,7 @@ class DenseGradient(Group):
     """dW and db, kept as partials."""
 
     op: ops.DenseBackward
-    path: Simt
+    path: Simt | WarpSplit
     by_order: bool
 
 
@@ -180,7 +180,7 @@ class DenseUpdate(Group):
     """
 
     op: ops.DenseBackward
-    path: Simt | SmallN | FewRows | LargeK | SplitOperands
+    path: Simt | WarpSplit | SmallN | FewRows | LargeK | SplitOperands
     by_order: bool
     leaves_partials: bool
     on_side_stream: bool

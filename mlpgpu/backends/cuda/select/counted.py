@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import math
 
-from ..kernels import OperandFormat, SimtTile, Sm90Tile, WarpSplitTile, ceil_div
+from ..kernels import (
+    SMALL_N_BATCH,
+    OperandFormat,
+    SimtTile,
+    Sm90Tile,
+    WarpSplitTile,
+    ceil_div,
+    small_n_grid,
+)
 from . import thresholds
 
 
@@ -44,6 +52,12 @@ def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multipro
     resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
     multiply = tile.m * tile.n * depth // thresholds.FUSED_PER_CLOCK
     return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply)
+
+
+def small_n_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of the update without tiles of a weight (k, n), whose blocks take so many rows at a time."""
+    waves = ceil_div(math.prod(small_n_grid(k, n)), multiprocessors)
+    return waves * ceil_div(rows, SMALL_N_BATCH) * thresholds.SMALL_N_CLOCKS
 
 
 def is_faster(one: int, other: int) -> bool:

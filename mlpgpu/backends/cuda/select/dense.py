@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from .. import kernels
 from ..kernels import GemmTile, SimtTile, Sm90Tile, SplitSm80Tile, SplitSm90Tile, WarpSplitTile, ceil_div, padded_rows
 from . import thresholds
-from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks
+from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks, small_n_clocks
 from .setting import Verdict, Work
 from .tiles import fills, gemm_tile, simt_tile, small_batch_tile
 
@@ -25,8 +26,9 @@ class Simt:
 
 @dataclass(frozen=True)
 class WarpSplit:
-    """Multiply-adds by small tiles whose warps share k, in a step of few rows.  An evaluation has none: there every z
-    is one chain over k, so that the bits of a row do not depend on how many go with it."""
+    """Multiply-adds by small tiles whose warps share k, in a step: for few rows, or for a small weight, whose k are
+    the rows.  An evaluation has none: there every z is one chain over k, so that the bits of a row do not depend on
+    how many go with it."""
 
     tile: WarpSplitTile
     why: str
@@ -129,7 +131,8 @@ class SplitOperands:
 
 Forward = Simt | WarpSplit | SplitK | Gemm
 Input = Simt | WarpSplit | Gemm | Atomic
-Update = Simt | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
+_UpdateTile = TypeVar("_UpdateTile", Simt, SmallN)
+Update = Simt | WarpSplit | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
 
 
 @dataclass(frozen=True)
@@ -190,14 +193,25 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
     """
     if work.operand_format is None:
         return False
-    if is_wide(k, n) and (work.rows >= thresholds.GEMM_LEAST_ROWS or not work.is_training):
-        return True
-    return work.is_training and bool(_on_narrow_tiles(k, n, work))
+    if not work.is_training:
+        return is_wide(k, n)
+    return _is_large(k, n, work) or bool(_on_narrow_tiles(k, n, work))
+
+
+def _is_large(k: int, n: int, work: Work) -> bool:
+    """Whether a step's products are on tensor cores without a count: not where passes may outweigh them."""
+    assert work.operand_format is not None
+    is_counted = work.operand_format.scaled and _has_narrow_tiles(work) and not is_cut(k, n)
+    return is_wide(k, n) and work.rows >= thresholds.GEMM_LEAST_ROWS and not is_counted
+
+
+def _has_narrow_tiles(work: Work) -> bool:
+    return thresholds.NARROW_TILES_ARE_USED and work.setting.arch == Sm90Tile.needs
 
 
 def _on_narrow_tiles(k: int, n: int, work: Work) -> Verdict:
     """Whether a step on few rows or weights is on tensor cores, since they are counted to take far less, and why."""
-    if not thresholds.NARROW_TILES_ARE_USED or work.setting.arch != Sm90Tile.needs:
+    if not _has_narrow_tiles(work):
         return Verdict(False, "narrow tiles are switched off, or not for this card")
     limits = (
         ("rows", work.rows, thresholds.NARROW_LEAST_ROWS),
@@ -232,7 +246,8 @@ def _plain_clocks(k: int, n: int, work: Work) -> int:
         tile, _ = small_batch_tile(work.rows, columns, depth, sms)
         clocks += simt_clocks(tile, work.rows, columns, depth, sms)
     of_weight, _ = simt_tile(k, n, sms)
-    return clocks + simt_clocks(of_weight, k, n, work.rows, sms)
+    by_warps = simt_clocks(kernels.WARP_SPLIT_WEIGHT, k, n, work.rows, sms)
+    return clocks + min(by_warps, simt_clocks(of_weight, k, n, work.rows, sms))
 
 
 def _product_rows(work: Work) -> int:
@@ -284,7 +299,7 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     width, weights = thresholds.GEMM_LEAST_WIDTH, thresholds.GEMM_LEAST_WEIGHTS
     least_rows = f", {work.rows:,} ≥ {thresholds.GEMM_LEAST_ROWS} rows" if work.is_training else ""
     why = f"{k:,}×{n:,} suits tensor cores: both widths ≥ {width}, {k * n:,} ≥ {weights:,} weights{least_rows}"
-    if work.is_training and not (is_wide(k, n) and work.rows >= thresholds.GEMM_LEAST_ROWS):
+    if work.is_training and not _is_large(k, n, work):
         why = _on_narrow_tiles(k, n, work).why
 
     def made(m: int, columns: int, *, of_weight: bool = False) -> Gemm:
@@ -332,7 +347,8 @@ def _update(k: int, n: int, work: Work) -> Update:
     card = work.setting
     tile, reason = simt_tile(k, n, card.multiprocessors)
     if not work.in_place:
-        return Simt(tile, f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}")
+        stored = f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}"
+        return _by_warps(k, n, work, Simt(tile, stored))
     if updates_few_rows(k, n, work):
         size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
         why = f"rows: {work.rows} ≤ {kernels.FEW_ROWS}, {size}: one pass over W updates it and makes the next step's z"
@@ -354,8 +370,23 @@ def _update(k: int, n: int, work: Work) -> Update:
         return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
-        return SmallN(f"{k:,}×{n:,} makes {few}")
-    return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
+        return _by_warps(k, n, work, SmallN(f"{k:,}×{n:,} makes {few}"))
+    return _by_warps(k, n, work, Simt(tile, f"{_why_simt(k, n, work)}; {reason}"))
+
+
+def _by_warps(k: int, n: int, work: Work, usual: _UpdateTile) -> WarpSplit | _UpdateTile:
+    """The gradient of a weight by tiles whose warps share the rows, where these are counted to take less."""
+    used = thresholds.NARROW_TILES_ARE_USED and n > kernels.SMALL_N_COLUMNS
+    if not used or work.rows < thresholds.WARP_SPLIT_LEAST_ROWS:
+        return usual
+    sms, tile = work.setting.multiprocessors, kernels.WARP_SPLIT_WEIGHT
+    by_warps = simt_clocks(tile, k, n, work.rows, sms)
+    if isinstance(usual, Simt):
+        known, otherwise = simt_clocks(usual.tile, k, n, work.rows, sms), f"{usual.tile.m}×{usual.tile.n}"
+    else:
+        known, otherwise = small_n_clocks(k, n, work.rows, sms), "without tiles"
+    why = f"{usual.why}; counted clocks: {by_warps:,} where warps share rows, {otherwise} {known:,}"
+    return WarpSplit(tile, why) if is_faster(by_warps, known) else replace(usual, why=why)
 
 
 def _why_simt(k: int, n: int, work: Work) -> str:
@@ -364,7 +395,7 @@ def _why_simt(k: int, n: int, work: Work) -> str:
         return "plain cores, since this precision, reduction and card have no products on tensor cores"
     if is_cut(k, n):
         return "plain cores, since the layer's forward product is split along k"
-    if work.is_training and thresholds.NARROW_TILES_ARE_USED and work.setting.arch == Sm90Tile.needs:
+    if work.is_training and _has_narrow_tiles(work):
         return f"plain cores, since {_on_narrow_tiles(k, n, work).why}"
     if min(k, n) < thresholds.GEMM_LEAST_WIDTH:
         return f"plain cores, since {k:,}×{n:,} has a width < {thresholds.GEMM_LEAST_WIDTH}"

@@ -74,6 +74,18 @@ NARROW_LEAST_ROWS = 16
 NARROW_LEAST_WIDTH = 64
 NARROW_LEAST_WEIGHTS = 1 << 16
 
+# Weights move by tiles whose warps share the rows, where these are counted to take less, from so many rows on; of fewer
+# most of those warps would have none.  Not measured: follows from that.
+WARP_SPLIT_LEAST_ROWS = 32
+
+# The update without tiles has a block on a multiprocessor, which waits for x, for dz and for its warps' sums.  256 by
+# 256 at 256 rows makes 528 blocks, four one after another, and takes 13 µs.
+SMALL_N_CLOCKS = 6000
+
+# Products with more rows have larger tiles that fill the card, of which the count below is too high: their blocks
+# multiply while they wait.  Not measured: follows from that.
+WARP_SPLIT_MOST_ROWS = 512
+
 # How long a block of multiply-adds waits for a slice of k beside multiplying it, and multiply-adds that a
 # multiprocessor does in a clock, of 128.  784-512-512-10 at 64 rows takes 114 µs, of which 80 are left for 113 slices
 # of 16, at 1.95 GHz; 784-1024-1024-10 at 128 rows gives the same.  cuBLAS reaches 51 of 67 TFLOP/s.
@@ -83,8 +95,9 @@ FUSED_PER_CLOCK = 96
 # A pass that splits an operand of a small batch: 5 µs.
 SPLIT_PASS_CLOCKS = 10_000
 
-# Counted times came out so many tenths too low before.
-COUNTED_TENTHS = 15
+# What is counted of a kernel comes to so many tenths: steps of 64 to 512 rows take what is counted within 10 %, but
+# those whose weights leave the second-level cache, which take more either way (docs/experiments/small-batches.md).
+COUNTED_TENTHS = 10
 
 # --- losses, outputs ---
 

@@ -47,9 +47,9 @@ def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Sim
 
 def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[SimtTile | WarpSplitTile, str]:
     """The tile of multiply-adds for a product over k with a row of C for each row of a batch, and why: that of
-    :func:`simt_tile`, unless one whose warps share k is counted to take far less."""
+    :func:`simt_tile`, unless there are few rows and one whose warps share k is counted to take less."""
     usual, why = simt_tile(m, n, multiprocessors)
-    if not thresholds.NARROW_TILES_ARE_USED:
+    if not thresholds.NARROW_TILES_ARE_USED or m > thresholds.WARP_SPLIT_MOST_ROWS:
         return usual, why
     clocks = {tile: simt_clocks(tile, m, n, k, multiprocessors) for tile in WARP_SPLIT_TILES}
     best, known = min(clocks, key=clocks.__getitem__), simt_clocks(usual, m, n, k, multiprocessors)

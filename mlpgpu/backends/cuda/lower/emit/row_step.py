@@ -1,5 +1,5 @@
 """All of a step but the gradients in one launch, and those in another: ``fused/row_step.cuh``,
-``dense/small_n_update.cuh``.
+``fused/update_layers.cuh``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def update(shard: Shard, group: UpdateLayers) -> None:
         bias = -1 if op.dbias is None else offsets[partials[op.dbias]]
         places = x.offset // capacity if is_hidden else -1, dz.offset // capacity
         words += [k, n, blocks, offsets[op.weight], bias, *places]
-        across, down, _ = kernels.small_n_grid(k, n)
+        across, down, _ = kernels.WARP_SPLIT_WEIGHT.grid(k, n)
         blocks += across * down
     shard.lowered.words[LAYERS] = tuple(words)
     rows = shard.rows_of(first, group.by_order) if first else {"x": None, "order": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import Entry, SimtTile, SplitSm80Tile, ceil_div
+from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
 from ...select.dense import FewRows, LargeK, SmallN, SplitK
 from ..groups import (
@@ -114,7 +114,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         few |= {name: value for name, value in shard.updated(op).items() if name not in few}
         shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": partials}, group.title))
         return
-    tile: SimtTile | SplitSm80Tile | str
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
     if isinstance(path, SmallN):
         tile, grid = "small_n", kernels.small_n_grid(k, n)
     elif isinstance(path, LargeK):
