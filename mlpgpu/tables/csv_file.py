@@ -169,6 +169,7 @@ class CSV:
             StorageError: it cannot be read.
         """
         pandas = load_pandas()
+        has_exact_numbers = tuple(map(int, pandas.__version__.split(".")[:2])) >= (3, 1)
         options: dict[str, Any] = {
             "sep": self.delimiter,
             "decimal": self.decimal,
@@ -178,6 +179,8 @@ class CSV:
             "index_col": False,
             "chunksize": CHUNK_ROWS,
         }
+        if not has_exact_numbers:  # an older pandas gives one number in four another last digit than the file has
+            options["float_precision"] = "round_trip"
         first_row = 0
         with (
             self._errors(),

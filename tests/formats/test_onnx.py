@@ -18,6 +18,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.network.formats import onnx_file
 
 PRECISIONS = ("float32", "float64")
+RUNTIME = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -42,6 +43,8 @@ def assert_same(
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_between_standardized_columns(activation: str, precision: str, tmp_path: Path) -> None:
+    if (activation, precision) == ("silu", "float64") and RUNTIME < (1, 31):
+        pytest.skip("before 1.31 onnxruntime makes one operation of silu, which it has in float32 alone")
     net = trained(stack(activation), precision=precision)
     # Runtimes have the error function in float32 alone.
     of = "float32" if activation == "gelu" else precision

@@ -152,6 +152,24 @@ def test_files_hold_the_same_rows(houses: pd.DataFrame, table: mg.Table, tmp_pat
         np.testing.assert_array_equal(data.y, expected.y)
 
 
+@pytest.mark.parametrize(("version", "asked"), [("2.2.2", ["round_trip"]), ("3.0.6", ["round_trip"]), ("3.1.0", [])])
+def test_numbers_of_a_csv_are_those_of_its_digits_with_any_pandas(
+    version: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    given: list[str] = []
+    read = pd.read_csv
+
+    def read_csv(stream: Any, *, float_precision: str | None = None, **options: Any) -> Any:
+        given.extend([] if float_precision is None else [float_precision])
+        return read(stream, **options)
+
+    monkeypatch.setattr(pd, "__version__", version)
+    monkeypatch.setattr(pd, "read_csv", read_csv)
+    assert [len(frame) for _, frame in CSV(tmp_path / "a.csv").chunks(["a", "b"])] == [1]
+    assert given == asked
+
+
 def test_pieces_and_temporary_files_change_nothing(
     houses: pd.DataFrame, table: mg.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,18 @@ def test_exports(suffix: str, frame: pd.DataFrame, capsys: pytest.CaptureFixture
         np.testing.assert_array_equal(mg.load(f"other{suffix}").predict(frame), network.predict(frame))
 
 
+def test_an_npz_holds_parameters_alone_with_any_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, kept = mg.Network([mg.Dense(2, 1)]), {}
+
+    def savez(_: Any, /, **arrays: Any) -> None:
+        """As before NumPy 2.2: every keyword is an array."""
+        kept.update(arrays)
+
+    monkeypatch.setattr(np, "savez", savez)
+    network.export("net.npz")
+    assert set(kept) == set(network.parameters)
+
+
 def test_an_export_to_an_unknown_format_writes_nothing(frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
     write(frame)
     assert main([*PRICE, "--epochs", "1", "--quiet"]) == 0

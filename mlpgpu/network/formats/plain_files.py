@@ -19,7 +19,8 @@ def write_hdf5(network: SavedNetwork) -> bytes:
 def write_npz(network: SavedNetwork) -> bytes:
     """Parameters by name, such as ``0.weight`` (n_in, n_out), and ``mean`` and ``scale`` of ``Standardize`` layers."""
     image = io.BytesIO()
-    np.savez(image, allow_pickle=False, **network.named())
+    # Before NumPy 2.2 allow_pickle= would be one more array; these are numbers, of which none is pickled.
+    np.savez(image, **network.named())  # type: ignore[arg-type]
     return image.getvalue()
 
 
