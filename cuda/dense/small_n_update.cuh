@@ -44,20 +44,21 @@ __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int colu
         shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
 }
 
+// What block (across, down) of a layer's grid does.
 template <class Rule>
-__device__ __forceinline__ void dense_backward_update_small_n(const Step* step, int shard, int shards, const float* x,
-                                                             const int* order, const float* dz, const double* totals,
-                                                             float* weight, float* bias, float* weight_slots,
-                                                             float* bias_slots, int64_t size, int k, int n) {
+__device__ __forceinline__ void small_n_block(int across, int down, const Step* step, int shard, int shards, const float* x,
+                                              const int* order, const float* dz, const double* totals, float* weight,
+                                              float* bias, float* weight_slots, float* bias_slots, int64_t size, int k,
+                                              int n) {
     using T = SmallN;
     using Parameter = InPlace<BiasRule<Rule>>;
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
-    const int first_row = blockIdx.x * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = blockIdx.y * T::COLUMNS;
+    const int first_row = across * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = down * T::COLUMNS;
 
     // The parameters that the first threads update at the end are loaded at the beginning.
-    const int row = blockIdx.x * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
+    const int row = across * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
     const bool updates = threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && bias));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const Parameter of_weight = {weight, weight_slots, size, n, 0.0f, rates};
@@ -131,6 +132,15 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
     parameter.scale = static_cast<float>(inverse_weight(read_totals));
     if (row < k) sum = penalized<Rule>(sum, loaded.w);
     parameter.put(row < k ? row : 0, column, sum, loaded);
+}
+
+template <class Rule>
+__device__ __forceinline__ void dense_backward_update_small_n(const Step* step, int shard, int shards, const float* x,
+                                                             const int* order, const float* dz, const double* totals,
+                                                             float* weight, float* bias, float* weight_slots,
+                                                             float* bias_slots, int64_t size, int k, int n) {
+    small_n_block<Rule>(blockIdx.x, blockIdx.y, step, shard, shards, x, order, dz, totals, weight, bias, weight_slots,
+                        bias_slots, size, k, n);
 }
 
 }  // namespace mlpgpu

@@ -1,21 +1,50 @@
 // The updates of several layers in one grid: where a step by blocks of rows has left all that they read, none waits for another.
 #pragma once
 
-#include "common/dependent_launch.cuh"
+#include "dense/small_n_update.cuh"
 #include "dense/update.cuh"
 
 namespace mlpgpu {
 
-// A layer as the host describes it. Its tiles lie one row of tiles after another from block `first` on.
+// A layer as the host describes it. Its grid's blocks lie one row after another from block `first` on.
 struct UpdatedLayer {
     int k, n, first;
     int weight, bias;  // offsets into the parameters; -1 without a bias
     int x, dz;         // columns of y and of dz before the layer's, in all rows; x is -1 where the layer reads `inputs`
 };
 
+// The arrays of such a layer.
+struct UpdatedArrays {
+    const float* x;
+    const int* order;
+    const float* dz;
+    float *weight, *bias, *weight_slots, *bias_slots;
+};
+
+// What a block of a layer's grid does, by a tile of its weight.
+template <class Rule, class T>
+__device__ __forceinline__ void update_block(T, int place, const UpdatedLayer& layer, const UpdatedArrays& of,
+                                             const Step* step, int shard, int shards, const double* totals,
+                                             int64_t size) {
+    const int wide = ceil_div(layer.k, T::M);
+    pdl_wait_and_trigger();
+    update_tile<Rule, T>(place % wide * T::M, place / wide * T::N, step, shard, shards, of.x, of.order, of.dz, totals,
+                         of.weight, of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n);
+}
+
+// The same without tiles.
+template <class Rule>
+__device__ __forceinline__ void update_block(SmallN, int place, const UpdatedLayer& layer, const UpdatedArrays& of,
+                                             const Step* step, int shard, int shards, const double* totals,
+                                             int64_t size) {
+    const int wide = ceil_div(layer.k + 1, SmallN::WEIGHT_ROWS);
+    small_n_block<Rule>(place % wide, place / wide, step, shard, shards, of.x, of.order, of.dz, totals, of.weight,
+                        of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n);
+}
+
 // y and dz have one array (capacity, columns) after another; `inputs` are rows of the data set by the order unless that is
-// null.  Parameters and slots as in dense/update.cuh.
-// Grid: the tiles of all layers.
+// null.  Parameters and slots as in dense/update.cuh.  T is SmallN, or a tile of a weight.
+// Grid: the blocks of all layers.
 template <class Rule, class T>
 __device__ __forceinline__ void update_layers(const Step* step, int shard, int shards, const UpdatedLayer* described,
                                               int layer_count, const float* inputs, const int* order, const float* y,
@@ -25,14 +54,17 @@ __device__ __forceinline__ void update_layers(const Step* step, int shard, int s
     int which = 0;
     while (which + 1 < layer_count && block >= described[which + 1].first) ++which;
     const UpdatedLayer layer = described[which];
-    const int wide = ceil_div(layer.k, T::M), place = block - layer.first;
-    const bool is_first = layer.x < 0;
-    const float* const x = is_first ? inputs : y + static_cast<int64_t>(capacity) * layer.x;
-    pdl_wait_and_trigger();
-    update_tile<Rule, T>(place % wide * T::M, place / wide * T::N, step, shard, shards, x, is_first ? order : nullptr,
-                         dz + static_cast<int64_t>(capacity) * layer.dz, totals, parameters + layer.weight,
-                         layer.bias >= 0 ? parameters + layer.bias : nullptr, slots ? slots + layer.weight : nullptr,
-                         slots && layer.bias >= 0 ? slots + layer.bias : nullptr, size, layer.k, layer.n);
+    const bool is_first = layer.x < 0, has_bias = layer.bias >= 0;
+    const UpdatedArrays arrays = {
+        is_first ? inputs : y + static_cast<int64_t>(capacity) * layer.x,
+        is_first ? order : nullptr,
+        dz + static_cast<int64_t>(capacity) * layer.dz,
+        parameters + layer.weight,
+        has_bias ? parameters + layer.bias : nullptr,
+        slots ? slots + layer.weight : nullptr,
+        slots && has_bias ? slots + layer.bias : nullptr,
+    };
+    update_block<Rule>(T(), block - layer.first, layer, arrays, step, shard, shards, totals, size);
 }
 
 }  // namespace mlpgpu

@@ -199,7 +199,7 @@ def test_flops_and_bytes_are_those_of_the_plan(frozen: bool) -> None:
     first, second = low.shards[0]
     moved = step.gradient_count
     read = 1024 * 4 * (sum(k for k in (50, 128, 128, 128)[frozen:]) + 3 * 128 + 1 - 128 * frozen)
-    assert second.entry == kernels.update_layers("Momentum") and second.grid == (
+    assert second.entry == kernels.update_layers("Momentum", kernels.WARP_SPLIT_WEIGHT) and second.grid == (
         4 + 8 * (4 + 4 + 2 * (not frozen)),
         1,
         1,

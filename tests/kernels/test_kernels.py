@@ -280,15 +280,15 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a layer's first block takes the place of another": (
         "fused/update_layers.cuh",
-        "place = block - layer.first",
-        "place = block",
-        kernels.update_layers("Momentum"),
+        "block - layer.first, layer",
+        "block, layer",
+        kernels.update_layers("Momentum", None),
     ),
     "the order applied to inputs of a hidden layer": (
         "fused/update_layers.cuh",
-        "is_first ? order : nullptr",
-        "order",
-        kernels.update_layers("SGD"),
+        "is_first ? order : nullptr,",
+        "order,",
+        kernels.update_layers("SGD", kernels.WARP_SPLIT_WEIGHT),
     ),
     "a weight's last row taken for the bias": (
         "fused/row_step.cuh",

@@ -247,7 +247,9 @@ def dense_backward_update(
     )
 
 
-def update_layers(rule: str, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False) -> Case:
+def update_layers(
+    rule: str, tile: WarpSplitTile | None, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False
+) -> Case:
     """Of two layers in one grid, the second without a bias; their parameters lie one after another."""
     (x, given), y = _input(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
     below, above = (batch.rows_of(1 - normal(batch.capacity, columns)) for columns in (middle, n))
@@ -274,8 +276,8 @@ def update_layers(rule: str, batch: Batch, k: int, middle: int, n: int, *, fetch
     if layers[0][0]["weight_slots"] is not None:
         slots = flat([np.asarray(layer[0][f"{name}_slots"]) for layer, name in places])
         outputs["slots"] = output("_slots")
-    across, down, _ = WARP_SPLIT_WEIGHT.grid(k, middle)
-    other, of_other, _ = WARP_SPLIT_WEIGHT.grid(middle, n)
+    grid = kernels.small_n_grid if tile is None else tile.grid
+    (across, down, _), (other, of_other, _) = grid(k, middle), grid(middle, n)
     described = [
         [k, middle, 0, 0, sizes[0], -1, 0],
         [middle, n, across * down, sizes[0] + sizes[1], -1, 0, middle],
@@ -287,7 +289,7 @@ def update_layers(rule: str, batch: Batch, k: int, middle: int, n: int, *, fetch
         "capacity": batch.capacity,
     }  # fmt: skip
     return Case(
-        f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched, kernels.update_layers(rule),
+        f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched, kernels.update_layers(rule, tile),
         (across * down + other * of_other,), args, outputs, layers[0][2],
     )  # fmt: skip
 
@@ -426,7 +428,8 @@ def dense_cases() -> Iterator[Case]:
     for tile, (rows, k, n) in product(TILES, sizes):
         yield dense_backward_update("Adam", tile, whole(rows), k, n, plain=rows % 2 == 0)
     for rule in kernels.RULES:
-        yield update_layers(rule, whole(33), 9, 35, 17, fetched=rule == "SGD")
+        for tile in (None, WARP_SPLIT_WEIGHT):
+            yield update_layers(rule, tile, whole(33), 9, 35, 17, fetched=rule == "SGD")
         yield dense_backward_update(rule, "small_n", whole(33), 35, 37)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
@@ -440,7 +443,8 @@ def dense_cases() -> Iterator[Case]:
                 yield dense_update_few_rows(
                     "Adam", whole(rows), k, n, 32, stream=True, plain=rows % 2 == 0, ahead=False
                 )
-    yield update_layers("Adam", Batch(11, 27, 2), 36, 16, 3, fetched=True)
+    for tile in (None, WARP_SPLIT_WEIGHT):
+        yield update_layers("Adam", tile, Batch(11, 27, 2), 36, 16, 3, fetched=True)
     yield dense_backward_update("Momentum", "small_n", whole(1025), 9, 17)  # dz is staged more than once
     yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few_rows(

@@ -313,8 +313,8 @@ def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
     return ceil_div(k + 1, SMALL_N_ROWS), ceil_div(n, SMALL_N_COLUMNS), 1
 
 
-def update_layers(rule: str) -> Entry:
-    """The update of several layers at once, by tiles WARP_SPLIT_WEIGHT; their outputs and deltas lie one after another.
+def update_layers(rule: str, tile: WarpSplitTile | None) -> Entry:
+    """The update of several layers at once, without tiles or by one; their outputs and deltas lie one after another.
 
     Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of y and dz that it reads,
     and the ``products`` of a row; ``moved`` are the parameters of its layers.
@@ -324,12 +324,14 @@ def update_layers(rule: str) -> Entry:
         "const int* order[rows], const float* y[rows,hidden], const float* dz[rows,deltas], const double* totals[2], "
         f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, int capacity"
     )
-    tile = WARP_SPLIT_WEIGHT
+    way = "SmallN" if tile is None else str(tile)
+    known = ("described", "inputs", "order", "y", "parameters", "slots") if tile is None else ("described",)
     return Entry(
-        f"update_layers_{rule}", "fused/update_layers.cuh", f"update_layers<{rule}Rule, {tile}>", arguments(signature),
-        tile.threads, tile.shared_bytes, blocks=tile.blocks, constants=True,
-        products=(Product(("rows", "products")),), block=str(tile), main_loop=tile.main_loop,
-        prefetched=(("described", 0),),
+        f"update_layers_{rule}_{'small_n' if tile is None else tile.name}", "fused/update_layers.cuh",
+        f"update_layers<{rule}Rule, {way}>", arguments(signature),
+        *(SMALL_N_SHAPE if tile is None else (tile.threads, tile.shared_bytes)), constants=True,
+        products=(Product(("rows", "products")),), block=way, main_loop=tile.main_loop if tile else None,
+        prefetched=tuple((name, 0) for name in known),
     )  # fmt: skip
 
 
@@ -400,6 +402,6 @@ def dense_entries() -> list[Entry]:
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "large_k",
     )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
-    entries += [update_layers(rule) for rule in RULES]
+    entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
     return [*entries, dense_backward_atomic()]

@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 
 from .... import plan as ops
 from ..kernels import OperandFormat
-from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit
+from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit, small_update
 from ..select.local_stack import LocalStack
 from ..select.ranks import exchanged_apart
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
@@ -229,7 +229,7 @@ def fuse(selection: Selection) -> Fused:
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
     if selection.row_step:
-        made = _with_updates_together(made)
+        made = _with_updates_together(facts, made)
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
@@ -269,7 +269,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     return before, tuple(pieces)
 
 
-def _with_updates_together(made: list[Group]) -> list[Group]:
+def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:
     """Updates of small weights as one group: after a row step none of them waits for another."""
     small = SmallN, WarpSplit
     updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
@@ -277,7 +277,10 @@ def _with_updates_together(made: list[Group]) -> list[Group]:
         return made
     why = f"{updates[0].why}; a row step has left what all layers' updates read"
     by_order = any(each.by_order for each in updates)
-    together = groups.UpdateLayers(updates[0].title, why, tuple(each.op for each in updates), by_order)
+    of_weights = {p.name: p.shape for p in facts.selection.plan.parameters}
+    shapes = [(k, n) for k, n in (of_weights[each.op.weight] for each in updates)]
+    path = small_update(shapes, facts.selection.work, why)
+    together = groups.UpdateLayers(updates[0].title, path.why, tuple(each.op for each in updates), path, by_order)
     return [*(each for each in made if each not in updates), together]
 
 

@@ -192,6 +192,7 @@ class UpdateLayers(Group):
     """dW and db of several layers with the optimizer's step; ``by_order`` of the rows that the first layer reads."""
 
     ops: tuple[ops.DenseBackward, ...]
+    path: WarpSplit | SmallN
     by_order: bool
 
 

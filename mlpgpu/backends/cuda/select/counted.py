@@ -6,6 +6,7 @@ What every launch takes alike, about 3.3 µs from its start to its last store, i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..kernels import (
     SMALL_N_BATCH,
@@ -54,12 +55,17 @@ def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multipro
     return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply)
 
 
-def small_n_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
-    """Of the update without tiles of a weight (k, n), whose blocks take so many rows at a time."""
-    waves = ceil_div(math.prod(small_n_grid(k, n)), multiprocessors)
-    return waves * ceil_div(rows, SMALL_N_BATCH) * thresholds.SMALL_N_CLOCKS
+def update_clocks(
+    tile: WarpSplitTile | None, shapes: Sequence[tuple[int, int]], rows: int, multiprocessors: int
+) -> int:
+    """Of one launch that moves small weights (k, n), by a tile or without."""
+    if tile is None:
+        blocks, clocks = sum(math.prod(small_n_grid(k, n)) for k, n in shapes), thresholds.SMALL_N_CLOCKS
+    else:
+        blocks, clocks = sum(math.prod(tile.grid(k, n)) for k, n in shapes), thresholds.WARP_SPLIT_WEIGHT_CLOCKS
+    return ceil_div(blocks, multiprocessors) * ceil_div(rows, SMALL_N_BATCH if tile is None else tile.K) * clocks
 
 
 def is_faster(one: int, other: int) -> bool:
-    """Whether a kernel that was never timed is likely to take less than one that was."""
+    """Whether a kernel for small batches is counted to take less than another one, by more than counts err."""
     return thresholds.COUNTED_TENTHS * one < 10 * other

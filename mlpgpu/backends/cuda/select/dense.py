@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from .. import kernels
 from ..kernels import GemmTile, SimtTile, Sm90Tile, SplitSm80Tile, SplitSm90Tile, WarpSplitTile, ceil_div, padded_rows
 from . import thresholds
-from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks, small_n_clocks
+from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks, update_clocks
 from .setting import Verdict, Work
 from .tiles import fills, gemm_tile, simt_tile, small_batch_tile
 
@@ -131,7 +132,6 @@ class SplitOperands:
 
 Forward = Simt | WarpSplit | SplitK | Gemm
 Input = Simt | WarpSplit | Gemm | Atomic
-_UpdateTile = TypeVar("_UpdateTile", Simt, SmallN)
 Update = Simt | WarpSplit | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
 
 
@@ -199,10 +199,8 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
 
 
 def _is_large(k: int, n: int, work: Work) -> bool:
-    """Whether a step's products are on tensor cores without a count: not where passes may outweigh them."""
-    assert work.operand_format is not None
-    is_counted = work.operand_format.scaled and _has_narrow_tiles(work) and not is_cut(k, n)
-    return is_wide(k, n) and work.rows >= thresholds.GEMM_LEAST_ROWS and not is_counted
+    """Whether a step's products are on tensor cores without a count."""
+    return is_wide(k, n) and work.rows >= thresholds.GEMM_LEAST_ROWS
 
 
 def _has_narrow_tiles(work: Work) -> bool:
@@ -246,8 +244,9 @@ def _plain_clocks(k: int, n: int, work: Work) -> int:
         tile, _ = small_batch_tile(work.rows, columns, depth, sms)
         clocks += simt_clocks(tile, work.rows, columns, depth, sms)
     of_weight, _ = simt_tile(k, n, sms)
-    by_warps = simt_clocks(kernels.WARP_SPLIT_WEIGHT, k, n, work.rows, sms)
-    return clocks + min(by_warps, simt_clocks(of_weight, k, n, work.rows, sms))
+    if fills(math.prod(of_weight.grid(k, n)), sms):
+        return clocks + simt_clocks(of_weight, k, n, work.rows, sms)
+    return clocks + min(update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
 
 
 def _product_rows(work: Work) -> int:
@@ -347,8 +346,7 @@ def _update(k: int, n: int, work: Work) -> Update:
     card = work.setting
     tile, reason = simt_tile(k, n, card.multiprocessors)
     if not work.in_place:
-        stored = f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}"
-        return _by_warps(k, n, work, Simt(tile, stored))
+        return _gradient(k, n, work)
     if updates_few_rows(k, n, work):
         size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
         why = f"rows: {work.rows} ≤ {kernels.FEW_ROWS}, {size}: one pass over W updates it and makes the next step's z"
@@ -370,23 +368,32 @@ def _update(k: int, n: int, work: Work) -> Update:
         return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
-        return _by_warps(k, n, work, SmallN(f"{k:,}×{n:,} makes {few}"))
-    return _by_warps(k, n, work, Simt(tile, f"{_why_simt(k, n, work)}; {reason}"))
+        return small_update([(k, n)], work, f"{k:,}×{n:,} makes {few}")
+    return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
 
 
-def _by_warps(k: int, n: int, work: Work, usual: _UpdateTile) -> WarpSplit | _UpdateTile:
-    """The gradient of a weight by tiles whose warps share the rows, where these are counted to take less."""
-    used = thresholds.NARROW_TILES_ARE_USED and n > kernels.SMALL_N_COLUMNS
-    if not used or work.rows < thresholds.WARP_SPLIT_LEAST_ROWS:
-        return usual
-    sms, tile = work.setting.multiprocessors, kernels.WARP_SPLIT_WEIGHT
-    by_warps = simt_clocks(tile, k, n, work.rows, sms)
-    if isinstance(usual, Simt):
-        known, otherwise = simt_clocks(usual.tile, k, n, work.rows, sms), f"{usual.tile.m}×{usual.tile.n}"
-    else:
-        known, otherwise = small_n_clocks(k, n, work.rows, sms), "without tiles"
-    why = f"{usual.why}; counted clocks: {by_warps:,} where warps share rows, {otherwise} {known:,}"
-    return WarpSplit(tile, why) if is_faster(by_warps, known) else replace(usual, why=why)
+def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> WarpSplit | SmallN:
+    """How one launch moves weights (k, n) that make few tiles."""
+    if not thresholds.NARROW_TILES_ARE_USED or work.rows < thresholds.WARP_SPLIT_LEAST_ROWS:
+        return SmallN(why)
+    tile, sms = kernels.WARP_SPLIT_WEIGHT, work.setting.multiprocessors
+    by_warps, without = (update_clocks(each, shapes, work.rows, sms) for each in (tile, None))
+    why = f"{why}; counted clocks: {by_warps:,} where warps share rows, {without:,} without tiles"
+    return WarpSplit(tile, why) if by_warps < without else SmallN(why)
+
+
+def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit:
+    """How a gradient is made that is stored for a later update."""
+    sms, rows = work.setting.multiprocessors, work.rows
+    usual, reason = simt_tile(k, n, sms)
+    why = f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}"
+    is_small = n > kernels.SMALL_N_COLUMNS and not fills(math.prod(usual.grid(k, n)), sms)
+    if not thresholds.NARROW_TILES_ARE_USED or not is_small or rows < thresholds.WARP_SPLIT_LEAST_ROWS:
+        return Simt(usual, why)
+    tile = kernels.WARP_SPLIT_WEIGHT
+    by_warps, known = update_clocks(tile, [(k, n)], rows, sms), simt_clocks(usual, k, n, rows, sms)
+    why = f"{why}; counted clocks: {by_warps:,} where warps share rows, {known:,} by that tile"
+    return WarpSplit(tile, why) if by_warps < known else Simt(usual, why)
 
 
 def _why_simt(k: int, n: int, work: Work) -> str:

@@ -74,13 +74,16 @@ NARROW_LEAST_ROWS = 16
 NARROW_LEAST_WIDTH = 64
 NARROW_LEAST_WEIGHTS = 1 << 16
 
-# Weights move by tiles whose warps share the rows, where these are counted to take less, from so many rows on; of fewer
-# most of those warps would have none.  Not measured: follows from that.
+# Weights that make too few tiles to fill the card move by tiles whose warps share the rows, where these are counted to
+# take less, from so many rows on; of fewer most of those warps would have none.  Not measured: follows from that.
 WARP_SPLIT_LEAST_ROWS = 32
 
-# The update without tiles has a block on a multiprocessor, which waits for x, for dz and for its warps' sums.  256 by
-# 256 at 256 rows makes 528 blocks, four one after another, and takes 13 µs.
-SMALL_N_CLOCKS = 6000
+# For 256 rows a block of such a tile takes so many clocks, and one of the update without tiles, of which a
+# multiprocessor has one at a time, for 512 rows.  50-128-128-128-1 at 1,024, 2,048 and 8,192 rows: 57.5, 105 and 408 µs
+# without tiles, 42.3, 77.7 and 297 by tiles; 20-64-64-2: 32.7 and 131 at 1,024 and 8,192 without, 34.4 and 171 by
+# tiles; seven weights of 256 by 256 at 256 rows: 155 and 91.8.
+WARP_SPLIT_WEIGHT_CLOCKS = 5800
+SMALL_N_CLOCKS = 7000
 
 # Products with more rows have larger tiles that fill the card, of which the count below is too high: their blocks
 # multiply while they wait.  Not measured: follows from that.
@@ -92,12 +95,12 @@ WARP_SPLIT_MOST_ROWS = 512
 SLICE_CLOCKS = 1200
 FUSED_PER_CLOCK = 96
 
-# A pass that splits an operand of a small batch: 5 µs.
-SPLIT_PASS_CLOCKS = 10_000
+# A pass that splits an operand of a small batch: 784-512-512-10 at 256 rows takes 76.5 µs, of which six passes.
+SPLIT_PASS_CLOCKS = 12_000
 
-# What is counted of a kernel comes to so many tenths: steps of 64 to 512 rows take what is counted within 10 %, but
-# those whose weights leave the second-level cache, which take more either way (docs/experiments/small-batches.md).
-COUNTED_TENTHS = 10
+# A kernel for small batches is counted at so many tenths beside another one: counts of steps of 64 to 512 rows err by
+# up to 10 %, and by more where weights leave the second-level cache (docs/experiments/small-batches.md).
+COUNTED_TENTHS = 12
 
 # --- losses, outputs ---
 

@@ -16,6 +16,7 @@ from .....random import Purpose
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At
+from ...select.dense import WarpSplit
 from ..groups import RowStep, UpdateLayers
 from .rows import statistics, weighed
 from .shard import Shard
@@ -65,6 +66,7 @@ def update(shard: Shard, group: UpdateLayers) -> None:
     offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
     partials = {partial.name: partial.parameter for partial in shard.plan.partials}
     words, blocks, first = [], 0, None
+    tile = group.path.tile if isinstance(group.path, WarpSplit) else None
     shapes = [shard.shapes[op.weight] for op in group.ops]
     for op, (k, n) in zip(group.ops, shapes, strict=True):
         x, dz = shard.ref(op.x), shard.ref(op.dz)
@@ -74,12 +76,12 @@ def update(shard: Shard, group: UpdateLayers) -> None:
         bias = -1 if op.dbias is None else offsets[partials[op.dbias]]
         places = x.offset // capacity if is_hidden else -1, dz.offset // capacity
         words += [k, n, blocks, offsets[op.weight], bias, *places]
-        across, down, _ = kernels.WARP_SPLIT_WEIGHT.grid(k, n)
+        across, down, _ = kernels.small_n_grid(k, n) if tile is None else tile.grid(k, n)
         blocks += across * down
     shard.lowered.words[LAYERS] = tuple(words)
     rows = shard.rows_of(first, group.by_order) if first else {"x": None, "order": None}
     shard.add(
-        group, kernels.update_layers(shard.rule), (blocks, 1, 1),
+        group, kernels.update_layers(shard.rule, tile), (blocks, 1, 1),
         described=At(LAYERS), layer_count=len(group.ops), inputs=rows["x"], order=rows["order"],
         y=At(Y) if Y in shard.lowered.bytes else None, dz=At(DZ), totals=At("totals"), parameters=At("parameters"),
         slots=At("slots") if shard.plan.optimizer and shard.plan.optimizer.slots else None,
