@@ -1,13 +1,14 @@
 """What users or `select` may choose, each way in turns on one card: targets by texture or by plain loads, streams,
-steps by blocks of rows, and narrow tiles.
+steps by blocks of rows, narrow tiles, and who copies the rows of a prediction to page-locked memory.
 
-    python benchmarks/choices.py [--only NAME ...] [--narrow] [--rounds N] [--json PATH]
+    python benchmarks/choices.py [--only NAME ...] [--narrow] [--copies] [--rounds N] [--json PATH]
 
 A row is a workload of mlpgpu.bench at a precision; its figures are microseconds of a training step over whole epochs,
 and the median over rounds of its time over the default's, which reads targets by texture and has one stream.  Networks
 of SMALL, whose weights one multiprocessor holds, are measured with `thresholds.ROW_STEP_IS_USED` off and on, without
 the persistent kernel, beside what is chosen today; those of counted.py, whose batches leave a card idle, without narrow
-tiles, with all of them, and with those of multiply-adds alone.
+tiles, with all of them, and with those of multiply-adds alone.  Of --copies a row is a prediction from the host's
+memory: by NumPy or the driver, by threads in C++ as they are chosen today, and with one threshold changed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import counted
+import numpy as np
 
 import mlpgpu as mg
 from mlpgpu import bench
@@ -43,6 +47,30 @@ SMALL = {
 }
 
 
+# Predictions: widths, rows.
+PREDICTIONS = [
+    (widths, rows) for widths in ((784, 128, 10), (20, 64, 64, 2), (784, 1024, 1024, 10)) for rows in (1000, 60_000)
+]
+BY_DRIVER, BY_HELPERS = "NumPy or driver", "C++"
+MEGABYTE = 1 << 20
+COPY_CHOICES: dict[str, dict[str, float]] = {
+    BY_DRIVER: {"INFERENCE_COPY_THREADS": 0},
+    BY_HELPERS: {},
+    "C++, 4 threads": {"INFERENCE_COPY_THREADS": 4},
+    "C++, 12 threads": {"INFERENCE_COPY_THREADS": 12},
+    "C++, 64 KiB/thread": {"INFERENCE_THREAD_BYTES": MEGABYTE // 16},
+    "C++, never past": {"INFERENCE_PAST_CACHES_BYTES": 1 << 62},
+    "C++, past caches": {"INFERENCE_PAST_CACHES_BYTES": 0},
+    "C++, awake 50 µs": {"INFERENCE_AWAKE_SECONDS": 50e-6},
+    "C++, awake 1 ms": {"INFERENCE_AWAKE_SECONDS": 1e-3},
+    "C++, 2 parts": {"INFERENCE_PARTS": 2},
+    "C++, 8 parts": {"INFERENCE_PARTS": 8, "INFERENCE_LEAST_PART_BYTES": MEGABYTE // 4},
+    "C++, half pieces": {"INFERENCE_PIECE_BYTES": 2 * MEGABYTE, "INFERENCE_LEAST_PIECE_BYTES": MEGABYTE // 2},
+    "C++, double pieces": {"INFERENCE_PIECE_BYTES": 8 * MEGABYTE, "INFERENCE_LEAST_PIECE_BYTES": 2 * MEGABYTE},
+}
+COPY_PAUSE = 0.01  # seconds before a turn, in which threads of the turn before fall asleep
+
+
 @dataclass(frozen=True)
 class Row:
     """A workload at a precision with a choice; the time of a step, and its ratio to the default's."""
@@ -54,7 +82,7 @@ class Row:
     ratio: float
 
     def __str__(self) -> str:
-        return f"{self.workload:15} {self.precision:9} {self.choice:19} {self.microseconds:12,.2f} {self.ratio:8.3f}"
+        return f"{self.workload:28} {self.precision:9} {self.choice:19} {self.microseconds:12,.2f} {self.ratio:8.3f}"
 
 
 @contextmanager
@@ -89,6 +117,52 @@ def measure_small(key: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
             contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name), data)
             contenders[choice]()  # compiles, and brings the data to the card
     yield from rows_of(key, "float32", workload, bench.take_turns(contenders, rounds), TODAY)
+
+
+@contextmanager
+def thresholds_of(changed: Mapping[str, float]) -> Iterator[None]:
+    """Inside the block these thresholds have other values."""
+    before = {name: getattr(thresholds, name) for name in changed}
+    vars(thresholds).update(changed)
+    try:
+        yield
+    finally:
+        vars(thresholds).update(before)
+
+
+def measure_copies(widths: Sequence[int], rows: int, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a prediction from the host's memory, that of NumPy or the driver first."""
+    network = mg.Network([mg.Dense(*pair, activation="relu") for pair in pairwise(widths)], seed=1)
+    x = np.random.default_rng(1).standard_normal((rows, widths[0]), np.float32)
+    out, name, expected = np.empty((rows, widths[-1]), np.float32), f"{'-'.join(map(str, widths))}, {rows:,}", None
+    with ExitStack() as stack:
+        predictors = {}
+        for choice, changed in COPY_CHOICES.items():
+            with thresholds_of(changed):
+                predictors[choice] = stack.enter_context(network.predictor(backend.name))
+                predictors[choice](x, out=out)
+            expected = out.copy() if expected is None else expected
+            if not np.allclose(out, expected, 1e-4, 1e-4):
+                raise SystemExit(f"{name}: the predictions by {choice} are not those by {BY_DRIVER}")
+        seconds: dict[str, list[float]] = {choice: [] for choice in predictors}
+        for _ in range(rounds):
+            for choice, predictor in predictors.items():
+                with thresholds_of(COPY_CHOICES[choice]):
+                    time.sleep(COPY_PAUSE)
+                    seconds[choice].append(median_call(predictor, x, out))
+    for choice, turns in seconds.items():
+        ratio = bench.median_ratio(turns, seconds[BY_DRIVER])
+        yield Row(name, "float32", choice, 1e6 * statistics.median(turns), ratio)
+
+
+def median_call(predictor: mg.Predictor, x: np.ndarray, out: np.ndarray) -> float:
+    """Seconds of a call, the median of as many as a turn has."""
+    found: list[float] = []
+    while len(found) < 5 or sum(found) < bench.TURN_SECONDS:
+        started = time.perf_counter()
+        predictor(x, out=out)
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
 
 
 def rows_of(
@@ -131,11 +205,12 @@ def measure_narrow(key: str, precision: str, backend: CudaBackend, rounds: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure textures, streams, steps by blocks of rows and narrow tiles on a GPU, each way."
+        description="Measure textures, streams, steps by blocks of rows, narrow tiles and copies on a GPU, each way."
     )
     known = [*bench.WORKLOADS, *SMALL, *counted.WORKLOADS]
     parser.add_argument("--only", nargs="+", choices=known, default=known)
     parser.add_argument("--narrow", action="store_true", help="only what narrow tiles are for")
+    parser.add_argument("--copies", action="store_true", help="only who copies the rows of predictions")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line of JSON for each row there")
     arguments = parser.parse_args()
@@ -144,9 +219,12 @@ def main() -> None:
     except MlpgpuError as error:
         sys.exit(str(error))
     rows: list[Row] = []
-    print(f"{'workload':15} {'precision':9} {'choice':19} {'µs a step':>12} {'ratio':>8}")
-    for key in counted.WORKLOADS if arguments.narrow else arguments.only:
-        if key in SMALL:
+    print(f"{'workload':28} {'precision':9} {'choice':19} {'µs a step':>12} {'ratio':>8}")
+    for key in PREDICTIONS if arguments.copies else counted.WORKLOADS if arguments.narrow else arguments.only:
+        if isinstance(key, tuple):
+            widths, count = key
+            parts = [measure_copies(widths, count, backend, arguments.rounds)]
+        elif key in SMALL:
             parts = [measure_small(key, backend, arguments.rounds)]
         elif key in counted.WORKLOADS:
             parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]

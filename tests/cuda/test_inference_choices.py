@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlpgpu as mg
+from mlpgpu.backends import row_copies
 from mlpgpu.backends.cuda.inference.copies import as_they_lie, fill_from, parts
+from mlpgpu.backends.cuda.inference.inference import CudaInference
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.inference import (
+    copy_threads,
     evaluation_rows,
     half_rows,
+    part_rows,
+    past_caches,
     piece_rows,
     row_tiers,
     rows_in_flow,
+    threads_for,
     uploaded_as_they_lie,
 )
 from mlpgpu.backends.cuda.select.network import FewRowsNetwork, few_rows_network
 from mlpgpu.backends.cuda.select.setting import Setting
 from mlpgpu.layers import Layer
+from mlpgpu.locks import Mutex
 from mlpgpu.plan import Plan
 
 
@@ -143,3 +153,91 @@ def test_parts_cover_all_rows_once() -> None:
         covered = [row for part in parts(slice(2, 2 + rows), most) for row in range(part.start, part.stop)]
         assert covered == list(range(2, 2 + rows))
     assert half_rows(10, 4) == 10 and half_rows(1_000_001, 400) == 500_001
+
+
+def test_threads_in_c_follow_from_cores_and_bytes() -> None:
+    assert [copy_threads(cores, is_compiled=True) for cores in (1, 2, 6, 64)] == [0, 2, 6, 8]
+    assert copy_threads(64, is_compiled=False) == 0
+    megabyte = 1 << 20
+    assert [threads_for(nbytes, 8) for nbytes in (80_000, megabyte, 3 * megabyte, 200 * megabyte)] == [1, 4, 8, 8]
+    assert threads_for(200 * megabyte, 2) == 2
+    assert part_rows(1000, 80) == 1000 and part_rows(1000, 3136) == 250 and part_rows(300, 3136) == 300
+    assert not past_caches(3 * megabyte) and past_caches(188 * megabyte)
+
+
+# --- predictions, with memory of the host in a card's place ---
+
+
+class HostRoom:
+    """A room whose card has what was in page-locked memory when it went up, and answers with its first columns."""
+
+    def __init__(self, capacity: int, n_in: int, n_out: int, dtype: np.dtype) -> None:
+        self.inputs, self.result = np.zeros((capacity, n_in), dtype), np.zeros((capacity, n_out), np.float32)
+        self.row_bytes, self.is_finite, self.uploads = dtype.itemsize * n_in, True, 0
+        self.is_up = self.is_made = self.is_down = SimpleNamespace(synchronize=lambda: None)
+        self._card = np.zeros_like(self.inputs)
+
+    def begin(self, rows: int) -> None:
+        self.inputs[...], self._card[...] = 99, 98
+
+    def upload(self, stream: Any, rows: slice) -> None:
+        self._card[rows] = self.inputs[rows]
+        self.uploads += 1
+
+    def upload_from(self, stream: Any, x: np.ndarray) -> None:
+        self._card[: len(x)] = x
+
+    def launch(self, stream: Any) -> None:
+        self.is_finite = bool(np.isfinite(self._card).all())
+
+    def download(self, stream: Any, array: str, rows: int) -> None:
+        self.result[:rows] = self._card[:rows, : self.result.shape[1]]
+
+
+def inference_on_host(copy_threads: int, capacity: int, dtype: np.dtype, *, checks_inputs: bool) -> CudaInference:
+    """One of 90-7 by hand, whose launches take so many rows."""
+    made: Any = object.__new__(CudaInference)
+    made._plan, made._network, made._scaling = plan_of([mg.Dense(90, 7)]), "none", None
+    made._lock, made._is_closed, made._pool, made._copy_threads = Mutex(), False, None, copy_threads
+    made._device = nullcontext()
+    made._device.check_process = made._device.synchronize = lambda: None
+    made._stream = made._up = made._down = SimpleNamespace(
+        synchronize=lambda: None, record=lambda event: None, wait=lambda event: None
+    )
+    rooms = [HostRoom(capacity, 90, 7, dtype) for _ in range(11)]
+    tier = SimpleNamespace(capacity=capacity, checks_inputs=checks_inputs)
+    made._tiers = dict.fromkeys(
+        ("float32", "uint8"),
+        SimpleNamespace(
+            dtype=dtype, item_bytes=dtype.itemsize, set_scale=lambda scale: None, tier=lambda rows: tier,
+            rooms=lambda tier, count: rooms[:count],
+        ),
+    )  # fmt: skip
+    made.rooms = rooms
+    return made
+
+
+@pytest.mark.parametrize("copy_threads", [0, 1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", ">f4", "uint8", "int64"])
+@pytest.mark.parametrize(("count", "capacity"), [(5, 9000), (9000, 9000), (30_000, 700)])
+def test_rows_come_to_a_card_whoever_copies_them(
+    copy_threads: int, dtype: str, count: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if copy_threads and not row_copies.is_there():
+        pytest.skip("no copies in C++")
+    monkeypatch.setattr(thresholds, "INFERENCE_LEAST_PIECE_BYTES", 1 << 16)  # more pieces than there are rooms
+    random = np.random.default_rng(count)
+    x = random.integers(0, 200, (count + 100, 90)).astype(dtype)
+    scale, card = (0.5, np.dtype(np.uint8)) if dtype == "uint8" else (None, np.dtype(np.float32))
+    made = inference_on_host(copy_threads, capacity, card, checks_inputs=copy_threads == 0)
+    out = np.empty((count, 7), np.float32)
+    for rows, chosen in ((None, slice(count)), (random.permutation(count + 100)[:count],) * 2):
+        source = x[:count] if rows is None else x
+        assert made.run(source, out, rows=rows, scale=scale)
+        np.testing.assert_array_equal(out, x[chosen][:, :7].astype(np.float32))
+    if copy_threads and count == capacity:
+        assert made.rooms[0].uploads == 2 * (1 if card == np.uint8 else thresholds.INFERENCE_PARTS)
+    if dtype != "uint8" and np.dtype(dtype).kind == "f":
+        x[count - 1, 80] = np.nan
+        assert not made.run(x[:count], out)
+        assert made.run(x[: count - 1], out[: count - 1])

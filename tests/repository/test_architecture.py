@@ -83,7 +83,11 @@ INNER_LEVELS = {
         *("compat", "losses", "settings", "labels", "building", "course", "runs", "tasks", "base", "classifier"),
         *("regressor", "__init__"),
     ),
-    "backends": ("base", "inputs", "evaluation", "sources", "constants", "cpu", "cuda", "__init__"),
+    "backends": (
+        *("base", "inputs", "evaluation", "sources", "constants", "cores", "host_library", "row_copies", "cpu", "cuda"),
+        "__init__",
+    ),
+    "backends/row_copies": ("copies", "__init__"),
     "backends/cpu": (
         *(
             "blas",

@@ -8,8 +8,8 @@ where there is g++, both in one call of compiled loops (``loops/``).
 
 from __future__ import annotations
 
+from ..cores import available_cores
 from .backend import CpuBackend
 from .blas import blas_name
-from .threads import available_cores
 
 __all__ = ["CpuBackend", "available_cores", "blas_name"]

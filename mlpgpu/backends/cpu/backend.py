@@ -10,12 +10,13 @@ from ...errors import ConfigurationError, check_integer, room_for
 from ...plan import Plan
 from ...plan.costs import step_seconds
 from ..base import MEMORY_SHARE, MOST_THREADS, Backend, Inference, Program
+from ..cores import available_cores
 from .blas import blas_name
 from .inference import CpuInference
 from .loops import loops_name
 from .program import CpuProgram
 from .tensor_program import TensorProgram
-from .threads import available_cores, blas_threads, thread_count
+from .threads import blas_threads, thread_count
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
 SMALLER = "a smaller batch_size, fewer streams or narrower layers take less"

@@ -23,13 +23,13 @@ from ...initializers import initial_values
 from ...losses import apply_output
 from ...plan import Plan
 from ..base import Inference, Program, State
+from ..cores import available_cores
 from ..inputs import InputScaling, has_more_digits
 from .blas import BLAS
 from .chain import Chain, Values, is_chain
 from .pool import POOL
 from .program import CpuProgram
 from .tensor_program import TensorProgram
-from .threads import available_cores
 
 # What cuts a call into pieces.  One-threaded products (SkylakeX, k = 784 and 1,024, n = 128 and 1,024) reach 24 to 52
 # GFLOP/s by 16 rows, 50 to 86 by 64, 84 to 90 by 250 and up to 98 by 1,000, since BLAS copies the weights each time.

@@ -6,27 +6,20 @@ up in another order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
-import psutil
 
 from ...plan import LocallyConnected, Plan
+from ..cores import available_cores
 from .blas import BLAS
 from .pool import POOL
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
 
 Bound = Callable[[], None]  # an operation, bound to views of arrays
-
-
-def available_cores() -> int:
-    """Physical cores that this process may use: hyper-threads of one core slow a matrix product down."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
 def thread_count(plan: Plan) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from ...inputs import InputScaling
+from ...row_copies import RowCopies
+from ..select.inference import past_caches, seconds_awake, threads_for
 
+AT_ONCE = 8  # pieces that are copied at the same time
 DOT_MOST = 8192  # elements of which BLAS makes a dot product on one thread
 
 
@@ -17,6 +23,46 @@ class Fill(Protocol):
     """Copies a part of the rows; with ``check`` returns whether each number is finite."""
 
     def __call__(self, part: slice, to: np.ndarray, *, check: bool) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Copying:
+    """How parts of the rows are copied.
+
+    Attributes:
+        begin: begins to copy a part to an array; returns what does the rest, and returns whether each number is
+            finite, where that is looked at.
+        at_once: how many parts are begun before the first is finished.
+    """
+
+    begin: Callable[[slice, np.ndarray], Callable[[], bool]]
+    at_once: int = 1
+
+
+def copied_alone(fill: Fill, *, check: bool) -> Copying:
+    """The calling thread copies."""
+    return Copying(lambda part, to: partial(fill, part, to, check=check))
+
+
+def copied_by_pool(fill: Fill, pool: ThreadPoolExecutor, *, check: bool) -> Copying:
+    """Threads in Python copy, a part each."""
+
+    def begin(part: slice, to: np.ndarray) -> Callable[[], bool]:
+        copied = pool.submit(fill, part, to, check=check)
+        # What no thread has begun yet, the calling one does sooner than they do.
+        return lambda: fill(part, to, check=check) if copied.cancel() else copied.result()
+
+    return Copying(begin, AT_ONCE)
+
+
+def copied_by_helpers(copies: RowCopies, nbytes: int, threads: int) -> Copying:
+    """Threads in C++ copy, up to so many, all of them the same part; ``nbytes`` are those of all rows."""
+    count, awake, is_past = threads_for(nbytes, threads), seconds_awake(), past_caches(nbytes)
+
+    def begin(part: slice, to: np.ndarray) -> Callable[[], bool]:
+        return copies.begin(part, to, threads=count, awake=awake, past_caches=is_past).finish
+
+    return Copying(begin, AT_ONCE if count > 1 else 1)
 
 
 def parts(rows: slice, most: int) -> Iterator[slice]:

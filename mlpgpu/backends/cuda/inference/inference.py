@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -14,20 +14,32 @@ from ....datasets.interchange import CardArray
 from ....errors import BackendError
 from ....locks import Mutex
 from ....plan import Plan
+from ... import row_copies
 from ...base import Inference, Program, State
+from ...cores import granted_cores
 from ...inputs import InputScaling, has_more_digits, input_standardize
+from ...row_copies import RowCopies
 from ..run.arrays import Arrays
 from ..run.card_arrays import CardResult, ListedRows
 from ..run.program import CudaProgram
 from ..run.state import draw_parameters
 from ..runtime import Device, LoadedKernels, Stream
-from ..select.inference import by_threads, half_rows, rows_in_flow, uploaded_as_they_lie
+from ..select.inference import by_threads, copy_threads, half_rows, part_rows, rows_in_flow, uploaded_as_they_lie
 from ..select.network import FewRowsNetwork, few_rows_network
 from ..select.setting import Setting
-from .copies import Fill, as_they_lie, fill_from, parts
+from .copies import (
+    AT_ONCE,
+    Copying,
+    as_they_lie,
+    copied_alone,
+    copied_by_helpers,
+    copied_by_pool,
+    fill_from,
+    parts,
+)
 from .few_rows import FewRows
 from .room import Room
-from .tiers import COPIES, ROOMS, Tier, Tiers
+from .tiers import ROOMS, Tier, Tiers
 
 STANDARDIZED = "standardized"  # inputs that go up as float32, once the host has standardized them
 LEFT = "statistics after the host"  # what such inputs leave of the statistics
@@ -37,8 +49,9 @@ class CudaInference(Inference):
     """A network on a card, to predict with; any thread may call it, one at a time computes.
 
     A small array is one piece: it is copied up, computed and copied back.  A large one flows through in pieces: while
-    one goes up, another is computed, and one comes back.  The driver copies some arrays to page-locked memory itself;
-    of others, and of the largest, threads of the host copy several pieces at a time.
+    one goes up, another is computed, and one comes back.  Threads in C++ copy rows to page-locked memory and look for
+    what is not finite.  Where there are none, the driver copies some arrays itself; of others, and of the largest,
+    threads in Python copy several pieces at a time.
 
     Arguments:
         plan: without a training step; its capacity bounds the rows of a piece.
@@ -55,6 +68,7 @@ class CudaInference(Inference):
         self._few_rows: dict[str, FewRows] = {}
         setting = Setting(device.multiprocessors, device.arch, "float32", textured=False)
         self._network = few_rows_network(plan, setting)
+        self._copy_threads = copy_threads(granted_cores(), is_compiled=row_copies.is_there())
         self._is_closed = False
         with device:
             self._stream, self._up, self._down = (Stream(device, name) for name in ("predict", "up", "down"))
@@ -135,11 +149,22 @@ class CudaInference(Inference):
             tiers.set_scale(1.0 if scale is None else scale)
             array = self._plan.logits if logits else self._plan.output
             tier, lying = tiers.tier(count), None
-            nbytes = count * tiers.item_bytes * self._plan.n_in
-            if kind != STANDARDIZED and uploaded_as_they_lie(nbytes, kind, tier.capacity):
-                lying = as_they_lie(x, rows, tiers.dtype)
             predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
-            return predict(tiers, tier, fill, lying, array, out)
+            nbytes = count * tiers.item_bytes * self._plan.n_in
+            if self._copy_threads:
+                copies = RowCopies.of(x, rows, tiers.dtype, scaling)
+                if copies is not None:
+                    with copies:
+                        copying = copied_by_helpers(copies, nbytes, self._copy_threads)
+                        return predict(tiers, tier, copying, None, array, out)
+            elif kind != STANDARDIZED and uploaded_as_they_lie(nbytes, kind, tier.capacity):
+                lying = as_they_lie(x, rows, tiers.dtype)
+            check = not tier.checks_inputs
+            if lying is None and count > tier.capacity and by_threads(nbytes):
+                copying = copied_by_pool(fill, self._threads(), check=check)
+            else:
+                copying = copied_alone(fill, check=check)
+            return predict(tiers, tier, copying, lying, array, out)
 
     def run_on_card(
         self,
@@ -178,7 +203,9 @@ class CudaInference(Inference):
 
     def _tiers_of(self, kind: str) -> Tiers:
         if kind not in self._tiers:
-            self._tiers[kind] = Tiers(self._plan, self._device, self._stream, *self._given(kind))
+            host_checks = self._copy_threads > 0
+            given = self._given(kind)
+            self._tiers[kind] = Tiers(self._plan, self._device, self._stream, *given, host_checks=host_checks)
         return self._tiers[kind]
 
     def _few_rows_of(self, kind: str, network: FewRowsNetwork) -> FewRows:
@@ -194,18 +221,20 @@ class CudaInference(Inference):
         return "float32", {**addresses, "statistics": addresses[LEFT]}
 
     def _predict_piece(
-        self, tiers: Tiers, tier: Tier, fill: Fill, lying: np.ndarray | None, array: str, out: np.ndarray
+        self, tiers: Tiers, tier: Tier, copying: Copying, lying: np.ndarray | None, array: str, out: np.ndarray
     ) -> bool:
-        """Rows that go up together: as they lie, or, where they are many, half of them while the others are copied."""
+        """Rows that go up together: as they lie, or, where they are many, in parts while others are copied."""
         (room,), stream, count = tiers.rooms(tier, 1), self._stream, len(out)
         room.begin(count)
-        check, is_finite = not tier.checks_inputs, True
+        is_finite = True
         if lying is not None:
             room.upload_from(stream, lying)
         else:
-            for half in parts(slice(0, count), half_rows(count, room.row_bytes)):
-                is_finite &= fill(half, room.inputs[half], check=check)
-                room.upload(stream, half)
+            most = part_rows(count, room.row_bytes) if self._copy_threads else half_rows(count, room.row_bytes)
+            begun = [(part, copying.begin(part, room.inputs[part])) for part in parts(slice(0, count), most)]
+            for part, finish in begun:
+                is_finite &= finish()
+                room.upload(stream, part)
         room.launch(stream)
         room.download(stream, array, count)
         stream.synchronize()
@@ -213,36 +242,29 @@ class CudaInference(Inference):
         return is_finite and room.is_finite
 
     def _predict_pieces(
-        self, tiers: Tiers, tier: Tier, fill: Fill, lying: np.ndarray | None, array: str, out: np.ndarray
+        self, tiers: Tiers, tier: Tier, copying: Copying, lying: np.ndarray | None, array: str, out: np.ndarray
     ) -> bool:
-        """Rows that flow through in pieces: as they lie, or each copied by a thread, or all by the calling one."""
+        """Rows that flow through in pieces: as they lie, or copied, some pieces while others go up."""
         rows, row_bytes = len(out), tiers.item_bytes * self._plan.n_in
         pieces = deque(enumerate(parts(slice(0, rows), rows_in_flow(rows, row_bytes, tier.capacity))))
         rooms = tiers.rooms(tier, min(ROOMS, len(pieces)))
-        filling: deque[tuple[slice, Room, Future[bool] | None]] = deque()
+        filling: deque[tuple[slice, Room, Callable[[], bool]]] = deque()
         left: deque[tuple[slice, Room]] = deque()  # pieces whose results come back
-        check, is_finite = not tier.checks_inputs, True
-        threads = self._threads() if lying is None and by_threads(rows * row_bytes) else None
+        is_finite = True
         while pieces or filling:
-            while pieces and len(filling) < (COPIES if threads else 1):
+            while pieces and len(filling) < copying.at_once:
                 number, piece = pieces.popleft()
                 if number >= len(rooms):
                     is_finite &= self._take(*left.popleft(), out)
                 room = rooms[number % len(rooms)]
                 room.begin(piece.stop - piece.start)
-                to = room.inputs[: piece.stop - piece.start]
-                copied = threads.submit(fill, piece, to, check=check) if threads else None
-                filling.append((piece, room, copied))
-            piece, room, copied = filling.popleft()
+                filling.append((piece, room, copying.begin(piece, room.inputs[: piece.stop - piece.start])))
+            piece, room, finish = filling.popleft()
             count = piece.stop - piece.start
             if lying is not None:
                 room.upload_from(self._up, lying[piece])
             else:
-                # What no thread has begun yet, this one does sooner than they do.
-                if copied is None or copied.cancel():
-                    is_finite &= fill(piece, room.inputs[:count], check=check)
-                else:
-                    is_finite &= copied.result()
+                is_finite &= finish()
                 room.upload(self._up, slice(0, count))
             self._up.record(room.is_up)
             self._stream.wait(room.is_up)
@@ -264,7 +286,7 @@ class CudaInference(Inference):
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            count = min(COPIES, os.cpu_count() or 1)
+            count = min(AT_ONCE, os.cpu_count() or 1)
             self._pool = ThreadPoolExecutor(count, thread_name_prefix="mlpgpu-predict")
         return self._pool
 

@@ -15,10 +15,10 @@ from ..run.arrays import Arrays, check_room
 from ..run.maps import TensorMaps
 from ..runtime import Device, LoadedKernels, Stream, capture, pack
 from ..select.inference import card_checks_inputs, piece_rows, row_tiers
+from .copies import AT_ONCE
 from .room import Room
 
-COPIES = 8  # pieces that threads of the host copy at the same time
-ROOMS = COPIES + 3  # of pieces that flow through: of the others one goes up, one is computed, one comes back
+ROOMS = AT_ONCE + 3  # of pieces that flow through: of the others one goes up, one is computed, one comes back
 DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
 
 
@@ -30,10 +30,10 @@ class Tier:
         checks_inputs: whether the card looks for inputs that are not finite.
     """
 
-    def __init__(self, plan: Plan, source: str, lowered: Lowered, device: Device, stream: Stream) -> None:
+    def __init__(self, plan: Plan, lowered: Lowered, device: Device, stream: Stream, *, checks_inputs: bool) -> None:
         self.plan, self.capacity, self.lowered = plan, plan.capacity, lowered
         self.rooms: list[Room] = []
-        self.checks_inputs = card_checks_inputs(source, plan.capacity)
+        self.checks_inputs = checks_inputs
         # What a launch is told in an array of words, and what blocks of it tell each other, belongs to its tier.
         kinds = {_stem(name) for name in lowered.words}
         private = {name: size for name, size in lowered.bytes.items() if name in lowered.words or _stem(name) in kinds}
@@ -76,6 +76,7 @@ class Tiers:
     Arguments:
         plan: without a training step; its capacity bounds the rows of a piece.
         shared: addresses of the parameters and the statistics.
+        host_checks: the host looks for inputs that are not finite as it copies them, so the card need not.
 
     Attributes:
         dtype: of an input on the card, of ``item_bytes`` each.
@@ -84,7 +85,9 @@ class Tiers:
         BackendError: the card has not the memory.
     """
 
-    def __init__(self, plan: Plan, device: Device, stream: Stream, source: str, shared: dict[str, int]) -> None:
+    def __init__(
+        self, plan: Plan, device: Device, stream: Stream, source: str, shared: dict[str, int], *, host_checks: bool
+    ) -> None:
         self._device, self._stream, self._source = device, stream, source
         self.dtype = DTYPES[source]
         self.item_bytes = self.dtype.itemsize
@@ -97,7 +100,8 @@ class Tiers:
             lowered = lower(
                 of_rows, multiprocessors=device.multiprocessors, source=source, textured=False, arch=device.arch
             )
-            self._tiers.append(Tier(of_rows, source, lowered, device, stream))
+            checks_inputs = not host_checks and card_checks_inputs(source, rows)
+            self._tiers.append(Tier(of_rows, lowered, device, stream, checks_inputs=checks_inputs))
         self._arrays = Arrays(device, shared)
         sizes: dict[str, int] = {"order": 4 * most}
         for tier in self._tiers:

@@ -70,7 +70,10 @@ def _launches(launches: list[Launch], operations: tuple[Selected, ...]) -> str:
     paths: Mapping[str, list[tuple[str, str]]] = {each.title: reasons(each) for each in operations}
     rows = [("operation", "kernel", "grid", "path", "why")]
     for launch in launches:
-        found = paths.get(launch.operation, [("a launch", "inputs that are not finite are looked for on the card")])
+        found = paths.get(
+            launch.operation,
+            [("a launch", "not finite inputs are looked for here, unless the host does as it copies them")],
+        )
         path, why = ("; ".join(column) for column in zip(*found, strict=True))
         rows.append((launch.operation, launch.entry.name, "×".join(map(str, launch.grid)), path, why))
     return table(rows, "<<<<<")

@@ -61,6 +61,33 @@ def by_threads(nbytes: int) -> bool:
     return nbytes > thresholds.INFERENCE_ALONE_BYTES
 
 
+def copy_threads(cores: int, *, is_compiled: bool) -> int:
+    """Threads that copy rows in C++ to page-locked memory; 0 where NumPy or the driver does."""
+    is_so = is_compiled and cores >= thresholds.INFERENCE_LEAST_COPY_CORES
+    return min(cores, thresholds.INFERENCE_COPY_THREADS) if is_so else 0
+
+
+def threads_for(nbytes: int, threads: int) -> int:
+    """How many of the threads copy an array of so many bytes."""
+    return max(1, min(threads, nbytes // thresholds.INFERENCE_THREAD_BYTES))
+
+
+def part_rows(rows: int, row_bytes: int) -> int:
+    """How many rows of an array of one piece go up while others are copied by such threads; all if they are few."""
+    parts = min(thresholds.INFERENCE_PARTS, rows * row_bytes // thresholds.INFERENCE_LEAST_PART_BYTES)
+    return ceil_div(rows, max(1, parts))
+
+
+def past_caches(nbytes: int) -> bool:
+    """Whether such threads write an array of so many bytes past the caches."""
+    return nbytes > thresholds.INFERENCE_PAST_CACHES_BYTES
+
+
+def seconds_awake() -> float:
+    """How long such threads wait for the next copy before they sleep."""
+    return thresholds.INFERENCE_AWAKE_SECONDS
+
+
 def card_checks_inputs(source: str, capacity: int) -> bool:
     """Whether the card, and not the host, looks for inputs that are not finite."""
     return source == "float32" and capacity > thresholds.INFERENCE_CHECKED_ROWS

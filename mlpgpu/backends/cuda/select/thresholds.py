@@ -216,6 +216,26 @@ INFERENCE_DRIVER_BYTES = 24 << 20
 # Of one piece of more bytes, one half goes up while the other is copied: 3.1 MB 495 -> 452 µs.
 INFERENCE_WHOLE_BYTES = 1 << 20
 
+# Where there is a compiler and so many cores, C++ copies rows to page-locked memory instead (backends/row_copies/), by
+# at most so many threads, one for so many bytes.  0 threads: NumPy or the driver, as above.  Counted, not measured on a
+# machine with a card: one thread copies 5 to 10 GB/s, the bus takes 55; a thread awake begins within 1 µs.
+INFERENCE_COPY_THREADS = 8
+INFERENCE_LEAST_COPY_CORES = 2
+INFERENCE_THREAD_BYTES = 256 << 10
+
+# Such threads wait so many seconds for the next copy before they sleep, from which they wake in 50 µs.  Counted: after
+# the copy of 3.1 MB a call takes some 60 µs of the bus, 30 of launches and 30 of Python until the next one begins.
+INFERENCE_AWAKE_SECONDS = 200e-6
+
+# An array of one piece goes up in at most so many parts, each while the next is copied, of so many bytes at least.
+# Counted: 8 threads copy 0.8 MB in 15 to 20 µs, the bus takes 14, and to ask for an upload 5.
+INFERENCE_PARTS = 4
+INFERENCE_LEAST_PART_BYTES = 512 << 10
+
+# Of arrays of more bytes what is copied is written past the caches: all rooms together would displace what they hold.
+# Counted: of 188 MB the host's memory then moves 3 bytes for each one that goes up, else 4.
+INFERENCE_PAST_CACHES_BYTES = 32 << 20
+
 # Of few rows a network of multiply-adds alone is one launch.
 NETWORK_IS_USED = True  # False: every prediction is as many launches as its plan asks for
 
