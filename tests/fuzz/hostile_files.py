@@ -81,13 +81,15 @@ def change_json(draw: Random, tree: Tree) -> None:
             del owner[key]
         elif kind == 5:  # what stands elsewhere
             other, place = draw.choice(everywhere)
-            owner[key] = copy.deepcopy(other[place])
+            with contextlib.suppress(RecursionError):  # of values that an earlier change nested deeply
+                owner[key] = copy.deepcopy(other[place])
         elif kind == 6 and isinstance(owner[key], (int, float)):
             owner[key] = owner[key] + draw.choice([1, -1, 0.5, 1e10, -(2**40)])
         elif kind == 7 and isinstance(owner, list):
             copies = draw.choice([1, 2, 50, 2000])
-            if copies * len(json.dumps(owner[key])) < 1 << 20:
-                owner[key:key] = [copy.deepcopy(owner[key]) for _ in range(copies)]
+            with contextlib.suppress(RecursionError):
+                if copies * len(json.dumps(owner[key])) < 1 << 20:
+                    owner[key:key] = [copy.deepcopy(owner[key]) for _ in range(copies)]
         elif isinstance(owner, dict):
             owner[draw.choice(["kind", "", "extra", "layers", "trainable", "\x00"])] = draw.choice(HOSTILE_JSON)(draw)
 
