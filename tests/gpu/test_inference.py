@@ -16,6 +16,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.inference.inference import CudaInference
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.runtime import Device, pinned
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.errors import BackendError
 from mlpgpu.layers import Layer
 from mlpgpu.losses import OutputName
@@ -65,6 +66,13 @@ def network_of(name: str, output: OutputName = "softmax") -> Network:
     return network
 
 
+@pytest.fixture(params=["C++", "NumPy or the driver"])
+def copied_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who copies rows to page-locked memory."""
+    if request.param != "C++":
+        monkeypatch.setattr(thresholds, "INFERENCE_COPY_THREADS", 0)
+
+
 @contextmanager
 def inference(
     network: Network, device: Device, precision: str = "float32", rows: int = 1 << 20
@@ -108,6 +116,7 @@ def test_a_row_has_the_same_bits_in_any_batch(name: str, precision: str, device:
     assert np.allclose(expected[:40], reference, atol=tolerance * (1.0 + abs(reference).max()), rtol=tolerance)
 
 
+@pytest.mark.usefixtures("copied_by")
 @pytest.mark.parametrize("name", ["tiny", "medium", "small", "standardized"])
 def test_inputs_of_other_types_mean_the_same(name: str, device: Device) -> None:
     network = network_of(name)
@@ -133,6 +142,7 @@ def test_inputs_of_other_types_mean_the_same(name: str, device: Device) -> None:
             assert np.array_equal(picked, taken), count
 
 
+@pytest.mark.usefixtures("copied_by")
 def test_arrays_that_go_up_as_they_lie_mean_the_same(device: Device, tmp_path: Path) -> None:
     network = network_of("tiny")
     x = inputs(9000, network.n_in)
@@ -151,6 +161,7 @@ def test_arrays_that_go_up_as_they_lie_mean_the_same(device: Device, tmp_path: P
         assert np.array_equal(found, predict(made, x[:1000], network.n_out))
 
 
+@pytest.mark.usefixtures("copied_by")
 def test_what_is_not_finite_is_told(device: Device) -> None:
     network = network_of("tiny")
     with inference(network, device) as made:
@@ -165,6 +176,7 @@ def test_what_is_not_finite_is_told(device: Device) -> None:
             assert made.run(np.full((rows, network.n_in), 3e38), np.empty((rows, 10), np.float32))
 
 
+@pytest.mark.usefixtures("copied_by")
 def test_threads_get_the_bits_of_one(device: Device) -> None:
     network = network_of("tiny")
     x = inputs(6000, network.n_in)
@@ -245,6 +257,7 @@ def test_closing_gives_everything_back(device: Device) -> None:
         assert before - device.free_bytes < 64 << 20
 
 
+@pytest.mark.usefixtures("copied_by")
 @pytest.mark.parametrize("rows", [3, 700, 70_000])
 def test_digits_beyond_float32_reach_standardize(rows: int) -> None:
     """With the bits of inputs that were standardized in float64 beforehand, and rounded once."""
