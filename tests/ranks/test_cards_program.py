@@ -6,6 +6,7 @@ does, and what streams leave open, is no part of it.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import defaultdict
@@ -28,7 +29,7 @@ from mlpgpu.backends.cuda.runtime import Message
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.plan import sharding
 
-SECONDS = 120.0
+SECONDS, POLL_SECONDS = 120.0, 0.1
 ROWS, BATCH = 21, 8
 NETWORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "two exchanges": (
@@ -77,9 +78,18 @@ class Team:
             for peer, address, nbytes in sent:
                 self._channels[me, peer].put(card.bytes_at(address, nbytes).copy())
             for peer, address, nbytes in received:
-                card.bytes_at(address, nbytes)[:] = self._channels[peer, me].get(timeout=SECONDS)
+                card.bytes_at(address, nbytes)[:] = self._arrived(self._channels[peer, me])
 
         card.do(move)
+
+    def _arrived(self, channel: queue.Queue[np.ndarray]) -> np.ndarray:
+        """The next message, unless none comes because another rank has failed."""
+        for _ in range(int(SECONDS / POLL_SECONDS)):
+            with contextlib.suppress(queue.Empty):
+                return channel.get(timeout=POLL_SECONDS)
+            if self._barrier.broken:
+                raise threading.BrokenBarrierError
+        raise queue.Empty
 
     def wait(self, stream: Stream) -> None: ...
 
