@@ -57,7 +57,7 @@ COPY_CHOICES: dict[str, dict[str, float]] = {
     BY_DRIVER: {"INFERENCE_COPY_THREADS": 0},
     BY_HELPERS: {},
     "C++, 4 threads": {"INFERENCE_COPY_THREADS": 4},
-    "C++, 12 threads": {"INFERENCE_COPY_THREADS": 12},
+    "C++, 8 threads": {"INFERENCE_COPY_THREADS": 8},
     "C++, 64 KiB/thread": {"INFERENCE_THREAD_BYTES": MEGABYTE // 16},
     "C++, never past": {"INFERENCE_PAST_CACHES_BYTES": 1 << 62},
     "C++, past caches": {"INFERENCE_PAST_CACHES_BYTES": 0},

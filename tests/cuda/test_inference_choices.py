@@ -17,6 +17,7 @@ from mlpgpu.backends.cuda.inference.inference import CudaInference
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.inference import (
+    by_helpers,
     copy_threads,
     evaluation_rows,
     half_rows,
@@ -156,13 +157,14 @@ def test_parts_cover_all_rows_once() -> None:
 
 
 def test_threads_in_c_follow_from_cores_and_bytes() -> None:
-    assert [copy_threads(cores, is_compiled=True) for cores in (1, 2, 6, 64)] == [0, 2, 6, 8]
+    assert [copy_threads(cores, is_compiled=True) for cores in (1, 2, 6, 64)] == [0, 2, 6, 12]
     assert copy_threads(64, is_compiled=False) == 0
     megabyte = 1 << 20
     assert [threads_for(nbytes, 8) for nbytes in (80_000, megabyte, 3 * megabyte, 200 * megabyte)] == [1, 4, 8, 8]
     assert threads_for(200 * megabyte, 2) == 2
     assert part_rows(1000, 80) == 1000 and part_rows(1000, 3136) == 250 and part_rows(300, 3136) == 300
-    assert not past_caches(3 * megabyte) and past_caches(188 * megabyte)
+    assert not past_caches(80_000) and past_caches(3 * megabyte) and past_caches(188 * megabyte)
+    assert not by_helpers(1024 * 80) and by_helpers(1024 * 3136)
 
 
 # --- predictions, with memory of the host in a card's place ---
@@ -205,7 +207,7 @@ def inference_on_host(copy_threads: int, capacity: int, dtype: np.dtype, *, chec
         synchronize=lambda: None, record=lambda event: None, wait=lambda event: None
     )
     rooms = [HostRoom(capacity, 90, 7, dtype) for _ in range(11)]
-    tier = SimpleNamespace(capacity=capacity, checks_inputs=checks_inputs)
+    tier = SimpleNamespace(capacity=capacity, checks_inputs=checks_inputs, by_helpers=copy_threads > 0)
     made._tiers = dict.fromkeys(
         ("float32", "uint8"),
         SimpleNamespace(

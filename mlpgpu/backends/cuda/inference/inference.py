@@ -151,7 +151,7 @@ class CudaInference(Inference):
             tier, lying = tiers.tier(count), None
             predict = self._predict_piece if count <= tier.capacity else self._predict_pieces
             nbytes = count * tiers.item_bytes * self._plan.n_in
-            if self._copy_threads:
+            if tier.by_helpers:
                 copies = RowCopies.of(x, rows, tiers.dtype, scaling)
                 if copies is not None:
                     with copies:
@@ -203,9 +203,8 @@ class CudaInference(Inference):
 
     def _tiers_of(self, kind: str) -> Tiers:
         if kind not in self._tiers:
-            host_checks = self._copy_threads > 0
-            given = self._given(kind)
-            self._tiers[kind] = Tiers(self._plan, self._device, self._stream, *given, host_checks=host_checks)
+            given, has_helpers = self._given(kind), self._copy_threads > 0
+            self._tiers[kind] = Tiers(self._plan, self._device, self._stream, *given, has_helpers=has_helpers)
         return self._tiers[kind]
 
     def _few_rows_of(self, kind: str, network: FewRowsNetwork) -> FewRows:
@@ -230,7 +229,7 @@ class CudaInference(Inference):
         if lying is not None:
             room.upload_from(stream, lying)
         else:
-            most = part_rows(count, room.row_bytes) if self._copy_threads else half_rows(count, room.row_bytes)
+            most = part_rows(count, room.row_bytes) if tier.by_helpers else half_rows(count, room.row_bytes)
             begun = [(part, copying.begin(part, room.inputs[part])) for part in parts(slice(0, count), most)]
             for part, finish in begun:
                 is_finite &= finish()

@@ -14,7 +14,7 @@ from ..lower.lowering import lower
 from ..run.arrays import Arrays, check_room
 from ..run.maps import TensorMaps
 from ..runtime import Device, LoadedKernels, Stream, capture, pack
-from ..select.inference import card_checks_inputs, piece_rows, row_tiers
+from ..select.inference import by_helpers, card_checks_inputs, piece_rows, row_tiers
 from .copies import AT_ONCE
 from .room import Room
 
@@ -27,13 +27,17 @@ class Tier:
 
     Attributes:
         rooms: for pieces; made when they are first needed.
+        by_helpers: whether threads in C++ copy its rows, and look for inputs that are not finite.
         checks_inputs: whether the card looks for inputs that are not finite.
     """
 
-    def __init__(self, plan: Plan, lowered: Lowered, device: Device, stream: Stream, *, checks_inputs: bool) -> None:
+    def __init__(
+        self, plan: Plan, source: str, lowered: Lowered, device: Device, stream: Stream, *, by_helpers: bool
+    ) -> None:
         self.plan, self.capacity, self.lowered = plan, plan.capacity, lowered
         self.rooms: list[Room] = []
-        self.checks_inputs = checks_inputs
+        self.by_helpers = by_helpers
+        self.checks_inputs = not by_helpers and card_checks_inputs(source, plan.capacity)
         # What a launch is told in an array of words, and what blocks of it tell each other, belongs to its tier.
         kinds = {_stem(name) for name in lowered.words}
         private = {name: size for name, size in lowered.bytes.items() if name in lowered.words or _stem(name) in kinds}
@@ -76,7 +80,7 @@ class Tiers:
     Arguments:
         plan: without a training step; its capacity bounds the rows of a piece.
         shared: addresses of the parameters and the statistics.
-        host_checks: the host looks for inputs that are not finite as it copies them, so the card need not.
+        has_helpers: whether there are threads in C++ that copy rows.
 
     Attributes:
         dtype: of an input on the card, of ``item_bytes`` each.
@@ -86,7 +90,7 @@ class Tiers:
     """
 
     def __init__(
-        self, plan: Plan, device: Device, stream: Stream, source: str, shared: dict[str, int], *, host_checks: bool
+        self, plan: Plan, device: Device, stream: Stream, source: str, shared: dict[str, int], *, has_helpers: bool
     ) -> None:
         self._device, self._stream, self._source = device, stream, source
         self.dtype = DTYPES[source]
@@ -100,8 +104,8 @@ class Tiers:
             lowered = lower(
                 of_rows, multiprocessors=device.multiprocessors, source=source, textured=False, arch=device.arch
             )
-            checks_inputs = not host_checks and card_checks_inputs(source, rows)
-            self._tiers.append(Tier(of_rows, lowered, device, stream, checks_inputs=checks_inputs))
+            are_copied = has_helpers and by_helpers(rows * plan.n_in * self.item_bytes)
+            self._tiers.append(Tier(of_rows, source, lowered, device, stream, by_helpers=are_copied))
         self._arrays = Arrays(device, shared)
         sizes: dict[str, int] = {"order": 4 * most}
         for tier in self._tiers:

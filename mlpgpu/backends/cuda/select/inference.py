@@ -67,6 +67,11 @@ def copy_threads(cores: int, *, is_compiled: bool) -> int:
     return min(cores, thresholds.INFERENCE_COPY_THREADS) if is_so else 0
 
 
+def by_helpers(nbytes: int) -> bool:
+    """Whether such threads copy for launches whose rows have at most so many bytes."""
+    return nbytes >= thresholds.INFERENCE_LEAST_COPY_BYTES
+
+
 def threads_for(nbytes: int, threads: int) -> int:
     """How many of the threads copy an array of so many bytes."""
     return max(1, min(threads, nbytes // thresholds.INFERENCE_THREAD_BYTES))

@@ -216,24 +216,28 @@ INFERENCE_DRIVER_BYTES = 24 << 20
 INFERENCE_WHOLE_BYTES = 1 << 20
 
 # Where there is a compiler and so many cores, C++ copies rows to page-locked memory instead (backends/row_copies/), by
-# at most so many threads, one for so many bytes.  0 threads: NumPy or the driver, as above.  Counted, not measured on a
-# machine with a card: one thread copies 5 to 10 GB/s, the bus takes 55; a thread awake begins within 1 µs.
-INFERENCE_COPY_THREADS = 8
+# at most so many threads, one for so many bytes; 0 threads: NumPy or the driver, as above.  Of 16 cores, 188 MB: 6.5 ms
+# by NumPy, 9.9 by 4 threads, 6.2 by 8, 4.9 by 12.
+INFERENCE_COPY_THREADS = 12
 INFERENCE_LEAST_COPY_CORES = 2
 INFERENCE_THREAD_BYTES = 256 << 10
 
-# Such threads wait so many seconds for the next copy before they sleep, from which they wake in 50 µs.  Counted: after
-# the copy of 3.1 MB a call takes some 60 µs of the bus, 30 of launches and 30 of Python until the next one begins.
+# For launches whose rows have fewer bytes NumPy copies, and the card looks for what is not finite: 80 kB 81 µs in all,
+# by C++ 100; 3.1 MB 359 and 284.
+INFERENCE_LEAST_COPY_BYTES = 1 << 19
+
+# Such threads wait so many seconds for the next copy before they sleep.  3.1 MB: 285 µs with 50 µs, 284 with 200, 275
+# with a millisecond.
 INFERENCE_AWAKE_SECONDS = 200e-6
 
 # An array of one piece goes up in at most so many parts, each while the next is copied, of so many bytes at least.
-# Counted: 8 threads copy 0.8 MB in 15 to 20 µs, the bus takes 14, and to ask for an upload 5.
+# 3.1 MB: 277 µs in two parts, 284 in four, 322 in eight.
 INFERENCE_PARTS = 4
 INFERENCE_LEAST_PART_BYTES = 512 << 10
 
-# Of arrays of more bytes what is copied is written past the caches: all rooms together would displace what they hold.
-# Counted: of 188 MB the host's memory then moves 3 bytes for each one that goes up, else 4.
-INFERENCE_PAST_CACHES_BYTES = 32 << 20
+# Of arrays of more bytes what is copied is written past the caches, from where the card does not read: 3.1 MB 284 ->
+# 210 µs, 4.8 MB 421 -> 368, 188 MB 8.3 -> 6.2 ms.
+INFERENCE_PAST_CACHES_BYTES = 1 << 20
 
 # Of few rows a network of multiply-adds alone is one launch.
 NETWORK_IS_USED = True  # False: every prediction is as many launches as its plan asks for
