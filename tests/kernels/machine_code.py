@@ -22,6 +22,7 @@ import numpy as np
 
 INSTRUCTION_BYTES = 16
 OPCODE = np.uint64(0xFFF)
+FLOATING = ("F", "D", "H", "MUFU")  # with what the names of instructions begin that compute with such numbers
 _NAME = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", re.MULTILINE)
 _SECTION = struct.Struct(
     "<IIQQQQ"
@@ -59,6 +60,14 @@ def names(arch: str, code: bytes) -> set[str]:
         examples = b"".join(code[place : place + INSTRUCTION_BYTES] for place in new.values())
         known |= zip(new, disassembled(arch, examples), strict=True)
     return {known[int(opcode)] for opcode in found}
+
+
+def arithmetic(arch: str, code: bytes) -> list[str]:
+    """The names of the instructions that compute with floating-point numbers, in their order."""
+    found, place = np.unique(opcodes(code), return_inverse=True)
+    examples = [int(np.argmax(place == number)) * INSTRUCTION_BYTES for number in range(len(found))]
+    of_opcode = [next(iter(names(arch, code[at : at + INSTRUCTION_BYTES]))) for at in examples]
+    return [of_opcode[number] for number in place if of_opcode[number].startswith(FLOATING)]
 
 
 def disassembled(arch: str, code: bytes) -> Sequence[str]:

@@ -176,7 +176,7 @@ def compile_entries(entries: Iterable[Entry], arch: str, *, sources: Path | None
     """Compile kernels in parallel, or take each from the cache, whichever others it was compiled with.
 
     Kernels of one unit are compiled together as long as every core has something to compile, since nvcc then reads
-    their headers once; :func:`split_jobs`.  The code of a kernel is the same in any company.
+    their headers once; :func:`split_jobs`.  A kernel computes the same in any company.
 
     Args:
         entries: the kernels.
