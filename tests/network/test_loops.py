@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import EPS32
+from sanitized import SANITIZERS, run_sanitized
 
 import mlpgpu as mg
 from mlpgpu.activations import ACTIVATIONS
@@ -350,15 +349,6 @@ print("done")
 @pytest.mark.thorough
 def test_loops_stay_within_their_arrays(tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers."""
-    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
-    tests = Path(__file__).parents[1]
-    environment = {
-        **os.environ, "MLPGPU_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
-        "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc",
-    }  # fmt: skip
-    script = SANITIZED.format(flags=flags, folder=str(Path(__file__).parent))
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
+    run_sanitized(SANITIZED.format(flags=SANITIZERS, folder=str(Path(__file__).parent)), tmp_path)
     (note,) = (tmp_path / "loops").glob("*.json")
     assert set(json.loads(note.read_text())) == {"sha256"}

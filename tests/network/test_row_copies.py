@@ -15,6 +15,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from children import answer_of_child
+from sanitized import SANITIZERS, run_sanitized
 
 from mlpgpu.backends import row_copies
 from mlpgpu.backends.cores import available_cores, granted_cores
@@ -335,16 +336,7 @@ print("done")
 @pytest.mark.thorough
 def test_copies_stay_within_their_arrays(tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers."""
-    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    flags = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
-    tests = Path(__file__).parents[1]
-    environment = {
-        **os.environ, "MLPGPU_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
-        "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc",
-    }  # fmt: skip
-    script = SANITIZED.format(flags=flags, folder=str(Path(__file__).parent))
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
+    run_sanitized(SANITIZED.format(flags=SANITIZERS, folder=str(Path(__file__).parent)), tmp_path)
 
 
 RACES = """
