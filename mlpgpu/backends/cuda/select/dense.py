@@ -344,9 +344,9 @@ def _part(k: int, n: int, work: Work) -> int:
 
 def _update(k: int, n: int, work: Work) -> Update:
     card = work.setting
-    tile, reason = simt_tile(k, n, card.multiprocessors)
     if not work.in_place:
         return _gradient(k, n, work)
+    tile, reason = simt_tile(k, n, card.multiprocessors)
     if updates_few_rows(k, n, work):
         size = f"{k * n:,} weights ≥ {thresholds.FEW_ROWS_LEAST_WEIGHTS:,}"
         why = f"rows: {work.rows} ≤ {kernels.FEW_ROWS}, {size}: one pass over W updates it and makes the next step's z"
@@ -372,9 +372,14 @@ def _update(k: int, n: int, work: Work) -> Update:
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
 
 
+def _may_share_rows(work: Work) -> bool:
+    """Whether a batch has enough rows for tiles whose warps share them."""
+    return thresholds.NARROW_TILES_ARE_USED and work.rows >= thresholds.WARP_SPLIT_LEAST_ROWS
+
+
 def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> WarpSplit | SmallN:
     """How one launch moves weights (k, n) that make few tiles."""
-    if not thresholds.NARROW_TILES_ARE_USED or work.rows < thresholds.WARP_SPLIT_LEAST_ROWS:
+    if not _may_share_rows(work):
         return SmallN(why)
     tile, sms = kernels.WARP_SPLIT_WEIGHT, work.setting.multiprocessors
     by_warps, without = (update_clocks(each, shapes, work.rows, sms) for each in (tile, None))
@@ -384,14 +389,14 @@ def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> War
 
 def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit:
     """How a gradient is made that is stored for a later update."""
-    sms, rows = work.setting.multiprocessors, work.rows
+    sms = work.setting.multiprocessors
     usual, reason = simt_tile(k, n, sms)
     why = f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}"
     is_small = n > kernels.SMALL_N_COLUMNS and not fills(math.prod(usual.grid(k, n)), sms)
-    if not thresholds.NARROW_TILES_ARE_USED or not is_small or rows < thresholds.WARP_SPLIT_LEAST_ROWS:
+    if not is_small or not _may_share_rows(work):
         return Simt(usual, why)
     tile = kernels.WARP_SPLIT_WEIGHT
-    by_warps, known = update_clocks(tile, [(k, n)], rows, sms), simt_clocks(usual, k, n, rows, sms)
+    by_warps, known = update_clocks(tile, [(k, n)], work.rows, sms), simt_clocks(usual, k, n, work.rows, sms)
     why = f"{why}; counted clocks: {by_warps:,} where warps share rows, {known:,} by that tile"
     return WarpSplit(tile, why) if by_warps < known else Simt(usual, why)
 
