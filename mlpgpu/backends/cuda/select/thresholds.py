@@ -235,8 +235,8 @@ INFERENCE_AWAKE_SECONDS = 200e-6
 INFERENCE_PARTS = 4
 INFERENCE_LEAST_PART_BYTES = 512 << 10
 
-# Of arrays of more bytes what is copied is written past the caches, from where the card does not read: 3.1 MB 284 ->
-# 210 µs, 4.8 MB 421 -> 368, 188 MB 8.3 -> 6.2 ms.
+# Of arrays of more bytes what is copied is written past the caches: 3.1 MB 284 -> 210 µs, 4.8 MB 421 -> 368, 188 MB
+# 8.3 -> 6.2 ms.
 INFERENCE_PAST_CACHES_BYTES = 1 << 20
 
 # Of few rows a network of multiply-adds alone is one launch.
