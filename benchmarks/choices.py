@@ -1,14 +1,15 @@
 """What users or `select` may choose, each way in turns on one card: targets by texture or by plain loads, streams,
-steps by blocks of rows, narrow tiles, and who copies the rows of a prediction to page-locked memory.
+steps by blocks of rows, of few rows, narrow tiles, and who copies the rows of a prediction to page-locked memory.
 
-    python benchmarks/choices.py [--only NAME ...] [--narrow] [--copies] [--rounds N] [--json PATH]
+    python benchmarks/choices.py [--only NAME ...] [--narrow] [--few] [--copies] [--rounds N] [--json PATH]
 
 A row is a workload of mlpgpu.bench at a precision; its figures are microseconds of a training step over whole epochs,
 and the median over rounds of its time over the default's, which reads targets by texture and has one stream.  Networks
 of SMALL, whose weights one multiprocessor holds, are measured with `thresholds.ROW_STEP_IS_USED` off and on, without
-the persistent kernel, beside what is chosen today; those of counted.py, whose batches leave a card idle, without narrow
-tiles, with all of them, and with those of multiply-adds alone.  Of --copies a row is a prediction from the host's
-memory: by NumPy or the driver, by threads in C++ as they are chosen today, and with one threshold changed.
+the persistent kernel, beside what is chosen today; those of FEW, large ones for few rows, without blocks that keep the
+whole batch, and with them without the persistent kernel; those of counted.py, whose batches leave a card idle, without
+narrow tiles, with all of them, and with those of multiply-adds alone.  Of --copies a row is a prediction from the
+host's memory: by NumPy or the driver, by threads in C++ as they are chosen today, and with one threshold changed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ ROUNDS = 9
 DEFAULT, PLAIN = "texture, 1 stream", "plain loads"
 STREAMS = (2, 4, 8)
 NARROW, PLAIN_CORES = "narrow tiles", "narrow, plain cores"
+TILES, WHOLE_BATCH = "tiles", "whole batch"
 TODAY, LAUNCHES, BY_ROWS = "as chosen today", "launch by launch", "blocks of rows"
 
 # As many rows as the persistent kernel takes at most, twice as many, and eight times.
@@ -46,6 +48,18 @@ SMALL = {
     for rows in (1024, 2048, 8192)
 }
 
+# Weights that are large beside the batch.
+FEW = {
+    "563s at 8": bench.Workload((7, 563, 563, 563, 563, 6), 8, 512, 1e-5, optimizer="adam"),
+    "2048 at 2": bench.Workload((955, 2048, 11), 2, 128, 1e-5, optimizer="adam"),
+    "1536s at 7": bench.Workload((113, 1536, 1536, 192, 512, 384, 5), 7, 448, 1e-5),
+    "1536s at 16": bench.Workload((41, 1536, 1536, 1536, 1536, 1536, 7), 16, 1024, 1e-5, optimizer="adam"),
+    "6144s at 4": bench.Workload((66, 6144, 6144, 6144, 1024, 1536, 2), 4, 256, 1e-5, optimizer="adam"),
+    "384s at 16": bench.Workload((69, 384, 384, 384, 384, 384, 384, 26), 16, 1024, 1e-5, optimizer="adam"),
+    "384s at 32": bench.Workload((69, 384, 384, 384, 384, 384, 384, 26), 32, 2048, 1e-5, optimizer="adam"),
+    "784-512s at 32": bench.Workload((784, 512, 512, 10), 32, 2048, 1e-5),
+    "4096s at 32": bench.Workload((2738, 4096, 4096, 8), 32, 2048, 1e-5),
+}
 
 # Predictions: widths, rows.
 PREDICTIONS = [
@@ -117,6 +131,21 @@ def measure_small(key: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
             contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name), data)
             contenders[choice]()  # compiles, and brings the data to the card
     yield from rows_of(key, "float32", workload, bench.take_turns(contenders, rounds), TODAY)
+
+
+def measure_few(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a network of FEW, what is chosen today first."""
+    workload = FEW[key]
+    data = mg.Dataset(*workload.arrays())
+    choices: dict[str, dict[str, float]] = {
+        TODAY: {}, TILES: {"WHOLE_BATCH_IS_USED": False}, WHOLE_BATCH: {"PERSISTENT_IS_USED": False},
+    }  # fmt: skip
+    contenders = {}
+    for choice, changed in choices.items():
+        with thresholds_of(changed):
+            contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name, precision=precision), data)
+            contenders[choice]()
+    yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), TODAY)
 
 
 @contextmanager
@@ -207,9 +236,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure textures, streams, steps by blocks of rows, narrow tiles and copies on a GPU, each way."
     )
-    known = [*bench.WORKLOADS, *SMALL, *counted.WORKLOADS]
+    known = [*bench.WORKLOADS, *SMALL, *FEW, *counted.WORKLOADS]
     parser.add_argument("--only", nargs="+", choices=known, default=known)
     parser.add_argument("--narrow", action="store_true", help="only what narrow tiles are for")
+    parser.add_argument("--few", action="store_true", help="only large networks for few rows")
     parser.add_argument("--copies", action="store_true", help="only who copies the rows of predictions")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line of JSON for each row there")
@@ -220,12 +250,15 @@ def main() -> None:
         sys.exit(str(error))
     rows: list[Row] = []
     print(f"{'workload':28} {'precision':9} {'choice':19} {'µs a step':>12} {'ratio':>8}")
-    for key in PREDICTIONS if arguments.copies else counted.WORKLOADS if arguments.narrow else arguments.only:
+    of_steps = counted.WORKLOADS if arguments.narrow else FEW if arguments.few else arguments.only
+    for key in PREDICTIONS if arguments.copies else of_steps:
         if isinstance(key, tuple):
             widths, count = key
             parts = [measure_copies(widths, count, backend, arguments.rounds)]
         elif key in SMALL:
             parts = [measure_small(key, backend, arguments.rounds)]
+        elif key in FEW:
+            parts = [measure_few(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]
         elif key in counted.WORKLOADS:
             parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]
         else:

@@ -51,6 +51,13 @@ __device__ __forceinline__ void prefetch_to_l2(const void* address) { asm volati
 // what it polls for comes within a microsecond.
 __device__ __forceinline__ void pause_spinning() {}
 
+// The square root to about a unit of the last place.
+__device__ __forceinline__ float fast_sqrt(float x) {
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+}
+
 // Ends the kernel with an error.
 __device__ __forceinline__ void give_up() { __trap(); }
 

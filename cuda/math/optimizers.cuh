@@ -27,6 +27,12 @@ __constant__ Hyper hyper;
 __constant__ float schedule[MOST_STEPS * RATES_PER_STEP];
 }
 
+// A square root and a quotient by the units that approximate them, off by up to 1 and 2 units of the last place, as a step
+// is by its gradient's roundings anyway. The correctly rounded ones branch for each element, which took a third of the time
+// of updates. Of a denominator from 2^126 on a quotient is 0; no root of a float32 is that large.
+__device__ __forceinline__ float root(float x) { return fast_sqrt(x); }
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+
 struct SGDRule {
     static constexpr int SLOTS = 0;
     static __device__ __forceinline__ void update(float& w, float g, float*, const float* row) { w -= row[0] * g; }
@@ -52,7 +58,7 @@ struct RMSpropRule {
     static constexpr int SLOTS = 1;
     static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
         slot[0] = hyper.rho * slot[0] + hyper.rho_rest * g * g;
-        w -= row[0] * g / (sqrtf(slot[0]) + hyper.epsilon);
+        w -= quotient(row[0] * g, root(slot[0]) + hyper.epsilon);
     }
 };
 
@@ -61,7 +67,7 @@ struct AdamRule {
     static __device__ __forceinline__ void update(float& w, float g, float* slot, const float* row) {
         slot[0] = hyper.beta1 * slot[0] + hyper.beta1_rest * g;
         slot[1] = hyper.beta2 * slot[1] + hyper.beta2_rest * g * g;
-        w -= row[1] * slot[0] / (sqrtf(slot[1]) * row[2] + hyper.epsilon);
+        w -= quotient(row[1] * slot[0], root(slot[1]) * row[2] + hyper.epsilon);
     }
 };
 

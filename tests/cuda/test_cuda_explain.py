@@ -116,7 +116,8 @@ def family(entry: kernels.Entry) -> str:
 def multiplies(entry: kernels.Entry) -> bool:
     """Whether it should, by where its source lies."""
     folders = {header.partition("/")[0] for header in entry.headers}
-    return bool(folders & {"dense", "gemm", "fused", "local", "persistent"}) and family(entry) not in NO_PRODUCTS
+    of_products = {"dense", "whole_batch", "gemm", "fused", "local", "persistent"}
+    return bool(folders & of_products) and family(entry) not in NO_PRODUCTS
 
 
 def check_extents(low: Lowered, rows: int) -> None:

@@ -300,7 +300,7 @@ def test_the_kernel_of_an_update_follows_the_shape() -> None:
     assert kinds(1024, 1024, 1024) == ["small_n", "128x64"]
     assert kinds(128, 90_000, 90) == ["small_n", "128x96"]
     assert kinds(8, 90_000, 90) == ["small_n", "few_rows"]
-    assert kinds(8, 90_000, 600) == ["small_n", "few_rows"]
+    assert kinds(8, 90_000, 600) == ["small_n", "128x128"]
     assert kinds(8, 90, 90) == ["small_n", "small_n"]
 
 

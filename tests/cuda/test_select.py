@@ -86,6 +86,7 @@ def test_each_side_of_a_threshold_has_its_path(
 ) -> None:
     """Those of tiles for small batches are in test_small_batches.py."""
     monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)
+    monkeypatch.setattr(thresholds, "WHOLE_BATCH_IS_USED", False)
     assert (kinds(dense_path(*one))[product], kinds(dense_path(*other))[product]) == (first, second)
 
 

@@ -1,4 +1,4 @@
-"""Narrow tiles, and tiles whose warps share k: at each limit, in whole steps on the host, and switched off."""
+"""Narrow tiles, warps that share k, and blocks that keep few rows whole: each limit, whole steps, and switched off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_cases.tensor import ERRORS
 from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, plans
 
-from mlpgpu import Dense, Huber
+from mlpgpu import Dense, Dropout, Huber
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     BFLOAT16,
@@ -31,11 +31,12 @@ from mlpgpu.backends.cuda.kernels import (
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.counted import gemm_clocks, is_faster, simt_clocks
-from mlpgpu.backends.cuda.select.dense import DensePath, Gemm, Simt, WarpSplit, dense_path, is_wide
+from mlpgpu.backends.cuda.select.dense import DensePath, Gemm, Simt, WarpSplit, WholeBatch, dense_path, is_wide
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Work
 from mlpgpu.backends.cuda.select.tiles import gemm_tile, simt_tile, small_batch_tile
 from mlpgpu.layers import Layer
+from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
 
 STEP = Work(
@@ -53,6 +54,12 @@ NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
 @pytest.fixture
 def unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)
+
+
+@pytest.fixture
+def without_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are multiplied by tiles."""
+    monkeypatch.setattr(thresholds, "WHOLE_BATCH_IS_USED", False)
 
 
 @pytest.fixture
@@ -77,6 +84,7 @@ def on_tensor_cores(path: DensePath) -> bool:
 # --- chosen ---
 
 
+@pytest.mark.usefixtures("without_whole_batches")
 @pytest.mark.parametrize(
     ("below", "at"),
     [
@@ -116,6 +124,7 @@ def test_operands_that_need_passes_are_worth_it_for_more_rows_alone() -> None:
     assert isinstance(few.forward, WarpSplit) and isinstance(few.dx, WarpSplit) and on_tensor_cores(more)
 
 
+@pytest.mark.usefixtures("without_whole_batches")
 def test_warps_share_k_for_few_rows_alone() -> None:
     plain = of(64, operand_format=None)
     for rows, is_split in ((1, True), (64, True), (128, True), (1024, False), (8192, False)):
@@ -161,6 +170,90 @@ def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
     assert select(tall, STEP.setting, is_training=True).tail
 
 
+# --- few rows ---
+
+
+@pytest.mark.parametrize(
+    ("beyond", "within"),
+    [
+        ((784, 512, of(33)), (784, 512, of(32))),
+        ((127, 129, of(32)), (128, 128, of(32))),
+        ((2048, 16, of(32)), (2048, 17, of(32))),
+        ((4096, 512, of(32)), (4096, 513, of(32))),
+    ],
+    ids=["rows", "weights", "columns", "split along k"],
+)
+def test_few_rows_and_a_large_weight_keep_the_whole_batch(
+    beyond: tuple[int, int, Work], within: tuple[int, int, Work]
+) -> None:
+    """In whatever precision."""
+    for operand_format in (None, *OPERAND_FORMATS):
+        outside, inside = (
+            dense_path(k, n, dataclasses.replace(work, operand_format=operand_format))
+            for k, n, work in (beyond, within)
+        )
+        assert not any(isinstance(each, WholeBatch) for each in outside.products.values())
+        assert all(isinstance(each, WholeBatch) for each in inside.products.values())
+    for other in (
+        {"is_training": False, "in_place": False},
+        {"reduction": "atomic"},
+        {"setting": dataclasses.replace(STEP.setting, arch="sm_75")},
+    ):
+        path = dense_path(*within[:2], dataclasses.replace(within[2], **other))  # type: ignore[arg-type]
+        assert not any(isinstance(each, WholeBatch) for each in path.products.values())
+
+
+@pytest.mark.parametrize(("in_place", "is_frozen"), [(False, False), (True, True)])
+def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place: bool, is_frozen: bool) -> None:
+    path = dense_path(784, 512, of(8, in_place=in_place), is_frozen=is_frozen)
+    assert [isinstance(each, WholeBatch) for each in path.products.values()] == [True] + [False] * (2 - is_frozen)
+
+
+FEW_ROWS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "dx and update in one": ([Dense(9, 40, "gelu"), Dense(40, 36, "tanh", bias=False), Dense(36, 40)], {}),
+    "dropout between": ([Dense(9, 40, "relu"), Dropout(0.5), Dense(40, 36)], {"optimizer": OPTIMIZERS["Adam"](0.1)}),
+    "a frozen layer": ([Dense(9, 40, "silu"), Dense(40, 36, "elu", trainable=False), Dense(36, 40)], {}),
+    "a norm comes between": (
+        [Dense(9, 40, "softplus"), Dense(40, 36)],
+        {"optimizer": OPTIMIZERS["Adam"](0.1, clip_norm=0.1)},
+    ),
+    "shards": ([Dense(9, 40, "sigmoid"), Dense(40, 36)], {"shards": 3}),
+    "a head": ([Dense(9, 40, "sigmoid"), Dense(40, 3)], {"loss": Huber(0.5)}),
+}
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+@pytest.mark.parametrize("case", FEW_ROWS)
+def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "WHOLE_BATCH_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
+    layers, options = FEW_ROWS[case]
+    epoch = Epoch(layers, options, precision="float32-ieee", as_bytes=not by_order)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
+    made = [launch.entry.name for shard in host.low.shards for launch in shard]
+    wide = [layer for layer in layers if isinstance(layer, Dense) and layer.n_out > kernels.SMALL_N_COLUMNS]
+    shards, is_stored = options.get("shards", 1), case in ("a norm comes between", "shards")
+    assert sum(name.startswith("dense_forward_whole_batch") for name in made) == shards * len(wide)
+    moved = 0 if is_stored else sum(layer.trainable for layer in wide)
+    assert sum(name.startswith("dense_backward_whole_batch") for name in made) == moved
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    ours = (host.parameters, losses, host.evaluate())
+    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
+        assert_as_exact(got, value, oracle)
+
+
+def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -> None:
+    plan = make_plan([Dense(300, 200, "relu"), Dense(200, 150, "tanh"), Dense(150, 128)], capacity=20)
+    launches = [launch for shard in lowered(plan, 132, arch="sm_90a").shards for launch in shard]
+    backward = [launch for launch in launches if launch.entry.name == "dense_backward_whole_batch_Momentum_32"]
+    numbers = [kernels.activation_number(name) for name in ("tanh", "relu", "identity")]
+    assert len(backward) == 3 and [launch.values["activation"] for launch in backward] == numbers
+    assert [launch.values["dx"] is None for launch in backward] == [False, False, True]
+    assert not any(launch.entry.name.startswith(("dense_backward_input", "activation")) for launch in launches)
+
+
 # --- switched off ---
 
 
@@ -170,7 +263,7 @@ def test_without_the_switch_no_plan_has_them(plan: Plan, arch: str, multiprocess
     assert not has_new_tiles(lowered(plan, multiprocessors, arch=arch))
 
 
-@pytest.mark.usefixtures("unused")
+@pytest.mark.usefixtures("unused", "without_whole_batches")
 @pytest.mark.parametrize("rows", [16, 64, 128, 255])
 def test_without_the_switch_steps_of_few_rows_are_on_plain_cores(rows: int) -> None:
     path = dense_path(784, 512, of(rows))

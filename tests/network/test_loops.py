@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -32,6 +34,14 @@ OPTIONS: dict[str, Any] = {"l1": 0.01, "l2": 0.02}
 
 library_module = sys.modules[loops_library.__module__]
 needs_loops = pytest.mark.skipif(library() is None, reason=f"no loops: {why_not()}")
+
+
+@pytest.mark.skipif(
+    os.environ.get("MLPGPU_LOOPS") == "0" or shutil.which("g++") is None, reason="nobody compiles loops here"
+)
+def test_loops_are_there_where_a_compiler_is() -> None:
+    """Else all tests that need them would be left out, as if there were no compiler."""
+    assert library() is not None, why_not()
 
 
 def call(name: str, *arguments: Any) -> None:

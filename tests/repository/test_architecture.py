@@ -175,7 +175,8 @@ INNER_LEVELS = {
 # The same of kernels: a file includes from its own folder and from those before it.
 CUDA = ROOT / "cuda"
 CUDA_FOLDERS = (
-    *("common", "arch", "math", "gemm", "dense", "fused", "persistent", "local", "elementwise", "primitives", "bench"),
+    *("common", "arch", "math", "gemm", "dense", "whole_batch", "fused", "persistent", "local"),
+    *("elementwise", "primitives", "bench"),
 )
 MOST_KERNEL_FILES = 13
 MOST_PYTHON_FILES = 18

@@ -25,6 +25,7 @@ from .row_step import row_step_cases
 from .rows import row_cases
 from .tensor import tensor_cases
 from .updates import step_cases
+from .whole_batch import whole_batch_cases
 
 
 @cache
@@ -42,4 +43,5 @@ def all_cases() -> tuple[Case, ...]:
         *tensor_cases(),
         *network_cases(),
         *row_step_cases(),
+        *whole_batch_cases(),
     )

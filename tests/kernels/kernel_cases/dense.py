@@ -61,7 +61,9 @@ def finish(
     return {**outputs, "z": expect(z, bound, written)} if with_z else outputs
 
 
-def _input(batch: Batch, k: int, *, fetched: bool = False, shift: bool = False) -> tuple[np.ndarray, dict[str, object]]:
+def input_of(
+    batch: Batch, k: int, *, fetched: bool = False, shift: bool = False
+) -> tuple[np.ndarray, dict[str, object]]:
     """The rows of an input, and the arguments that give them; ``fetched`` is from a data set by the order."""
     if not fetched:
         x = batch.rows_of(normal(batch.capacity, k))
@@ -86,7 +88,7 @@ def dense_forward(
 ) -> Case:
     """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
     if isinstance(x, int):
-        x, given = _input(batch, x, fetched=fetched, shift=shift)
+        x, given = input_of(batch, x, fetched=fetched, shift=shift)
     else:
         x = batch.rows_of(x)
         given = {"x": Shifted(x) if shift else x, "order": None}
@@ -119,7 +121,7 @@ def dense_forward_split_k(
     factor: float = 1.0,
 ) -> Case:
     """Without a tile, for few rows; ``special`` is what one element of x is, and all of x is times ``factor``."""
-    (x, given), w, count = _input(batch, k, fetched=fetched, shift=shift), normal(k, n), ceil_div(k, part)
+    (x, given), w, count = input_of(batch, k, fetched=fetched, shift=shift), normal(k, n), ceil_div(k, part)
     if special is not None:
         x[batch.part.start, k - 1] = special
     x *= np.float32(factor)
@@ -159,6 +161,19 @@ def dense_forward_sum_partials(activation: str, batch: Batch, n: int, count: int
     )
 
 
+def input_gradient(
+    activation: str | None, batch: Batch, dz: np.ndarray, w: np.ndarray
+) -> tuple[np.ndarray | None, Output]:
+    """What the layer below saved, if it has an activation, and dx."""
+    dx, bound = chained(dz, w.T)
+    saved = None if activation is None else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, len(w))))
+    if activation is not None and saved is not None:
+        slope = derivative(activation, saved)
+        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
+        dx = dx * slope
+    return saved, expect(dx, bound, batch.written(*dx.shape))
+
+
 def dense_backward_input(
     activation: str,
     tile: SimtTile | WarpSplitTile,
@@ -171,23 +186,18 @@ def dense_backward_input(
 ) -> Case:
     """``plain`` is without an activation below."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
-    dx, bound = chained(dz, w.T)
-    saved = None if plain else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, k)))
-    if saved is not None:
-        slope = derivative(activation, saved)
-        bound = abs(slope) * bound + abs(dx) * activation_bound(saved, slope)
-        dx = dx * slope
+    saved, dx = input_gradient(None if plain else activation, batch, dz, w)
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
         kernels.dense_backward_input(activation, tile),
         tile.grid(batch.most_rows, k),
-        {**batch.args, **operands, "saved": saved, "dx": blank(*dx.shape), "k": k, "n": n},
-        {"dx": expect(dx, bound, batch.written(*dx.shape))},
+        {**batch.args, **operands, "saved": saved, "dx": blank(batch.capacity, k), "k": k, "n": n},
+        {"dx": dx},
     )
 
 
-def _weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Output]:
+def weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Output]:
     """dW and db over the rows of ``part``."""
     dw, db = chained(x[part].T, dz[part]), chained(np.ones((1, part.stop - part.start)), dz[part])
     return {"dw": expect(*dw), "db": expect(db[0][0], db[1][0])}
@@ -204,8 +214,8 @@ def dense_backward_weight(
     fetched: bool = False,
 ) -> Case:
     """``plain`` is without a bias."""
-    (x, given), dz = _input(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
-    outputs = _weight_gradient(x, dz, batch.part)
+    (x, given), dz = input_of(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
+    outputs = weight_gradient(x, dz, batch.part)
     if plain:
         del outputs["db"]
     gradients = {"dw": blank(k, n), "db": None if plain else blank(n)}
@@ -230,11 +240,11 @@ def dense_backward_update(
     special: float | None = None,
 ) -> Case:
     """``operand_format`` is a tile, or a word; ``plain`` is without a bias; ``special`` is what an element of dz is."""
-    (x, given), dz = _input(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
+    (x, given), dz = input_of(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     if special is not None:
         dz[batch.part.start, n - 1] = special
     grids = {"small_n": kernels.small_n_grid(k, n), "large_k": (2, 1, 1)}
-    gradients = _weight_gradient(x, dz, batch.part)
+    gradients = weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(rule, of_parameters)
     return Case(
@@ -251,9 +261,9 @@ def update_layers(
     rule: str, tile: WarpSplitTile | None, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False
 ) -> Case:
     """Of two layers in one grid, the second without a bias; their parameters lie one after another."""
-    (x, given), y = _input(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
+    (x, given), y = input_of(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
     below, above = (batch.rows_of(1 - normal(batch.capacity, columns)) for columns in (middle, n))
-    first, second = _weight_gradient(x, below, batch.part), _weight_gradient(y, above, batch.part)
+    first, second = weight_gradient(x, below, batch.part), weight_gradient(y, above, batch.part)
     layers = [stepped(rule, {"weight": first["dw"], "bias": first["db"]}), stepped(rule, {"weight": second["dw"]})]
     places = [(layers[0], "weight"), (layers[0], "bias"), (layers[1], "weight")]
     sizes = [layer[1][name].value.size for layer, name in places]
@@ -315,7 +325,7 @@ def dense_update_few_rows(
         data[rows] = normal(len(data), k)[rows]
     x, dz = np.full((batch.capacity, k), np.nan, np.float32), batch.rows_of(1 - normal(batch.capacity, n))
     x[batch.part] = data[batch.fetched]
-    gradients = _weight_gradient(x, dz, batch.part)
+    gradients = weight_gradient(x, dz, batch.part)
     moved, outputs, constants = stepped(
         rule, {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     )
@@ -351,7 +361,7 @@ def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) 
     """``plain`` is without a bias and without dx."""
     x, dz = batch.rows_of(normal(batch.capacity, k)), batch.rows_of(1 - normal(batch.capacity, n))
     w = normal(k, n)
-    outputs = _weight_gradient(x, dz, batch.part)
+    outputs = weight_gradient(x, dz, batch.part)
     dx = np.ones((batch.capacity, k), np.float32)  # where nothing is to be added, what is added must show
     dx[batch.part] = 0.0
     if plain:

@@ -290,6 +290,7 @@ inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float fast_sqrt(float x) { return sqrtf(x); }
 inline float __saturatef(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
 // Rounded to nearest and never fused: g++ must not contract either (-ffp-contract=off).
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, Entry, Product, arguments, ceil_div
+from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
 from .operand_format import OperandFormat
 from .updates import RULES, slot_count
 
@@ -369,6 +369,73 @@ def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
     return ceil_div(k, part), ceil_div(n, FEW_COLUMNS), 1
 
 
+WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
+WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
+
+
+def whole_batch(rows: int) -> int:
+    """Of WHOLE_BATCHES, the one that so many rows are given to."""
+    return next(most for most in WHOLE_BATCHES if rows <= most)
+
+
+def dense_forward_whole_batch(rows: int) -> Entry:
+    """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read."""
+    signature = (
+        f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n, "
+        "int activation"
+    )
+    name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}>"
+    warps, stages = (8 if rows > 16 else 16), (3 if rows == 16 else 4)
+    return Entry(
+        f"{name}_{rows}", "whole_batch/forward.cuh", f"{name}<{block}>", arguments(signature),
+        warps * WARP, 4 * warps * stages * 16 * (16 + rows), blocks=16 // warps, needs="sm_80",
+        spill_bytes=64, prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
+    )  # fmt: skip
+
+
+def whole_batch_forward_grid(n: int) -> tuple[int, int, int]:
+    """Blocks for n columns."""
+    return ceil_div(n, 16), 1, 1
+
+
+def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
+    """dx, and the step of ``rule`` along the gradient, for at most so many rows, one of WHOLE_BATCHES."""
+    signature = (
+        f"{ROWS}, {_updated(rule)}, const float* saved[rows,k], float* dx[rows,k], int k, int n, int activation, "
+        "int column_warps"
+    )
+    name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
+    threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)
+    deltas, lanes = rows * most_column_warps * WHOLE_BATCH_COLUMNS, 3 * 2 * lane_rows * threads
+    return Entry(
+        f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
+        threads, 4 * (2 * deltas + 2 * lanes + rows * WHOLE_BATCH_WARPS * lane_rows), blocks=4, needs="sm_80",
+        constants=True, prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=_WEIGHT_SPILL_BYTES,
+        products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
+    )  # fmt: skip
+
+
+def _whole_batch_warps(rows: int) -> tuple[int, int]:
+    """Rows of W that a warp of the backward pass moves at a time, and how many warps share them at most."""
+    return (2, 2) if rows > 16 else (4, 4)
+
+
+def whole_batch_backward_grid(
+    k: int, n: int, rows: int, multiprocessors: int, *, has_dx: bool
+) -> tuple[tuple[int, int, int], int]:
+    """Blocks of the backward pass of a weight (k, n), and how many warps of each share rows of W.
+
+    Rows are shared by so few warps that the blocks fill the card, since blocks of more rows read dz less often.
+    """
+    (lane_rows, most_warps), slices = _whole_batch_warps(rows), ceil_div(n, WHOLE_BATCH_COLUMNS)
+    across, warps = ceil_div(k, lane_rows * WHOLE_BATCH_WARPS), 1
+    while warps < min(most_warps, slices) and across < 3 * multiprocessors:
+        warps *= 2
+        across = ceil_div(k, lane_rows * WHOLE_BATCH_WARPS // warps)
+    down = 1 if has_dx else max(1, min(ceil_div(slices, warps), 3 * multiprocessors // across))
+    return (across, down, 1), warps
+
+
 def dense_backward_atomic() -> Entry:
     signature = (
         f"{ROWS}, const float* x[rows,k], const float* dz[rows,n], const float* w[k,n], float* dw[k,n], float* db[n], "
@@ -404,4 +471,6 @@ def dense_entries() -> list[Entry]:
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
+    entries += [dense_forward_whole_batch(rows) for rows in WHOLE_BATCHES]
+    entries += [dense_backward_whole_batch(rule, rows) for rule in RULES for rows in WHOLE_BATCHES]
     return [*entries, dense_backward_atomic()]

@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 
 from .... import plan as ops
 from ..kernels import OperandFormat
-from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit, small_update
+from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit, WholeBatch, small_update
 from ..select.local_stack import LocalStack
 from ..select.ranks import exchanged_apart
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
@@ -334,7 +334,7 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
         return []
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
-    if isinstance(forward, (Simt, WarpSplit)):
+    if isinstance(forward, (Simt, WarpSplit, WholeBatch)):
         return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x))]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
@@ -399,7 +399,11 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     if isinstance(path.update, Atomic):
         return [groups.DenseAtomic(title, path.update.why, op, path.update)]
     made: list[Group] = []
-    if op.dx and not facts.has_tail and not facts.selection.row_step and op != facts.head_backward:
+    makes_dx = op.dx and not facts.has_tail and not facts.selection.row_step and op != facts.head_backward
+    if makes_dx and isinstance(path.dx, WholeBatch):
+        by_order = facts.by_order(op.x)
+        return [groups.DenseInputUpdate(title, path.dx.why, op, path.dx, by_order, facts.derivative(op))]
+    if makes_dx:
         assert isinstance(path.dx, (Simt, WarpSplit))
         made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]
     if op.dweight is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from .... import plan as ops
 from ....text import table
 from ..kernels import Team
-from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands, WarpSplit
+from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands, WarpSplit, WholeBatch
 from ..select.local_stack import LocalStack
 from ..select.select import Selection
 
@@ -122,7 +122,7 @@ class DenseForward(Group):
     """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set."""
 
     op: ops.Dense
-    path: Simt | WarpSplit
+    path: Simt | WarpSplit | WholeBatch
     by_order: bool
 
 
@@ -180,11 +180,21 @@ class DenseUpdate(Group):
     """
 
     op: ops.DenseBackward
-    path: Simt | WarpSplit | SmallN | FewRows | LargeK | SplitOperands
+    path: Simt | WarpSplit | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
     by_order: bool
     leaves_partials: bool
     on_side_stream: bool
     after_others: bool
+
+
+@dataclass(frozen=True)
+class DenseInputUpdate(Group):
+    """dx, with an activation's derivative, and dW and db with the optimizer's step, in one pass over W."""
+
+    op: ops.DenseBackward
+    path: WholeBatch
+    by_order: bool
+    derivative: Derivative
 
 
 @dataclass(frozen=True)

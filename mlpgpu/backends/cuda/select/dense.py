@@ -110,6 +110,17 @@ class FewRows:
 
 
 @dataclass(frozen=True)
+class WholeBatch:
+    """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one."""
+
+    rows: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"whole batch of {self.rows} rows"
+
+
+@dataclass(frozen=True)
 class LargeK:
     """An update by one block a multiprocessor, which keeps dz split and goes through tiles of W's rows."""
 
@@ -130,9 +141,9 @@ class SplitOperands:
         return f"split_sm80 {self.tile.m}x{self.tile.n}"
 
 
-Forward = Simt | WarpSplit | SplitK | Gemm
-Input = Simt | WarpSplit | Gemm | Atomic
-Update = Simt | WarpSplit | Gemm | Atomic | SmallN | FewRows | LargeK | SplitOperands
+Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
+Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
+Update = Simt | WarpSplit | Gemm | Atomic | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
 
 
 @dataclass(frozen=True)
@@ -195,6 +206,8 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
         return False
     if not work.is_training:
         return is_wide(k, n)
+    if keeps_whole_batch(k, n, work):
+        return False
     return _is_large(k, n, work) or bool(_on_narrow_tiles(k, n, work))
 
 
@@ -265,9 +278,17 @@ def splits_operands(k: int, n: int, work: Work) -> bool:
     return work.operand_format is not None and work.is_training and is_worth_it
 
 
+def keeps_whole_batch(k: int, n: int, work: Work) -> bool:
+    """Whether each of a layer's products in a step is one pass over W by blocks that keep all rows of the batch."""
+    is_few = work.rows <= kernels.WHOLE_BATCHES[-1] and kernels.architecture(work.setting.arch) >= 80
+    is_ordered = work.is_training and work.reduction == "ordered"
+    is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and not is_cut(k, n)
+    return thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_few and is_large
+
+
 def updates_few_rows(k: int, n: int, work: Work) -> bool:
-    """Whether an update is that for few rows."""
-    is_few = work.in_place and work.rows <= kernels.FEW_ROWS
+    """Whether an update is that for few rows of a layer whose forward product is split along k."""
+    is_few = work.in_place and work.rows <= kernels.FEW_ROWS and is_cut(k, n)
     return is_few and thresholds.FEW_ROWS_LEAST_WEIGHTS <= k * n < thresholds.FEW_ROWS_MOST_WEIGHTS
 
 
@@ -287,6 +308,8 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DenseP
     if work.reduction == "atomic" and not is_frozen:
         both = Atomic('reduction="atomic": blocks of both products add their sums to memory by atomicAdd')
         return DensePath(forward, both, both)
+    if isinstance(forward, WholeBatch) and work.in_place and not is_frozen:
+        return DensePath(forward, forward, forward)
     tile, reason = small_batch_tile(work.rows, k, n, work.setting.multiprocessors)
     dx = _of_tile(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
@@ -312,6 +335,11 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
 
 def _forward(k: int, n: int, work: Work) -> Forward:
     card = work.setting
+    if keeps_whole_batch(k, n, work):
+        weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
+        most = kernels.whole_batch(work.rows)
+        why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
+        return WholeBatch(most, why)
     if not is_cut(k, n):
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)

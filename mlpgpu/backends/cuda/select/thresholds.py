@@ -102,6 +102,14 @@ SPLIT_PASS_CLOCKS = 12_000
 # up to 10 %, and by more where weights leave the second-level cache (docs/experiments/small-batches.md).
 COUNTED_TENTHS = 12
 
+# True: few rows and a large weight are multiplied by blocks that keep the whole batch and pass over W once.  Four
+# weights of 1536 by 1536 at 16 rows by Adam: 355 -> 151 µs a step; three of 563 by 563 at 8 rows: 80 -> 59; two of 6144
+# by 6144 at 4 rows: 1,784 -> 814; 2738-4096-4096-8 at 32 rows in tf32: 394 -> 356, in bfloat16 320 -> 357.
+WHOLE_BATCH_IS_USED = True
+
+# Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
+WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
+
 # --- losses, outputs ---
 
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05

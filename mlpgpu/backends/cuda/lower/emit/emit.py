@@ -23,6 +23,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.AddPartials: simt.add_partials,
     groups.DenseAtomic: simt.atomic,
     groups.DenseInput: simt.backward_input,
+    groups.DenseInputUpdate: simt.backward_input_update,
     groups.DenseGradient: simt.gradient,
     groups.DenseUpdate: simt.update,
     groups.SplitRows: gemm.split_rows,

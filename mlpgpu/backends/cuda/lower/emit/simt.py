@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..... import plan as ops
 from ... import kernels
 from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
-from ...select.dense import FewRows, LargeK, SmallN, SplitK
+from ...select.dense import FewRows, LargeK, SmallN, SplitK, WholeBatch
 from ..groups import (
     AddPartials,
     DenseAtomic,
     DenseForward,
     DenseGradient,
     DenseInput,
+    DenseInputUpdate,
     DensePartials,
     DenseUpdate,
+    Derivative,
 )
 from .shard import Grid, Shard
 
@@ -22,13 +26,18 @@ MOST_SUM_BLOCKS = 1 << 16
 
 
 def forward(shard: Shard, group: DenseForward) -> None:
-    op, tile = group.op, group.path.tile
+    op, path = group.op, group.path
     k, n = shard.shapes[op.weight]
-    shard.add(
-        group, kernels.dense_forward(op.activation, tile), tile.grid(shard.rows, n),
-        **shard.rows_of(op.x, group.by_order), w=shard.ref(op.weight), b=shard.ref(op.bias), z=shard.stored(op.z),
-        y=shard.stored(op.y), k=k, n=n,
-    )  # fmt: skip
+    values: dict[str, Value] = {
+        **shard.rows_of(op.x, group.by_order), "w": shard.ref(op.weight), "b": shard.ref(op.bias),
+        "z": shard.stored(op.z), "y": shard.stored(op.y), "k": k, "n": n,
+    }  # fmt: skip
+    if isinstance(path, WholeBatch):
+        values["activation"] = kernels.activation_number(op.activation)
+        entry, grid = kernels.dense_forward_whole_batch(path.rows), kernels.whole_batch_forward_grid(n)
+    else:
+        entry, grid = kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n)
+    shard.add(group, entry, grid, **values)
 
 
 def partials(shard: Shard, group: DensePartials) -> None:
@@ -95,6 +104,27 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
     )  # fmt: skip
 
 
+def backward_input_update(shard: Shard, group: DenseInputUpdate) -> None:
+    shard.launches.append(_whole_batch(shard, group, group.path, group.derivative))
+
+
+def _whole_batch(
+    shard: Shard, group: DenseInputUpdate | DenseUpdate, path: WholeBatch, derivative: Derivative | None
+) -> Launch:
+    """The update of a weight, and dx where a derivative says what becomes of it."""
+    op = group.op
+    k, n = shard.shapes[op.weight]
+    has_dx = derivative is not None
+    grid, column_warps = kernels.whole_batch_backward_grid(k, n, path.rows, shard.multiprocessors, has_dx=has_dx)
+    activation = "identity" if derivative is None else derivative.activation
+    return shard.launch(
+        group, kernels.dense_backward_whole_batch(shard.rule, path.rows), grid,
+        **shard.rows_of(op.x, group.by_order), dz=shard.ref(op.dz), **shard.updated(op),
+        saved=None if derivative is None else shard.ref(derivative.saved), dx=shard.stored(op.dx) if has_dx else None,
+        k=k, n=n, activation=kernels.activation_number(activation), column_warps=column_warps,
+    )  # fmt: skip
+
+
 def gradient(shard: Shard, group: DenseGradient) -> None:
     op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
@@ -113,6 +143,11 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         partials = few["partials"] if group.leaves_partials else None
         few |= {name: value for name, value in shard.updated(op).items() if name not in few}
         shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": partials}, group.title))
+        return
+    if isinstance(path, WholeBatch):
+        launch = _whole_batch(shard, group, path, None)
+        beside = replace(launch, on_side_stream=group.on_side_stream, after_others=group.after_others)
+        shard.launches.append(beside)
         return
     tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
     if isinstance(path, SmallN):
