@@ -1,15 +1,18 @@
 """What users or `select` may choose, each way in turns on one card: targets by texture or by plain loads, streams,
 steps by blocks of rows, of few rows, narrow tiles, and who copies the rows of a prediction to page-locked memory.
 
-    python benchmarks/choices.py [--only NAME ...] [--narrow] [--few] [--copies] [--rounds N] [--json PATH]
+    python benchmarks/choices.py [--only NAME ...] [--narrow] [--few] [--many-rows] [--copies]
+        [--precisions P ...] [--rounds N] [--json PATH]
 
 A row is a workload of mlpgpu.bench at a precision; its figures are microseconds of a training step over whole epochs,
 and the median over rounds of its time over the default's, which reads targets by texture and has one stream.  Networks
 of SMALL, whose weights one multiprocessor holds, are measured with `thresholds.ROW_STEP_IS_USED` off and on, without
 the persistent kernel, beside what is chosen today; those of FEW, large ones for few rows, without blocks that keep the
 whole batch, and with them without the persistent kernel; those of counted.py, whose batches leave a card idle, without
-narrow tiles, with all of them, and with those of multiply-adds alone.  Of --copies a row is a prediction from the
-host's memory: by NumPy or the driver, by threads in C++ as they are chosen today, and with one threshold changed.
+narrow tiles, with all of them, and with those of multiply-adds alone; of --many-rows its networks of narrow layers with
+limits of widths and weights in the place of counts, as today, and with each count by itself.  Of --copies a row is a
+prediction from the host's memory: by NumPy or the driver, by threads in C++ as they are chosen today, and with one
+threshold changed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +42,7 @@ DEFAULT, PLAIN = "texture, 1 stream", "plain loads"
 STREAMS = (2, 4, 8)
 NARROW, PLAIN_CORES = "narrow tiles", "narrow, plain cores"
 TILES, WHOLE_BATCH = "tiles", "whole batch"
+LIMITS, ONE_COUNT = "limits", {switch: f"only {switch.split('_')[0].lower()}" for switch in counted.SWITCHES}
 TODAY, LAUNCHES, BY_ROWS = "as chosen today", "launch by launch", "blocks of rows"
 
 # As many rows as the persistent kernel takes at most, twice as many, and eight times.
@@ -232,14 +236,29 @@ def measure_narrow(key: str, precision: str, backend: CudaBackend, rounds: int) 
     yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), DEFAULT)
 
 
+def measure_many_rows(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a network of narrow layers, that by limits first."""
+    workload = counted.MANY_ROWS[key]
+    data = mg.Dataset(*workload.arrays())
+    alone = {name: [other for other in counted.SWITCHES if other != switch] for switch, name in ONE_COUNT.items()}
+    contenders = {}
+    for choice, off in {LIMITS: counted.SWITCHES, TODAY: (), **alone}.items():
+        with counted.without(*off):
+            contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name, precision=precision), data)
+            contenders[choice]()
+    yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), LIMITS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure textures, streams, steps by blocks of rows, narrow tiles and copies on a GPU, each way."
     )
-    known = [*bench.WORKLOADS, *SMALL, *FEW, *counted.WORKLOADS]
+    known = [*bench.WORKLOADS, *SMALL, *FEW, *counted.WORKLOADS, *counted.MANY_ROWS]
     parser.add_argument("--only", nargs="+", choices=known, default=known)
     parser.add_argument("--narrow", action="store_true", help="only what narrow tiles are for")
     parser.add_argument("--few", action="store_true", help="only large networks for few rows")
+    parser.add_argument("--many-rows", action="store_true", help="only narrow layers at many rows")
+    parser.add_argument("--precisions", nargs="+", choices=bench.PRECISIONS, default=bench.PRECISIONS)
     parser.add_argument("--copies", action="store_true", help="only who copies the rows of predictions")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line of JSON for each row there")
@@ -250,17 +269,24 @@ def main() -> None:
         sys.exit(str(error))
     rows: list[Row] = []
     print(f"{'workload':28} {'precision':9} {'choice':19} {'µs a step':>12} {'ratio':>8}")
-    of_steps = counted.WORKLOADS if arguments.narrow else FEW if arguments.few else arguments.only
-    for key in PREDICTIONS if arguments.copies else of_steps:
+    keys: Iterable[str | tuple[Sequence[int], int]] = arguments.only
+    for asked, of_kind in (
+        (arguments.copies, PREDICTIONS), (arguments.narrow, counted.WORKLOADS), (arguments.few, FEW),
+        (arguments.many_rows, counted.MANY_ROWS),
+    ):  # fmt: skip
+        keys = of_kind if asked else keys
+    for key in keys:
         if isinstance(key, tuple):
             widths, count = key
             parts = [measure_copies(widths, count, backend, arguments.rounds)]
         elif key in SMALL:
             parts = [measure_small(key, backend, arguments.rounds)]
         elif key in FEW:
-            parts = [measure_few(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]
+            parts = [measure_few(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
         elif key in counted.WORKLOADS:
-            parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in bench.PRECISIONS]
+            parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
+        elif key in counted.MANY_ROWS:
+            parts = [measure_many_rows(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
         else:
             precisions = bench.WORKLOADS[key].precisions
             parts = [measure(key, precision, backend, arguments.rounds) for precision in precisions]

@@ -1,16 +1,17 @@
 """What steps of small batches are counted to take, launch by launch.
 
-    python benchmarks/counted.py [--launches NAME PRECISION]
+    python benchmarks/counted.py [--launches NAME PRECISION] [--many-rows]
 
 Rows are small networks at their batch sizes; columns are launches and microseconds of a step on an H200, without and
-with ``thresholds.NARROW_TILES_ARE_USED``.  ``benchmarks/choices.py`` measures the same networks.
+with ``thresholds.NARROW_TILES_ARE_USED``; of --many-rows networks with narrow layers, without and with counts in the
+place of limits of widths and weights.  ``benchmarks/choices.py`` measures the same networks.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import mlpgpu as mg
@@ -23,7 +24,7 @@ from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
 from mlpgpu.backends.cuda.profile.paths import CARDS
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.counted import gemm_clocks, simt_clocks, update_clocks
+from mlpgpu.backends.cuda.select.counted import gemm_clocks, row_step_clocks, simt_clocks, summing_clocks, update_clocks
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
 from mlpgpu.plan import Plan
@@ -51,6 +52,36 @@ NETWORKS = {
 WORKLOADS = {
     name: Workload(widths, batch, 64 * batch, 1e-3, precisions=PRECISIONS) for name, (widths, batch) in NETWORKS.items()
 }
+
+# Layers of few weights or columns, at many rows.
+MANY_ROWS = {
+    f"{'-'.join(map(str, widths))}, batch {batch:,}": Workload(
+        widths, batch, 32 * batch, 1e-4, loss="squared_error", precisions=PRECISIONS
+    )
+    for widths, batch in (
+        ((12, 256, 256, 159), 8192),
+        ((13, 128, 64, 512, 5), 1024),
+        ((626, 271, 296, 904, 59, 102, 2), 2048),
+        ((316, 161, 1679, 637, 42), 1024),
+        ((768, 128, 768, 668), 14798),
+        ((50, 128, 128, 128, 1), 8192),
+        ((784, 256, 256, 10), 4096),
+        ((183, 256, 399), 512),
+    )
+}
+# What each gives up: the layers that tensor cores make, who sums biases' gradients, tiles of multiply-adds.
+SWITCHES = "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED"
+
+
+@contextmanager
+def without(*switches: str) -> Iterator[None]:
+    """Inside the block these thresholds are off."""
+    before = {name: getattr(thresholds, name) for name in switches}
+    vars(thresholds).update(dict.fromkeys(switches, False))
+    try:
+        yield
+    finally:
+        vars(thresholds).update(before)
 
 
 @contextmanager
@@ -81,6 +112,8 @@ def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
         return Counted(launch, share * (BIASES if function == "update_biases" else PASS if passes else OTHER))
     if function.startswith("head"):
         return Counted(launch, HEAD)
+    if function in ("row_step", "update_layers"):
+        return Counted(launch, LAUNCH + _clocks_of_blocks(launch, rows) / CLOCKS)
     clocks = _product_clocks(launch, rows)
     lengths, blocks = lengths_of(launch, rows), launch.grid[0] * launch.grid[1] * launch.grid[2]
     stored = sum(
@@ -90,6 +123,16 @@ def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
     )
     stores = stored / (CACHE_BYTES * min(blocks, CARD.multiprocessors))
     return Counted(launch, LAUNCH + (clocks + stores) / CLOCKS)
+
+
+def _clocks_of_blocks(launch: Launch, rows: int) -> int:
+    """Of the two launches of a step by blocks of rows."""
+    if launch.entry.name.startswith("row_step"):
+        return row_step_clocks(launch.lengths["products"], rows, CARD.multiprocessors)
+    is_small_n = launch.entry.name.endswith("_small_n")
+    depth = kernels.SMALL_N_BATCH if is_small_n else kernels.WARP_SPLIT_WEIGHT.K
+    clocks = thresholds.SMALL_N_CLOCKS if is_small_n else thresholds.WARP_SPLIT_WEIGHT_CLOCKS
+    return -(-launch.grid[0] // CARD.multiprocessors) * -(-rows // depth) * clocks
 
 
 def _product_clocks(launch: Launch, rows: int) -> int:
@@ -112,7 +155,9 @@ def _product_clocks(launch: Launch, rows: int) -> int:
     narrow = kernels.narrow_tiles(entry.operand_format)
     tiles: tuple[Sm90Tile, ...] = (*kernels.sm90_tiles(entry.operand_format), *narrow)
     found = next(tile for tile in tiles if entry.name.endswith(f"_{tile.name}"))
-    return gemm_clocks(found, *shape, CARD.multiprocessors)
+    clocks = gemm_clocks(found, *shape, CARD.multiprocessors)
+    sums = launch.values.get("db_partials") is not None
+    return max(clocks, summing_clocks(found, k, n, rows, CARD.multiprocessors)) if sums else clocks
 
 
 def plan_of(workload: Workload, precision: str) -> Plan:
@@ -121,25 +166,33 @@ def plan_of(workload: Workload, precision: str) -> Plan:
     )
 
 
-def step(workload: Workload, precision: str, *, used: bool) -> list[Counted] | str:
-    """The launches of a step with the narrow tiles or without; or that it trains inside one kernel."""
+def step(workload: Workload, precision: str) -> list[Counted] | str:
+    """The launches of a step; or that it trains inside one kernel."""
     plan = plan_of(workload, precision)
     sms, most_bytes = CARD.multiprocessors, CARD.shared_bytes
     chosen = choose_kernel(plan, multiprocessors=sms, shared_bytes=most_bytes, arch=CARD.arch)
     if isinstance(chosen, PersistentKernel):
         return "one kernel"
-    with narrow_tiles(used=used):
-        lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=CARD.arch)
+    lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=CARD.arch)
     staged = [count(launch, workload.batch_size, 1 / lowered.stages) for launch in lowered.staged]
     launches = (*lowered.begin, *lowered.shards[0], *lowered.finish)
     return [*staged, *(count(launch, workload.batch_size) for launch in launches)]
 
 
-def rows() -> Iterator[tuple[str, ...]]:
-    """Of the table: network, precision, launches and microseconds without and with narrow tiles, and what they gain."""
-    for workload in WORKLOADS.values():
+def ways(*, many_rows: bool) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What is compared: without narrow tiles and with them, or without counts in the place of limits and with them."""
+    return (without(*SWITCHES), nullcontext()) if many_rows else (narrow_tiles(used=False), narrow_tiles())
+
+
+def rows(*, many_rows: bool = False) -> Iterator[tuple[str, ...]]:
+    """Of the table: network, precision, launches and microseconds in both ways, and what the second gains."""
+    for workload in (MANY_ROWS if many_rows else WORKLOADS).values():
         for precision in PRECISIONS:
-            before, after = (step(workload, precision, used=used) for used in (False, True))
+            found = []
+            for way in ways(many_rows=many_rows):
+                with way:
+                    found.append(step(workload, precision))
+            before, after = found
             if isinstance(before, str) or isinstance(after, str):
                 yield workload.name, precision, "", "one kernel", "", "", ""
                 continue
@@ -153,17 +206,20 @@ def rows() -> Iterator[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count what steps of small batches take on an H200.")
     parser.add_argument("--launches", nargs=2, metavar=("NAME", "PRECISION"), help="the launches of one network")
+    parser.add_argument("--many-rows", action="store_true", help="networks of narrow layers at many rows")
     arguments = parser.parse_args()
+    new = "counts" if arguments.many_rows else "narrow tiles"
     if arguments.launches:
         name, precision = arguments.launches
-        for used in (False, True):
-            made = step(WORKLOADS[name], precision, used=used)
-            print(f"{name}, {precision}, {'with' if used else 'without'} narrow tiles")
+        for way, word in zip(ways(many_rows=arguments.many_rows), ("without", "with"), strict=True):
+            with way:
+                made = step((MANY_ROWS if arguments.many_rows else WORKLOADS)[name], precision)
+            print(f"{name}, {precision}, {word} {new}")
             for each in [] if isinstance(made, str) else made:
                 print(f"  {each.launch.entry.name:60} {each.microseconds:6.1f}")
         return
-    head = "network", "precision", "launches", "µs", "with narrow tiles", "µs", "times as fast"
-    print(text.table([head, *rows()], "<<>>>>>"))
+    head = "network", "precision", "launches", "µs", f"with {new}", "µs", "times as fast"
+    print(text.table([head, *rows(many_rows=arguments.many_rows)], "<<>>>>>"))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def plain_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "small_batch_tile", lambda m, n, k, sms: simt_tile(m, n, sms))  # one chain over k
     monkeypatch.setattr(thresholds, "WARP_SPLIT_LEAST_ROWS", 1)  # updates as the row step's second launch makes them
     monkeypatch.setattr(thresholds, "COUNTED_TENTHS", 0)
+    monkeypatch.setattr(thresholds, "LAYERS_ARE_COUNTED_TOGETHER", False)  # whatever launches would take
     monkeypatch.setattr(kernels, "SMALL_N_COLUMNS", 0)
     monkeypatch.setattr(thresholds, "FILLING_TENTHS", 10**6)  # no tiles fill the tests' card of two multiprocessors
 

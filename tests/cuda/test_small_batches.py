@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise, product
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from kernel_cases.tensor import ERRORS
 from test_cuda_lowering import ARCHITECTURES, OWNED, lowered, make_plan, plans
 
 from mlpgpu import Dense, Dropout, Huber
+from mlpgpu import plan as ops
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     BFLOAT16,
@@ -29,12 +32,22 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_tiles,
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
-from mlpgpu.backends.cuda.select import thresholds
+from mlpgpu.backends.cuda.select import dense, thresholds
 from mlpgpu.backends.cuda.select.counted import gemm_clocks, is_faster, simt_clocks
-from mlpgpu.backends.cuda.select.dense import DensePath, Gemm, Simt, WarpSplit, WholeBatch, dense_path, is_wide
+from mlpgpu.backends.cuda.select.dense import (
+    CountedLayer,
+    DensePath,
+    Gemm,
+    Simt,
+    WarpSplit,
+    WholeBatch,
+    count_step,
+    dense_path,
+    is_wide,
+)
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Work
-from mlpgpu.backends.cuda.select.tiles import gemm_tile, simt_tile, small_batch_tile
+from mlpgpu.backends.cuda.select.tiles import gemm_tile, product_tile, simt_tile, small_batch_tile
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -45,7 +58,7 @@ STEP = Work(
 )  # fmt: skip
 EVERYWHERE = {
     "NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1,
-    "COUNTED_TENTHS": 0, "ROW_STEP_IS_USED": False,
+    "COUNTED_TENTHS": 0, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False,
 }  # fmt: skip
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
@@ -125,11 +138,35 @@ def test_operands_that_need_passes_are_worth_it_for_more_rows_alone() -> None:
 
 
 @pytest.mark.usefixtures("without_whole_batches")
-def test_warps_share_k_for_few_rows_alone() -> None:
+def test_warps_share_k_for_few_rows_or_few_columns() -> None:
     plain = of(64, operand_format=None)
-    for rows, is_split in ((1, True), (64, True), (128, True), (1024, False), (8192, False)):
-        path = dense_path(784, 1024, dataclasses.replace(plain, rows=rows))
-        assert {type(path.forward), type(path.dx)} == {WarpSplit if is_split else Simt}
+    for k, n, rows, is_split in (
+        (784, 1024, 1, True), (784, 1024, 64, True), (784, 1024, 128, True), (784, 1024, 1024, False),
+        (784, 1024, 8192, False), (904, 59, 2048, True), (59, 904, 2048, False),
+    ):  # fmt: skip
+        path = dense_path(k, n, dataclasses.replace(plain, rows=rows))
+        assert isinstance(path.forward, WarpSplit if is_split else Simt)
+
+
+def test_a_product_of_many_rows_and_few_columns_has_the_tile_of_the_fewest_clocks() -> None:
+    """Not the smallest one because all others are padded by more than an eighth."""
+    assert simt_tile(8192, 159, 132)[0].name == "32x32"
+    tile, why = product_tile(8192, 159, 256, 132)
+    assert tile.name == "128x96" and "counted clocks" in why
+    of_step, of_evaluation = of(8192, operand_format=None), of(8192, is_training=False, in_place=False)
+    for work in (of_step, of_evaluation):
+        forward = dense_path(256, 159, work).forward
+        assert isinstance(forward, Simt) and forward.tile == tile
+
+
+@given(st.integers(1, 9000), st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([1, 20, 132]))
+def test_the_chosen_tile_of_products_is_counted_least(m: int, n: int, k: int, multiprocessors: int) -> None:
+    usual, tile = simt_tile(m, n, multiprocessors)[0], product_tile(m, n, k, multiprocessors)[0]
+    clocks = {each: simt_clocks(each, m, n, k, multiprocessors) for each in kernels.TILES}
+    assert tile == usual or clocks[tile] == min(clocks.values()) < clocks[usual]
+    assert tile != usual or not is_faster(min(clocks.values()), clocks[usual])
+    with patch.object(thresholds, "TILES_ARE_COUNTED", False):
+        assert product_tile(m, n, k, multiprocessors)[0] == usual
 
 
 @given(
@@ -149,18 +186,120 @@ def test_an_evaluation_sums_in_the_order_of_widths_alone(
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([1, 20, 132]))
 def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessors: int) -> None:
-    usual = simt_tile(m, n, multiprocessors)[0]
+    usual = product_tile(m, n, k, multiprocessors)[0]
     tile, why = small_batch_tile(m, n, k, multiprocessors)
     counted = [simt_clocks(each, m, n, k, multiprocessors) for each in (tile, usual, *WARP_SPLIT_TILES)]
-    assert counted[0] <= counted[1] and (f"{counted[0]:,}" in why or m > thresholds.WARP_SPLIT_MOST_ROWS)
+    assert counted[0] <= counted[1] and f"{counted[0]:,}" in why
     assert tile in (usual, *WARP_SPLIT_TILES)
-    few = m <= thresholds.WARP_SPLIT_MOST_ROWS
-    assert (tile != usual) == (few and is_faster(min(counted[2:]), counted[1]))
+    tenths = thresholds.COUNTED_TENTHS if m <= thresholds.WARP_SPLIT_MOST_ROWS else thresholds.MANY_ROWS_TENTHS
+    assert (tile != usual) == (tenths * min(counted[2:]) < 10 * counted[1])
     for operand_format in OPERAND_FORMATS:
         chosen, _ = gemm_tile(operand_format, m, n, multiprocessors, "sm_90a")
         tiles = (*kernels.sm90_tiles(operand_format), *narrow_tiles(operand_format))
         clocks = [gemm_clocks(each, m, n, k, multiprocessors) for each in tiles]
         assert clocks[tiles.index(chosen)] == min(clocks)
+
+
+# --- all layers of a step counted together ---
+
+
+def products_of(layers: list[Layer], rows: int, precision: str = "bfloat16", **options: Any) -> list[str]:
+    """Of each layer the forward product's kind."""
+    plan = make_plan(layers, capacity=rows, precision=precision, **options)
+    selection = select(plan, STEP.setting, is_training=True)
+    paths = [each.path for each in selection.operations if isinstance(each.operation, ops.Dense)]
+    return [type(path.forward).__name__ for path in paths if isinstance(path, DensePath)]
+
+
+MANY_ROWS = [Dense(12, 256, "silu"), Dense(256, 256, "silu"), Dense(256, 159)]
+
+
+def test_layers_of_few_weights_are_on_tensor_cores_at_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 columns, and of 40,704 weights."""
+    assert products_of(MANY_ROWS, 8192, loss="squared_error") == ["Gemm"] * 3
+    assert products_of(MANY_ROWS, 15, loss="squared_error").count("Gemm") == 0
+    monkeypatch.setattr(thresholds, "LAYERS_ARE_COUNTED_TOGETHER", False)
+    assert products_of(MANY_ROWS, 8192, loss="squared_error")[0] != "Gemm"
+    assert products_of(MANY_ROWS, 8192, loss="squared_error")[2] != "Gemm"
+
+
+def test_what_few_rows_or_weights_gain_is_not_worth_the_passes() -> None:
+    """A layer between others on plain cores needs two passes; scaled operands need some of every layer."""
+    small = [Dense(20, 24, "relu"), Dense(24, 300, "relu"), Dense(300, 40)]
+    assert products_of(small, 64).count("Gemm") == 0
+    assert products_of(MANY_ROWS, 512, "float32", loss="squared_error").count("Gemm") == 0
+
+
+def test_layers_behind_one_that_is_cut_are_counted() -> None:
+    """Its clocks are the same either way."""
+    layers = [Dense(5000, 200, "relu"), Dense(200, 200, "relu"), Dense(200, 100)]
+    assert products_of(layers, 4096) == ["SplitK", "Gemm", "Gemm"]
+
+
+@pytest.mark.usefixtures("without_whole_batches")
+@given(st.lists(st.integers(1, 600), min_size=2, max_size=6), st.sampled_from([16, 100, 1000, 9000]),
+       st.sampled_from(OPERAND_FORMATS), st.booleans())  # fmt: skip
+def test_the_chosen_layers_are_counted_least(
+    widths: list[int], rows: int, operand_format: OperandFormat, has_head: bool
+) -> None:
+    """Of all subsets, by an own count of their products, passes and launches."""
+    work = of(rows, operand_format=operand_format)
+    last = len(widths) - 2
+    layers = [
+        CountedLayer(k, n, makes_dx=place > 0, follows=place > 0, has_head=has_head and place == last)
+        for place, (k, n) in enumerate(pairwise(widths))
+    ]
+
+    def counted(on: tuple[bool, ...]) -> int:
+        total = passes = 0
+        for place, (layer, is_on) in enumerate(zip(layers, on, strict=True)):
+            tensor, plain = dense._tensor_clocks(layer, work), dense._plain_clocks(layer, work)
+            total += thresholds.LAYERS_TENTHS * tensor if is_on else 10 * plain
+            if operand_format.scaled:
+                continue
+            if place == 0:
+                passes += thresholds.SPLIT_PASS_CLOCKS // 2 if is_on else 0
+            elif on[place - 1] != is_on and not (on[place - 1] and layer.has_head):
+                passes += thresholds.SPLIT_PASS_CLOCKS
+        biases = thresholds.LAUNCH_CLOCKS if any(on) and not operand_format.scaled else 0
+        return total + thresholds.LAYERS_TENTHS * (passes + biases)
+
+    step = count_step(layers, work)
+    assert step is not None
+    forced = [is_wide(layer.k, layer.n) and rows >= thresholds.GEMM_LEAST_ROWS for layer in layers]
+    ways = [on for on in product((False, True), repeat=len(layers)) if all(on[i] for i, f in enumerate(forced) if f)]
+    least = min(counted(on) for on in ways)
+    launches = sum(2 + layer.makes_dx for layer in layers) + 1
+    assert step.clocks == least // 10 + launches * thresholds.LAUNCH_CLOCKS
+
+
+def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take_less() -> None:
+    """50-128-128-128-1: all layers on tensor cores, for many rows and one bfloat16."""
+    layers = [Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)]
+    found = {
+        (rows, precision): bool(
+            select(make_plan(layers, capacity=rows, precision=precision), STEP.setting, is_training=True).row_step
+        )
+        for rows in (1024, 8192)
+        for precision in ("float32", "bfloat16")
+    }
+    assert found == {
+        (1024, "float32"): True, (1024, "bfloat16"): True, (8192, "float32"): True, (8192, "bfloat16"): False,
+    }  # fmt: skip
+
+
+def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own() -> None:
+    """A tile of two would add 32 rows of every slice while the product waits."""
+    many, few = (dense_path(k, 768, of(14_798)).update for k in (1193, 128))
+    assert isinstance(many, Gemm) and many.leaves_bias and isinstance(few, Gemm) and not few.leaves_bias
+    assert "another launch sums the bias's gradient" in few.why
+    layers = [Dense(768, 128, "relu"), Dense(128, 768, "relu"), Dense(768, 668)]
+    low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
+    names = [launch.entry.name for shard in low.shards for launch in shard]
+    assert "sum_columns_bfloat16" in names
+    with patch.object(thresholds, "COLUMNS_MAY_BE_SUMMED_APART", False):
+        low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
+    assert not any("sum_columns" in launch.entry.name for shard in low.shards for launch in shard)
 
 
 def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
@@ -299,14 +438,24 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
 @pytest.mark.parametrize("case", STEPS)
-def test_an_epoch_on_narrow_tiles(case: str, operand_format: OperandFormat) -> None:
+@pytest.mark.parametrize("sums_apart", [False, True])
+def test_an_epoch_on_narrow_tiles(
+    case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
+    monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
     epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
     made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
     assert all(name.endswith(tuple(NEW)) for name in made)
     assert {name.rpartition("_")[2] for name in made} == {"64x16", "64x64"}
+    names = [launch.entry.name for shard in host.low.shards for launch in (*shard, *host.low.finish)]
+    if not operand_format.scaled:
+        assert [any(part in name for name in names) for part in ("sum_columns", "update_biases")] == [
+            sums_apart,
+            not sums_apart,
+        ]
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     state, *expected = epoch.on_cpu("float64")

@@ -460,7 +460,8 @@ SMALL_BATCHES = {
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    least = {"NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1, "COUNTED_TENTHS": 0}
+    least = {"NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1, "LAYERS_TENTHS": 0}
+    least["COUNTED_TENTHS"] = 0
     for name, value in {"NARROW_TILES_ARE_USED": True, **least}.items():
         monkeypatch.setattr(thresholds, name, value)
 

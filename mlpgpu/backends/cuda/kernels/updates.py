@@ -66,7 +66,7 @@ def update_biases(optimizer: str) -> Entry:
     """The update of biases whose gradients products have left as partial sums."""
     signature = (
         "const Step* step[0], const double* totals[2], const int* described[count,6], int count, "
-        "const float* column_partials[columns,partial_count], inout float* biases[columns], "
+        "const float* column_partials[partial_count], inout float* biases[columns], "
         f"inout float* biases_slots[{slot_count(optimizer)},columns], int64_t size, int columns"
     )
     function = f"update_biases<{optimizer}Rule>"

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 
 from ..kernels import (
+    HEAD_ROWS,
+    ROW_STEP_ROWS,
     SMALL_N_BATCH,
     OperandFormat,
     SimtTile,
@@ -34,6 +36,37 @@ def slice_clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
 def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) -> int:
     """Of an m by n product over k on tensor cores."""
     return ceil_div(k, tile.K) * slice_clocks(tile, m, n, multiprocessors)
+
+
+def summing_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of the warps that sum a bias's gradient beside the product of a weight's (k, n); 0 where none do."""
+    tiles = tile.column_partials(k)
+    if tiles is None:
+        return 0
+    of_slice = thresholds.SUMMED_SLICE_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * ceil_div(tile.K, tiles)
+    waves = ceil_div(tile.clusters(k, n), max(1, multiprocessors // tile.cluster))
+    return waves * ceil_div(rows, tile.K) * of_slice
+
+
+def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, bool]:
+    """Of a weight's gradient (k, n) on tensor cores and the bias's; whether the product sums both.
+
+    A product that sums the bias's gradient beside the weight's waits for that; else another launch does.
+    """
+    clocks = gemm_clocks(tile, k, n, rows, multiprocessors)
+    together, apart = summing_clocks(tile, k, n, rows, multiprocessors), clocks + thresholds.SPLIT_PASS_CLOCKS
+    is_together = 10 * together <= thresholds.SUMMED_TENTHS * apart or not thresholds.COLUMNS_MAY_BE_SUMMED_APART
+    return max(clocks, together) if is_together else apart, is_together
+
+
+def head_clocks(rows: int, multiprocessors: int) -> int:
+    """Of a last layer, its loss and its dx in one launch."""
+    return ceil_div(rows, HEAD_ROWS * multiprocessors) * thresholds.HEAD_WAVE_CLOCKS
+
+
+def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:
+    """Of all of a step but the gradients, by blocks of rows."""
+    return ceil_div(rows, ROW_STEP_ROWS * multiprocessors) * (thresholds.ROW_STEP_WAVE_CLOCKS + weights)
 
 
 def pass_clocks(operand_format: OperandFormat) -> int:

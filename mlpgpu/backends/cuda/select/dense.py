@@ -9,9 +9,17 @@ from dataclasses import dataclass, replace
 from .. import kernels
 from ..kernels import GemmTile, SimtTile, Sm90Tile, SplitSm80Tile, SplitSm90Tile, WarpSplitTile, ceil_div, padded_rows
 from . import thresholds
-from .counted import gemm_clocks, is_faster, pass_clocks, simt_clocks, update_clocks
+from .counted import (
+    gemm_clocks,
+    gradient_clocks,
+    head_clocks,
+    is_faster,
+    pass_clocks,
+    simt_clocks,
+    update_clocks,
+)
 from .setting import Verdict, Work
-from .tiles import fills, gemm_tile, simt_tile, small_batch_tile
+from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,15 @@ def _of_tile(tile: SimtTile | WarpSplitTile, why: str) -> Simt | WarpSplit:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Tensor cores, on operands in a format of theirs: gemm_sm80 or gemm_sm90."""
+    """Tensor cores, on operands in a format of theirs: gemm_sm80 or gemm_sm90.
+
+    Attributes:
+        sums_columns: whether a product for a weight's gradient may sum the bias's beside it.
+    """
 
     tile: GemmTile
     why: str
+    sums_columns: bool = True
 
     def __str__(self) -> str:
         return f"{'gemm_sm90' if self.tile.needs == 'sm_90a' else 'gemm_sm80'} {self.tile.m}x{self.tile.n}"
@@ -55,7 +68,7 @@ class Gemm:
     @property
     def leaves_bias(self) -> bool:
         """Whether a product for a weight's gradient leaves partial sums of the bias's."""
-        return self.tile.column_partials(1) is not None
+        return self.sums_columns and self.tile.column_partials(1) is not None
 
 
 @dataclass(frozen=True)
@@ -224,42 +237,133 @@ def _on_narrow_tiles(k: int, n: int, work: Work) -> Verdict:
     """Whether a step on few rows or weights is on tensor cores, since they are counted to take far less, and why."""
     if not _has_narrow_tiles(work):
         return Verdict(False, "narrow tiles are switched off, or not for this card")
-    limits = (
-        ("rows", work.rows, thresholds.NARROW_LEAST_ROWS),
-        ("columns or rows of W", min(k, n), thresholds.NARROW_LEAST_WIDTH),
-        ("weights", k * n, thresholds.NARROW_LEAST_WEIGHTS),
-    )
-    for what, count, least in limits:
-        if count < least:
-            return Verdict(False, f"{count:,} {what} < {least:,}")
+    if work.rows < thresholds.NARROW_LEAST_ROWS:
+        return Verdict(False, f"{work.rows:,} rows < {thresholds.NARROW_LEAST_ROWS}")
     if is_cut(k, n):
         return Verdict(False, "the layer's forward product is split along k")
-    tensor, plain = _tensor_clocks(k, n, work), _plain_clocks(k, n, work)
+    layer = CountedLayer(k, n)
+    tensor, plain = _tensor_clocks(layer, work), _plain_clocks(layer, work)
     counted = f"a layer's products and operands are counted at {tensor:,} clocks on tensor cores, {plain:,} on others"
+    if work.tensor_shapes is not None:
+        return Verdict((k, n) in work.tensor_shapes, f"{counted}; those of all layers together decide")
+    for what, count, least in (
+        ("columns or rows of W", min(k, n), thresholds.NARROW_LEAST_WIDTH),
+        ("weights", k * n, thresholds.NARROW_LEAST_WEIGHTS),
+    ):
+        if count < least:
+            return Verdict(False, f"{count:,} {what} < {least:,}")
     return Verdict(is_faster(tensor, plain), counted)
 
 
-def _tensor_clocks(k: int, n: int, work: Work) -> int:
-    operand_format, sms = work.operand_format, work.setting.multiprocessors
+@dataclass(frozen=True)
+class CountedLayer:
+    """A dense layer of a step, as its clocks are counted.
+
+    Attributes:
+        is_moved: whether the step moves its weight.
+        makes_dx: whether a layer before it needs its delta.
+        follows: whether the dense layer before it makes its x, with nothing between them.
+        has_head: whether one kernel makes its products and the loss, if plain cores do.
+    """
+
+    k: int
+    n: int
+    is_moved: bool = True
+    makes_dx: bool = True
+    follows: bool = False
+    has_head: bool = False
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """What all layers of a step are counted at, launches included.
+
+    Attributes:
+        shapes: (k, n) of those that tensor cores make.
+    """
+
+    shapes: frozenset[tuple[int, int]]
+    clocks: int
+
+
+def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None:
+    """Which layers of a step are on tensor cores so that all its launches take the fewest clocks.
+
+    None where nothing is counted: on other cards, for few rows, or if layers are not counted together.
+    """
+    if not thresholds.LAYERS_ARE_COUNTED_TOGETHER or not layers or work.operand_format is None:
+        return None
+    if not _has_narrow_tiles(work) or work.rows < thresholds.NARROW_LEAST_ROWS or not work.is_training:
+        return None
+    tenths, is_scaled = thresholds.LAYERS_TENTHS, work.operand_format.scaled
+    one_pass = 0 if is_scaled else thresholds.SPLIT_PASS_CLOCKS
+    # By whether the layer before is on tensor cores: tenths of clocks, and which layers are.
+    best: dict[bool, tuple[int, tuple[bool, ...]]] = {False: (0, ())}
+    for layer in layers:
+        found: dict[bool, tuple[int, tuple[bool, ...]]] = {}
+        for is_on in _ways(layer, work):
+            clocks = tenths * _tensor_clocks(layer, work) if is_on else 10 * _plain_clocks(layer, work)
+            for before, (until, chosen) in best.items():
+                passes = 0
+                if is_on and not (before and layer.follows):
+                    passes += one_pass if chosen else one_pass // 2  # of the first inputs for several steps at once
+                if before and not (layer.follows and (is_on or layer.has_head)):
+                    passes += one_pass  # of the delta that this layer leaves for the one before
+                total = until + clocks + tenths * passes
+                if is_on not in found or total < found[is_on][0]:
+                    found[is_on] = total, (*chosen, is_on)
+        best = found
+    total, chosen = min(best.values())
+    if not is_scaled:
+        total += tenths * thresholds.LAUNCH_CLOCKS  # of biases
+    plain = sum(10 * _plain_clocks(layer, work) for layer in layers)
+    is_any = any(chosen) and (total < plain or any(_is_large(layer.k, layer.n, work) for layer in layers))
+    on = zip(layers, chosen, strict=True)
+    shapes = frozenset((layer.k, layer.n) for layer, is_on in on if is_on) if is_any else frozenset()
+    launches = sum(1 + layer.makes_dx + layer.is_moved for layer in layers) + 1
+    return CountedStep(shapes, (total if is_any else plain) // 10 + launches * thresholds.LAUNCH_CLOCKS)
+
+
+def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
+    """Whether a layer may be on plain cores, and on tensor cores."""
+    if is_cut(layer.k, layer.n) or keeps_whole_batch(layer.k, layer.n, work):
+        return (False,)
+    return (True,) if _is_large(layer.k, layer.n, work) else (False, True)
+
+
+def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
+    """Of a layer's products and of the passes that make its operands, where all need some."""
+    operand_format, sms, arch = work.operand_format, work.setting.multiprocessors, work.setting.arch
     assert operand_format is not None
-    clocks = pass_clocks(operand_format)
-    rows = _product_rows(work)
-    for m, columns, depth in ((rows, n, k), (rows, k, n), (k, n, work.rows)):
-        tile, _ = gemm_tile(operand_format, m, columns, sms, work.setting.arch, of_weight=m == k and columns == n)
+    k, n, rows = layer.k, layer.n, _product_rows(work)
+    is_alone = work.tensor_shapes is None and not thresholds.LAYERS_ARE_COUNTED_TOGETHER
+    clocks = pass_clocks(operand_format) if operand_format.scaled or is_alone else 0
+    clocks += 2 * thresholds.LAUNCH_CLOCKS if layer.has_head else 0  # four launches in the place of two
+    for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
+        tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
-        clocks += gemm_clocks(tile, m, columns, depth, sms)
-    return clocks
+        clocks += gemm_clocks(tile, rows, columns, depth, sms) if is_made else 0
+    tile, _ = gemm_tile(operand_format, k, n, sms, arch, of_weight=True)
+    assert isinstance(tile, Sm90Tile)
+    return clocks + (gradient_clocks(tile, k, n, work.rows, sms)[0] if layer.is_moved else 0)
 
 
-def _plain_clocks(k: int, n: int, work: Work) -> int:
-    sms, clocks = work.setting.multiprocessors, 0
-    for columns, depth in ((n, k), (k, n)):
-        tile, _ = small_batch_tile(work.rows, columns, depth, sms)
-        clocks += simt_clocks(tile, work.rows, columns, depth, sms)
+def _plain_clocks(layer: CountedLayer, work: Work) -> int:
+    k, n, sms, clocks = layer.k, layer.n, work.setting.multiprocessors, 0
+    late = thresholds.LATE_LAUNCH_CLOCKS
+    if layer.has_head:
+        clocks = head_clocks(work.rows, sms)
+    else:
+        for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
+            tile, _ = small_batch_tile(work.rows, columns, depth, sms)
+            clocks += late + simt_clocks(tile, work.rows, columns, depth, sms) if is_made else 0
+    if not layer.is_moved:
+        return clocks
     of_weight, _ = simt_tile(k, n, sms)
     if fills(math.prod(of_weight.grid(k, n)), sms):
-        return clocks + simt_clocks(of_weight, k, n, work.rows, sms)
-    return clocks + min(update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
+        return clocks + late + simt_clocks(of_weight, k, n, work.rows, sms)
+    of_few_tiles = (update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
+    return clocks + late + min(of_few_tiles)
 
 
 def _product_rows(work: Work) -> int:
@@ -326,7 +430,12 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
 
     def made(m: int, columns: int, *, of_weight: bool = False) -> Gemm:
         tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch, of_weight=of_weight)
-        return Gemm(tile, f"{why}; {reason}")
+        if not of_weight or not isinstance(tile, Sm90Tile):
+            return Gemm(tile, f"{why}; {reason}")
+        _, sums_columns = gradient_clocks(tile, m, columns, work.rows, card.multiprocessors)
+        if not sums_columns and tile.column_partials(1):
+            reason += "; another launch sums the bias's gradient, for which the product would wait longer"
+        return Gemm(tile, f"{why}; {reason}", sums_columns)
 
     rows = _product_rows(work)
     forward = made(rows, n)
@@ -344,7 +453,7 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
             return _of_tile(of_step, f"{_why_simt(k, n, work)}; {reason}")
-        tile, reason = simt_tile(work.rows, n, card.multiprocessors)
+        tile, reason = product_tile(work.rows, n, k, card.multiprocessors)
         return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
     part = _part(k, n, work)
     count = ceil_div(k, part)

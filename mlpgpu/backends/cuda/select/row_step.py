@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ....plan import Plan
 from ..kernels import (
     ROW_STEP_MOST_LEVELS,
     ROW_STEP_ROWS,
     ROW_STEP_TABLE_BYTES,
+    WARP_SPLIT_WEIGHT,
     row_step_shared_bytes,
 )
 from ..persistent.network import PersistentNetwork, read_network
 from . import thresholds
-from .dense import is_cut, on_tensor_cores
+from .counted import is_faster, row_step_clocks, update_clocks
+from .dense import CountedStep, is_cut, on_tensor_cores
 from .setting import Verdict, Work
 
 # Shared memory of a block by the technical specifications in the CUDA C++ Programming Guide; of an architecture that is
@@ -36,8 +41,12 @@ def widths_of(network: PersistentNetwork) -> tuple[int, ...]:
     return (network.layers[0].n_in, *(layer.n_out for layer in network.layers))
 
 
-def row_step(plan: Plan, work: Work) -> Verdict:
-    """Whether a block goes with some rows through all layers, the loss and back, all weights in its shared memory."""
+def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict:
+    """Whether a block goes with some rows through all layers, the loss and back, all weights in its shared memory.
+
+    Args:
+        step: what launch by launch is counted at, with products on tensor cores.
+    """
     if not thresholds.ROW_STEP_IS_USED:
         return Verdict(False, "a test or a benchmark asks for other launches")
     if not work.is_training or work.ends_with_gradient:
@@ -51,10 +60,25 @@ def row_step(plan: Plan, work: Work) -> Verdict:
             False, f"{len(network.layers)} layers, {plan.parameter_count:,} parameters are more than it counts"
         )
     shapes = [(layer.n_in, layer.n_out) for layer in network.layers]
-    if any(is_cut(k, n) or on_tensor_cores(k, n, work) for k, n in shapes):
+    of_launches = replace(work, tensor_shapes=frozenset()) if step else work
+    if any(is_cut(k, n) or on_tensor_cores(k, n, of_launches) for k, n in shapes):
         return Verdict(False, "a layer's products are split along k, or on tensor cores")
     needed, room = row_step_shared_bytes(widths), room_of(work.setting.arch)
     if needed > room:
         return Verdict(False, f"weights and rows take {needed:,} bytes of shared memory, a block has {room:,}")
     size = f"weights and {ROW_STEP_ROWS} rows take {needed:,} of {room:,} bytes of shared memory"
-    return Verdict(True, f"{size}: a block takes its rows through all layers, the loss and back")
+    why = f"{size}: a block takes its rows through all layers, the loss and back"
+    if not step or not step.shapes:
+        return Verdict(True, why)
+    by_rows = _clocks([(layer.n_in, layer.n_out) for layer in network.layers if layer.is_trained], shapes, work)
+    counted = f"counted clocks: {by_rows:,} by blocks of rows, {step.clocks:,} by launches, some on tensor cores"
+    by_launches = is_faster(step.clocks, by_rows)
+    return Verdict(not by_launches, counted if by_launches else f"{why}; {counted}")
+
+
+def _clocks(moved: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]], work: Work) -> int:
+    """Of a step by blocks of rows, and of the launch that moves its weights after it."""
+    sms = work.setting.multiprocessors
+    updates = min(update_clocks(tile, moved, work.rows, sms) for tile in (None, WARP_SPLIT_WEIGHT))
+    weights = sum(k * n for k, n in shapes)
+    return row_step_clocks(weights, work.rows, sms) + updates + 2 * thresholds.LAUNCH_CLOCKS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .... import plan as ops
@@ -11,7 +11,7 @@ from ....text import table
 from ..kernels import Team
 from . import loss as losses
 from .data import shard_costs, target_reads
-from .dense import DensePath, dense_path
+from .dense import CountedLayer, DensePath, count_step, dense_path
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format
 from .row_step import row_step
@@ -201,16 +201,54 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
         plan, stacked_partials(plan, multiprocessors=setting.multiprocessors, arch=setting.arch)
     )
     work = work_of(plan, setting, found, is_training=is_training, in_place=in_place.holds)
+    blocks, tail, work = _whole_steps(plan, work)
     stacks = find_stacks(plan, operations, shards=shards, multiprocessors=setting.multiprocessors, arch=setting.arch)
     choices = _Choices(plan, work, in_place, {layer.y: stack for run, stack in stacks.items() for layer in run})
     selected = tuple(Selected(number, op, choices.path(op)) for number, op in enumerate(operations))
-    dense = [op for op in operations if isinstance(op, ops.Dense)]
-    activation = dense[-1].activation if dense else ""
-    widths = [choices.widths(op.weight) for op in dense]
-    has_frozen = plan.gradient_count < plan.parameter_count
-    tail = losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
-    blocks, after_others = row_step(plan, work), losses.updates_after_others(work)
+    after_others = losses.updates_after_others(work)
     return Selection(plan, work, selected, format_verdict, blocks, tail, after_others, in_place, stacks)
+
+
+def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
+    """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
+    operations = plan.training if work.is_training else plan.evaluation
+    dense = [op for op in operations if isinstance(op, ops.Dense)]
+    shapes = {segment.name: segment.shape for segment in (*plan.parameters, *plan.partials)}
+    widths = [(shapes[op.weight][0], shapes[op.weight][1]) for op in dense]
+    has_frozen = plan.gradient_count < plan.parameter_count
+    activation = dense[-1].activation if dense else ""
+
+    def tail_of(work: Work) -> Verdict:
+        return losses.tail(widths, activation, work, plan.parameter_count, has_frozen=has_frozen)
+
+    step = count_step(_counted_layers(plan, dense, widths, work), work)
+    if step is None:
+        return row_step(plan, work), tail_of(work), work
+    without = replace(work, tensor_shapes=frozenset())
+    blocks, tail = row_step(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
+    work = without if blocks or tail else replace(work, tensor_shapes=step.shapes)
+    return blocks, tail, work
+
+
+def _counted_layers(
+    plan: Plan, dense: list[ops.Dense], widths: list[tuple[int, int]], work: Work
+) -> list[CountedLayer]:
+    backwards = {(op.weight, op.x): op for op in plan.training if isinstance(op, ops.DenseBackward)}
+    has_loss = any(isinstance(op, ops.Loss) and dense and op.logits == dense[-1].y for op in plan.training)
+    counted = []
+    for before, op, (k, n) in zip([None, *dense], dense, widths, strict=False):
+        backward = backwards.get((op.weight, op.x))
+        is_last = op is dense[-1] and has_loss
+        counted.append(
+            CountedLayer(
+                k, n,
+                is_moved=backward is not None and backward.dweight is not None,
+                makes_dx=backward is not None and backward.dx is not None,
+                follows=before is not None and op.x == before.y,
+                has_head=is_last and bool(losses.head(k, n, op.activation, work)),
+            )
+        )  # fmt: skip
+    return counted
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ class Work:
         shards: into how many the batch is split; an evaluation is never split.
         in_place: whether the products that make gradients also make the optimizer's step.
         operand_format: of products on tensor cores, or None where there are none.
+        tensor_shapes: (k, n) of the layers that a step's count puts on tensor cores; None where no network was counted,
+            and each layer is counted by itself.
     """
 
     setting: Setting
@@ -55,6 +57,7 @@ class Work:
     in_place: bool
     ends_with_gradient: bool
     operand_format: OperandFormat | None
+    tensor_shapes: frozenset[tuple[int, int]] | None = None
 
 
 def work_of(

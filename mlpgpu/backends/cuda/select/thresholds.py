@@ -68,11 +68,46 @@ SHARED_BYTES_PER_CLOCK = 128
 # 98.5 -> 48.6 µs in float32, 28.2 in bfloat16.
 NARROW_TILES_ARE_USED = True
 
-# Not measured: of fewer rows most of the 64 of a product of wgmma would be padding; layers of fewer weights may be part
-# of a tail, or of a step by blocks of rows.
+# Of fewer rows a step is left to multiply-adds.  Not measured: most of the 64 rows of a product of wgmma would be
+# padding.
 NARROW_LEAST_ROWS = 16
+
+# True: which layers of a step are on tensor cores follows from the clocks of all its launches, whatever the widths, and
+# so does whether a step goes by blocks of rows instead.  False: each layer by itself, from the limits below on.
+LAYERS_ARE_COUNTED_TOGETHER = True
+
+# There tensor cores are counted at so many tenths: those counts have every pass.
+LAYERS_TENTHS = 11
+
+# The limits that hold where layers are not counted together.
 NARROW_LEAST_WIDTH = 64
 NARROW_LEAST_WEIGHTS = 1 << 16
+
+# What a launch takes beside its slices, 3.3 µs from its start to its last store (docs/experiments/products.md).
+LAUNCH_CLOCKS = 6400
+
+# How much longer a launch takes that does not begin while the one before ends, as products of multiply-adds do not.  By
+# 128 and six layers of 256 at 256 rows: 19 launches on plain cores 91.8 µs, 21 with tensor cores, of which 17 begin so,
+# 72.0, where counts without this give 107 and 106.
+LATE_LAUNCH_CLOCKS = 1600
+
+# A head's wave of blocks, of 8 rows each.  Medium at 1,024 rows: 7.5 µs with the launch; 512 by 5: 7.2.
+HEAD_WAVE_CLOCKS = 8000
+
+# A step by blocks of rows takes so many clocks for each wave of blocks, and one for each weight: by what remains of
+# 50-128-128-128-1 at 1,024 and 8,192 rows and of 20-64-64-2 at 8,192, measured below, without launches and updates.
+ROW_STEP_WAVE_CLOCKS = 12_000
+
+# Products of a weight's gradient that also sum a bias's gradient wait for the warp that does: for a slice of 64 rows so
+# long, and for each row that a tile takes of it (sum_columns of cuda/gemm/gemm_sm90.cuh).  Bfloat16: 128 by 768 at
+# 14,798 rows 382 µs, 256 by 256 at 8,192 rows 147, 768 by 128 at 14,798 103: 32, 16 and 5 rows a slice.
+SUMMED_SLICE_CLOCKS = 350
+SUMMED_ROW_CLOCKS = 95
+
+# True: where that is counted at more than so many tenths of what it takes with a launch of its own, another kernel sums
+# the bias's gradient.
+COLUMNS_MAY_BE_SUMMED_APART = True
+SUMMED_TENTHS = 15
 
 # Weights that make too few tiles to fill the card move by tiles whose warps share the rows, where these are counted to
 # take less, from so many rows on; of fewer most of those warps would have none.  Not measured: follows from that.
@@ -85,9 +120,16 @@ WARP_SPLIT_LEAST_ROWS = 32
 WARP_SPLIT_WEIGHT_CLOCKS = 5800
 SMALL_N_CLOCKS = 7000
 
-# Products with more rows have larger tiles that fill the card, of which the count below is too high: their blocks
-# multiply while they wait.  Not measured: follows from that.
+# True: by the count below one tile of multiply-adds is chosen before another for any number of rows.  256 by 159 at
+# 8,192 rows by 32 by 32, since wider ones are padded by more than an eighth: 58 µs, counted 64, and 27 by 128 by 96;
+# 904 by 59 at 2,048: 33 µs, counted 40, and 11 where warps share k.
+TILES_ARE_COUNTED = True
+
+# Of more rows tiles whose warps share k are counted at so many tenths beside others, of which the count below is too
+# high: their blocks multiply while they wait.  Where tiles are not counted, no such product has them.  Not measured:
+# follows from that.
 WARP_SPLIT_MOST_ROWS = 512
+MANY_ROWS_TENTHS = 15
 
 # How long a block of multiply-adds waits for a slice of k beside multiplying it, and multiply-adds that a
 # multiprocessor does in a clock, of 128.  784-512-512-10 at 64 rows takes 114 µs, of which 80 are left for 113 slices

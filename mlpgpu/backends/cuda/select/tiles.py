@@ -45,17 +45,32 @@ def simt_tile(m: int, n: int, multiprocessors: int, parts: int = 1) -> tuple[Sim
     return tile, f"{named} largest tile with enough blocks of {m:,}×{n:,} for {multiprocessors} SMs and little padding"
 
 
+def product_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[SimtTile, str]:
+    """The tile of multiply-adds for an m by n product over k, and why: that of :func:`simt_tile`, unless another one is
+    counted to take less, as of few columns, of which no large tile has little padding."""
+    usual, why = simt_tile(m, n, multiprocessors)
+    if not thresholds.TILES_ARE_COUNTED:
+        return usual, why
+    clocks = {tile: simt_clocks(tile, m, n, k, multiprocessors) for tile in TILES}
+    best = min(clocks, key=clocks.__getitem__)
+    if not is_faster(clocks[best], clocks[usual]):
+        return usual, why
+    return best, f"counted clocks: {clocks[best]:,} by {best.m}×{best.n}, {clocks[usual]:,} by {usual.m}×{usual.n}"
+
+
 def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[SimtTile | WarpSplitTile, str]:
     """The tile of multiply-adds for a product over k with a row of C for each row of a batch, and why: that of
-    :func:`simt_tile`, unless there are few rows and one whose warps share k is counted to take less."""
-    usual, why = simt_tile(m, n, multiprocessors)
-    if not thresholds.NARROW_TILES_ARE_USED or m > thresholds.WARP_SPLIT_MOST_ROWS:
+    :func:`product_tile`, unless one whose warps share k is counted to take less."""
+    usual, why = product_tile(m, n, k, multiprocessors)
+    is_few = m <= thresholds.WARP_SPLIT_MOST_ROWS
+    if not thresholds.NARROW_TILES_ARE_USED or not (is_few or thresholds.TILES_ARE_COUNTED):
         return usual, why
     clocks = {tile: simt_clocks(tile, m, n, k, multiprocessors) for tile in WARP_SPLIT_TILES}
     best, known = min(clocks, key=clocks.__getitem__), simt_clocks(usual, m, n, k, multiprocessors)
     named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
     why = f"counted clocks: {named} where warps share k, {usual.m}×{usual.n} {known:,}"
-    return (best if is_faster(clocks[best], known) else usual), why
+    is_best = is_faster(clocks[best], known) and (is_few or thresholds.MANY_ROWS_TENTHS * clocks[best] < 10 * known)
+    return (best if is_best else usual), why
 
 
 def gemm_tile(

@@ -90,7 +90,7 @@ def update(shard: Shard, group: UpdateAll) -> None:
 def update_biases(shard: Shard, group: UpdateBiases) -> None:
     words = shard.lowered.words[PARTIAL_BIASES]
     known = [words[first : first + BIAS_WORDS] for first in range(0, len(words), BIAS_WORDS)]
-    columns, most = sum(n for _, _, _, n, *_ in known), max(count for _, count, *_ in known)
+    columns, partials = sum(n for _, _, _, n, *_ in known), sum(count * n for _, count, _, n, *_ in known)
     values: dict[str, Value] = {
         "step": At("step"), "totals": At("totals"), "described": At(PARTIAL_BIASES), "count": len(known),
         "column_partials": At(BIAS_PARTIALS), "biases": At("parameters"),
@@ -99,4 +99,4 @@ def update_biases(shard: Shard, group: UpdateBiases) -> None:
     }  # fmt: skip
     entry = kernels.update_biases(shard.optimizer)
     grid = ceil_div(columns, entry.threads), 1, 1
-    shard.launches.append(Launch(entry, grid, values, group.title, {"partial_count": most}))
+    shard.launches.append(Launch(entry, grid, values, group.title, {"partial_count": partials}))
