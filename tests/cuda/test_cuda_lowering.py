@@ -535,8 +535,8 @@ def test_tiles_of_sm90_follow_what_they_cost() -> None:
         ("float32-ieee", "sm_90a", {}),
         ("float32", "sm_75", {}),
         ("float32", "sm_90a", {"reduction": "atomic"}),
-        ("float32", "sm_90a", {"capacity": 255}),
-        ("float32", "sm_90a", {"capacity": 1000, "shards": 4}),
+        ("float32", "sm_90a", {"capacity": 64}),
+        ("float32", "sm_90a", {"capacity": 256, "shards": 4}),
     ],
 )
 def test_what_stays_on_plain_cores(precision: str, arch: str, options: dict[str, Any]) -> None:
