@@ -36,4 +36,19 @@ __device__ __forceinline__ float keep_or_drop(uint64_t word, uint64_t threshold,
     return (word >> 11) >= threshold ? x * keep : x * 0.0f;
 }
 
+// A layer's dropout as a launch is told of it; without one `keep` is 0. Word `element` of the step decides, as an element's
+// place in the whole batch.
+struct LayerDropout {
+    uint64_t seed, purpose, layer, threshold;
+    float keep;
+
+    __device__ __forceinline__ float operator()(int64_t step, int64_t element, float x) const {
+        if (keep == 0.0f) return x;
+        const PhiloxBlock block = philox(seed, purpose, element / 4, step, layer, 0);
+        const bool is_odd = element & 1;  // an index that varies would put the words in local memory
+        const uint64_t low = is_odd ? block.word[1] : block.word[0], high = is_odd ? block.word[3] : block.word[2];
+        return keep_or_drop(element & 2 ? high : low, threshold, keep, x);
+    }
+};
+
 }  // namespace mlpgpu

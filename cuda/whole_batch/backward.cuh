@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/philox.cuh"
 #include "math/activations.cuh"
 #include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
@@ -118,7 +119,8 @@ template <class Rule, class T, bool HAS_DX, class Bias>
 __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* x, const int* indices, const float* dz,
                                                  const double* totals, float* weight, float* slots, int64_t size,
                                                  const float* rates, Bias of_bias, const float* saved, float* dx, int k,
-                                                 int n, int activation, int column_warps) {
+                                                 int n, int activation, int column_warps, const LayerDropout& dropout,
+                                                 int64_t step) {
     SHARED(float, shared);
     float* const staged_dz = shared;  // two chunks (ROWS, chunk)
     float* const staged_x = shared + 2 * T::DELTAS + 2 * T::LANES;
@@ -206,20 +208,23 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         const int64_t offset = static_cast<int64_t>(rows.first + r) * k + row;
         float slope[1] = {saved ? saved[offset] : 1.0f};
         if (saved) Activations::derivatives(activation, slope);
-        dx[offset] = sum * slope[0];
+        dx[offset] = dropout(step, offset, sum) * slope[0];
     }
 }
 
 // Updates weight (k, n), bias (n,), or null, and their slots along the gradient by x (B, k), or by the data set's rows by the
 // order, and dz; slot s begins s · size elements after the first. dx = (dz Wᵀ) ∘ f'(saved), of W before its step and of the
-// activation f of this number; `saved` is null where there is none, and dx where nobody reads it.
+// activation f of this number; `saved` is null where there is none, and dx where nobody reads it. Between W and f there may
+// have been a dropout.
 // Grid: (blocks of rows of W, without dx also of its columns).
 template <class Rule, class T>
 __device__ __forceinline__ void dense_backward_whole_batch(const Step* step, int shard, int shards, const float* x,
                                                            const int* order, const float* dz, const double* totals,
                                                            float* weight, float* bias, float* weight_slots,
                                                            float* bias_slots, int64_t size, const float* saved, float* dx,
-                                                           int k, int n, int activation, int column_warps) {
+                                                           int k, int n, int activation, int column_warps, uint64_t seed,
+                                                           uint64_t purpose, uint64_t layer, uint64_t threshold,
+                                                           float keep) {
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
     const int* const indices = row_indices(rows, order);
@@ -228,7 +233,8 @@ __device__ __forceinline__ void dense_backward_whole_batch(const Step* step, int
     const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, size, n, 0.0f, rates};
     const auto run = [&](auto has_dx) {
         backward_of_rows<Rule, T, decltype(has_dx)::value>(rows, from, indices, deltas, totals, weight, weight_slots, size,
-                                                           rates, of_bias, saved, dx, k, n, activation, column_warps);
+                                                           rates, of_bias, saved, dx, k, n, activation, column_warps,
+                                                           {seed, purpose, layer, threshold, keep}, step->number);
     };
     dx ? run(Is<true>()) : run(Is<false>());
 }

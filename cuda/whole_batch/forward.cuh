@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/philox.cuh"
 #include "math/activations.cuh"
 #include "dense/batch_rows.cuh"
 #include "whole_batch/copies.cuh"
@@ -24,11 +25,13 @@ struct WholeBatchForward {
 };
 
 // z = x W + b, y = f(z), f being the activation of this number; x (B, k), or the data set by the order. z is null where f'
-// takes y. An element's sum follows a fixed order, which is not that of gemm/simt.cuh. Grid: (column tiles).
+// takes y; unless `dropped` is null it receives the dropout of y. An element's sum follows a fixed order, which is not that of gemm/simt.cuh. Grid: (column tiles).
 template <class T>
 __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int shard, int shards, const float* x,
                                                           const int* order, const float* w, const float* b, float* z,
-                                                          float* y, int k, int n, int activation) {
+                                                          float* y, float* dropped, int k, int n, int activation,
+                                                          uint64_t seed, uint64_t purpose, uint64_t layer,
+                                                          uint64_t threshold, float keep) {
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x * T::COLUMNS;
     const int copied_row = lane / 4, copied_column = lane % 4 * 4;
@@ -122,6 +125,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         if (z) z[offset] = value[0];
         Activations::forwards(activation, value);
         y[offset] = value[0];
+        if (dropped) dropped[offset] = LayerDropout{seed, purpose, layer, threshold, keep}(step->number, offset, value[0]);
     }
 }
 

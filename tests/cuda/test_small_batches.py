@@ -23,6 +23,7 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     BFLOAT16,
     BFLOAT16_PAIR,
+    HALF,
     HALF_PAIR,
     OF_PRECISION,
     OPERAND_FORMATS,
@@ -342,6 +343,14 @@ def test_few_rows_and_a_large_weight_keep_the_whole_batch(
         assert not any(isinstance(each, WholeBatch) for each in path.products.values())
 
 
+@pytest.mark.parametrize(("operand_format", "k", "n"), [(BFLOAT16, 2048, 2048), (HALF, 8192, 4096)], ids=str)
+def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: OperandFormat, k: int, n: int) -> None:
+    for rows, columns, is_kept in ((16, n, True), (17, n // 2, True), (17, n, False)):
+        path = dense_path(k, columns, of(rows, operand_format=operand_format))
+        assert isinstance(path.forward, WholeBatch) == is_kept
+    assert isinstance(dense_path(8192, 8192, of(32, operand_format=BFLOAT16_PAIR)).forward, WholeBatch)
+
+
 @pytest.mark.parametrize(("in_place", "is_frozen"), [(False, False), (True, True)])
 def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place: bool, is_frozen: bool) -> None:
     path = dense_path(784, 512, of(8, in_place=in_place), is_frozen=is_frozen)
@@ -351,6 +360,7 @@ def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place:
 FEW_ROWS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     "dx and update in one": ([Dense(9, 40, "gelu"), Dense(40, 36, "tanh", bias=False), Dense(36, 40)], {}),
     "dropout between": ([Dense(9, 40, "relu"), Dropout(0.5), Dense(40, 36)], {"optimizer": OPTIMIZERS["Adam"](0.1)}),
+    "dropouts and derivatives": ([Dense(9, 40, "gelu"), Dropout(0.3), Dense(40, 36, "tanh"), Dense(36, 40)], {}),
     "a frozen layer": ([Dense(9, 40, "silu"), Dense(40, 36, "elu", trainable=False), Dense(36, 40)], {}),
     "a norm comes between": (
         [Dense(9, 40, "softplus"), Dense(40, 36)],
@@ -391,6 +401,15 @@ def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -
     assert len(backward) == 3 and [launch.values["activation"] for launch in backward] == numbers
     assert [launch.values["dx"] is None for launch in backward] == [False, False, True]
     assert not any(launch.entry.name.startswith(("dense_backward_input", "activation")) for launch in launches)
+
+
+def test_a_dropout_is_part_of_the_launches_around_it() -> None:
+    layers = [Dense(300, 200, "relu"), Dropout(0.4), Dense(200, 150), Dropout(0.2), Dense(150, 128)]
+    low = lowered(make_plan(layers, capacity=20), 132, arch="sm_90a")
+    launches = [launch for shard in low.shards for launch in shard]
+    assert not any(launch.entry.name.startswith(("dropout", "activation")) for launch in launches)
+    whole = [launch for launch in launches if "whole_batch" in launch.entry.name]
+    assert [launch.values["keep"] for launch in whole] == [1 / 0.6, 1.25, 0.0, 1.25, 1 / 0.6, 0.0]
 
 
 # --- switched off ---

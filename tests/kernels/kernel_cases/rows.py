@@ -20,6 +20,7 @@ from .case import (
     STEP_NUMBER,
     Batch,
     Case,
+    Output,
     activation_bound,
     batches,
     blank,
@@ -83,6 +84,23 @@ def find_nonfinite_rows(batch: Batch, n: int, value: float) -> Case:
     outputs = {"found": expect(np.ones(1), 0.0, is_found)}
     args = {**batch.args, "data": data, "found": found, "n": n}
     return Case(f"{batch}-{n}-{value}", kernels.find_nonfinite_rows(), (2,), args, outputs)
+
+
+def dropout_arguments(rate: float) -> dict[str, object]:
+    """What a kernel is told of a dropout; of none, for a rate of 0, it keeps 0 times what it is given."""
+    address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
+    return {**address, "threshold": math.ceil(rate * 2**53), "keep": np.float32(1.0 / (1.0 - rate) if rate else 0.0)}
+
+
+def dropped(output: Output, batch: Batch, rate: float) -> Output:
+    """What a dropout makes of an output."""
+    if not rate:
+        return output
+    shape = output.value.shape
+    draws = uniforms(math.prod(shape), seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER)
+    factor = (draws.reshape(shape) >= rate) * np.float32(1.0 / (1.0 - rate))
+    value = output.value * factor
+    return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
 
 
 def dropout(batch: Batch, n: int, rate: float) -> Case:

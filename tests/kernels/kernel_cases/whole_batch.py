@@ -10,6 +10,7 @@ from mlpgpu.backends.cuda import kernels
 
 from .case import Batch, Case, Shifted, batches, blank, chained, normal, whole
 from .dense import finish, input_gradient, input_of, weight_gradient
+from .rows import dropout_arguments, dropped
 from .updates import stepped
 
 SMALLEST, *_, LARGEST = kernels.WHOLE_BATCHES
@@ -25,19 +26,21 @@ def dense_forward_whole_batch(
     plain: bool = False,
     fetched: bool = False,
     shift: bool = False,
+    rate: float = 0.0,
 ) -> Case:
     """``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
     (x, given), w, b = input_of(batch, k, fetched=fetched, shift=shift), normal(k, n), None if plain else normal(n)
-    shape = batch.capacity, n
+    shape, outputs = (batch.capacity, n), finish(activation, *chained(x, w), b, batch, with_z=not plain)
     return Case(
-        f"{batch}-{k}x{n}-{activation}" + "-plain" * plain + "-fetched" * fetched + "-shifted" * shift,
+        f"{batch}-{k}x{n}-{activation}-rate{rate}" + "-plain" * plain + "-fetched" * fetched + "-shifted" * shift,
         kernels.dense_forward_whole_batch(most),
         kernels.whole_batch_forward_grid(n),
         {
             **batch.args, **given, "w": Shifted(w) if shift else w, "b": b, "z": None if plain else blank(*shape),
-            "y": blank(*shape), "k": k, "n": n, "activation": kernels.activation_number(activation),
+            "y": blank(*shape), "dropped": blank(*shape) if rate else None, "k": k, "n": n,
+            "activation": kernels.activation_number(activation), **dropout_arguments(rate),
         },
-        finish(activation, *chained(x, w), b, batch, with_z=not plain),
+        outputs | ({"dropped": dropped(outputs["y"], batch, rate)} if rate else {}),
     )  # fmt: skip
 
 
@@ -53,6 +56,7 @@ def dense_backward_whole_batch(
     has_dx: bool = True,
     plain: bool = False,
     fetched: bool = False,
+    rate: float = 0.0,
 ) -> Case:
     """``plain`` is without a bias; dx follows the weight from before its step."""
     (x, given), dz = input_of(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
@@ -62,15 +66,17 @@ def dense_backward_whole_batch(
     saved, dx = None, None
     if has_dx:
         saved, outputs["dx"] = input_gradient(activation, batch, dz, moved["weight"])
+        outputs["dx"] = dropped(outputs["dx"], batch, rate)
         dx = blank(batch.capacity, k)
     grid, warps = kernels.whole_batch_backward_grid(k, n, most, multiprocessors, has_dx=has_dx)
     return Case(
-        f"{batch}-{k}x{n}-{activation}-of-{warps}" + "-dx" * has_dx + "-plain" * plain + "-fetched" * fetched,
+        f"{batch}-{k}x{n}-{activation}-{warps}-rate{rate}" + "-dx" * has_dx + "-plain" * plain + "-fetched" * fetched,
         kernels.dense_backward_whole_batch(rule, most),
         grid,
         {
             **batch.args, **given, "dz": dz, **moved, "saved": saved, "dx": dx, "k": k, "n": n,
             "activation": kernels.activation_number(activation or "identity"), "column_warps": warps,
+            **dropout_arguments(rate),
         },
         outputs,
         constants,
@@ -89,7 +95,9 @@ def whole_batch_cases() -> Iterator[Case]:
         for batch in batches(most):
             yield dense_forward_whole_batch("silu", most, batch, 36, 20)
             yield dense_forward_whole_batch("silu", most, batch, 70, 19, fetched=True)
+            yield dense_forward_whole_batch("tanh", most, batch, 9, 21, rate=0.3)
             yield dense_backward_whole_batch("SGD", most, batch, 36, 140, fetched=True)
+            yield dense_backward_whole_batch("SGD", most, batch, 21, 40, rate=0.3)
         for warps in (1, 2, 4, 8):  # of a block that share rows of W
             yield dense_backward_whole_batch("RMSprop", most, whole(most), 70, 900, multiprocessors=warps * warps)
         yield dense_forward_whole_batch("gelu", most, whole(most), 68, 36, shift=True)

@@ -372,6 +372,8 @@ def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
 WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
+_DROPOUT = "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"  # keep is 0 without one
+
 
 def whole_batch(rows: int) -> int:
     """Of WHOLE_BATCHES, the one that so many rows are given to."""
@@ -381,8 +383,8 @@ def whole_batch(rows: int) -> int:
 def dense_forward_whole_batch(rows: int) -> Entry:
     """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read."""
     signature = (
-        f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n, "
-        "int activation"
+        f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
+        f"float* dropped[rows,n], int k, int n, int activation, {_DROPOUT}"
     )
     name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}>"
     warps, stages = (8 if rows > 16 else 16), (3 if rows == 16 else 4)
@@ -402,7 +404,7 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     """dx, and the step of ``rule`` along the gradient, for at most so many rows, one of WHOLE_BATCHES."""
     signature = (
         f"{ROWS}, {_updated(rule)}, const float* saved[rows,k], float* dx[rows,k], int k, int n, int activation, "
-        "int column_warps"
+        f"int column_warps, {_DROPOUT}"
     )
     name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
     threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)

@@ -192,7 +192,18 @@ class _Facts:
 
     # --- the backward pass ---
 
-    def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward) -> Derivative:
+    def dropout(self, op: ops.Dense) -> ops.Dropout | None:
+        """The dropout of a layer's outputs, if it is the next operation."""
+        after = self.following.get(op)
+        return after if isinstance(after, ops.Dropout) and after.x == op.y and after.part_of is None else None
+
+    def dropout_back(self, op: ops.DenseBackward) -> ops.DropoutBackward | None:
+        """The dropout that dx goes back through, if it is the next operation."""
+        after = self.following.get(op)
+        is_of_dx = isinstance(after, ops.DropoutBackward) and after.dy == op.dx and after.part_of is None
+        return after if is_of_dx and isinstance(after, ops.DropoutBackward) else None
+
+    def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward | ops.DropoutBackward) -> Derivative:
         """The activation's derivative that multiplies dx, if it is the next operation."""
         after = self.following.get(op)
         if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
@@ -286,7 +297,8 @@ def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:
 
 def _is_done(op: ops.Operation) -> bool:
     """Whether nothing is left of an operation of a group; of a backward pass other groups may do another product."""
-    return isinstance(op, (ops.Loss, ops.ActivationBackward, ops.LocallyConnected, ops.LocallyConnectedBackward))
+    rows = ops.Loss, ops.ActivationBackward, ops.Dropout, ops.DropoutBackward
+    return isinstance(op, (*rows, ops.LocallyConnected, ops.LocallyConnectedBackward))
 
 
 def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
@@ -335,7 +347,8 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
     if isinstance(forward, (Simt, WarpSplit, WholeBatch)):
-        return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x))]
+        dropout = facts.dropout(op) if isinstance(forward, WholeBatch) else None
+        return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x), dropout)]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
@@ -401,8 +414,9 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
     made: list[Group] = []
     makes_dx = op.dx and not facts.has_tail and not facts.selection.row_step and op != facts.head_backward
     if makes_dx and isinstance(path.dx, WholeBatch):
-        by_order = facts.by_order(op.x)
-        return [groups.DenseInputUpdate(title, path.dx.why, op, path.dx, by_order, facts.derivative(op))]
+        by_order, dropout = facts.by_order(op.x), facts.dropout_back(op)
+        derivative = facts.derivative(dropout or op)
+        return [groups.DenseInputUpdate(title, path.dx.why, op, path.dx, by_order, dropout, derivative)]
     if makes_dx:
         assert isinstance(path.dx, (Simt, WarpSplit))
         made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]

@@ -124,6 +124,7 @@ class DenseForward(Group):
     op: ops.Dense
     path: Simt | WarpSplit | WholeBatch
     by_order: bool
+    dropout: ops.Dropout | None = None
 
 
 @dataclass(frozen=True)
@@ -189,11 +190,12 @@ class DenseUpdate(Group):
 
 @dataclass(frozen=True)
 class DenseInputUpdate(Group):
-    """dx, with an activation's derivative, and dW and db with the optimizer's step, in one pass over W."""
+    """dx through a dropout and an activation, and dW and db with the optimizer's step, in one pass over W."""
 
     op: ops.DenseBackward
     path: WholeBatch
     by_order: bool
+    dropout: ops.DropoutBackward | None
     derivative: Derivative
 
 

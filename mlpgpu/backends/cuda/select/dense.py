@@ -387,7 +387,17 @@ def keeps_whole_batch(k: int, n: int, work: Work) -> bool:
     is_few = work.rows <= kernels.WHOLE_BATCHES[-1] and kernels.architecture(work.setting.arch) >= 80
     is_ordered = work.is_training and work.reduction == "ordered"
     is_large = n > kernels.SMALL_N_COLUMNS and k * n >= thresholds.WHOLE_BATCH_LEAST_WEIGHTS and not is_cut(k, n)
-    return thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_few and is_large
+    is_used = thresholds.WHOLE_BATCH_IS_USED and is_ordered and is_few and is_large
+    return is_used and not _is_more_arithmetic(k * n, work)
+
+
+def _is_more_arithmetic(weights: int, work: Work) -> bool:
+    """Whether so many weights take less time on tensor cores than multiply-adds by all rows of a batch take."""
+    operand_format = work.operand_format
+    if operand_format is None or operand_format.components > 1 or work.rows <= thresholds.WHOLE_BATCH_ROWS_OF_SINGLES:
+        return False
+    of_scaled, others = thresholds.WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED, thresholds.WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES
+    return weights >= (of_scaled if operand_format.scaled else others)
 
 
 def updates_few_rows(k: int, n: int, work: Work) -> bool:

@@ -152,6 +152,13 @@ WHOLE_BATCH_IS_USED = True
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 
+# Of more rows than these, weights from these sizes on are on tensor cores where an operand is a single 16-bit number:
+# multiply-adds would take longer than memory.  At 32 rows 2738-4096-4096-8 in bfloat16: 354 -> 317 µs by tensor cores,
+# in tf32, whose operands are scaled, 356 -> 394; 2738-7901-7901-8 in tf32: 1,443 -> 1,212.
+WHOLE_BATCH_ROWS_OF_SINGLES = 16
+WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
+WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 1 << 25
+
 # --- losses, outputs ---
 
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ..... import plan as ops
-from .....random import Purpose
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At, Value
@@ -36,8 +35,7 @@ def dropout(shard: Shard, group: DropOut) -> None:
     op, n = group.op, shard.width(group.x)
     shard.add(
         group, kernels.dropout(), shard.over_elements(n, per_thread=4),
-        x=shard.ref(group.x), y=shard.stored(group.y), n=n, seed=At("seed"), purpose=int(Purpose.DROPOUT),
-        layer=op.layer, threshold=math.ceil(op.rate * 2**53), keep=1.0 / (1.0 - op.rate),
+        x=shard.ref(group.x), y=shard.stored(group.y), n=n, **shard.dropout(op),
     )  # fmt: skip
 
 

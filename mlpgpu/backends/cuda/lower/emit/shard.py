@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..... import plan as ops
 from .....plan import Plan
+from .....random import Purpose
 from ... import kernels
 from ...kernels import Entry, Team, ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Lowered, Value
@@ -93,6 +94,13 @@ class Shard:
     def over_columns(self, n: int, rows: int) -> Grid:
         """Blocks for n columns and so many rows, of which a block may take several in turn."""
         return ceil_div(n, kernels.ROW_THREADS), min(rows, MOST_GRID_Y), 1
+
+    def dropout(self, op: ops.Dropout | ops.DropoutBackward | None) -> dict[str, Value]:
+        """What a kernel is told of a dropout; one that keeps 0 times what it is given is none."""
+        address: dict[str, Value] = {"seed": At("seed"), "purpose": int(Purpose.DROPOUT)}
+        if op is None:
+            return {**address, "layer": 0, "threshold": 0, "keep": 0.0}
+        return {**address, "layer": op.layer, "threshold": math.ceil(op.rate * 2**53), "keep": 1.0 / (1.0 - op.rate)}
 
     def updated(self, op: ops.DenseBackward) -> dict[str, Value]:
         """What a kernel changes that also makes the optimizer's step."""

@@ -23,6 +23,7 @@ from ..groups import (
 from .shard import Grid, Shard
 
 MOST_SUM_BLOCKS = 1 << 16
+NO_DERIVATIVE = Derivative()
 
 
 def forward(shard: Shard, group: DenseForward) -> None:
@@ -33,7 +34,8 @@ def forward(shard: Shard, group: DenseForward) -> None:
         "z": shard.stored(op.z), "y": shard.stored(op.y), "k": k, "n": n,
     }  # fmt: skip
     if isinstance(path, WholeBatch):
-        values["activation"] = kernels.activation_number(op.activation)
+        values |= {"activation": kernels.activation_number(op.activation), **shard.dropout(group.dropout)}
+        values["dropped"] = shard.stored(group.dropout.y) if group.dropout else None
         entry, grid = kernels.dense_forward_whole_batch(path.rows), kernels.whole_batch_forward_grid(n)
     else:
         entry, grid = kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n)
@@ -105,23 +107,28 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
 
 
 def backward_input_update(shard: Shard, group: DenseInputUpdate) -> None:
-    shard.launches.append(_whole_batch(shard, group, group.path, group.derivative))
+    dx = group.dropout.dx if group.dropout else group.op.dx
+    shard.launches.append(_whole_batch(shard, group, group.path, dx, group.dropout, group.derivative))
 
 
 def _whole_batch(
-    shard: Shard, group: DenseInputUpdate | DenseUpdate, path: WholeBatch, derivative: Derivative | None
+    shard: Shard,
+    group: DenseInputUpdate | DenseUpdate,
+    path: WholeBatch,
+    dx: str | None = None,
+    dropout: ops.DropoutBackward | None = None,
+    derivative: Derivative = NO_DERIVATIVE,
 ) -> Launch:
-    """The update of a weight, and dx where a derivative says what becomes of it."""
+    """The update of a weight, and dx where somebody reads it."""
     op = group.op
     k, n = shard.shapes[op.weight]
-    has_dx = derivative is not None
+    has_dx = dx is not None
     grid, column_warps = kernels.whole_batch_backward_grid(k, n, path.rows, shard.multiprocessors, has_dx=has_dx)
-    activation = "identity" if derivative is None else derivative.activation
     return shard.launch(
         group, kernels.dense_backward_whole_batch(shard.rule, path.rows), grid,
         **shard.rows_of(op.x, group.by_order), dz=shard.ref(op.dz), **shard.updated(op),
-        saved=None if derivative is None else shard.ref(derivative.saved), dx=shard.stored(op.dx) if has_dx else None,
-        k=k, n=n, activation=kernels.activation_number(activation), column_warps=column_warps,
+        saved=shard.ref(derivative.saved), dx=shard.stored(dx), k=k, n=n, column_warps=column_warps,
+        activation=kernels.activation_number(derivative.activation), **shard.dropout(dropout),
     )  # fmt: skip
 
 
@@ -145,7 +152,7 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         shard.launches.append(Launch(entry, grid, {**few, "dz": shard.ref(op.dz), "partials": partials}, group.title))
         return
     if isinstance(path, WholeBatch):
-        launch = _whole_batch(shard, group, path, None)
+        launch = _whole_batch(shard, group, path)
         beside = replace(launch, on_side_stream=group.on_side_stream, after_others=group.after_others)
         shard.launches.append(beside)
         return
