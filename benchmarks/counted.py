@@ -24,7 +24,14 @@ from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
 from mlpgpu.backends.cuda.profile.paths import CARDS
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.counted import gemm_clocks, row_step_clocks, simt_clocks, summing_clocks, update_clocks
+from mlpgpu.backends.cuda.select.counted import (
+    gemm_clocks,
+    parts_of_rows,
+    row_step_clocks,
+    simt_clocks,
+    summing_clocks,
+    update_clocks,
+)
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
 from mlpgpu.plan import Plan
@@ -69,8 +76,9 @@ MANY_ROWS = {
         ((183, 256, 399), 512),
     )
 }
-# What each gives up: the layers that tensor cores make, who sums biases' gradients, tiles of multiply-adds.
-SWITCHES = "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED"
+# Of what follows from counts: the layers that tensor cores make, who sums biases' gradients, tiles of multiply-adds,
+# updates whose blocks have parts of the rows.
+SWITCHES = "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED", "UPDATES_HAVE_PARTS"
 
 
 @contextmanager
@@ -139,6 +147,7 @@ def _product_clocks(launch: Launch, rows: int) -> int:
     """Of a product's slices."""
     entry, k, n = launch.entry, launch.values["k"], launch.values["n"]
     assert isinstance(k, int) and isinstance(n, int)
+    function = entry.function.partition("<")[0]
     is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
     has_padding = entry.operand_format is not None and not entry.operand_format.scaled
     m = padded_rows(rows) if has_padding else rows
@@ -146,6 +155,8 @@ def _product_clocks(launch: Launch, rows: int) -> int:
     weight = kernels.WARP_SPLIT_WEIGHT
     if entry.name.endswith("_small_n"):
         return update_clocks(None, [(k, n)], rows, CARD.multiprocessors)
+    if function == "dense_backward_update_by_parts":
+        return parts_of_rows(k, n, rows, CARD.multiprocessors)[1]
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
         return update_clocks(weight, [(k, n)], rows, CARD.multiprocessors)
     if entry.operand_format is None:

@@ -1,9 +1,12 @@
-// A dense layer forward as a split-K product: partial sums, and the kernel that adds them up.
+// Split-K products: a dense layer forward, whose partial sums another kernel adds up, and the update of a weight, whose k
+// are the batch's rows.
 #pragma once
 
+#include "common/dependent_launch.cuh"
+#include "common/reduce.cuh"
 #include "math/activations.cuh"
-#include "gemm/simt.cuh"
-#include "dense/batch_rows.cuh"
+#include "gemm/warp_split.cuh"
+#include "dense/update.cuh"
 
 namespace mlpgpu {
 
@@ -72,6 +75,53 @@ __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int
         }
         __syncthreads();
     }
+}
+
+// dense_backward_update of a weight that makes few tiles, by many rows: the blocks of a tile have parts of the rows, `part`
+// each, and the last one to arrive adds their sums up, in the order of the parts, and moves the weight. The warps of a
+// block share its rows. partials (tiles of k, tiles of n, parts, SIZE) has the sums of a tile and of its columns; arrived
+// (tiles of k, tiles of n) is 0 between launches.
+// Grid: (tiles of k, tiles of n, parts).
+template <class T>
+struct UpdateByParts {
+    static constexpr int SIZE = T::M * T::N + T::N, THREADS = T::THREADS, SHARED_BYTES = T::SHARED_BYTES;
+    static_assert(T::M * T::N == THREADS, "an element for each thread");
+};
+
+template <class Rule, class T>
+__device__ __forceinline__ void dense_backward_update_by_parts(const Step* step, int shard, int shards, const float* x,
+                                                               const int* order, const float* dz, const double* totals,
+                                                               float* weight, float* bias, float* weight_slots,
+                                                               float* bias_slots, int64_t size, float* partials,
+                                                               unsigned* arrived, int part, int k, int n) {
+    constexpr int ELEMENTS = T::M * T::N, SIZE = UpdateByParts<T>::SIZE;
+    SHARED(float, shared);
+    pdl_wait_and_trigger();
+    const Rows rows = shard_rows(step, shard, shards);
+    const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
+    const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
+    const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N, tile = blockIdx.x * gridDim.y + blockIdx.y;
+    float* const of_tile = partials + static_cast<int64_t>(tile) * gridDim.z * SIZE;
+    float* const of_part = of_tile + blockIdx.z * SIZE;
+    const int first = min(rows.count, static_cast<int>(blockIdx.z) * part), end = min(rows.count, first + part);
+    const auto columns = column_sum(bias ? n : 0, [=](int, int column, float sum) { of_part[ELEMENTS + column - n0] = sum; });
+    multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
+    of_part[threadIdx.x] = sum_of_warps<T>(shared, ELEMENTS, threadIdx.x);
+    __syncthreads();
+    if (!was_last(arrive(arrived + tile), shared, gridDim.z)) return;
+
+    const float scale = static_cast<float>(inverse_weight(totals));
+    const float* const rates = schedule + step->run * RATES_PER_STEP;
+    const auto sum_of_parts = [&](int element) {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int i = 0; i < static_cast<int>(gridDim.z); ++i) sum += __ldcg(of_tile + i * SIZE + element);
+        return sum;
+    };
+    const int row = m0 + threadIdx.x / T::N, column = n0 + threadIdx.x % T::N;
+    if (row < k && column < n) InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum_of_parts(threadIdx.x));
+    if (bias && m0 == 0 && threadIdx.x < T::N && column < n)
+        InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, column, sum_of_parts(ELEMENTS + threadIdx.x));
 }
 
 }  // namespace mlpgpu

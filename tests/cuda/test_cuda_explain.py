@@ -138,8 +138,9 @@ def test_flops_are_those_of_the_plan() -> None:
     multiplied = {"local_stack_forward", "local_stack_update", "local_stack_tied_update", "train_persistent"}
     missing = multiplied | {family(entry) for entry in kernels.all_entries() if multiplies(entry)}
     missing.remove("network_forward")  # of predictions alone, which are below
-    for seed in range(250):
-        step = any_plan(Random(seed))
+    narrow = mg.Network([mg.Dense(12, 300, "relu"), mg.Dense(300, 300)], seed=1)
+    many_rows = narrow.lower(capacity=2000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
+    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (
             sum(step.flops(operation, step.capacity) for operation in operations)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import pairwise, product
 from typing import Any
 from unittest.mock import patch
 
+import epochs
 import numpy as np
 import pytest
 from epochs import Epoch, assert_as_exact
@@ -40,6 +42,7 @@ from mlpgpu.backends.cuda.select.dense import (
     DensePath,
     Gemm,
     Simt,
+    UpdateByParts,
     WarpSplit,
     WholeBatch,
     count_step,
@@ -201,6 +204,44 @@ def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessor
         assert clocks[tiles.index(chosen)] == min(clocks)
 
 
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "parts", "part"),
+    [(12, 256, 8192, 8, 1024), (512, 5, 2048, 8, 256), (128, 10, 16_384, 32, 512), (256, 256, 700, 1, 0),
+     (512, 5, 1024, 1, 0)],
+)  # fmt: skip
+def test_rows_of_an_update_of_few_tiles_are_split_over_blocks(k: int, n: int, rows: int, parts: int, part: int) -> None:
+    """As many as the card has room for at once, if they take less by more than a fifth."""
+    update = dense_path(k, n, of(rows, operand_format=None)).update
+    assert isinstance(update, UpdateByParts) == (parts > 1)
+    if isinstance(update, UpdateByParts):
+        assert (update.parts, update.part) == (parts, part) and part * parts >= rows > part * (parts - 1)
+        assert parts * math.prod(update.tile.grid(k, n)) <= 132
+    for changed in ({"in_place": False}, {"reduction": "atomic"}):
+        assert not isinstance(dense_path(k, n, of(rows, operand_format=None, **changed)).update, UpdateByParts)
+    with patch.object(thresholds, "UPDATES_HAVE_PARTS", False):
+        assert not isinstance(dense_path(k, n, of(rows, operand_format=None)).update, UpdateByParts)
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+def test_an_epoch_whose_updates_have_parts(by_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full batch, whose last part has fewer rows, and one so short that parts have none."""
+    for name, value in {"ROW_STEP_IS_USED": False, "ADDED_PARTS_CLOCKS": 0}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    for name, rows in {"BATCH_SIZE": 700, "LAST_BATCH": 20}.items():
+        monkeypatch.setattr(epochs, name, rows)
+    layers: list[Layer] = [Dense(9, 40, "gelu"), Dense(40, 36, "relu", bias=False), Dense(36, 3)]
+    epoch = Epoch(layers, {}, rates=(0.1, 0.02), precision="float32-ieee", as_bytes=not by_order)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75", multiprocessors=132)
+    names = [launch.entry.name for shard in host.low.shards for launch in shard]
+    assert sum(name.startswith("dense_backward_update_by_parts") for name in names) == 3
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    ours = (host.parameters, losses, host.evaluate())
+    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
+        assert_as_exact(got, value, oracle)
+
+
 # --- all layers of a step counted together ---
 
 
@@ -217,6 +258,8 @@ MANY_ROWS = [Dense(12, 256, "silu"), Dense(256, 256, "silu"), Dense(256, 159)]
 
 def test_layers_of_few_weights_are_on_tensor_cores_at_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 12 columns, and of 40,704 weights."""
+    assert products_of(MANY_ROWS, 8192, loss="squared_error")[1:] == ["Gemm"] * 2
+    monkeypatch.setattr(thresholds, "UPDATES_HAVE_PARTS", False)  # by which plain cores move 12 by 256 as fast
     assert products_of(MANY_ROWS, 8192, loss="squared_error") == ["Gemm"] * 3
     assert products_of(MANY_ROWS, 15, loss="squared_error").count("Gemm") == 0
     monkeypatch.setattr(thresholds, "LAYERS_ARE_COUNTED_TOGETHER", False)

@@ -320,6 +320,18 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "of_bias = {bias, bias ? weight_slots : bias_slots, size, n, scale, row};\n    gemm",
         kernels.dense_backward_update("Momentum", SMALLEST),
     ),
+    "a part of the rows left out": (
+        "dense/split_k.cuh",
+        "for (int i = 0; i < static_cast<int>(gridDim.z); ++i) sum +=",
+        "for (int i = 1; i < static_cast<int>(gridDim.z); ++i) sum +=",
+        kernels.dense_backward_update_by_parts("SGD"),
+    ),
+    "a tile moved before all parts have arrived": (
+        "dense/split_k.cuh",
+        "shared, gridDim.z)) return;",
+        "shared, gridDim.z - (gridDim.z > 1))) return;",
+        kernels.dense_backward_update_by_parts("SGD"),
+    ),
     "a barrier removed before dz is staged again": (
         "dense/small_n_update.cuh",
         "        if (row0 > 0) __syncthreads();\n",

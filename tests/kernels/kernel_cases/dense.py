@@ -257,6 +257,23 @@ def dense_backward_update(
     )
 
 
+def dense_backward_update_by_parts(
+    rule: str, batch: Batch, k: int, n: int, part: int, parts: int, *, plain: bool = False, fetched: bool = False
+) -> Case:
+    """Parts of the rows, of which the last ones may have none."""
+    case = dense_backward_update(rule, WARP_SPLIT_WEIGHT, batch, k, n, plain=plain, fetched=fetched)
+    across, down, _ = WARP_SPLIT_WEIGHT.grid(k, n)
+    given = {
+        "partials": blank(across, down, parts, kernels.PARTS_SUMS),
+        "arrived": np.zeros((across, down), np.uint32), "part": part,
+    }  # fmt: skip
+    outputs = {**case.outputs, "arrived": expect(np.zeros((across, down)), 0.0)}
+    return replace(
+        case, name=f"{case.name}-{parts}x{part}", entry=kernels.dense_backward_update_by_parts(rule),
+        grid=(across, down, parts), args={**case.args, **given}, outputs=outputs,
+    )  # fmt: skip
+
+
 def update_layers(
     rule: str, tile: WarpSplitTile | None, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False
 ) -> Case:
@@ -409,6 +426,14 @@ def warp_split_cases() -> Iterator[Case]:
         yield dense_backward_update("Momentum", tile, batch, k, 36, fetched=True)
     for batch in batches(65):
         yield dense_backward_update("SGD", tile, batch, 35, 33)
+        yield dense_backward_update_by_parts("SGD", batch, 35, 33, part=32, parts=3)
+    for rule in kernels.RULES:
+        yield dense_backward_update_by_parts(rule, whole(70), 35, 37, part=32, parts=3)
+    sizes = ((1, 1, 1, 256, 2), (513, 36, 9, 256, 3), (600, 12, 33, 256, 4), (512, 64, 16, 256, 2))
+    for rows, k, n, part, parts in sizes:
+        yield dense_backward_update_by_parts("Adam", whole(rows), k, n, part, parts, plain=rows % 2 == 0)
+    for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
+        yield dense_backward_update_by_parts("Momentum", batch, k, 36, 16, 3, fetched=True)
     yield dense_backward_weight(tile, whole(33), 36, 40, plain=True, shift=True)
     yield dense_backward_update("SGD", tile, whole(34), 36, 40, special=np.nan)
 

@@ -291,6 +291,21 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
     )  # fmt: skip
 
 
+def dense_backward_update_by_parts(rule: str) -> Entry:
+    """The same by tiles of WARP_SPLIT_WEIGHT, of each a block for ``part`` of the rows."""
+    tile = WARP_SPLIT_WEIGHT
+    rest = (
+        f"{_updated(rule)}, float* partials[grid.x,grid.y,grid.z,{PARTS_SUMS}], "
+        "inout unsigned* arrived[grid.x,grid.y], int part, int k, int n"
+    )
+    name = "dense_backward_update_by_parts"
+    entry = _tiled("dense/split_k.cuh", name, rule, tile, rest, constants=True)
+    return replace(entry, block=f"UpdateByParts<{tile}>", prefetched=())
+
+
+PARTS_SUMS = (WARP_SPLIT_WEIGHT.m + 1) * WARP_SPLIT_WEIGHT.n  # UpdateByParts of dense/split_k.cuh
+
+
 LARGE_K_ROWS, LARGE_K_MOST_N, LARGE_K_MOST_ROWS = 64, 96, 128  # of a tile: LargeKUpdate of dense/large_k_update.cuh
 
 
@@ -471,6 +486,7 @@ def dense_entries() -> list[Entry]:
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "large_k",
     )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
+    entries += [dense_backward_update_by_parts(rule) for rule in RULES]
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
     entries += [dense_forward_whole_batch(rows) for rows in WHOLE_BATCHES]

@@ -13,7 +13,19 @@ from itertools import pairwise, zip_longest
 
 from .... import plan as ops
 from ..kernels import OperandFormat
-from ..select.dense import Atomic, DensePath, FewRows, Gemm, Simt, SmallN, SplitK, WarpSplit, WholeBatch, small_update
+from ..select.dense import (
+    Atomic,
+    DensePath,
+    FewRows,
+    Gemm,
+    Simt,
+    SmallN,
+    SplitK,
+    UpdateByParts,
+    WarpSplit,
+    WholeBatch,
+    small_update,
+)
 from ..select.local_stack import LocalStack
 from ..select.ranks import exchanged_apart
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
@@ -282,7 +294,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
 
 def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:
     """Updates of small weights as one group: after a row step none of them waits for another."""
-    small = SmallN, WarpSplit
+    small = SmallN, WarpSplit, UpdateByParts
     updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
     if not updates:
         return made

@@ -11,7 +11,19 @@ from dataclasses import dataclass, fields
 from .... import plan as ops
 from ....text import table
 from ..kernels import Team
-from ..select.dense import Atomic, FewRows, Gemm, LargeK, Simt, SmallN, SplitK, SplitOperands, WarpSplit, WholeBatch
+from ..select.dense import (
+    Atomic,
+    FewRows,
+    Gemm,
+    LargeK,
+    Simt,
+    SmallN,
+    SplitK,
+    SplitOperands,
+    UpdateByParts,
+    WarpSplit,
+    WholeBatch,
+)
 from ..select.local_stack import LocalStack
 from ..select.select import Selection
 
@@ -181,7 +193,7 @@ class DenseUpdate(Group):
     """
 
     op: ops.DenseBackward
-    path: Simt | WarpSplit | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
+    path: Simt | WarpSplit | UpdateByParts | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
     by_order: bool
     leaves_partials: bool
     on_side_stream: bool

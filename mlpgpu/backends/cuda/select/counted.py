@@ -12,6 +12,7 @@ from ..kernels import (
     HEAD_ROWS,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
+    WARP_SPLIT_WEIGHT,
     OperandFormat,
     SimtTile,
     Sm90Tile,
@@ -97,6 +98,19 @@ def update_clocks(
     else:
         blocks, clocks = sum(math.prod(tile.grid(k, n)) for k, n in shapes), thresholds.WARP_SPLIT_WEIGHT_CLOCKS
     return ceil_div(blocks, multiprocessors) * ceil_div(rows, SMALL_N_BATCH if tile is None else tile.K) * clocks
+
+
+def parts_of_rows(k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, int]:
+    """Of an update whose tiles' blocks have parts of the rows: how many parts, and the clocks of its launch.
+
+    As many as the card has room for at once, of whole slices.
+    """
+    tile = WARP_SPLIT_WEIGHT
+    slices, tiles = ceil_div(rows, tile.K), math.prod(tile.grid(k, n))
+    of_part = ceil_div(slices, max(1, min(slices, multiprocessors // tiles)))
+    waves = ceil_div(tiles, multiprocessors)
+    parts = ceil_div(slices, of_part)
+    return parts, waves * of_part * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
 
 
 def is_faster(one: int, other: int) -> bool:

@@ -14,6 +14,7 @@ from .counted import (
     gradient_clocks,
     head_clocks,
     is_faster,
+    parts_of_rows,
     pass_clocks,
     simt_clocks,
     update_clocks,
@@ -90,6 +91,19 @@ class SplitK:
 
 
 @dataclass(frozen=True)
+class UpdateByParts:
+    """An update by tiles whose warps share rows, of each ``parts`` blocks, which have ``part`` of the batch's rows."""
+
+    tile: WarpSplitTile
+    parts: int
+    part: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"warp split {self.tile.m}x{self.tile.n}, {self.parts} parts of {self.part} rows"
+
+
+@dataclass(frozen=True)
 class Atomic:
     """Both products of the backward pass in one kernel, whose blocks add to memory."""
 
@@ -156,7 +170,7 @@ class SplitOperands:
 
 Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
 Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
-Update = Simt | WarpSplit | Gemm | Atomic | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
+Update = Simt | WarpSplit | UpdateByParts | Gemm | Atomic | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
 
 
 @dataclass(frozen=True)
@@ -359,11 +373,9 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
             clocks += late + simt_clocks(tile, work.rows, columns, depth, sms) if is_made else 0
     if not layer.is_moved:
         return clocks
-    of_weight, _ = simt_tile(k, n, sms)
-    if fills(math.prod(of_weight.grid(k, n)), sms):
-        return clocks + late + simt_clocks(of_weight, k, n, work.rows, sms)
-    of_few_tiles = (update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
-    return clocks + late + min(of_few_tiles)
+    by_parts = _by_parts(k, n, work) if work.in_place else None
+    of_update = parts_of_rows(k, n, work.rows, sms)[1] if by_parts else _whole_update_clocks(k, n, work)
+    return clocks + late + of_update
 
 
 def _product_rows(work: Work) -> int:
@@ -511,12 +523,37 @@ def _update(k: int, n: int, work: Work) -> Update:
             return LargeK(why)
         return SplitOperands(kernels.SPLIT_SM80, why)
     grid = tile.grid(k, n)
+    if by_parts := _by_parts(k, n, work):
+        return replace(by_parts, why=f"{_why_simt(k, n, work)}; {by_parts.why}")
     if n <= kernels.SMALL_N_COLUMNS:
         return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
         return small_update([(k, n)], work, f"{k:,}×{n:,} makes {few}")
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
+
+
+def _by_parts(k: int, n: int, work: Work) -> UpdateByParts | None:
+    """An update of a weight that makes few tiles whose blocks have parts of the rows, if it is counted to take less."""
+    tile = kernels.WARP_SPLIT_WEIGHT
+    parts, clocks = parts_of_rows(k, n, work.rows, work.setting.multiprocessors)
+    without = _whole_update_clocks(k, n, work)
+    may_have_parts = thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work) and parts > 1
+    if not may_have_parts or not is_faster(clocks, without):
+        return None
+    part = tile.K * ceil_div(ceil_div(work.rows, tile.K), parts)
+    why = f"counted clocks: {clocks:,} where blocks have parts of the rows, {without:,} where each has all"
+    return UpdateByParts(tile, parts, part, why)
+
+
+def _whole_update_clocks(k: int, n: int, work: Work) -> int:
+    """Of an update on plain cores whose blocks have all rows each."""
+    sms = work.setting.multiprocessors
+    of_weight, _ = simt_tile(k, n, sms)
+    if n > kernels.SMALL_N_COLUMNS and fills(math.prod(of_weight.grid(k, n)), sms):
+        return simt_clocks(of_weight, k, n, work.rows, sms)
+    of_few_tiles = (update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
+    return min(of_few_tiles)
 
 
 def _may_share_rows(work: Work) -> bool:

@@ -120,6 +120,13 @@ WARP_SPLIT_LEAST_ROWS = 32
 WARP_SPLIT_WEIGHT_CLOCKS = 5800
 SMALL_N_CLOCKS = 7000
 
+# True: where it is counted to take less, several blocks have a tile of a weight, each a part of the rows, whose sums
+# the last one adds up.  What that takes beside the slices: a store, a fence and a count of blocks, and loads that wait
+# for them, some 1,000 clocks of latency each, and half as much again until a card has timed it.  Not measured: follows
+# from that.
+UPDATES_HAVE_PARTS = True
+ADDED_PARTS_CLOCKS = 6000
+
 # True: by the count below one tile of multiply-adds is chosen before another for any number of rows.  256 by 159 at
 # 8,192 rows by 32 by 32, since wider ones are padded by more than an eighth: 58 µs, counted 64, and 27 by 128 by 96;
 # 904 by 59 at 2,048: 33 µs, counted 40, and 11 where warps share k.

@@ -8,7 +8,7 @@ from ..... import plan as ops
 from ... import kernels
 from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
-from ...select.dense import FewRows, LargeK, SmallN, SplitK, WholeBatch
+from ...select.dense import FewRows, LargeK, SmallN, SplitK, UpdateByParts, WholeBatch
 from ..groups import (
     AddPartials,
     DenseAtomic,
@@ -156,18 +156,31 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         beside = replace(launch, on_side_stream=group.on_side_stream, after_others=group.after_others)
         shard.launches.append(beside)
         return
+    of_parts: dict[str, Value] = {}
     tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
-    if isinstance(path, SmallN):
+    if isinstance(path, UpdateByParts):
+        tile, grid = path.tile, path.tile.grid(k, n, path.parts)
+        tiles = grid[0] * grid[1]
+        of_parts = {
+            "partials": shard.room(f"{op.weight} sums of parts", 4 * tiles * path.parts * kernels.PARTS_SUMS),
+            "arrived": shard.room(f"{op.weight} parts arrived", 4 * tiles), "part": path.part,
+        }  # fmt: skip
+    elif isinstance(path, SmallN):
         tile, grid = "small_n", kernels.small_n_grid(k, n)
     elif isinstance(path, LargeK):
         tile, grid = "large_k", (min(shard.multiprocessors, ceil_div(k, kernels.LARGE_K_ROWS)), 1, 1)
     else:
         tile, grid = path.tile, path.tile.grid(k, n)
     values = {
-        **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), "k": k,
-        "n": n,
+        **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), **of_parts,
+        "k": k, "n": n,
     }  # fmt: skip
-    entry = kernels.dense_backward_update(shard.rule, tile)
+    by_parts = isinstance(path, UpdateByParts)
+    entry = (
+        kernels.dense_backward_update_by_parts(shard.rule)
+        if by_parts
+        else kernels.dense_backward_update(shard.rule, tile)
+    )
     shard.launches.append(
         Launch(entry, grid, values, group.title, on_side_stream=group.on_side_stream, after_others=group.after_others)
     )
