@@ -294,27 +294,40 @@ __device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epi
     }
 }
 
-// Sums B's columns, by a warp that reads the slices beside the consumers; B's rows run along the columns. The tiles that
-// share columns divide the rows of each slice among themselves, and each stores its sums as a row of `partials` (row
-// tiles, n padded).
+// A quad and that of the lane `apart` lanes away, added.
+__device__ __forceinline__ float4 add_lanes(const float4& quad, int apart) {
+    const auto both = [&](float x) { return x + __shfl_xor_sync(WARP_ALL, x, apart); };
+    return make_float4(both(quad.x), both(quad.y), both(quad.z), both(quad.w));
+}
+
+// By how many warps a block sums B's columns. Each takes its part of the rows of a slice, one row after another: where few
+// tiles share a slice's 64 rows, one warp would take longer than the product.
+__device__ __forceinline__ int summing_warps(int tiles) { return tiles <= 8 ? WARPGROUP / WARP - 1 : 1; }
+
+// Sums B's columns, by summing_warps() warps that read the slices beside the consumers, this being number `warp` of them;
+// B's rows run along the columns. The tiles that share columns divide the rows of each slice among themselves, and each of
+// their warps stores its sums as a row of `partials` (row tiles x warps, n padded). Of a narrow tile the lanes of a quad of
+// columns take one set of the rows each.
 template <class T>
-__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* partials) {
+__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* partials, int warp) {
     constexpr int QUADS = ceil_div(T::N, 4 * WARP);  // neighbouring columns that a lane sums
-    const int tiles = (m + T::M - 1) / T::M, lane = threadIdx.x % WARP, pitch = padded_columns(n);
-    const auto has_columns = [&](int q) { return T::N % (4 * WARP) == 0 || (q * WARP + lane) * 4 < T::N; };
+    constexpr int LANES = smallest(WARP, T::N / 4), SETS = WARP / LANES;
+    static_assert(T::N % (4 * LANES) == 0);
+    const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles);
+    const int lane = threadIdx.x % WARP % LANES, set = threadIdx.x % WARP / LANES, pitch = padded_columns(n);
     for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
-        const int tile = m0 / T::M;
+        const int tile = m0 / T::M, part = tile * summing_warps(tiles) + warp;
         const bool inside = tile < tiles;  // a cluster's last tile may lie beyond C
-        const int first = inside ? T::K * tile / tiles : 0, end = inside ? T::K * (tile + 1) / tiles : 0;
+        const int first = inside ? T::K * part / parts : 0, end = inside ? T::K * (part + 1) / parts : 0;
         float4 sums[QUADS] = {};
         for (int slice = 0; slice < slices; ++slice) {
             ring.wait_full();
-            for (int row = first; row < end; ++row)
+#pragma unroll 2  // two rows' loads are in flight
+            for (int row = first + set; row < end; row += SETS)
 #pragma unroll
                 for (int q = 0; q < QUADS; ++q) {
-                    if (!has_columns(q)) continue;
                     const int column = (q * WARP + lane) * 4, atom = column / 64;
                     const uint32_t address =
                         ring.address() + T::COMPONENTS * T::A_BYTES + (atom * 64 + row) * T::ROW_BYTES + column % 64 * 2;
@@ -325,15 +338,17 @@ __device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ri
                     sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
                 }
             __syncwarp();
-            if (lane < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, lane);
+            if (threadIdx.x % WARP < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, threadIdx.x % WARP);
             ring.advance();
         }
         pdl_wait();
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+            for (int other = LANES; other < WARP; other *= 2) sums[q] = add_lanes(sums[q], other);
             const int j = n0 + (q * WARP + lane) * 4;
-            if (inside && has_columns(q) && j < pitch)
-                *reinterpret_cast<float4*>(partials + static_cast<int64_t>(tile) * pitch + j) = sums[q];
+            if (inside && set == 0 && j < pitch)
+                *reinterpret_cast<float4*>(partials + static_cast<int64_t>(part) * pitch + j) = sums[q];
         }
     }
 }
@@ -362,7 +377,7 @@ struct GemmSm90 {
         float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
         if (threadIdx.x == 0) {
             barrier_init(launch_barrier(ring), 1);
-            ring.make(1, T::CONSUMERS + (column_partials != nullptr));
+            ring.make(1, T::CONSUMERS + (column_partials ? summing_warps((m + T::M - 1) / T::M) : 0));
         }
         cluster_synchronize<T::CLUSTER>();
         // If k is 0, one out-of-bounds slice is read, which the copy engine fills with zeros.
@@ -379,7 +394,8 @@ struct GemmSm90 {
             }
             if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
             if (MAY_SUM && column_partials) {
-                if (warp == 1) sum_columns<T>(m, n, slices, ring, column_partials);
+                if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))
+                    sum_columns<T>(m, n, slices, ring, column_partials, warp - 1);
             } else if (warp > 0) {
                 finish_columns<T>(m, n, epilogue);
             }

@@ -479,12 +479,12 @@ def test_products_for_gradients_leave_partial_sums_of_biases_gradients() -> None
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
-    assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # of 512 by 512, so 8 partial sums each
+    assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # 8 tiles, 3 sums of each
     assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
-    assert [launch.values["db_partials"] for launch in updates] == [At("bias partials"), At("bias partials", 8 * 512)]
-    assert low.bytes["bias partials"] == 2 * 4 * 8 * 512
+    assert [launch.values["db_partials"] for launch in updates] == [At("bias partials"), At("bias partials", 24 * 512)]
+    assert low.bytes["bias partials"] == 2 * 4 * 24 * 512
     first, second = 512 * 512, 512 * 512 + 512 + 512 * 512  # where biases lie among the parameters
-    assert low.words["biases of partials"] == (0, 8, 512, 512, second, 0, 8 * 512, 8, 512, 512, first, 0)
+    assert low.words["biases of partials"] == (0, 24, 512, 512, second, 0, 24 * 512, 24, 512, 512, first, 0)
     (update,) = low.finish
     assert update.grid == (4, 1, 1) and update.values["count"] == 2
     # Gradients that are kept as partials are sums of the components' columns, as on cards without those products.

@@ -429,10 +429,10 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "SWIZZLE = 1;",
         kernels.tensor_forward("identity", kernels.narrow_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "lanes beyond a narrow tile sum its columns too": (
+    "lanes that take the rows of a narrow tile in turns not added up": (
         "gemm/gemm_sm90.cuh",
-        "if (inside && has_columns(q) && j < pitch)",
-        "if (inside && j < pitch)",
+        "sums[q] = add_lanes(sums[q], other);",
+        "sums[q] = sums[q];",
         kernels.tensor_backward_update("Adam", kernels.narrow_tiles(kernels.BFLOAT16)[0]),
     ),
     "staging tile read before it is whole": (
@@ -455,8 +455,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "row of a slice left out of a bias's partial sum": (
         "gemm/gemm_sm90.cuh",
-        "T::K * (tile + 1) / tiles : 0",
-        "T::K * (tile + 1) / tiles - 1 : 0",
+        "T::K * (part + 1) / parts : 0",
+        "T::K * (part + 1) / parts - 1 : 0",
+        kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
+    ),
+    "a warp that sums a bias's gradient not waited for": (
+        "gemm/gemm_sm90.cuh",
+        "if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))",
+        "if (warp == 1)",
         kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "value of a row beyond the shard": (

@@ -160,7 +160,13 @@ class Sm90Tile:
 
     def column_partials(self, m: int) -> int | None:
         """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
-        return None if self.operand_format.scaled else ceil_div(m, self.m)
+        tiles = ceil_div(m, self.m)
+        return None if self.operand_format.scaled else tiles * self.summing_warps(tiles)
+
+    @staticmethod
+    def summing_warps(tiles: int) -> int:
+        """Warps of a block that sum the bias's gradient, where so many tiles share the rows of a slice."""
+        return 3 if tiles <= 8 else 1
 
     def clusters(self, m: int, n: int) -> int:
         """Clusters of tiles of an m by n product."""
