@@ -109,6 +109,17 @@ SUMMED_ROW_CLOCKS = 95
 COLUMNS_MAY_BE_SUMMED_APART = True
 SUMMED_TENTHS = 15
 
+# True: where weights' gradients have few rows, the small tile stands for the large one if it is counted to
+# take less with its epilogue.  4,096 by 4,096 at 66 rows by 128 by 256 in bfloat16, Adam: 210 µs.  The small one was
+# not measured: its prediction is 115 (docs/experiments/short-updates.md).
+SHORT_UPDATES_HAVE_SMALL_TILES = True
+
+# Clocks in which an epilogue moves ten weights with a slot each.  Of the large tile 7,901 by 7,901 by float16, with
+# Momentum, at 32 rows took 547 µs, 71,000 clocks a tile; a thread has two quads' loads in flight.  The small one has
+# all or half of its tile's in flight; not measured: two thirds of what the memory allows.
+LARGE_MOVED_TENTHS = 21
+SMALL_MOVED_TENTHS = 14
+
 # Weights that make too few tiles to fill the card move by tiles whose warps share the rows, where these are counted to
 # take less, from so many rows on; of fewer most of those warps would have none.  Not measured: follows from that.
 WARP_SPLIT_LEAST_ROWS = 32
