@@ -19,10 +19,12 @@ from mlpgpu.errors import BackendError
 from mlpgpu.plan import Plan
 
 
-def arrays_of(layers: list[mg.layers.Layer], rows: int, arch: str = "sm_75") -> tuple[Plan, dict[str, int]]:
+def arrays_of(
+    layers: list[mg.layers.Layer], rows: int, arch: str = "sm_75", shards: int = 1
+) -> tuple[Plan, dict[str, int]]:
     """A plan, and the bytes of its arrays; nothing is allocated."""
     network = mg.Network(layers, seed=1)
-    plan = network.lower(capacity=rows, loss="squared_error", optimizer=mg.Adam(0.1))
+    plan = network.lower(capacity=rows, loss="squared_error", optimizer=mg.Adam(0.1), shards=shards)
     assert network.is_new
     return plan, lower(plan, multiprocessors=132, source="float32", arch=arch).bytes
 
@@ -66,6 +68,16 @@ def test_too_many_rows_of_a_stack_say_how_many_fit() -> None:
             else pytest.raises(BackendError, match=r"kept \(.*a batch of at most about (1[6-9]|2\d) rows fits")
         ):
             check_room(plan, card(6_000_000_000), sizes)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_too_many_rows_of_dense_layers_say_how_many_fit(arch: str, shards: int) -> None:
+    """Whatever is beside the buffers: operands for tensor cores, what a step by blocks of rows leaves."""
+    layers: list[mg.layers.Layer] = [mg.Dense(20, 33, "tanh"), mg.Dropout(0.2), mg.Dense(33, 5)]
+    plan, sizes = arrays_of(layers, 2**31 - 1, arch, shards)
+    with pytest.raises(BackendError, match=r"a batch of at most about \d+,\d{3},\d{3} rows fits"):
+        check_room(plan, card(10_000_000_000), sizes)
 
 
 def test_squares_are_added_up_where_parameters_lie() -> None:

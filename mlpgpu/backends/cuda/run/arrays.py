@@ -52,6 +52,14 @@ class Arrays:
         self._arenas, self.addresses, self.sizes = [], {}, {}
 
 
+def _grows_with_rows(name: str, plan: Plan) -> bool:
+    """Whether an array has a part for each row: a buffer, its operands for tensor cores, what a kernel keeps of it."""
+    buffer, _, of_buffer = name.partition(".")
+    is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales"))
+    has_rows = buffer in plan.buffers and plan.buffers[buffer].axes[1] == "row"
+    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in ("row step.y", "row step.dz")
+
+
 def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
     """Whether the card has room for a plan's arrays, of so many bytes each.
 
@@ -61,8 +69,7 @@ def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:
     total, free = sum(map(aligned, sizes.values())), device.free_bytes
     if total <= free:
         return
-    of_rows = sum(sizes.get(name, 0) for name, buffer in plan.buffers.items() if buffer.axes[1] == "row")
-    of_rows += sum(size for name, size in sizes.items() if name.endswith(ROW_ARRAYS))
+    of_rows = sum(size for name, size in sizes.items() if _grows_with_rows(name, plan))
     others = total - of_rows
     if others < free:
         rows = (free - others) * plan.capacity // of_rows
