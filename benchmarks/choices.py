@@ -42,7 +42,6 @@ DEFAULT, PLAIN = "texture, 1 stream", "plain loads"
 STREAMS = (2, 4, 8)
 NARROW, PLAIN_CORES = "narrow tiles", "narrow, plain cores"
 TILES, WHOLE_BATCH = "tiles", "whole batch"
-LARGE_TILES, SUMMED_BESIDE = "large tiles", "db summed beside"
 LIMITS, ONE_COUNT = "limits", {switch: f"only {switch.split('_')[0].lower()}" for switch in counted.SWITCHES}
 TODAY, LAUNCHES, BY_ROWS = "as chosen today", "launch by launch", "blocks of rows"
 
@@ -64,14 +63,6 @@ FEW = {
     "384s at 32": bench.Workload((69, 384, 384, 384, 384, 384, 384, 26), 32, 2048, 1e-5, optimizer="adam"),
     "784-512s at 32": bench.Workload((784, 512, 512, 10), 32, 2048, 1e-5),
     "4096s at 32": bench.Workload((2738, 4096, 4096, 8), 32, 2048, 1e-5),
-}
-
-# Weights that move after few rows, and small ones after many, whose biases' gradients are summed beside them.
-UPDATES = {
-    "4096s at 66": bench.Workload((784, 4096, 4096, 4096, 14), 66, 2112, 1e-5, optimizer="adam"),
-    "2048s at 256": bench.Workload((784, 2048, 2048, 14), 256, 8192, 1e-5, optimizer="adam"),
-    "128-768 at 14798": bench.Workload((768, 128, 768, 668), 14_798, 59_192, 1e-5),
-    "256s at 8192": bench.Workload((12, 256, 256, 159), 8192, 65_536, 1e-5, optimizer="adam"),
 }
 
 # Predictions: widths, rows.
@@ -146,16 +137,13 @@ def measure_small(key: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
     yield from rows_of(key, "float32", workload, bench.take_turns(contenders, rounds), TODAY)
 
 
-def measure_switched(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
-    """The rows of a network of FEW or UPDATES, what is chosen today first."""
-    workload = (FEW | UPDATES)[key]
+def measure_few(key: str, precision: str, backend: CudaBackend, rounds: int) -> Iterator[Row]:
+    """The rows of a network of FEW, what is chosen today first."""
+    workload = FEW[key]
     data = mg.Dataset(*workload.arrays())
-    choices: dict[str, dict[str, float]] = {TODAY: {}}
-    if key in FEW:
-        choices |= {TILES: {"WHOLE_BATCH_IS_USED": False}, WHOLE_BATCH: {"PERSISTENT_IS_USED": False}}
-    else:
-        choices |= {LARGE_TILES: {"SHORT_UPDATES_HAVE_SMALL_TILES": False}}
-        choices |= {SUMMED_BESIDE: {"COLUMNS_MAY_BE_SUMMED_APART": False}}
+    choices: dict[str, dict[str, float]] = {
+        TODAY: {}, TILES: {"WHOLE_BATCH_IS_USED": False}, WHOLE_BATCH: {"PERSISTENT_IS_USED": False},
+    }  # fmt: skip
     contenders = {}
     for choice, changed in choices.items():
         with thresholds_of(changed):
@@ -265,12 +253,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure textures, streams, steps by blocks of rows, narrow tiles and copies on a GPU, each way."
     )
-    known = [*bench.WORKLOADS, *SMALL, *FEW, *UPDATES, *counted.WORKLOADS, *counted.MANY_ROWS]
+    known = [*bench.WORKLOADS, *SMALL, *FEW, *counted.WORKLOADS, *counted.MANY_ROWS]
     parser.add_argument("--only", nargs="+", choices=known, default=known)
     parser.add_argument("--narrow", action="store_true", help="only what narrow tiles are for")
     parser.add_argument("--few", action="store_true", help="only large networks for few rows")
     parser.add_argument("--many-rows", action="store_true", help="only narrow layers at many rows")
-    parser.add_argument("--updates", action="store_true", help="only updates after few rows, and of few tiles")
     parser.add_argument("--precisions", nargs="+", choices=bench.PRECISIONS, default=bench.PRECISIONS)
     parser.add_argument("--copies", action="store_true", help="only who copies the rows of predictions")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -285,7 +272,7 @@ def main() -> None:
     keys: Iterable[str | tuple[Sequence[int], int]] = arguments.only
     for asked, of_kind in (
         (arguments.copies, PREDICTIONS), (arguments.narrow, counted.WORKLOADS), (arguments.few, FEW),
-        (arguments.many_rows, counted.MANY_ROWS), (arguments.updates, UPDATES),
+        (arguments.many_rows, counted.MANY_ROWS),
     ):  # fmt: skip
         keys = of_kind if asked else keys
     for key in keys:
@@ -294,8 +281,8 @@ def main() -> None:
             parts = [measure_copies(widths, count, backend, arguments.rounds)]
         elif key in SMALL:
             parts = [measure_small(key, backend, arguments.rounds)]
-        elif key in FEW or key in UPDATES:
-            parts = [measure_switched(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
+        elif key in FEW:
+            parts = [measure_few(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
         elif key in counted.WORKLOADS:
             parts = [measure_narrow(key, precision, backend, arguments.rounds) for precision in arguments.precisions]
         elif key in counted.MANY_ROWS:

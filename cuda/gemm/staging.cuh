@@ -117,7 +117,7 @@ struct StagedEpilogue {
     __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
         constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PIECES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
-        constexpr bool WHOLE = ALIGNED && TAKEN + QUADS * READ_WORDS <= ROOM;
+        constexpr bool WHOLE = ALIGNED && READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
         constexpr int GROUP = WHOLE ? QUADS : ALIGNED ? 2 : 1;
 #pragma unroll 1
         for (int first = 0; first < PIECES * QUADS; first += DEEP * GROUP) {

@@ -60,13 +60,6 @@ def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: 
     return max(clocks, together) if is_together else apart, is_together
 
 
-def moving_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:
-    """Of a weight's gradient (k, n) on tensor cores and its epilogue, which moves the weight and a slot."""
-    tenths = thresholds.LARGE_MOVED_TENTHS if tile.m > 64 else thresholds.SMALL_MOVED_TENTHS
-    waves = ceil_div(tile.clusters(k, n), max(1, multiprocessors // tile.cluster))
-    return gemm_clocks(tile, k, n, rows, multiprocessors) + waves * tile.m * tile.n * tenths // 10
-
-
 def head_clocks(rows: int, multiprocessors: int) -> int:
     """Of a last layer, its loss and its dx in one launch."""
     return ceil_div(rows, HEAD_ROWS * multiprocessors) * thresholds.HEAD_WAVE_CLOCKS

@@ -357,7 +357,7 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
         clocks += gemm_clocks(tile, rows, columns, depth, sms) if is_made else 0
-    tile, _ = gemm_tile(operand_format, k, n, sms, arch, rows=work.rows)
+    tile, _ = gemm_tile(operand_format, k, n, sms, arch, of_weight=True)
     assert isinstance(tile, Sm90Tile)
     return clocks + (gradient_clocks(tile, k, n, work.rows, sms)[0] if layer.is_moved else 0)
 
@@ -451,8 +451,7 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
         why = _on_narrow_tiles(k, n, work).why
 
     def made(m: int, columns: int, *, of_weight: bool = False) -> Gemm:
-        of_batch = work.rows if of_weight else None
-        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch, rows=of_batch)
+        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch, of_weight=of_weight)
         if not of_weight or not isinstance(tile, Sm90Tile):
             return Gemm(tile, f"{why}; {reason}")
         _, sums_columns = gradient_clocks(tile, m, columns, work.rows, card.multiprocessors)

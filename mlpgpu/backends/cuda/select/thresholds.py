@@ -109,17 +109,6 @@ SUMMED_ROW_CLOCKS = 95
 COLUMNS_MAY_BE_SUMMED_APART = True
 SUMMED_TENTHS = 15
 
-# True: where weights' gradients have few rows, the small tile stands for the large one if it is counted to
-# take less with its epilogue.  4,096 by 4,096 at 66 rows by 128 by 256 in bfloat16, Adam: 210 µs.  The small one was
-# not measured: its prediction is 115 (docs/experiments/short-updates.md).
-SHORT_UPDATES_HAVE_SMALL_TILES = True
-
-# Clocks in which an epilogue moves ten weights with a slot each.  Of the large tile 7,901 by 7,901 by float16, with
-# Momentum, at 32 rows took 547 µs, 71,000 clocks a tile; a thread has two quads' loads in flight.  The small one has
-# all or half of its tile's in flight; not measured: two thirds of what the memory allows.
-LARGE_MOVED_TENTHS = 21
-SMALL_MOVED_TENTHS = 14
-
 # Weights that make too few tiles to fill the card move by tiles whose warps share the rows, where these are counted to
 # take less, from so many rows on; of fewer most of those warps would have none.  Not measured: follows from that.
 WARP_SPLIT_LEAST_ROWS = 32
@@ -172,10 +161,11 @@ WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 
 # Of more rows than these, weights from these sizes on are on tensor cores where an operand is a single 16-bit number:
 # multiply-adds would take longer than memory.  At 32 rows 2738-4096-4096-8 in bfloat16: 354 -> 317 µs by tensor cores,
-# in tf32, whose operands are scaled, 356 -> 394; 2738-7901-7901-8 in tf32: 1,443 -> 1,212.
+# in tf32, whose operands are scaled, 356 -> 394; 2738-7901-7901-8 in tf32: 1,443 -> 1,212, with its first layer alone
+# on multiply-adds 1,331.
 WHOLE_BATCH_ROWS_OF_SINGLES = 16
 WHOLE_BATCH_MOST_WEIGHTS_OF_SINGLES = 1 << 22
-WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 1 << 25
+WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 
 # --- losses, outputs ---
 

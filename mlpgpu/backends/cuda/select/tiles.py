@@ -19,7 +19,7 @@ from ..kernels import (
     sm90_tiles,
 )
 from . import thresholds
-from .counted import is_faster, moving_clocks, simt_clocks, slice_clocks
+from .counted import is_faster, simt_clocks, slice_clocks
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -74,37 +74,24 @@ def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[Simt
 
 
 def gemm_tile(
-    operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str, *, rows: int | None = None
+    operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str, *, of_weight: bool = False
 ) -> tuple[GemmTile, str]:
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
     fill the card.
 
     Args:
-        rows: of the batch, if C is a weight's gradient, for which the narrowest tiles have no kernels; of few a small
-            tile may move the weight faster than the one of the fewest clocks.
+        of_weight: whether C is a weight's gradient, for which the narrowest tiles have no kernels.
     """
     if arch == Sm90Tile.needs:
         tiles = sm90_tiles(operand_format)
         if thresholds.NARROW_TILES_ARE_USED:
-            tiles += narrow_tiles(operand_format) if rows is None else narrow_weight_tiles(operand_format)
+            tiles += narrow_weight_tiles(operand_format) if of_weight else narrow_tiles(operand_format)
         clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
         named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
-        best, why = min(clocks, key=clocks.__getitem__), f"estimated clocks per 64 of k: {named}"
-        small = sm90_tiles(operand_format)[-1]
-        if rows is not None and _moves_faster(small, best, m, n, rows, multiprocessors):
-            return small, f"{why}; {small.m}×{small.n} is counted to move the weight faster after {rows:,} rows"
-        return best, why
+        return min(clocks, key=clocks.__getitem__), f"estimated clocks per 64 of k: {named}"
     largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
     blocks = math.prod(largest.grid(m, n, multiprocessors))
     has_work = fills(blocks, multiprocessors)
     enough = "enough" if has_work else "too few"
     why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
     return largest if has_work else smallest, why
-
-
-def _moves_faster(small: Sm90Tile, large: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> bool:
-    """Whether a small tile is counted to make a weight's gradient (k, n) and to move the weight in less time."""
-    if not thresholds.SHORT_UPDATES_HAVE_SMALL_TILES or large.m <= small.m:
-        return False
-    one, other = (moving_clocks(tile, k, n, rows, multiprocessors) for tile in (small, large))
-    return is_faster(one, other)
