@@ -45,6 +45,25 @@ __device__ __forceinline__ float sum_to_lanes(float (&values)[16]) {
     return values[0];
 }
 
+// Sums each of COUNT values over the whole warp. Of at most WARP values, sum i is left in values[0] of lane i · WARP / COUNT;
+// of more, a lane has COUNT / WARP neighbouring sums. In each step a lane passes half of its values to another lane.
+template <int COUNT>
+__device__ __forceinline__ void sums_to_lanes(float (&values)[COUNT]) {
+    static_assert(COUNT >= 16 && (COUNT & (COUNT - 1)) == 0);
+#pragma unroll
+    for (int halving = 0; halving < 5; ++halving) {
+        const int width = WARP / 2 >> halving, left = COUNT >> (halving + 1);
+        const bool is_upper = threadIdx.x & width;
+        if (left == 0) values[0] += __shfl_xor_sync(WARP_ALL, values[0], width);
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; ++i) {  // a constant bound: if it varied, values would be in local memory
+            if (i >= left) break;
+            const float low = values[i], high = values[i + left];
+            values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);
+        }
+    }
+}
+
 // The block of a kernel that calls block_sum: its scratch memory holds a double for each warp of the largest block.
 struct SumBlock {
     static constexpr int THREADS = 256, SHARED_BYTES = sizeof(double) * WARP;

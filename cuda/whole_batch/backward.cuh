@@ -3,6 +3,7 @@
 
 #include "common/dependent_launch.cuh"
 #include "common/philox.cuh"
+#include "common/reduce.cuh"
 #include "math/activations.cuh"
 #include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
@@ -95,25 +96,6 @@ struct LaneWeights {
         }
     }
 };
-
-// values[i] of all lanes added up, over the warp: element i of them is left in lane i · WARP / COUNT at values[0], or of
-// more than WARP in lane i / (COUNT / WARP) at values[i % (COUNT / WARP)]. Lanes pass each other half of what is left.
-template <int COUNT>
-__device__ __forceinline__ void sums_to_lanes(float (&values)[COUNT]) {
-    static_assert(COUNT >= 16 && (COUNT & (COUNT - 1)) == 0);
-#pragma unroll
-    for (int halving = 0; halving < 5; ++halving) {
-        const int width = WARP / 2 >> halving, left = COUNT >> (halving + 1);
-        const bool is_upper = threadIdx.x & width;
-        if (left == 0) values[0] += __shfl_xor_sync(WARP_ALL, values[0], width);
-#pragma unroll
-        for (int i = 0; i < COUNT / 2; ++i) {  // a constant bound: if it varied, values would be in local memory
-            if (i >= left) break;
-            const float low = values[i], high = values[i + left];
-            values[i] = (is_upper ? high : low) + __shfl_xor_sync(WARP_ALL, is_upper ? low : high, width);
-        }
-    }
-}
 
 template <class Rule, class T, bool HAS_DX, class Bias>
 __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* x, const int* indices, const float* dz,

@@ -377,12 +377,13 @@ def test_few_rows_and_a_large_weight_keep_the_whole_batch(
         )
         assert not any(isinstance(each, WholeBatch) for each in outside.products.values())
         assert all(isinstance(each, WholeBatch) for each in inside.products.values())
-    for other in (
+    others: tuple[dict[str, Any], ...] = (
         {"is_training": False, "in_place": False},
         {"reduction": "atomic"},
         {"setting": dataclasses.replace(STEP.setting, arch="sm_75")},
-    ):
-        path = dense_path(*within[:2], dataclasses.replace(within[2], **other))  # type: ignore[arg-type]
+    )
+    for other in others:
+        path = dense_path(*within[:2], dataclasses.replace(within[2], **other))
         assert not any(isinstance(each, WholeBatch) for each in path.products.values())
 
 

@@ -385,6 +385,7 @@ def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
 
 
 WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
+_FORWARD_COLUMNS, _FORWARD_K = 16, 16  # of a block of the forward pass; rows of W of a slice
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
 _DROPOUT = "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"  # keep is 0 without one
@@ -405,14 +406,14 @@ def dense_forward_whole_batch(rows: int) -> Entry:
     warps, stages = (8 if rows > 16 else 16), (3 if rows == 16 else 4)
     return Entry(
         f"{name}_{rows}", "whole_batch/forward.cuh", f"{name}<{block}>", arguments(signature),
-        warps * WARP, 4 * warps * stages * 16 * (16 + rows), blocks=16 // warps, needs="sm_80",
+        warps * WARP, 4 * warps * stages * _FORWARD_K * (_FORWARD_COLUMNS + rows), blocks=16 // warps, needs="sm_80",
         spill_bytes=64, prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
     )  # fmt: skip
 
 
 def whole_batch_forward_grid(n: int) -> tuple[int, int, int]:
     """Blocks for n columns."""
-    return ceil_div(n, 16), 1, 1
+    return ceil_div(n, _FORWARD_COLUMNS), 1, 1
 
 
 def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
