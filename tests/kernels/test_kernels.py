@@ -268,9 +268,21 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a lane keeps what it should send away": (
         "common/reduce.cuh",
-        "is_upper ? low : high, width",
-        "is_upper ? high : low, width",
+        "low = values[i], high = values[i + width]",
+        "low = values[i + width], high = values[i]",
         kernels.head("huber", "dense"),
+    ),
+    "a lane of a whole batch keeps what it should send away": (
+        "common/reduce.cuh",
+        "low = values[i], high = values[i + left]",
+        "low = values[i + left], high = values[i]",
+        kernels.dense_backward_whole_batch("SGD", kernels.WHOLE_BATCHES[0]),
+    ),
+    "barrier removed before sums take the place of dz": (
+        "whole_batch/backward.cuh",
+        "    sums_to_lanes(of_dx);\n    __syncthreads();",
+        "    sums_to_lanes(of_dx);",
+        kernels.dense_backward_whole_batch("SGD", kernels.WHOLE_BATCHES[0]),
     ),
     "a slice of a tail's sums left out": (
         "fused/tail.cuh",
