@@ -2,11 +2,11 @@
 // its table, with the same name.
 #pragma once
 
-#include "common/portable.cuh"
+#include "math/approximate.cuh"
 
 namespace mlpgpu {
 
-__device__ __forceinline__ float logistic(float z) { return 1.0f / (1.0f + expf(-z)); }
+__device__ __forceinline__ float logistic(float z) { return quotient(1.0f, 1.0f + expf(-z)); }
 
 struct Identity {
     static __device__ __forceinline__ float forward(float z) { return z; }
@@ -36,12 +36,15 @@ struct LeakyRelu {
 };
 
 struct Elu {
-    static __device__ __forceinline__ float forward(float z) { return z <= 0.0f ? expm1f(z) : z; }
+    static __device__ __forceinline__ float forward(float z) {
+        const float below = expm1f(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some
+        return z <= 0.0f ? below : z;
+    }
     static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y + 1.0f; }
 };
 
 struct Softplus {
-    static __device__ __forceinline__ float forward(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
+    static __device__ __forceinline__ float forward(float z) { return fmaxf(z, 0.0f) + log_plus_one(expf(-fabsf(z))); }
     static __device__ __forceinline__ float derivative(float y) { return -expm1f(-y); }
 };
 

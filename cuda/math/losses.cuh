@@ -159,7 +159,7 @@ struct SoftmaxCrossEntropy {
         }
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
         for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
-            r.delta(j, mass * (expf(r.z[j] - largest) / sum) - r.target(j));
+            r.delta(j, mass * quotient(expf(r.z[j] - largest), sum) - r.target(j));
         return mass * logf(sum) - dot;
     }
     template <class Team, class Target>
@@ -167,7 +167,7 @@ struct SoftmaxCrossEntropy {
         const float largest = Team::max(is_there ? z : -INFINITY);
         const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power);
         const float mass = Target::IS_CLASS ? 1.0f : Team::sum(is_there ? t : 0.0f);
-        return mass * (power / sum) - t;
+        return mass * quotient(power, sum) - t;
     }
 };
 
@@ -193,14 +193,14 @@ struct SmoothedSoftmaxCrossEntropy {
         }
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
         for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
-            r.delta(j, mass * (expf(r.z[j] - largest) / sum) - smoothed(r.target(j), r.n));
+            r.delta(j, mass * quotient(expf(r.z[j] - largest), sum) - smoothed(r.target(j), r.n));
         return mass * logf(sum) - dot;
     }
     template <class Team, class Target>
     static __device__ __forceinline__ float delta(float z, bool is_there, float t, int n) {
         const float largest = Team::max(is_there ? z : -INFINITY);
         const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power), to = smoothed(t, n);
-        return Team::sum(is_there ? to : 0.0f) * (power / sum) - to;
+        return Team::sum(is_there ? to : 0.0f) * quotient(power, sum) - to;
     }
 };
 
@@ -214,8 +214,8 @@ struct Focal {
     static __device__ __forceinline__ Term term(float surprise, float t) {
         if (t == 0.0f) return {0.0f, 0.0f};
         const float gamma = loss_numbers.gamma, rest = -expm1f(-surprise), hard = powf(rest, gamma);
-        const float quotient = rest != 0.0f ? surprise / rest : 1.0f;
-        return {t * (hard * surprise), t * (hard * (1.0f + gamma * (expf(-surprise) * quotient)))};
+        const float ratio = rest != 0.0f ? surprise / rest : 1.0f;
+        return {t * (hard * surprise), t * (hard * (1.0f + gamma * (expf(-surprise) * ratio)))};
     }
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
@@ -234,7 +234,7 @@ struct Focal {
         value = Team::sum(value), slope = Team::sum(slope);
         for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE) {
             const float shifted = r.z[j] - largest;
-            r.delta(j, expf(shifted) / sum * slope - term(log_sum - shifted, r.target(j)).slope);
+            r.delta(j, quotient(expf(shifted), sum) * slope - term(log_sum - shifted, r.target(j)).slope);
         }
         return value;
     }
@@ -243,7 +243,7 @@ struct Focal {
         const float shifted = z - Team::max(is_there ? z : -INFINITY);
         const float power = is_there ? expf(shifted) : 0.0f, sum = Team::sum(power);
         const float slope = is_there ? term(logf(sum) - shifted, t).slope : 0.0f;
-        return power / sum * Team::sum(slope) - slope;
+        return quotient(power, sum) * Team::sum(slope) - slope;
     }
 };
 
@@ -289,7 +289,7 @@ struct SoftmaxOutput {
         float sum = 0.0f;
         for (int j = Team::rank(); j < n; j += Team::SIZE) sum += expf(z[j] - largest);
         sum = Team::sum(sum);
-        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = expf(z[j] - largest) / sum;
+        for (int j = Team::rank(); j < n; j += Team::SIZE) y[j] = quotient(expf(z[j] - largest), sum);
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/step.cuh"
+#include "math/approximate.cuh"
 
 namespace mlpgpu {
 
@@ -27,11 +28,8 @@ __constant__ Hyper hyper;
 __constant__ float schedule[MOST_STEPS * RATES_PER_STEP];
 }
 
-// A square root and a quotient by the units that approximate them, off by up to 1 and 2 units of the last place, as a step
-// is by its gradient's roundings anyway. The correctly rounded ones branch for each element, which took a third of the time
-// of updates. Of a denominator from 2^126 on a quotient is 0; no root of a float32 is that large.
-__device__ __forceinline__ float root(float x) { return fast_sqrt(x); }
-__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+// Roots and quotients are approximate, as a step is by its gradient's roundings anyway. The correctly rounded ones took a
+// third of the time of updates. No root of a float32 is so large that a quotient by it is 0.
 
 struct SGDRule {
     static constexpr int SLOTS = 0;
