@@ -70,6 +70,22 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
+// Four floats at this address of shared memory of block `rank` of the cluster.
+template <int CLUSTER>
+__device__ __forceinline__ float4 load_of_block(uint32_t address, int rank) {
+    float4 four;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+        "}"
+        : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+        : "r"(address), "r"(CLUSTER == 1 ? 0 : rank)
+        : "memory");
+    return four;
+}
+
 // A barrier of all threads of all blocks of the cluster.
 template <int CLUSTER>
 __device__ __forceinline__ void cluster_synchronize() {

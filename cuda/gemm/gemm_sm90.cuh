@@ -80,13 +80,13 @@ __device__ __forceinline__ void load_slice(uint32_t destination, const TensorMap
     }
 }
 
-template <class T, bool A_INNER, bool B_INNER>
-__device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, int m, int n, int k_begin, int slices,
+// Fills the ring with slices of a block's tiles, which are a Scheduler or the like.
+template <class T, bool A_INNER, bool B_INNER, class Tiles>
+__device__ __forceinline__ void produce(const TensorMap* a, const TensorMap* b, Tiles scheduler, int k_begin, int slices,
                                         Ring<T> ring, int prefetch) {
     tensor_map_acquire(a);
     tensor_map_acquire(b);
     const int rank = cluster_rank<T::CLUSTER>();
-    Scheduler<T> scheduler(m, n);
     int m0, n0;
     const auto load_a = [&](int slice) {
         for (int component = 0; component < T::COMPONENTS; ++component)
@@ -173,10 +173,77 @@ __device__ __forceinline__ void add_cross(float (&c)[T::COUNT], const float (&cr
         c[i] = T::Format::SCALED || fabsf(cross[i]) <= LARGEST ? fmaf(cross[i], STEP, c[i]) : c[i];
 }
 
+// A consumer's sums over at least one slice, which it releases: `c`, and with two components `cross`, which starts from 0.
+// `late` is called LAST_SLICES before the end.
+template <class T, bool A_INNER, bool B_INNER, class Release, class Late>
+__device__ __forceinline__ void multiply_slices(float (&c)[T::COUNT], float (&cross)[T::COUNT], int slices, Ring<T>& ring,
+                                                int consumer, const Release& release, const Late& late) {
+    using Slice = Slices<T, A_INNER, B_INNER>;
+    if constexpr (T::COMPONENTS == 1) {
+        ring.wait_full();
+        wgmma_fence();
+        Slice(ring.address(), consumer).multiply(c, 0, 0, false);
+        wgmma_commit();
+        ring.advance();
+        for (int slice = 1; slice < slices; ++slice) {
+            ring.wait_full();
+            if (slice == slices - LAST_SLICES) late();
+            wgmma_fence();
+            Slice(ring.address(), consumer).multiply(c, 0, 0, true);
+            wgmma_commit();
+            ring.advance();
+            wgmma_wait<1>();
+            release();  // the slice before
+        }
+        wgmma_wait<0>();
+        release();
+    } else if constexpr (!T::Format::PROMOTED) {
+        for (int slice = 0; slice < slices; ++slice) {
+            ring.wait_full();
+            if (slice == slices - LAST_SLICES) late();
+            const Slice products(ring.address(), consumer);
+            wgmma_fence();
+            products.multiply(c, 0, 0, true);
+            products.multiply_cross(cross);
+            wgmma_commit();
+            ring.advance();
+            wgmma_wait<1>();
+            if (slice > 0) release();  // the slice before
+        }
+        wgmma_wait<0>();
+        release();
+    } else {
+        float high[T::COUNT];
+        for (int slice = 0; slice < slices; ++slice) {
+            ring.wait_full();
+            const Slice products(ring.address(), consumer);
+            wgmma_fence();
+            products.multiply(high, 0, 0, false);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (slice > 0) release();  // the slice before
+            wgmma_fence();
+            products.multiply_cross(cross);
+            wgmma_commit();
+            wgmma_wait<1>();
+            for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
+            if (slices <= T::Format::SHORT_K / T::K) {
+                wgmma_fence();
+                products.multiply(high, 1, 1, false);
+                wgmma_commit();
+                wgmma_wait<0>();
+                for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(high[i], 0x1p-22f, c[i]);
+            }
+            ring.advance();
+        }
+        wgmma_wait<0>();
+        release();
+    }
+}
+
 template <class T, bool A_INNER, bool B_INNER, class Epilogue>
 __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, float* stagings, bool is_prefetched,
                                         const Epilogue& epilogue) {
-    using Slice = Slices<T, A_INNER, B_INNER>;
     const int rank = cluster_rank<T::CLUSTER>();
     const int consumer = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
     float* const staging = stagings + (threadIdx.x - WARPGROUP) / WARP * T::STAGING_SIZE;
@@ -212,66 +279,7 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
         };
         float c[T::COUNT] = {};
         float cross[T::COUNT] = {};
-        if constexpr (T::COMPONENTS == 1) {
-            ring.wait_full();
-            wgmma_fence();
-            Slice(ring.address(), consumer).multiply(c, 0, 0, false);
-            wgmma_commit();
-            ring.advance();
-            for (int slice = 1; slice < slices; ++slice) {
-                ring.wait_full();
-                if (slice == slices - LAST_SLICES) prefetch_late();
-                wgmma_fence();
-                Slice(ring.address(), consumer).multiply(c, 0, 0, true);
-                wgmma_commit();
-                ring.advance();
-                wgmma_wait<1>();
-                release();  // the slice before
-            }
-            wgmma_wait<0>();
-            release();
-        } else if constexpr (!T::Format::PROMOTED) {
-            for (int slice = 0; slice < slices; ++slice) {
-                ring.wait_full();
-                if (slice == slices - LAST_SLICES) prefetch_late();
-                const Slice products(ring.address(), consumer);
-                wgmma_fence();
-                products.multiply(c, 0, 0, true);
-                products.multiply_cross(cross);
-                wgmma_commit();
-                ring.advance();
-                wgmma_wait<1>();
-                if (slice > 0) release();  // the slice before
-            }
-            wgmma_wait<0>();
-            release();
-        } else {
-            float high[T::COUNT];
-            for (int slice = 0; slice < slices; ++slice) {
-                ring.wait_full();
-                const Slice products(ring.address(), consumer);
-                wgmma_fence();
-                products.multiply(high, 0, 0, false);
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (slice > 0) release();  // the slice before
-                wgmma_fence();
-                products.multiply_cross(cross);
-                wgmma_commit();
-                wgmma_wait<1>();
-                for (int i = 0; i < T::COUNT; ++i) c[i] += high[i];
-                if (slices <= T::Format::SHORT_K / T::K) {
-                    wgmma_fence();
-                    products.multiply(high, 1, 1, false);
-                    wgmma_commit();
-                    wgmma_wait<0>();
-                    for (int i = 0; i < T::COUNT; ++i) c[i] = fmaf(high[i], 0x1p-22f, c[i]);
-                }
-                ring.advance();
-            }
-            wgmma_wait<0>();
-            release();
-        }
+        multiply_slices<T, A_INNER, B_INNER>(c, cross, slices, ring, consumer, release, prefetch_late);
         wait_launch();
         prefetch_late();
         if (T::COMPONENTS > 1) add_cross<T>(c, cross);
@@ -285,9 +293,9 @@ __device__ __forceinline__ void consume(int m, int n, int slices, Ring<T> ring, 
 
 // Calls the epilogue for the columns of all tiles, by the other warps of the producer's warpgroup, which have nothing else
 // to do.
-template <class T, class Epilogue>
-__device__ __forceinline__ void finish_columns(int m, int n, const Epilogue& epilogue) {
-    for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
+template <class T, class Tiles, class Epilogue>
+__device__ __forceinline__ void finish_columns(Tiles scheduler, const Epilogue& epilogue) {
+    for (; !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
         if (m0 == 0) epilogue.columns(n0, T::N, threadIdx.x - WARP, WARPGROUP - WARP);
@@ -308,14 +316,14 @@ __device__ __forceinline__ int summing_warps(int tiles) { return tiles <= 8 ? WA
 // B's rows run along the columns. The tiles that share columns divide the rows of each slice among themselves, and each of
 // their warps stores its sums as a row of `partials` (row tiles x warps, n padded). Of a narrow tile the lanes of a quad of
 // columns take one set of the rows each.
-template <class T>
-__device__ __forceinline__ void sum_columns(int m, int n, int slices, Ring<T> ring, float* partials, int warp) {
+template <class T, class Tiles>
+__device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int slices, Ring<T> ring, float* partials, int warp) {
     constexpr int QUADS = ceil_div(T::N, 4 * WARP);  // neighbouring columns that a lane sums
     constexpr int LANES = smallest(WARP, T::N / 4), SETS = WARP / LANES;
     static_assert(T::N % (4 * LANES) == 0);
     const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles);
     const int lane = threadIdx.x % WARP % LANES, set = threadIdx.x % WARP / LANES, pitch = padded_columns(n);
-    for (Scheduler<T> scheduler(m, n); !scheduler.is_done(); scheduler.advance()) {
+    for (; !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
         const int tile = m0 / T::M, part = tile * summing_warps(tiles) + warp;
@@ -386,7 +394,8 @@ struct GemmSm90 {
             if (T::CONSUMERS > 1) registers_lower<40>();
             const int warp = threadIdx.x / WARP;
             if (threadIdx.x == 0)
-                produce<T, A_INNER, B_INNER>(a, b, m, n, k_begin, slices, ring, prefetch & (PREFETCH_A | PREFETCH_B));
+                produce<T, A_INNER, B_INNER>(a, b, Scheduler<T>(m, n), k_begin, slices, ring,
+                                             prefetch & (PREFETCH_A | PREFETCH_B));
             if (warp == WARPGROUP / WARP - 1) {
                 pdl_wait_and_trigger();
                 __syncwarp();
@@ -395,9 +404,9 @@ struct GemmSm90 {
             if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
             if (MAY_SUM && column_partials) {
                 if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))
-                    sum_columns<T>(m, n, slices, ring, column_partials, warp - 1);
+                    sum_columns<T>(Scheduler<T>(m, n), m, n, slices, ring, column_partials, warp - 1);
             } else if (warp > 0) {
-                finish_columns<T>(m, n, epilogue);
+                finish_columns<T>(Scheduler<T>(m, n), epilogue);
             }
         } else {
             if (T::CONSUMERS > 1) registers_raise<232>();

@@ -429,6 +429,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "slice * T::K, component, 0);",
         kernels.tensor_backward_weight(kernels.sm90_tiles(kernels.BFLOAT16)[0]),
     ),
+    "sums of one block taken for those of all that share the rows": (
+        "gemm/cluster_split.cuh",
+        "* PITCH + column()), block);",
+        "* PITCH + column()), 0);",
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[-1]),
+    ),
+    "sums of a cluster's blocks read before all have left theirs": (
+        "gemm/cluster_split.cuh",
+        "        cluster_synchronize<SPLIT>();\n#pragma unroll UNROLLED",
+        "        __syncthreads();\n#pragma unroll UNROLLED",
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
+    ),
+    "sums left in the ring before every warp has read its stages": (
+        "gemm/cluster_split.cuh",
+        "        __syncthreads();  // nobody reads the stages any more\n",
+        "",
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[0]),
+    ),
     "rows of 32 bytes stepped through as rows of 128": (
         "gemm/gemm_sm90.cuh",
         "16 * T::B_ROW_BYTES;",

@@ -21,12 +21,14 @@ from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import (
     OF_PRECISION,
     OPERAND_FORMATS,
+    ClusterSplitTile,
     Entry,
     GemmTile,
     OperandFormat,
     Sm80Tile,
     Sm90Tile,
     ceil_div,
+    cluster_split_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     padded_columns,
@@ -75,14 +77,22 @@ def makes_weights(tile: GemmTile) -> bool:
     return tile not in few_columns or tile in of_weights
 
 
+def makes_activations(tile: GemmTile) -> bool:
+    """Whether forward products and gradients of inputs are made with a tile."""
+    return not isinstance(tile, ClusterSplitTile)
+
+
 # Of the kernels with these tiles, those that stand for all where compiling each one takes too long: the heaviest
 # epilogues, and those of most cases below.  A GPU runs all; the smallest of gemm/gemm_sm80.cuh's tiles has all of them
 # anyway, of which nvcc compiles all with one operand format and those that stand for all with the others.
 SAMPLED_TILES = [
     tile
     for operand_format in OPERAND_FORMATS
-    for tile in (*sm90_tiles(operand_format), *narrow_tiles(operand_format), sm80_tiles(operand_format)[0])
-]
+    for tile in (
+        *sm90_tiles(operand_format), *narrow_tiles(operand_format), *cluster_split_tiles(operand_format),
+        sm80_tiles(operand_format)[0],
+    )
+]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
 TILES_SAMPLED_BY_NVCC = [*SAMPLED_TILES, *(sm80_tiles(operand_format)[-1] for operand_format in OPERAND_FORMATS[1:])]
 SAMPLE = {
@@ -92,12 +102,16 @@ SAMPLE = {
         *([kernels.tensor_backward_weight(tile)] if makes_weights(tile) else []),
         *([kernels.tensor_backward_update("Adam", tile)] if makes_weights(tile) else []),
         *([kernels.tensor_backward_update("AdamWithAlpha", tile)] if tile in RULED_TILES else []),
-        *(kernels.tensor_forward(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
-        *(kernels.tensor_backward_input(activation, tile) for activation in ("identity", "relu", "tanh", "gelu")),
+        *(
+            made(activation, tile)
+            for made in (kernels.tensor_forward, kernels.tensor_backward_input)
+            for activation in ("identity", "relu", "tanh", "gelu")
+            if makes_activations(tile)
+        ),
         *(
             kernels.tensor_forward_loss(name, tile)
             for name in ("huber", "binary_cross_entropy")
-            if tile.operand_format.is_single
+            if tile.operand_format.is_single and makes_activations(tile)
         ),
     )
 }
@@ -571,13 +585,16 @@ def _prefetch(m: int, k: int) -> int:
     return (m + k) % 8
 
 
-def _column_partials(dz: np.ndarray, count: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
+def _column_partials(dz: np.ndarray, count: int, pitch: int, split: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Sums of dz's columns (count, pitch), each over its part of the rows of every slice of 64, and what float32 may be
-    off by."""
+    off by; of ``split`` blocks that share the slices, one after another."""
     value, reach = np.zeros((count, pitch)), np.zeros((count, pitch))
-    for part in range(count):
-        rows = dz[np.isin(np.arange(len(dz)) % 64, np.arange(64 * part // count, 64 * (part + 1) // count))]
-        value[part, : dz.shape[1]], reach[part, : dz.shape[1]] = rows.sum(axis=0), abs(rows).sum(axis=0)
+    slices, parts, row = ceil_div(len(dz), 64), count // split, np.arange(len(dz))
+    for at in range(count):
+        block, part = divmod(at, parts)
+        of_block = np.isin(row // 64, np.arange(slices * block // split, slices * (block + 1) // split))
+        rows = dz[of_block & np.isin(row % 64, np.arange(64 * part // parts, 64 * (part + 1) // parts))]
+        value[at, : dz.shape[1]], reach[at, : dz.shape[1]] = rows.sum(axis=0), abs(rows).sum(axis=0)
     return value, len(dz) * EPS32 * reach
 
 
@@ -626,7 +643,9 @@ def tensor_backward_weight(
     parts = None if plain else tile.column_partials(k)
     if parts is not None:
         pitch = padded_columns(n)
-        sums["db_partials"] = expect(*_column_partials(joined(dz_components.bits), parts, pitch))
+        sums["db_partials"] = expect(
+            *_column_partials(joined(dz_components.bits[:, :rows]), parts, pitch, getattr(tile, "split", 1))
+        )
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
@@ -693,10 +712,11 @@ def products(
 ) -> Iterator[tuple[Case, str]]:
     """A · B as each of a layer's three products, on these tiles or all; and the array that it is left in."""
     usual = *sm80_tiles(operand_format), *sm90_tiles(operand_format), *narrow_tiles(operand_format)
-    for tile in tiles or usual:
-        yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
-        transposed = np.ascontiguousarray(b.T)
-        yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"
+    for tile in tiles or (*usual, *cluster_split_tiles(operand_format)):
+        if makes_activations(tile):
+            yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
+            transposed = np.ascontiguousarray(b.T)
+            yield tensor_backward_input(tile, "identity", whole(len(a)), a, transposed, plain=True), "dx"
         if makes_weights(tile):
             yield tensor_backward_weight(tile, whole(len(b)), np.ascontiguousarray(a.T), b), "dw"
 
@@ -866,5 +886,26 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
         yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
 
 
+def cluster_split_cases() -> Iterator[Case]:
+    """Tiles whose clusters share the rows: parts without rows, borders, a ring that comes round, each rule."""
+    for operand_format in OPERAND_FORMATS:
+        for tile in cluster_split_tiles(operand_format):
+            for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129), (64 * (tile.split * tile.stages + 3), 70, 68)):
+                yield tensor_backward_weight(tile, whole(rows), normal(rows, k), 1 - normal(rows, n))
+            for rule in kernels.RULES:
+                yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
+            for plain, n in ((False, 69), (True, 69), (False, 72)):
+                yield tensor_backward_weight(
+                    tile, whole(300), normal(300, 67), normal(300, n), rule="Adam", plain=plain
+                )
+            for batch in batches(65):
+                yield tensor_backward_weight(tile, batch, normal(65, 35), normal(65, 36), rule="Momentum")
+            if operand_format.scaled:
+                yield tensor_backward_weight(tile, whole(200), hard(200, 70), normal(200, 37))
+            else:  # so many tiles that one warp sums the columns
+                x, dz = normal(300, 600), normal(300, 72)
+                yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum")
+
+
 def tensor_cases() -> list[Case]:
-    return [*component_cases(), *product_cases(), *narrow_cases()]
+    return [*component_cases(), *product_cases(), *narrow_cases(), *cluster_split_cases()]

@@ -75,6 +75,11 @@ void barrier_arrive(uint32_t barrier, int rank) {
     shared_at<HostBarrier>(barrier, blockIdx.x / CLUSTER * CLUSTER + rank).arrive();
 }
 
+template <int CLUSTER>
+float4 load_of_block(uint32_t address, int rank) {
+    return shared_at<float4>(address, blockIdx.x / CLUSTER * CLUSTER + rank);
+}
+
 // A block's threads meet, and then one of each block at a barrier of this function's own.
 template <int CLUSTER>
 void cluster_synchronize() {
@@ -123,6 +128,13 @@ inline void bulk_store(void* destination, uint32_t source, int bytes) {
     if (source % 16 || reinterpret_cast<uintptr_t>(destination) % 16 || bytes % 16)
         shim::fail("bulk_store: %d bytes from %u to %p, not all multiples of 16", bytes, source, destination);
     memcpy(destination, &shared_at<char>(source), bytes);
+}
+
+inline void bulk_prefetch(const void* source, int bytes) {
+    if (reinterpret_cast<uintptr_t>(source) % 16 || bytes <= 0 || bytes % 16)
+        shim::fail("bulk_prefetch: %d bytes from %p, not multiples of 16", bytes, source);
+    const volatile char* const touched = static_cast<const char*>(source);
+    touched[0], touched[bytes - 1];  // which the sanitizer sees
 }
 
 inline void commit_bulk_stores() {}

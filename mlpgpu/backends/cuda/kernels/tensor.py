@@ -177,7 +177,79 @@ class Sm90Tile:
         return self.cluster * min(self.clusters(m, n), max(1, multiprocessors // self.cluster)), 1, 1
 
 
-GemmTile = Sm80Tile | Sm90Tile
+@dataclass(frozen=True)
+class ClusterSplitTile:
+    """How gemm/cluster_split.cuh makes a gradient of a weight: a cluster of blocks for each tile of C, 64 by 64, each
+    with a part of the rows.
+
+    Attributes:
+        split: blocks of a cluster.
+    """
+
+    operand_format: OperandFormat
+    split: int
+
+    m = n = 64
+    across = 1
+    consumers = 1
+    threads = 256
+    main_loop = "gemm/cluster_split.cuh"
+    source = "const TensorMap*"
+    needs = "sm_90a"
+    blocks = 2
+    spill_bytes = 0
+    pdl = True
+    K = 64
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share their memory."""
+        return self.split
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring: what half a multiprocessor's memory holds."""
+        return 6 // self.operand_format.components
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a slice of A and one of B."""
+        return 2 * self.K * self.operand_format.components * (self.m + self.n)
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an entry's name."""
+        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}_by_{self.split}"
+
+    @property
+    def struct(self) -> str:
+        """The product of dense/tensor_dense.cuh."""
+        tile = f"Sm90Tile<{self.operand_format.struct}, {self.m}, {self.n}, {self.stages}, 1, {self.across}>"
+        return f"GemmClusterSplit<{tile}, {self.split}>"
+
+    def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
+        """The stages, aligned to 1024, and their barriers."""
+        return 1024 + self.stages * (self.stage_bytes + 16)
+
+    def boxes(self, *, a_inner: bool, b_inner: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of the components of A and of B that the kernel copies at once."""
+        return (self.K, self.m), (self.K, self.n)
+
+    def with_light_epilogue(self) -> ClusterSplitTile:
+        """This tile, which is the same whatever its epilogue does."""
+        return self
+
+    def column_partials(self, m: int) -> int | None:
+        """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
+        tiles = ceil_div(m, self.m)
+        return None if self.operand_format.scaled else self.split * tiles * Sm90Tile.summing_warps(tiles)
+
+    def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
+        """Blocks for an m by n product."""
+        return self.split * ceil_div(m, self.m) * ceil_div(n, self.n), 1, 1
+
+
+GemmTile = Sm80Tile | Sm90Tile | ClusterSplitTile
 
 
 def sm80_tiles(operand_format: OperandFormat) -> tuple[Sm80Tile, ...]:
@@ -204,6 +276,11 @@ def narrow_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
 def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     """Those that make the gradient of a weight as well: narrower ones would read x more often than they save."""
     return narrow_tiles(operand_format)[:1]
+
+
+def cluster_split_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
+    """Those whose clusters share the rows of a weight's gradient, the fewest blocks first."""
+    return tuple(ClusterSplitTile(operand_format, split) for split in (1, 2, 4, 8))
 
 
 def _tensor_product(
@@ -313,7 +390,7 @@ def tensor_entries() -> list[Entry]:
     entries = []
     for operand_format in OPERAND_FORMATS:
         usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
-        for tile in (*usual, *narrow_weight_tiles(operand_format)):
+        for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_split_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
             entries += [tensor_backward_update(rule, tile) for rule in RULES]
         for tile in (*usual, *narrow_tiles(operand_format)):

@@ -1,0 +1,156 @@
+// C = A · B by clusters whose blocks share k: for few tiles and many terms, and for epilogues of many bytes.
+//
+// The SPLIT blocks of a cluster make one tile of C, each over its part of k, as gemm/gemm_sm90.cuh makes one: a producer
+// and consumers. Each leaves its sums in shared memory. Then every block finishes its part of the tile's rows, of which it
+// adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue, whose
+// reads come from the second-level cache: they are prefetched when the block begins. Two blocks are on a multiprocessor at
+// once, so that one multiplies while the other one's epilogue waits for memory. With a SPLIT of 1 that is all.
+#pragma once
+
+#include "gemm/gemm_sm90.cuh"
+
+namespace mlpgpu {
+
+// The only tile of a block of such a cluster, like a Scheduler.
+template <class T>
+struct OnlyTile : Scheduler<T> {
+    bool is_made = false;
+    __device__ __forceinline__ OnlyTile(int m, int n, int tile) : Scheduler<T>(m, n) { this->tile = tile; }
+    __device__ __forceinline__ bool is_done() const { return is_made || Scheduler<T>::is_done(); }
+    __device__ __forceinline__ void advance() { is_made = true; }
+};
+
+// A tile's sums in shared memory, in the place of the ring's stages, which nobody reads any more.
+template <class T, int SPLIT>
+struct SharedSums {
+    static constexpr int PITCH = T::N + 8;  // so that pairs of four rows lie in different banks
+    static constexpr int ROWS = T::M / SPLIT, LANES = T::N / 4, THREADS = WARPGROUP * (1 + T::CONSUMERS);
+    static constexpr int QUADS = (ROWS * LANES + THREADS - 1) / THREADS;  // of a thread
+    static_assert(4 * T::M * PITCH <= T::STAGES * T::STAGE_BYTES && ROWS * LANES % WARP == 0);
+
+    float* sums;
+    uint32_t address;
+    int m0, n0, m, n;
+
+    // By a consumer, of its part of the tile.
+    __device__ __forceinline__ void store(const float (&c)[T::COUNT], int consumer) const {
+        const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
+        const int row = consumer / T::ACROSS * 64 + warp * 16 + lane / 4;
+        const int column = consumer % T::ACROSS * T::WIDTH + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < T::COUNT / 2; ++i) {
+            float* const to = sums + (row + i % 2 * 8) * PITCH + column + i / 2 * 8;
+            *reinterpret_cast<float2*>(to) = make_float2(c[i * 2], c[i * 2 + 1]);
+        }
+    }
+
+    // Quad i of a thread: its row and column in the tile.
+    __device__ __forceinline__ int row_of(int i, int rank) const {
+        return rank * ROWS + (i * THREADS + static_cast<int>(threadIdx.x)) / LANES;
+    }
+    __device__ __forceinline__ int column() const { return threadIdx.x % LANES * 4; }
+
+    // The blocks' partial sums, added up.
+    __device__ __forceinline__ float4 total(int i, int rank) const {
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int block = 0; block < SPLIT; ++block) {
+            const float4 part = load_of_block<SPLIT>(address + 4 * (row_of(i, rank) * PITCH + column()), block);
+            sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+        return sum;
+    }
+
+    // Finishes the block's rows; all blocks' sums are there once the cluster has met. Where sums are rescaled the code of
+    // the epilogue occurs once, since it would take longer to fetch than to execute.
+    template <bool ALIGNED, class Epilogue>
+    __device__ __forceinline__ void finish(int rank, const Epilogue& epilogue) const {
+        using Read = typename Epilogue::Read;
+        using Scales = typename Epilogue::Scales;
+        [[maybe_unused]] constexpr int UNROLLED = sizeof(Scales) >= sizeof(int) ? 1 : QUADS;
+        Read read[QUADS];
+        Scales scales[QUADS];
+        const auto inside = [&](int i) { return m0 + row_of(i, rank) < m && n0 + column() < n; };
+        const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i) {
+            const bool is_read = takes_part && inside(i);
+            const int row = m0 + row_of(i, rank);
+            read[i] = is_read ? epilogue.template read<ALIGNED>(row, n0 + column()) : Read();
+            scales[i] = is_read ? epilogue.scales(row, n0 + column()) : Scales();
+        }
+        cluster_synchronize<SPLIT>();
+#pragma unroll UNROLLED
+        for (int i = 0; i < (takes_part ? QUADS : 0); ++i) {
+            const int row = m0 + row_of(i, rank);
+            float4 quad = total(i, rank);
+            epilogue.rescale(row, n0 + column(), quad, pick(scales, i));
+            if (inside(i)) epilogue.template write<ALIGNED>(row, n0 + column(), quad, pick(read, i));
+        }
+    }
+};
+
+// As a product of dense/tensor_dense.cuh.  Grid: SPLIT blocks for each tile, of one dimension.
+template <class T, int SPLIT>
+struct GemmClusterSplit {
+    using Format = typename T::Format;
+    using Source = const TensorMap*;
+    static_assert(T::CLUSTER == 1, "a cluster's blocks load different slices");
+
+    template <bool A_INNER, bool B_INNER>
+    struct Block {  // the stages and their barriers
+        static constexpr int THREADS = WARPGROUP * (1 + T::CONSUMERS);
+        static constexpr int SHARED_BYTES = T::ALIGNMENT + T::STAGES * (T::STAGE_BYTES + 16);
+    };
+
+    template <bool A_INNER, bool B_INNER, class Epilogue>
+    static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
+                                                    int prefetch, const Epilogue& epilogue) {
+        SHARED(float, shared);
+        const Ring<T> ring(shared);
+        const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
+        const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
+        const int all = (k + T::K - 1) / T::K, begin = all * rank / SPLIT, slices = all * (rank + 1) / SPLIT - begin;
+        constexpr bool MAY_SUM = !Format::SCALED;
+        float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
+        SharedSums<T, SPLIT> sums = {shared + (ring.stages - shared_address(shared)) / 4, ring.stages, 0, 0, m, n};
+        tile.origin(0, sums.m0, sums.n0);
+        if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_partials ? summing : 0));
+        for (int i = static_cast<int>(threadIdx.x) - WARP; i < sums.ROWS * Epilogue::PREFETCHED; i += sums.THREADS - WARP) {
+            const int row = sums.m0 + rank * sums.ROWS + i % sums.ROWS;
+            if (i >= 0 && row < m) epilogue.prefetch(row, sums.n0, min(T::N, n - sums.n0), i / sums.ROWS);
+        }
+        __syncthreads();
+        const int warp = threadIdx.x / WARP, consumer = static_cast<int>(threadIdx.x) / WARPGROUP - 1;
+        float c[T::COUNT] = {};
+        if (consumer >= 0) {
+            Ring<T> read = ring;
+            int released = 0;
+            const auto release = [&] {
+                if (threadIdx.x % WARPGROUP == 0) barrier_arrive<1>(ring.empty + 8 * released, 0);
+                if (++released == T::STAGES) released = 0;
+            };
+            float cross[T::COUNT] = {};
+            if (slices > 0) multiply_slices<T, A_INNER, B_INNER>(c, cross, slices, read, consumer, release, [] {});
+            if (T::COMPONENTS > 1) add_cross<T>(c, cross);
+        } else if (warp == 0) {
+            if (threadIdx.x == 0)
+                produce<T, A_INNER, B_INNER>(a, b, tile, begin * T::K, slices, ring, prefetch & (PREFETCH_A | PREFETCH_B));
+        } else {
+            if (warp == WARPGROUP / WARP - 1) pdl_wait_and_trigger();
+            pdl_wait();
+            const int64_t before = static_cast<int64_t>(rank) * tiles * summing * padded_columns(n);
+            if (column_partials && warp <= summing)
+                sum_columns<T>(tile, m, n, slices, ring, column_partials + before, warp - 1);
+            else if (!column_partials && rank == 0)
+                finish_columns<T>(tile, epilogue);
+        }
+        __syncthreads();  // nobody reads the stages any more
+        if (consumer >= 0) sums.store(c, consumer);
+        pdl_wait();
+        epilogue.is_aligned() ? sums.template finish<true>(rank, epilogue) : sums.template finish<false>(rank, epilogue);
+        if (SPLIT > 1) cluster_synchronize<SPLIT>();  // others still read this block's sums
+    }
+};
+
+}  // namespace mlpgpu
