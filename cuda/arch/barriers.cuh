@@ -29,9 +29,14 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the barrier at this address of block `rank` of the cluster.
+// Arrives at the barrier at this address of block `rank` of the cluster; of this block if CLUSTER is 1, in whatever cluster
+// it may be.
 template <int CLUSTER>
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier, int rank) {
+    if (CLUSTER == 1) {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+        return;
+    }
     asm volatile(
         "{\n"
         ".reg .b32 remote;\n"
