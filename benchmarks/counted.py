@@ -118,7 +118,7 @@ def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
     if not launch.entry.products:
         passes = function.startswith(("split_", "sum_columns"))
         return Counted(launch, share * (BIASES if function == "update_biases" else PASS if passes else OTHER))
-    if function.startswith("head"):
+    if launch.entry.name.startswith("head"):
         return Counted(launch, HEAD)
     if function in ("row_step", "update_layers"):
         return Counted(launch, LAUNCH + _clocks_of_blocks(launch, rows) / CLOCKS)

@@ -139,6 +139,7 @@ __device__ __forceinline__ void add_products(const HeadThread& thread, const flo
 
 // By one warp: stores the block's errors (ROWS, 2) to sums (blocks, 2). Unless `totals` is null, the last block adds the
 // sums of all blocks up, to totals (2,) and the run's losses (steps, 2).
+template <int ROWS>
 __device__ __forceinline__ void add_errors_up(const Step* step, const float* errors, double* sums, unsigned* arrived,
                                               double* totals, double* losses) {
     const int lane = threadIdx.x % WARP;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
     if (lane == 0) {
         double value = 0.0, weight = 0.0;
 #pragma unroll
-        for (int r = 0; r < Head::ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
+        for (int r = 0; r < ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
         sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
         if (totals) before = count_up(arrived);
     }
@@ -162,55 +163,73 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
     totals[1] = losses[2 * step->run + 1] = weight;
 }
 
-// Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found.
-__device__ __forceinline__ void store_row_scales(const HeadThread& thread, const int (&tops)[Head::ROWS_PER_LANE], int rows,
-                                          int* of_warps, int* row_scales) {
+// Stores the row scales of a block's rows of dx, from the largest exponents that each thread has found of its rows.
+template <class T>
+__device__ __forceinline__ void store_row_scales(int row0, const int (&tops)[T::ROWS_PER_LANE], int rows, int* of_warps,
+                                                 int* row_scales) {
+    constexpr int LANES = WARP * T::ROWS_PER_LANE / T::ROWS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int r = 0; r < Head::ROWS_PER_LANE; ++r) {
+    for (int r = 0; r < T::ROWS_PER_LANE; ++r) {
         int top = tops[r];
 #pragma unroll
-        for (int apart = Head::LANES / 2; apart > 0; apart /= 2) top = max(top, __shfl_xor_sync(WARP_ALL, top, apart));
-        if (thread.lane % Head::LANES == 0 && thread.warp < Head::WARPS)
-            of_warps[thread.warp * Head::ROWS + thread.row0 + r] = top;
+        for (int apart = LANES / 2; apart > 0; apart /= 2) top = max(top, __shfl_xor_sync(WARP_ALL, top, apart));
+        if (lane % LANES == 0 && warp < T::WARPS) of_warps[warp * T::ROWS + row0 + r] = top;
     }
     __syncthreads();
     const int row = threadIdx.x;
     if (row >= rows) return;
     int top = NO_EXPONENT;
 #pragma unroll
-    for (int i = 0; i < Head::WARPS; ++i) top = max(top, of_warps[i * Head::ROWS + row]);
+    for (int i = 0; i < T::WARPS; ++i) top = max(top, of_warps[i * T::ROWS + row]);
     row_scales[row] = scaling_exponent(top) * 8 | (top > NO_EXPONENT ? NONZERO : 0);
 }
 
-// Stores a thread's part of the block's rows of dx from column k0 on as bfloat16 components; 0 for rows that do not exist.
-__device__ __forceinline__ void put_components(const HeadThread& thread, const float (&dx)[HeadThread::COUNT], int rows, int k,
-                                           int k0, int row0, uint16_t* to, int64_t component_stride, int components) {
-    constexpr int ROWS = 2;               // split at once
-    const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are
+// Where dx goes: as floats, as bfloat16 components (gemm/operand_formats.cuh), or both; null arrays are skipped.
+struct HeadInputGradient {
+    float* dx;              // from the block's first row on
+    uint16_t* components;   // likewise
+    int64_t component_stride;
+    int component_count, rows, k;
+
+    // Stores columns `column` to `column` + 3 of ROWS rows, PITCH apart in `values`, from the block's row `row` on.
+    // Components are 0 in rows that do not exist.
+    template <int ROWS, int PITCH>
+    __device__ __forceinline__ void store(const float* values, int row, int column) const {
 #pragma unroll
-    for (int v = 0; v < HeadThread::VECTORS; ++v) {
-        const int column = k0 + thread.offset(v);
-        if (column >= k) break;
-        uint16_t* target = to + static_cast<int64_t>(row0 + thread.row0) * pitch + column;
+        for (int r = 0; dx && r < ROWS; ++r) {
+            const float* const four = values + r * PITCH;
+            float* const to = dx + static_cast<int64_t>(row + r) * k;
+            if (row + r < rows)
+                store_row(to, k, column, make_float4(four[0], four[1], four[2], four[3]), is_vectored(to, 0));
+        }
+        if (components) put_components<ROWS, PITCH>(values, row, column);
+    }
+
+    template <int ROWS, int PITCH>
+    __device__ __forceinline__ void put_components(const float* values, int row, int column) const {
+        constexpr int AT_ONCE = 2;            // rows
+        const int pitch = padded_columns(k);  // so that vectors are whole; columns from k on are 0, as those of W are
+        uint16_t* to = components + static_cast<int64_t>(row) * pitch + column;
 #pragma unroll
-        for (int r0 = 0; r0 < Head::ROWS_PER_LANE; r0 += ROWS) {
-            float2 pairs[2 * ROWS];
+        for (int r0 = 0; r0 < ROWS; r0 += AT_ONCE) {
+            float2 pairs[2 * AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < 2 * ROWS; ++i) {
-                const float* const pair = dx + (r0 + i / 2) * Head::PER_LANE + 4 * v + i % 2 * 2;
-                pairs[i] = thread.row0 + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
+            for (int i = 0; i < 2 * AT_ONCE; ++i) {
+                const float* const pair = values + (r0 + i / 2) * PITCH + i % 2 * 2;
+                pairs[i] = row + r0 + i / 2 < rows ? make_float2(pair[0], pair[1]) : make_float2(0.0f, 0.0f);
             }
-            unsigned words[MOST_COMPONENTS][2 * ROWS];
-            split_to_bfloats(pairs, components, words);
+            unsigned words[MOST_COMPONENTS][2 * AT_ONCE];
+            split_to_bfloats(pairs, component_count, words);
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r, target += pitch)
+            for (int r = 0; r < AT_ONCE; ++r, to += pitch)
 #pragma unroll
                 for (int p = 0; p < MOST_COMPONENTS; ++p)
-                    if (p < components)
-                        *reinterpret_cast<uint2*>(target + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
+                    if (p < component_count)
+                        *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(words[p][2 * r], words[p][2 * r + 1]);
         }
     }
-}
+};
 
 // z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), where `activation`
 // is the number of f, which made x, and `saved` is null if there was none. dx is stored as floats, as bfloat16 components
@@ -276,10 +295,12 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
     }
     __syncthreads();
     if (rows <= 0) pdl_wait_and_trigger();
-    if (thread.warp == T::WARPS) add_errors_up(step, errors, sums, arrived, totals, losses);
+    if (thread.warp == T::WARPS) add_errors_up<T::ROWS>(step, errors, sums, arrived, totals, losses);
 
     const bool is_padding = dx_components && rows <= 0 && row0 < padded_rows(shard_of.count);
     if (!((dx || dx_components) && rows > 0) && !is_padding) return;
+    uint16_t* const of_block = dx_components ? dx_components + static_cast<int64_t>(row0) * padded_columns(k) : nullptr;
+    const HeadInputGradient gradient = {dx ? dx + first * k : nullptr, of_block, dx_stride, dx_component_count, rows, k};
     int tops[T::ROWS_PER_LANE];
 #pragma unroll
     for (int& top : tops) top = NO_EXPONENT;
@@ -317,18 +338,10 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         for (int v = 0; v < HeadThread::VECTORS; ++v) {
             const int column = k0 + thread.offset(v);
             if (column >= k) break;
-#pragma unroll
-            for (int r = 0; dx && r < T::ROWS_PER_LANE; ++r) {
-                const float* const four = sum + r * T::PER_LANE + 4 * v;
-                float* const row = dx + (first + thread.row0 + r) * k;
-                if (thread.row0 + r < rows)
-                    store_row(row, k, column, make_float4(four[0], four[1], four[2], four[3]),
-                              reinterpret_cast<uintptr_t>(row) % 16 == 0);
-            }
+            gradient.store<T::ROWS_PER_LANE, T::PER_LANE>(sum + 4 * v, thread.row0, column);
         }
-        if (dx_components) put_components(thread, sum, rows, k, k0, row0, dx_components, dx_stride, dx_component_count);
     }
-    if (dx_row_scales) store_row_scales(thread, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);
+    if (dx_row_scales) store_row_scales<T>(thread.row0, tops, rows, reinterpret_cast<int*>(partial), dx_row_scales + row0);
 }
 
 }  // namespace mlpgpu

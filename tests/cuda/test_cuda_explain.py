@@ -140,7 +140,9 @@ def test_flops_are_those_of_the_plan() -> None:
     missing.remove("network_forward")  # of predictions alone, which are below
     narrow = mg.Network([mg.Dense(12, 300, "relu"), mg.Dense(300, 300)], seed=1)
     many_rows = narrow.lower(capacity=2000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
-    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows]):
+    ends = mg.Network([mg.Dense(12, 600, "relu"), mg.Dense(600, 10)], seed=1)
+    one_wave = ends.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
+    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows, one_wave]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (
             sum(step.flops(operation, step.capacity) for operation in operations)
@@ -240,7 +242,8 @@ def test_bytes_by_hand() -> None:
     total = 16 * (4 + 2) + 2 * 4
     assert moved_bytes(launch_of(low.evaluation, "loss"), ROWS) == 4 * ROWS * (1 + 7 + 1 + 1) + total
     # the last layer, without a bias, takes x and what its activation saved, and makes dx and the delta
-    assert moved_bytes(launch_of(shard, "head"), ROWS) == 4 * ROWS * (3 * 33 + 1 + 7 + 1 + 1) + 4 * 33 * 7 + total
+    of_blocks = 16 * (15 + 2) + 2 * 4  # of two rows
+    assert moved_bytes(launch_of(shard, "head"), ROWS) == 4 * ROWS * (3 * 33 + 1 + 7 + 1 + 1) + 4 * 33 * 7 + of_blocks
     # a weight without a bias, whose dz is the loss's delta
     assert moved_bytes(launch_of(shard, "dense_backward_weight"), ROWS) == 4 * (ROWS * (33 + 7) + 33 * 7)
     count = plan().parameter_count

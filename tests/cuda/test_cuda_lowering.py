@@ -245,7 +245,7 @@ def test_a_small_plan_in_full() -> None:
         "dense_forward_relu_32x32",
         "dropout",
         "dense_forward_gelu_32x32",
-        "head_softmax_cross_entropy_index",  # the last layer, the loss, and dx with the derivative of gelu
+        "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",
         "dense_backward_input_identity_32x32",
         "dense_backward_weight_32x32",
@@ -270,7 +270,7 @@ def test_a_plan_that_updates_in_place() -> None:
     low = lowered(make_plan(layers, loss="softmax_cross_entropy"))
     assert names([*low.shards[0], *low.finish]) == [
         "dense_forward_relu_32x32",  # and the gather
-        "head_softmax_cross_entropy_index",  # the last layer, the loss, the total error, and dx
+        "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, the total error, and dx
         "dense_backward_update_Momentum_small_n",
         "dense_backward_update_Momentum_small_n",
     ]

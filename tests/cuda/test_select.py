@@ -93,6 +93,15 @@ def test_each_side_of_a_threshold_has_its_path(
 def test_each_side_of_the_other_thresholds() -> None:
     assert [loss.team_of(n).block_rows for n in (16383, 16384)] == [8, 1]
     assert [bool(loss.head(64, n, "identity", STEP)) for n in (33, 32)] == [False, True]
+    assert loss.head_form(1024, 10, of_rows(264))[0] is kernels.FEW_ROWS_HEAD
+    forms = [loss.head_form(1024, 10, of_rows(rows))[0] for rows in (265, 1056, 1057)]
+    assert forms == [kernels.WHOLE_HEAD, kernels.WHOLE_HEAD, kernels.COLUMN_HEAD]
+    shapes = (410, 10), (409, 10), (1025, 10), (1024, 12), (1024, 13)
+    assert [loss.head_form(*shape, of_rows(1000))[0] is kernels.WHOLE_HEAD for shape in shapes] == [1, 0, 0, 1, 0]
+    few, work = kernels.FEW_ROWS_HEAD, of_rows(2)
+    assert [loss.head_parts(few, k, 1, work) for k in (256, 257, 2048)] == [1, 2, 8]
+    assert [loss.head_parts(few, 2048, blocks, work) for blocks in (16, 33, 66, 67, 200)] == [8, 4, 2, 1, 1]
+    assert loss.head_parts(kernels.WHOLE_HEAD, 1024, 1, work) == 1
     single = dataclasses.replace(STEP, operand_format=BFLOAT16)
     assert [bool(loss.product_with_loss(n, "identity", "huber", single)) for n in (516, 520)] == [False, True]
     assert not loss.product_with_loss(520, "identity", "huber", STEP)

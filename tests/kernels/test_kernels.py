@@ -326,6 +326,48 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "            if (thread.computes(k - k0)) add_products",
         kernels.head("huber", "dense"),
     ),
+    "barrier removed before x comes to a column head": (
+        "fused/column_head.cuh",
+        "staged);\n        __syncthreads();\n        for (int done",
+        "staged);\n        for (int done",
+        kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
+    ),
+    "x overwritten while a column head reads it": (
+        "fused/column_head.cuh",
+        "        if (k0 > 0) __syncthreads();  // x before has been read\n",
+        "",
+        kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
+    ),
+    "W's columns overwritten while a column head reads them": (
+        "fused/column_head.cuh",
+        "            __syncthreads();  // the columns before have been read\n",
+        "",
+        kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
+    ),
+    "a later batch of W taken from its start": (
+        "fused/column_head.cuh",
+        "column.load(w, k0 + done, k0",
+        "column.load(w, k0, k0",
+        kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
+    ),
+    "what lies after the last x of a column head not cleared": (
+        "fused/column_head.cuh",
+        "min(k0 + first + i * stride, depth)",
+        "(k0 + first + i * stride)",
+        kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
+    ),
+    "a column head's threads of other columns left out": (
+        "fused/column_head.cuh",
+        "for (int i = lane / lanes; i < stride",
+        "for (int i = lane / lanes; i < stride - 1",
+        kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
+    ),
+    "each block of the same rows makes the first part of dx": (
+        "fused/column_head.cuh",
+        "begin = blockIdx.y * part",
+        "begin = 0 * part",
+        kernels.head("huber", "dense", form=kernels.FEW_ROWS_HEAD),
+    ),
     "the slots of a bias taken for the weight's": (
         "dense/update.cuh",
         "of_bias = {bias, bias_slots, size, n, scale, row};\n    gemm",
@@ -578,6 +620,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        pdl_wait_and_trigger();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
         "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        pdl_wait_and_trigger();",
         kernels.dense_backward_update("Momentum", "small_n"),
+    ),
+    "blocks of a column head that do not wait for the launch before": (
+        "fused/column_head.cuh",
+        "    pdl_wait_and_trigger();\n",
+        "",
+        kernels.head("softmax_cross_entropy", "index", form=kernels.COLUMN_HEAD),
     ),
     "blocks that do not wait for the launch before": (
         "fused/head.cuh",

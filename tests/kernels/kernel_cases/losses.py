@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 from helpers import EPS, EPS32, LOSS_KINDS, LOSS_OF
@@ -10,7 +11,7 @@ from helpers import EPS, EPS32, LOSS_KINDS, LOSS_OF
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.constants import loss_numbers
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import Entry, Team, ceil_div, padded_columns, padded_rows
+from mlpgpu.backends.cuda.kernels import Entry, HeadForm, Team, ceil_div, padded_columns, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.losses import OUTPUTS, OutputName, TargetKind, apply_output
 
@@ -67,12 +68,14 @@ def loss(
     of_x: bool = False,
     team: Team = kernels.WARP_TEAM,
     components: int = 0,
+    form: HeadForm = kernels.WHOLE_HEAD,
+    parts: int = 1,
 ) -> Case:
     """``scaled`` is with standardized targets; ``special`` is what one logit is; ``total`` with the batch's sum.
 
     With a ``width`` it is the head: x of so many columns and the last layer give the logits.  With an
     ``activation`` below that, too, dx is wanted; ``of_x`` where the activation saved x itself, and ``components`` as so
-    many components of bfloat16 as well.
+    many components of bfloat16 as well; of a ``form``, whose blocks of the same rows have so many ``parts`` of dx.
     """
     targets = _targets(name, kind, 2 * batch.epoch_rows, n)
     weights = generator().uniform(0.5, 2.0, len(targets)).astype(np.float32) if weighted else None
@@ -119,9 +122,10 @@ def loss(
     value_bound = w * (relative * (abs(row_values) + spread) + (magnitude(deltas) * target_error).sum(axis=1))
     delta_bound = w[:, np.newaxis] * (relative * (abs(deltas) + reach) + 2 * target_error)
 
-    blocks = ceil_div(batch.most_rows, team.block_rows)
+    block_rows = team.block_rows if width is None else form.rows
+    blocks = ceil_div(batch.most_rows, block_rows)
     sums, sums_bound = np.zeros((blocks, 2)), np.zeros((blocks, 2))
-    block = np.arange(rows) // team.block_rows
+    block = np.arange(rows) // block_rows
     np.add.at(sums, block, np.stack([w * row_values, w], axis=1))
     np.add.at(sums_bound, block, np.stack([value_bound, w * EPS * rows], axis=1))
     outputs = {"sums": expect(sums, sums_bound)}
@@ -146,7 +150,8 @@ def loss(
     if width is None:
         args |= {"components": None, "component_stride": 0, "component_count": components}
         if components:
-            args |= _components_of(components, batch, n, deltas * w[:, np.newaxis], delta_bound, outputs, "")
+            of_row = w[:, np.newaxis]
+            args |= _components_of(components, batch, n, deltas * of_row, delta_bound, outputs, "", block_rows)
             blocks, variant = len(args["sums"]), variant + f"-components-{components}"
         entry = kernels.loss(name, kind, textured=textured, team=team)
         return Case(f"{batch}-{n}{variant}", entry, (blocks,), args, outputs, _numbers_of(entry, name))
@@ -168,15 +173,16 @@ def loss(
         variant += f"-{activation}"
         variant += "-of-x" * of_x
         if components:
-            vectors = 4 * ceil_div(width, 4)
-            args |= _components_of(components, batch, width, dx[part], dx_bound[part], outputs, "dx_", written=vectors)
+            made, vectors = (dx[part], dx_bound[part]), 4 * ceil_div(width, 4)
+            args |= _components_of(components, batch, width, *made, outputs, "dx_", block_rows, vectors)
             blocks = len(args["sums"])
             variant += f"-components-{components}"
-        else:
+        elif parts == 1:
             scales = np.full(batch.most_rows, -77, np.int32)
             args["dx_row_scales"], outputs["dx_row_scales"] = scales, _row_scales_of(dx[part], scales)
-    entry = kernels.head(name, kind, textured=textured)
-    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks,), args, outputs, _numbers_of(entry, name))
+    variant += f"-{parts}parts" * (parts > 1)
+    entry = kernels.head(name, kind, textured=textured, form=form)
+    return Case(f"{batch}-{width}x{n}{variant}", entry, (blocks, parts), args, outputs, _numbers_of(entry, name))
 
 
 def _numbers_of(entry: Entry, name: str) -> dict[str, np.ndarray]:
@@ -201,7 +207,7 @@ def _components_of(
     bound: np.ndarray,
     outputs: dict[str, Output],
     prefix: str,
-    *,
+    block_rows: int,
     written: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Components that a kernel leaves as well, in ``outputs`` under their name; its blocks take padding too.
@@ -214,7 +220,7 @@ def _components_of(
     is_written[:, : padded_rows(rows), : written or n] = True
     outputs[f"{prefix}components"] = Output(full, full_bound, is_written, together)
     del outputs["sums"]  # of other blocks
-    words, sums = np.full(padded, 0x5A5A, np.uint16), blank(padded[1] // kernels.WARPS_PER_BLOCK, 2, dtype=np.float64)
+    words, sums = np.full(padded, 0x5A5A, np.uint16), blank(padded[1] // block_rows, 2, dtype=np.float64)
     return {f"{prefix}components": words, f"{prefix or 'component_'}stride": words[0].size, "sums": sums}
 
 
@@ -310,6 +316,30 @@ def output(
     return Case(f"{batch}-{n}{variant}", kernels.output(function, team=team), (blocks,), args, outputs)
 
 
+def column_head_cases() -> Iterator[Case]:
+    """Heads whose threads have a column of W each.  W of 32 columns comes to shared memory in parts of 352 rows."""
+    for form, (name, kind) in product(kernels.HEADS[1:], LOSS_KINDS):
+        yield loss(name, kind, whole(31), 10, width=33, activation="tanh", total=True, form=form)
+        yield loss(name, kind, whole(17), 32, width=70, activation="relu", weighted=False, textured=False, form=form)
+    for form in kernels.HEADS[1:]:
+        for rows, k, n in ((1, 1, 1), (3, 1, 32), (5, 999, 3), (9, 1000, 32), (2, 2048, 11), (3, 1111, 1), (11, 2, 31)):
+            yield loss("huber", "dense", whole(rows), n, width=k, activation="tanh", total=True, form=form)
+        yield loss("huber", "dense", whole(3), 2, width=7000, activation="relu", form=form)  # x comes in two parts
+        yield loss("squared_error", "dense", whole(9), 3, width=40, scaled=True, form=form)
+        yield loss("squared_error", "dense", whole(9), 5, width=1100, activation="tanh", of_x=True, form=form)
+        for activation in ACTIVATIONS:
+            yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation, form=form)
+        for batch in batches(31):
+            yield loss("softmax_cross_entropy", "index", batch, 7, width=40, activation="silu", form=form)
+        for parts, k, n in ((2, 33, 5), (3, 900, 32), (8, 2048, 11), (5, 130, 1), (2, 1500, 32)):
+            yield loss("huber", "dense", whole(9), n, width=k, activation="tanh", total=True, form=form, parts=parts)
+        for batch, components in product(batches(130), BFLOAT_ERRORS):
+            yield loss(
+                "squared_error", "dense", batch, 5, width=70, activation="tanh", components=components, form=form,
+                parts=components,
+            )  # fmt: skip
+
+
 def loss_cases() -> Iterator[Case]:
     for name, kind in LOSS_KINDS:
         for rows, n in ((1, 1), (31, 10), (9, 32), (33, 33), (8, 257)):
@@ -337,6 +367,7 @@ def loss_cases() -> Iterator[Case]:
         for batch, n, width in ((whole(1), 10, 90), (Batch(4, 10, 2), 7, 33), (whole(3), 1, 600)):
             yield tail(name, kind, batch, n, width)
         yield tail(name, kind, whole(2), 5, 9, textured=False)
+    yield from column_head_cases()
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
     for batch in batches(130):

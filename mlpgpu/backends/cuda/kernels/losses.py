@@ -1,5 +1,5 @@
 """Losses and outputs (``elementwise/loss.cuh``), and a loss in one kernel with the last dense layer
-(``fused/head.cuh``)."""
+(``fused/head.cuh``, ``fused/column_head.cuh``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,49 @@ def reads_numbers(form: str) -> bool:
     return form != "softmax_cross_entropy" and bool(fields(FORMS[form]))
 
 
-# Head of fused/head.cuh.
-HEAD_THREADS, HEAD_ROWS, HEAD_MOST_N = 288, 8, 32
-HEAD_SHARED_BYTES = 4 * (12 * 1028 + HEAD_ROWS * (8 + 2) * HEAD_MOST_N + 4 * HEAD_ROWS)
+HEAD_MOST_N = 32  # of all heads
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """A kernel of the last dense layer with a loss.
+
+    Attributes:
+        header: the file under ``cuda/`` that defines it, as ``function`` for blocks of the struct ``block``.
+        rows: of a block.
+        suffix: the end of its entries' names.
+        blocks: that must fit on a multiprocessor at once.
+    """
+
+    header: str
+    function: str
+    block: str
+    rows: int
+    threads: int
+    shared_bytes: int
+    suffix: str = ""
+    blocks: int = 1
+
+    def __str__(self) -> str:
+        return "head by columns" if self.suffix else "head"
+
+
+# Head of fused/head.cuh, which keeps MOST_K by MOST_N of W, and ColumnHead of fused/column_head.cuh.
+WHOLE_HEAD_MOST_K, WHOLE_HEAD_MOST_N = 1024, 12
+WHOLE_HEAD = HeadForm("fused/head.cuh", "head", "Head", 8, 288, 4 * (12 * 1028 + 8 * (8 + 2) * HEAD_MOST_N + 4 * 8))
+
+
+def _column_head(rows: int, warps: int) -> HeadForm:
+    threads, suffix = WARP * (warps + 1), f"_columns_{rows}"
+    shared_bytes = 4 * (12336 + rows * (threads + 2 * HEAD_MOST_N + 4))
+    return HeadForm(
+        "fused/column_head.cuh", "column_head", f"ColumnHead<{rows}>", rows, threads, shared_bytes, suffix,
+        blocks=2 if rows == 8 else 1,
+    )  # fmt: skip
+
+
+COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 16)
+HEADS = (WHOLE_HEAD, COLUMN_HEAD, FEW_ROWS_HEAD)
 
 
 @dataclass(frozen=True)
@@ -136,25 +176,26 @@ def output(function: str, *, team: Team = WARP_TEAM) -> Entry:
     )
 
 
-def head(name: str, kind: str, *, textured: bool = True) -> Entry:
+def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_HEAD) -> Entry:
     """The last dense layer, a loss, and dx; arguments as of :func:`loss`."""
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
-        f"{reader.argument()}, {_WEIGHED}, const float* saved[rows,k], int activation, float* dx[rows,k], "
-        "uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, int dx_component_count, "
-        "int* dx_row_scales[rows], int k, int n"
+        f"{reader.argument()}, {_WEIGHED.replace('grid.x,grid.y,2', 'grid.x,2')}, const float* saved[rows,k], "
+        "int activation, float* dx[rows,k], uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, "
+        "int dx_component_count, int* dx_row_scales[rows], int k, int n"
     )
-    function = f"head<{camel(name)}, {reader.struct}>"
+    block = "" if form is WHOLE_HEAD else f", {form.block}"
     return Entry(
-        f"head_{name}_{kind}{reader.suffix}",
-        "fused/head.cuh",
-        function,
+        f"head_{name}_{kind}{form.suffix}{reader.suffix}",
+        form.header,
+        f"{form.function}<{camel(name)}, {reader.struct}{block}>",
         arguments(signature),
-        HEAD_THREADS,
-        HEAD_SHARED_BYTES,
-        block="Head",
-        spill_bytes=32,  # on sm_120 alone
+        form.threads,
+        form.shared_bytes,
+        block=form.block,
+        blocks=form.blocks,
+        spill_bytes=32 if form is WHOLE_HEAD else 0,  # on sm_120 alone
         loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
@@ -199,7 +240,8 @@ def loss_entries() -> list[Entry]:
     entries = []
     for name, row in FORMS.items():
         for kind, textured in product(row.targets, (True, False)):
-            entries += [make(name, kind, textured=textured) for make in (loss, head, tail)]
+            entries += [make(name, kind, textured=textured) for make in (loss, tail)]
+            entries += [head(name, kind, textured=textured, form=form) for form in HEADS]
             entries.append(loss(name, kind, textured=textured, team=WIDE_TEAM))
     outputs = (output(function, team=team) for function in OUTPUTS for team in (WARP_TEAM, WIDE_TEAM))
     return [*entries, total_error(), step_errors(), *outputs]

@@ -380,8 +380,9 @@ def _head(facts: _Facts, op: ops.Dense, backward: ops.DenseBackward, title: str)
     scales = False
     if backward.dx is not None:
         scales = facts.is_scaled and any(map(facts.is_gemm, _backward_readers(facts, backward.dx)))
+    path = facts.loss_path(loss)
     return groups.Head(
-        title, facts.loss_path(loss).head.why, op, loss, backward, facts.targets, facts.derivative(backward),
+        title, path.why, path.form, op, loss, backward, facts.targets, facts.derivative(backward),
         facts.forms(backward.dx) if backward.dx else None, scales,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from .... import plan as ops
 from ....text import table
-from ..kernels import Team
+from ..kernels import HeadForm, Team
 from ..select.dense import (
     Atomic,
     FewRows,
@@ -303,6 +303,7 @@ class GemmGradient(Group):
 class Head(Group):
     """The last layer, the loss, and dx with an activation's derivative."""
 
+    form: HeadForm
     dense: ops.Dense
     loss: ops.Loss
     backward: ops.DenseBackward

@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 
 from ..kernels import (
-    HEAD_ROWS,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
     WARP_SPLIT_WEIGHT,
+    WHOLE_HEAD,
     OperandFormat,
     SimtTile,
     Sm90Tile,
@@ -62,7 +62,7 @@ def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: 
 
 def head_clocks(rows: int, multiprocessors: int) -> int:
     """Of a last layer, its loss and its dx in one launch."""
-    return ceil_div(rows, HEAD_ROWS * multiprocessors) * thresholds.HEAD_WAVE_CLOCKS
+    return ceil_div(rows, WHOLE_HEAD.rows * multiprocessors) * thresholds.HEAD_WAVE_CLOCKS
 
 
 def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:

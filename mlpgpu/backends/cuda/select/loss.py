@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernels import (
+    COLUMN_HEAD,
     FEW_ROWS,
+    FEW_ROWS_HEAD,
     HEAD_MOST_N,
     LOSS_COLUMNS,
     SUMS_OF_TERMS,
@@ -13,8 +15,13 @@ from ..kernels import (
     TAIL_MOST_UNITS,
     TAIL_MOST_WEIGHTS,
     WARP_TEAM,
+    WHOLE_HEAD,
+    WHOLE_HEAD_MOST_K,
+    WHOLE_HEAD_MOST_N,
     WIDE_TEAM,
+    HeadForm,
     Team,
+    ceil_div,
 )
 from . import thresholds
 from .dense import is_cut, on_tensor_cores
@@ -45,6 +52,31 @@ def head(k: int, n: int, activation: str, work: Work) -> Verdict:
     if is_cut(k, n):
         return Verdict(False, f"its product is split along k = {k:,}")
     return Verdict(True, f"{n} outputs ≤ {HEAD_MOST_N}: the last layer, the loss and dx are one launch, the head")
+
+
+def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:
+    """The kernel of a head, and why it is another one than that of 8 rows which keeps x in registers, if it is.
+
+    The order of its sums over k follows from that.
+    """
+    if not thresholds.COLUMN_HEADS_ARE_USED:
+        return WHOLE_HEAD, ""
+    most_rows = thresholds.FEW_ROWS_HEAD_ROWS * work.setting.multiprocessors
+    if work.rows <= most_rows:
+        return FEW_ROWS_HEAD, f"{work.rows} ≤ {most_rows} rows: a block has two, a thread a column of W"
+    is_whole = k <= WHOLE_HEAD_MOST_K and n <= WHOLE_HEAD_MOST_N
+    is_wave = work.rows <= WHOLE_HEAD.rows * work.setting.multiprocessors
+    is_large = k * n > thresholds.COLUMN_HEAD_MOST_WEIGHTS
+    if is_whole and is_wave and is_large:
+        return WHOLE_HEAD, ""
+    return COLUMN_HEAD, f"{k:,}×{n}, {work.rows:,} rows: a thread has a column of W"
+
+
+def head_parts(form: HeadForm, k: int, row_blocks: int, work: Work) -> int:
+    """How many blocks have the same rows, each with a part of k in dx, where a card has room for them."""
+    if form is WHOLE_HEAD:
+        return 1
+    return max(1, min(work.setting.multiprocessors // row_blocks, ceil_div(k, thresholds.HEAD_PART_LEAST_K)))
 
 
 def product_with_loss(n: int, activation: str, loss: str, work: Work) -> Verdict:

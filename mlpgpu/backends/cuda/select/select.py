@@ -8,7 +8,7 @@ from functools import cached_property
 from .... import plan as ops
 from ....plan import Plan
 from ....text import table
-from ..kernels import Team
+from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
 from .data import shard_costs, target_reads
 from .dense import CountedLayer, DensePath, count_step, dense_path
@@ -47,19 +47,29 @@ class GatherPath:
 
 @dataclass(frozen=True)
 class LossPath:
-    """A loss: with the last layer in a head, at the end of its product, or in a launch with a team for each row."""
+    """A loss: with the last layer in a head, at the end of its product, or in a launch with a team for each row.
+
+    Attributes:
+        form: the kernel of the head, if there is one, and ``form_why`` it is another one than usual.
+    """
 
     head: Verdict
     product: Verdict
     team: Team
+    form: HeadForm = WHOLE_HEAD
+    form_why: str = ""
 
     def __str__(self) -> str:
-        return "head" if self.head else "epilogue of the last product" if self.product else f"a launch, {self.team}"
+        if self.head:
+            return str(self.form)
+        return "epilogue of the last product" if self.product else f"a launch, {self.team}"
 
     @property
     def why(self) -> str:
-        if self.head or self.product:
-            return self.head.why if self.head else self.product.why
+        if self.head:
+            return "; ".join(filter(None, (self.head.why, self.form_why)))
+        if self.product:
+            return self.product.why
         not_in_product = f"; not in its product's epilogue: {self.product.why}" * (self.head != self.product)
         return f"not fused with the last layer: {self.head.why}{not_in_product}"
 
@@ -323,7 +333,7 @@ class _Choices:
             return LossPath(apart, apart, losses.team_of(n))
         head = losses.head(*self.widths(last.weight), last.activation, self.work)
         product = losses.product_with_loss(n, last.activation, op.loss.form, self.work)
-        return LossPath(head, product, losses.team_of(n))
+        return LossPath(head, product, losses.team_of(n), *losses.head_form(*self.widths(last.weight), self.work))
 
 
 def no_update_of(stack: LocalStack, work: Work) -> str:

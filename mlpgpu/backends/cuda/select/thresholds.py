@@ -94,6 +94,20 @@ LATE_LAUNCH_CLOCKS = 1600
 # A head's wave of blocks, of 8 rows each.  Medium at 1,024 rows: 7.5 µs with the launch; 512 by 5: 7.2.
 HEAD_WAVE_CLOCKS = 8000
 
+# True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 17.9 µs, counted 5.0; 1111
+# by 1 at 2 rows: 9.4, counted 3.7; 102 by 2 at 2,048 rows: 11.1, counted 4.2.  Not timed yet.
+COLUMN_HEADS_ARE_USED = True
+
+# Of more rows than these for each multiprocessor, blocks share W among 8.  Of more weights than these the head that
+# keeps x in registers reads shared memory less; of it a multiprocessor has one block at a time, of others two, so it is
+# for one wave of blocks.  Not measured: follows from registers and loads of shared memory.
+FEW_ROWS_HEAD_ROWS = 2
+COLUMN_HEAD_MOST_WEIGHTS = 4096
+
+# A block makes at least so much of k in dx where several have the same rows: two vectors for each lane of a warp.  Not
+# measured.
+HEAD_PART_LEAST_K = 256
+
 # A step by blocks of rows takes so many clocks for each wave of blocks, and one for each weight: by what remains of
 # 50-128-128-128-1 at 1,024 and 8,192 rows and of 20-64-64-2 at 8,192, measured below, without launches and updates.
 ROW_STEP_WAVE_CLOCKS = 12_000

@@ -1,6 +1,6 @@
 """What replaces several launches: the last layer with the loss, or all layers after one of large k.
 
-``fused/head.cuh``, ``fused/tail.cuh``.
+``fused/head.cuh``, ``fused/column_head.cuh``, ``fused/tail.cuh``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from .....activations import ACTIVATIONS
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At
+from ...select.loss import head_parts
 from ..groups import Head, Tail
 from .operands import component_count, elements_of, rows_words, written
 from .rows import statistics, weighed
@@ -25,14 +26,16 @@ def head(shard: Shard, group: Head) -> None:
     dx, components = written(shard, backward.dx, group.dx)
     scales = rows_words(shard, backward.dx) if group.leaves_scales and backward.dx else None
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
-    grid = ceil_div(rows, kernels.HEAD_ROWS), 1, 1
+    k, blocks = shard.shapes[dense.weight][0], ceil_div(rows, group.form.rows)
+    parts = head_parts(group.form, k, blocks, shard.work) if scales is None else 1
+    entry = kernels.head(op.loss.form, op.kind, textured=shard.setting.textured, form=group.form)
     shard.add(
-        group, kernels.head(op.loss.form, op.kind, textured=shard.setting.textured), grid,
-        **weighed(shard, grid), **statistics(shard, group.targets), x=shard.ref(dense.x), w=shard.ref(dense.weight),
-        b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
+        group, entry, (blocks, parts, 1),
+        **weighed(shard, (blocks, 1, 1)), **statistics(shard, group.targets), x=shard.ref(dense.x),
+        w=shard.ref(dense.weight), b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
         activation=kernels.activation_number(derivative.activation), dx=dx, dx_components=components,
         dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard), dx_row_scales=scales,
-        k=shard.shapes[dense.weight][0], n=shard.width(op.logits),
+        k=k, n=shard.width(op.logits),
     )  # fmt: skip
 
 
