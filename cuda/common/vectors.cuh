@@ -20,6 +20,17 @@ __device__ __forceinline__ void load_four(const unsigned char* from, unsigned ch
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
+// 2, or a multiple of 4, neighbours of shared memory.
+template <int COUNT>
+__device__ __forceinline__ void load_neighbours(const float* from, float (&to)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i + 4 <= COUNT; i += 4) load_four(from + i, to + i);
+    if (COUNT == 2) {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        to[0] = two.x, to[1] = two.y;
+    }
+}
+
 __device__ __forceinline__ void store_four(float* to, const float* from) {
     *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }

@@ -78,7 +78,7 @@ __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4
     }
 }
 
-constexpr float LARGEST = 3.4028235e38f;
+constexpr float LARGEST = 3.4028235e38f, LEAST_NORMAL = 1.1754944e-38f;
 
 constexpr int MOST_COMPONENTS = 2;
 
@@ -211,8 +211,9 @@ struct Halves {
     static __device__ __forceinline__ void quantize(float x, int shift, uint16_t& hi, uint16_t& lo, int& flags) {
         const float scaled = scale_by(x, shift);
         const float size = fabsf(scaled);
-        flags = (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) |
-                ((exponent_of(x) > NO_EXPONENT && size < LEAST_EXACT) || fabsf(x) > LARGEST ? INEXACT : 0);
+        // Without a branch, which && and || would be.
+        const bool is_inexact = ((fabsf(x) >= LEAST_NORMAL) & (size < LEAST_EXACT)) | (fabsf(x) > LARGEST);
+        flags = (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) | (is_inexact ? INEXACT : 0);
         hi = half_bits(scaled);
         // If x is not finite lo is 0, since infinity less infinity would be NaN.
         lo = half_bits(size <= 65504.0f ? (scaled - half_value(hi)) * (1 << SHIFT) : 0.0f);

@@ -37,9 +37,11 @@ struct SplitRow {
         flags |= found[0] | found[1] | found[2] | found[3];
         if (!column_scales) return;
         const int known[4] = {there.x, there.y, there.z, there.w};
+        const int missing[4] = {found[0] & ~known[0], found[1] & ~known[1], found[2] & ~known[2], found[3] & ~known[3]};
+        if ((missing[0] | missing[1] | missing[2] | missing[3]) == 0) return;  // nearly always
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (found[i] & ~known[i]) atomicOr(column_scales + j + i, found[i]);
+            if (missing[i]) atomicOr(column_scales + j + i, found[i]);
     }
 };
 
@@ -84,32 +86,46 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     const auto weight_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
     const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? column_scales : nullptr, j); };
 
-    // Each thread keeps its part of a row in registers; what does not fit is read twice.
+    // Each thread keeps its part of a row in registers; of a longer row a piece at a time, so that all loads of a piece are on
+    // their way at once. Of several pieces scales need all, from the last to the first, which is then put without a load.
+    const int piece = VECTORS * stride;
+    int begin = Format::SCALED ? first + (n - 1) / piece * piece : first;
     float4 in_registers[VECTORS];
     int4 weight[VECTORS], known[VECTORS];
+    const auto load = [&] {
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        in_registers[i] = vector(first + i * stride);
-        weight[i] = weight_of(first + i * stride), known[i] = known_of(first + i * stride);
-    }
+        for (int i = 0; i < VECTORS; ++i) {
+            in_registers[i] = vector(begin + i * stride);
+            weight[i] = weight_of(begin + i * stride), known[i] = known_of(begin + i * stride);
+        }
+    };
+    load();
 
     SplitRow<Format> out = {copy, components, component_stride, column_scales, n, 0, 0};
     if (Format::SCALED) {
         int top = NO_EXPONENT;
+        while (true) {
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
-            if (first + i * stride < n) top = max(top, top_exponent(in_registers[i], weight[i]));
-        for (int j = first + VECTORS * stride; j < n; j += stride) top = max(top, top_exponent(vector(j), weight_of(j)));
+            for (int i = 0; i < VECTORS; ++i)
+                if (begin + i * stride < n) top = max(top, top_exponent(in_registers[i], weight[i]));
+            if (begin == first) break;
+            begin -= piece;
+            load();
+        }
         top = warp_max(top);
         if (team.thread % WARP == 0) scratch[warp] = top;
         __syncthreads();
         for (int i = 0; i < team.warps(); ++i) top = max(top, scratch[first_warp + i]);
         out.shift = -scaling_exponent(top);
     }
+    while (true) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i)
-        if (first + i * stride < pitch) out.put(first + i * stride, in_registers[i], weight[i], known[i]);
-    for (int j = first + VECTORS * stride; j < pitch; j += stride) out.put(j, vector(j), weight_of(j), known_of(j));
+        for (int i = 0; i < VECTORS; ++i)
+            if (begin + i * stride < pitch) out.put(begin + i * stride, in_registers[i], weight[i], known[i]);
+        begin += piece;
+        if (begin >= pitch) break;
+        load();
+    }
     if (!Format::SCALED) return;
 
     const int flags = warp_or(out.flags);

@@ -20,21 +20,17 @@ template <int ROWS_>
 struct WholeBatchBackward {
     static constexpr int ROWS = ROWS_, WARPS = 4, THREADS = WARPS * WARP;
     static constexpr int LANE_ROWS = ROWS > 16 ? 2 : 4, LANE_COLUMNS = 2, COLUMNS = LANE_COLUMNS * WARP;
-    static constexpr int MOST_COLUMN_WARPS = ROWS > 16 ? 2 : 4, DELTAS = ROWS * MOST_COLUMN_WARPS * COLUMNS;  // of a chunk
+    static constexpr int MOST_COLUMN_WARPS = ROWS > 16 ? 2 : 4;
+    static constexpr int DELTA_PITCH = MOST_COLUMN_WARPS * COLUMNS + 4, DELTAS = ROWS * DELTA_PITCH;  // of a chunk of dz
+    static constexpr int COLUMN_VECTORS = COLUMNS / 4, COPIED_ROWS = THREADS / COLUMN_VECTORS;  // of dz, at once
     static constexpr int ELEMENTS = LANE_ROWS * LANE_COLUMNS, MOST_ARRAYS = 3, LANES = MOST_ARRAYS * ELEMENTS * THREADS;
     static constexpr int PITCH = WARPS * LANE_ROWS;  // of staged x (ROWS, rows of W)
     static constexpr int SUMS = ROWS * LANE_ROWS;    // of dx, for each warp
     static constexpr int SHARED_BYTES = 4 * (2 * DELTAS + 2 * LANES + ROWS * PITCH);
+    static_assert(COPIED_ROWS % 4 == 0 && ROWS % COPIED_ROWS == 0, "rows of dz that a thread copies have one lead");
     static_assert(WARPS * SUMS <= 2 * DELTAS, "in the end the warps' sums lie where dz was");
     static_assert(MOST_ARRAYS * ELEMENTS <= WARP, "a lane prefetches a cache line of one of the warp's elements");
 };
-
-// x of LANE_ROWS neighbouring rows of W, for one row of the batch.
-__device__ __forceinline__ void read_neighbours(const float* staged, float (&values)[4]) { load_four(staged, values); }
-__device__ __forceinline__ void read_neighbours(const float* staged, float (&values)[2]) {
-    const float2 two = *reinterpret_cast<const float2*>(staged);
-    values[0] = two.x, values[1] = two.y;
-}
 
 // The elements of W and its slots that a lane moves, one chunk after another; `weight` and `slots` are those of its first
 // row, of which `rows` are left. Element e lies i = e / LANE_COLUMNS rows on.
@@ -104,7 +100,7 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
                                                  int n, int activation, int column_warps, const LayerDropout& dropout,
                                                  int64_t step) {
     SHARED(float, shared);
-    float* const staged_dz = shared;  // two chunks (ROWS, chunk)
+    float* const staged_dz = shared;  // two chunks (ROWS, chunk), each row behind its place by its lead
     float* const staged_x = shared + 2 * T::DELTAS + 2 * T::LANES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, groups = T::WARPS / column_warps;
     const int group = warp / column_warps, block_row = blockIdx.x * groups * T::LANE_ROWS;
@@ -115,39 +111,66 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         weight + begin, Rule::SLOTS > 0 ? slots + begin : nullptr, size, k - first_row, n,
         shared + 2 * T::DELTAS + threadIdx.x,
     };
-    // A chunk's quads of dz: a thread copies the same one of every `copied_at_once`-th row.
-    const int quads = chunk / 4, copied_column = threadIdx.x % quads * 4;
-    const int copied_row = threadIdx.x / quads, copied_at_once = T::THREADS / quads;
-    const bool vectored = is_vectored(dz, n);
+    // Rows of dz are copied by vectors, wherever they begin: a thread copies the same ones of every COPIED_ROWS-th row.
+    const int copied_row = threadIdx.x / T::COLUMN_VECTORS, copied_column = threadIdx.x % T::COLUMN_VECTORS * 4;
+    const int lead = lead_of(dz, copied_row, n), end_row = threadIdx.x;
+    const float* const copied = dz + copied_row * n + (copied_column - lead);
     const auto fetch = [&](int first, int stage) {
         lane_weights.fetch(first + of_warp, stage);
-        float* const to = staged_dz + stage * T::DELTAS + copied_column;
-        for (int r = copied_row; r < T::ROWS; r += copied_at_once)
-            copy_quad(to + r * chunk, dz + r * n, first + copied_column, r < rows.count ? n : 0, vectored, dz);
+        float* const to = staged_dz + stage * T::DELTAS;
+#pragma unroll 1
+        for (int column = 0; column < chunk; column += T::COLUMNS) {
+            const int place = copied_row * T::DELTA_PITCH + copied_column + column;
+            const int left = n - first - column - copied_column + lead;
+#pragma unroll
+            for (int i = 0; i < T::ROWS; i += T::COPIED_ROWS)
+                if (copied_row + i < rows.count)
+                    copy_vector(to + place + i * T::DELTA_PITCH, copied + first + column + i * n, left);
+        }
+        if (end_row < rows.count) {  // the vector behind the chunk, which has the end of a row with a lead
+            const int from = first + chunk - lead_of(dz, end_row, n);
+            copy_vector(to + end_row * T::DELTA_PITCH + chunk, dz + end_row * n + from, n - from);
+        }
         commit_copies();
+    };
+    const auto staged_row = [&](int stage, int r) {
+        return staged_dz + stage * T::DELTAS + r * T::DELTA_PITCH + lead_of(dz, r, n);
     };
     int first = blockIdx.y * chunk, stage = 0;
     lane_weights.prefetch(first + of_warp - lane);
     lane_weights.clear();
+    for (int i = rows.count * T::DELTA_PITCH + threadIdx.x; i < T::DELTAS; i += T::THREADS)  // rows that are never copied
+        staged_dz[i] = staged_dz[T::DELTAS + i] = 0.0f;
     pdl_wait_and_trigger();
     for (int i = threadIdx.x; i < T::ROWS * T::PITCH; i += T::THREADS) {
         const int r = i / T::PITCH, row = block_row + i % T::PITCH;
         const bool is_inside = r < rows.count && row < k;
-        copy_or_clear(staged_x + i, x + (is_inside ? static_cast<int64_t>(indices ? indices[r] : r) * k + row : 0), is_inside, x);
+        copy_or_clear(staged_x + i, x + (is_inside ? static_cast<int64_t>(indices ? indices[r] : r) * k + row : 0), is_inside);
     }
     fetch(first, 0);
     const float scale = mean_scale(totals);
     of_bias.scale = scale;
     float of_dx[T::SUMS] = {};
-    for (int number = 0; first < n; first += stride, stage ^= 1, ++number) {
+    float kept_x[T::ROWS][T::LANE_ROWS];  // where no sums for dx take the registers
+    const auto read_x = [&](int r, float (&of_x)[T::LANE_ROWS]) {
+        load_neighbours(staged_x + r * T::PITCH + group * T::LANE_ROWS, of_x);
+    };
+    if (!HAS_DX) {
+        wait_copies();
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < T::ROWS; ++r) read_x(r, kept_x[r]);
+    }
+    for (int until_bias = blockIdx.x; first < n; first += stride, stage ^= 1, --until_bias) {
         wait_copies();
         __syncthreads();  // the chunk is there for all, and all have read the one before
         if (first + stride < n) fetch(first + stride, stage ^ 1);
-        if (of_bias.weight && number % gridDim.x == blockIdx.x) {  // one of the blocks that have this chunk
-            for (int column = threadIdx.x; column < min(chunk, n - first); column += T::THREADS) {
+        if (until_bias == 0) {  // of the blocks that have this chunk one moves its biases
+            until_bias = gridDim.x;
+            for (int column = threadIdx.x; of_bias.weight && column < min(chunk, n - first); column += T::THREADS) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int r = 0; r < T::ROWS; ++r) sum += staged_dz[stage * T::DELTAS + r * chunk + column];
+                for (int r = 0; r < T::ROWS; ++r) sum += staged_row(stage, r)[column];
                 of_bias(0, first + column, sum);
             }
         }
@@ -156,15 +179,15 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         for (int e = 0; e < T::ELEMENTS; ++e) w[e] = lane_weights.element(0, e, stage);
 #pragma unroll
         for (int r = 0; r < T::ROWS; ++r) {
-            float of_x[T::LANE_ROWS], delta[T::LANE_COLUMNS];
-            read_neighbours(staged_x + r * T::PITCH + group * T::LANE_ROWS, of_x);
+            float delta[T::LANE_COLUMNS];
+            if (HAS_DX) read_x(r, kept_x[r]);
 #pragma unroll
-            for (int q = 0; q < T::LANE_COLUMNS; ++q) delta[q] = staged_dz[stage * T::DELTAS + r * chunk + of_warp + q * WARP];
+            for (int q = 0; q < T::LANE_COLUMNS; ++q) delta[q] = staged_row(stage, r)[of_warp + q * WARP];
 #pragma unroll
             for (int e = 0; e < T::ELEMENTS; ++e) {
                 const int i = e / T::LANE_COLUMNS, q = e % T::LANE_COLUMNS;
                 float& sum = of_dx[r * T::LANE_ROWS + i];
-                sums[e] = fmaf(of_x[i], delta[q], sums[e]);
+                sums[e] = fmaf(kept_x[r][i], delta[q], sums[e]);
                 if (HAS_DX) sum = fmaf(delta[q], w[e], sum);
             }
         }

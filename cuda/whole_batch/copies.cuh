@@ -1,4 +1,4 @@
-// Asynchronous copies of neighbours that may end at a border, and need not lie as a vector does.
+// Asynchronous copies of rows that need not begin at vectors.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -7,20 +7,55 @@
 
 namespace mlpgpu {
 
-// Starts to copy an element, or to clear its place; `none` is any address.
-__device__ __forceinline__ void copy_or_clear(float* to, const float* from, bool is_inside, const float* none) {
-    copy_async_or_clear<4>(shared_address(to), is_inside ? from : none, is_inside ? 4 : 0);
+// Starts to copy a number, or to clear its place; then nothing is read.
+__device__ __forceinline__ void copy_or_clear(float* to, const float* from, bool is_inside) {
+    copy_async_or_clear<4>(shared_address(to), from, is_inside ? 4 : 0);
 }
 
-// Starts to copy four neighbours of a row from `column` on, of which those from `length` on become 0.
-__device__ __forceinline__ void copy_quad(float* to, const float* row, int column, int length, bool vectored, const float* none) {
-    if (vectored) {
-        const bool is_inside = column < length;
-        copy_async_or_clear<16>(shared_address(to), is_inside ? row + column : none, is_inside ? 16 : 0);
-        return;
-    }
+// A warp's copies of tiles of WIDTH columns: a lane takes a vector of every 8th row, or, where rows do not all begin at
+// vectors, two numbers of every 4th, one by one.
+struct TileCopies {
+    static constexpr int WIDTH = 16;
+    bool vectored;
+    int row, column;  // the first that the lane copies
+
+    __device__ __forceinline__ explicit TileCopies(bool vectored)
+        : vectored(vectored),
+          row(threadIdx.x % WARP / (vectored ? 4 : 8)),
+          column(vectored ? threadIdx.x % 4 * 4 : threadIdx.x % 8 * 2) {}
+
+    // Calls of_row for each row of the lane, given its number among them and how many rows it lies behind the first.
+    template <int ROWS, class OfRow>
+    __device__ __forceinline__ void each_row(const OfRow& of_row) const {
+        if (vectored) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) copy_or_clear(to + e, row + column + e, column + e < length, none);
+            for (int i = 0; i < ROWS / 8; ++i) of_row(i, 8 * i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < ROWS / 4; ++i) of_row(i, 4 * i);
+        }
+    }
+
+    // Copies what the lane takes of a row, of which `left` columns are left from its own on.
+    __device__ __forceinline__ void copy(float* to, const float* from, int left) const {
+        if (vectored) {
+            copy_async_or_clear<16>(shared_address(to), from, left > 0 ? 16 : 0);
+        } else {
+            copy_or_clear(to, from, left > 0);
+            copy_or_clear(to + 1, from + 1, left > 1);
+        }
+    }
+};
+
+// How many numbers lie before a row's first column in the vector that holds it, of rows (·, n). It repeats every four rows. Rows
+// that are copied by vectors wherever they begin lie so far behind their places in shared memory.
+__device__ __forceinline__ int lead_of(const float* rows, int row, int n) {
+    return (reinterpret_cast<uintptr_t>(rows) / 4 + static_cast<unsigned>(row) % 4 * n) % 4;
+}
+
+// Starts to copy a vector that reaches into a row, of which `left` numbers are left from it on; what lies behind becomes 0.
+__device__ __forceinline__ void copy_vector(float* to, const float* from, int left) {
+    copy_async_or_clear<16>(shared_address(to), from, 4 * min(max(left, 0), 4));
 }
 
 }  // namespace mlpgpu

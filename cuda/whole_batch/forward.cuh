@@ -11,21 +11,25 @@ namespace mlpgpu {
 
 // A block computes COLUMNS columns of z for the whole batch, of at most ROWS rows. Its warps take slices of K rows of W in
 // turn, each with a ring of its own: a slice of W and the batch's x along it come by asynchronous copies STAGES - 1 slices
-// ahead, so that a warp waits for memory alone. Of a slice a lane has two columns and a quarter of the rows of W.
+// ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and a quarter of a slice's
+// rows of W, so that a number that it reads from shared memory serves several products.
 template <int ROWS_>
 struct WholeBatchForward {
     static constexpr int ROWS = ROWS_, COLUMNS = 16, K = 16, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;
     static constexpr int STAGES = ROWS == 16 ? 3 : 4;  // whose bytes a block may have on every card since sm_80
-    static constexpr int PAIRS = COLUMNS / 2, QUARTER = K / (WARP / PAIRS);  // lanes along columns, rows of W of a lane
+    static constexpr int LANE_ROWS = 8, LANE_COLUMNS = ROWS / 4;  // of z, that a lane adds up along its rows of W
+    static constexpr int ROW_LANES = ROWS / LANE_ROWS, COLUMN_LANES = COLUMNS / LANE_COLUMNS;
+    static constexpr int LANES = ROW_LANES * COLUMN_LANES, QUARTER = K / (WARP / LANES);  // lanes of all z; rows of W of a lane
     static constexpr int STAGE = K * COLUMNS + ROWS * K;
     static constexpr int SHARED_BYTES = 4 * WARPS * STAGES * STAGE;
     static_assert(QUARTER == 4, "a lane reads x along its rows of W as a vector");
-    static_assert(ROWS % 8 == 0 && K % 8 == 0, "lanes copy eight rows at a time, four to a row");
+    static_assert(COLUMNS == TileCopies::WIDTH && K == TileCopies::WIDTH && ROWS % 8 == 0);
     static_assert(WARPS * ROWS * COLUMNS <= WARPS * STAGES * STAGE, "in the end the warps' sums lie where the slices were");
 };
 
 // z = x W + b, y = f(z), f being the activation of this number; x (B, k), or the data set by the order. z is null where f'
-// takes y; unless `dropped` is null it receives the dropout of y. An element's sum follows a fixed order, which is not that of gemm/simt.cuh. Grid: (column tiles).
+// takes y; unless `dropped` is null it receives the dropout of y. An element's sum follows a fixed order, which is not that
+// of gemm/simt.cuh. Grid: (column tiles).
 template <class T>
 __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int shard, int shards, const float* x,
                                                           const int* order, const float* w, const float* b, float* z,
@@ -34,40 +38,40 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
                                                           uint64_t threshold, float keep) {
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x * T::COLUMNS;
-    const int copied_row = lane / 4, copied_column = lane % 4 * 4;
     float* const ring = shared + warp * T::STAGES * T::STAGE;
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
-    const bool w_vectored = is_vectored(w, n), x_vectored = is_vectored(from, k);
+    const TileCopies w_copies(is_vectored(w, n)), x_copies(is_vectored(from, k));
 
     const auto fetch_w = [&](int slice, int stage) {
-#pragma unroll
-        for (int i = copied_row; i < T::K; i += 8) {
-            const int row = slice * T::K + i;
-            copy_quad(ring + stage * T::STAGE + i * T::COLUMNS + copied_column, w + static_cast<int64_t>(row) * n,
-                      n0 + copied_column, row < k ? n : 0, w_vectored, w);
-        }
+        float* const to = ring + stage * T::STAGE + w_copies.row * T::COLUMNS + w_copies.column;
+        const int column = n0 + w_copies.column;
+        w_copies.each_row<T::K>([&](int, int behind) {
+            const int row = slice * T::K + w_copies.row + behind;
+            w_copies.copy(to + behind * T::COLUMNS, w + static_cast<int64_t>(row) * n + column, row < k ? n - column : 0);
+        });
     };
     // Floats that are copied one by one pass through the first-level cache, which may hold what earlier launches left.
-    if (!w_vectored) pdl_wait_and_trigger();
+    if (!w_copies.vectored) pdl_wait_and_trigger();
 #pragma unroll
     for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) fetch_w(warp + ahead * T::WARPS, ahead);
-    if (w_vectored) pdl_wait_and_trigger();
+    if (w_copies.vectored) pdl_wait_and_trigger();
 
     const int* const indices = row_indices(rows, order);
-    const float* copied_rows[T::ROWS / 8];
-#pragma unroll
-    for (int i = 0; i < T::ROWS / 8; ++i) {
-        const int r = copied_row + 8 * i;
-        copied_rows[i] = from + static_cast<int64_t>(r < rows.count && indices ? indices[r] : r) * k;
-    }
+    const float* copied_x[T::ROWS / 4];
+    x_copies.each_row<T::ROWS>([&](int i, int behind) {
+        const int r = x_copies.row + behind < rows.count ? x_copies.row + behind : 0;
+        copied_x[i] = from + static_cast<int64_t>(indices ? indices[r] : r) * k + x_copies.column;
+    });
+    // Vectors of rows that lanes read at once lie in different banks.
+    const auto place_of_x = [](int r, int vector) { return r * T::K + 4 * (vector ^ r % T::ROW_LANES / 2 * 2); };
+    const int place = T::K * T::COLUMNS + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
     const auto fetch_x = [&](int slice, int stage) {
-#pragma unroll
-        for (int i = 0; i < T::ROWS / 8; ++i) {
-            const int r = copied_row + 8 * i;
-            copy_quad(ring + stage * T::STAGE + T::K * T::COLUMNS + r * T::K + copied_column, copied_rows[i],
-                      slice * T::K + copied_column, r < rows.count ? k : 0, x_vectored, x);
-        }
+        float* const to = ring + stage * T::STAGE + place;
+        x_copies.each_row<T::ROWS>([&](int i, int behind) {
+            if (x_copies.row + behind >= rows.count) return;  // what lies there gives sums that are not stored
+            x_copies.copy(to + behind * T::K, copied_x[i] + slice * T::K, k - slice * T::K - x_copies.column);
+        });
     };
 #pragma unroll
     for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) {
@@ -75,8 +79,9 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         commit_copies();
     }
 
-    const int quarter = lane / T::PAIRS, pair = lane % T::PAIRS;
-    float sums[T::ROWS][2] = {};
+    const int quarter = lane / T::LANES, lane_row = lane % T::ROW_LANES;
+    const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
+    float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
     int stage = 0;
     for (int slice = warp; slice * T::K < k; slice += T::WARPS) {
         wait_copies<T::STAGES - 2>();
@@ -85,19 +90,21 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         fetch_w(following, freed);
         fetch_x(following, freed);
         commit_copies();
-        const float* const staged_w = ring + stage * T::STAGE + quarter * T::QUARTER * T::COLUMNS + 2 * pair;
-        const float* const staged_x = ring + stage * T::STAGE + T::K * T::COLUMNS + quarter * T::QUARTER;
-        float2 of_w[T::QUARTER];
+        const float* const staged_w = ring + stage * T::STAGE + quarter * T::QUARTER * T::COLUMNS + lane_column;
+        const float* const staged_x = ring + stage * T::STAGE + T::K * T::COLUMNS + place_of_x(lane_row, quarter);
+#pragma unroll 1  // registers have room for half of it
+        for (int half = 0; half < T::QUARTER; half += 2) {
+            float of_w[2][T::LANE_COLUMNS];
 #pragma unroll
-        for (int e = 0; e < T::QUARTER; ++e) of_w[e] = *reinterpret_cast<const float2*>(staged_w + e * T::COLUMNS);
+            for (int e = 0; e < 2; ++e) load_neighbours(staged_w + (half + e) * T::COLUMNS, of_w[e]);
 #pragma unroll
-        for (int r = 0; r < T::ROWS; ++r) {
-            float of_x[T::QUARTER];
-            load_four(staged_x + r * T::K, of_x);
+            for (int i = 0; i < T::LANE_ROWS; ++i) {
+                float of_x[2];
+                load_neighbours(staged_x + i * T::ROW_LANES * T::K + half, of_x);
 #pragma unroll
-            for (int e = 0; e < T::QUARTER; ++e) {
-                sums[r][0] = fmaf(of_x[e], of_w[e].x, sums[r][0]);
-                sums[r][1] = fmaf(of_x[e], of_w[e].y, sums[r][1]);
+                for (int e = 0; e < 2; ++e)
+#pragma unroll
+                    for (int q = 0; q < T::LANE_COLUMNS; ++q) sums[i][q] = fmaf(of_x[e], of_w[e][q], sums[i][q]);
             }
         }
         stage = stage == T::STAGES - 1 ? 0 : stage + 1;
@@ -106,12 +113,14 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     wait_copies();
     __syncthreads();  // the sums take the place of the slices
 #pragma unroll
-    for (int r = 0; r < T::ROWS; ++r)
+    for (int i = 0; i < T::LANE_ROWS; ++i)
 #pragma unroll
-        for (int q = 0; q < 2; ++q) {
+        for (int q = 0; q < T::LANE_COLUMNS; ++q) {
+            float sum = sums[i][q];
 #pragma unroll
-            for (int offset = T::PAIRS; offset < WARP; offset *= 2) sums[r][q] += __shfl_xor_sync(WARP_ALL, sums[r][q], offset);
-            if (quarter == 0) shared[(warp * T::ROWS + r) * T::COLUMNS + 2 * pair + q] = sums[r][q];
+            for (int offset = T::LANES; offset < WARP; offset *= 2) sum += __shfl_xor_sync(WARP_ALL, sum, offset);
+            const int row = warp * T::ROWS + i * T::ROW_LANES + lane_row;
+            if (quarter == 0) shared[row * T::COLUMNS + lane_column + q] = sum;
         }
     __syncthreads();
     for (int element = threadIdx.x; element < T::ROWS * T::COLUMNS; element += T::THREADS) {

@@ -84,8 +84,9 @@ def dense_backward_whole_batch(
 
 
 def whole_batch_cases() -> Iterator[Case]:
-    # Around the borders of slices, warps' rows of W and blocks; multiples of 4 are copied as vectors.
-    sizes = [(1, 1), (15, 17), (16, 16), (17, 15), (131, 33), (132, 36), (300, 260), (35, 513), (3, 1100)]
+    # Around the borders of slices, warps' rows of W and blocks; rows begin anywhere where a width is no multiple of 4.
+    sizes = [(1, 1), (2, 3), (15, 17), (16, 16), (17, 15), (18, 130), (131, 33), (132, 36), (300, 260)]
+    sizes += [(35, 513), (3, 1100), (6, 1103)]
     for most in kernels.WHOLE_BATCHES:
         for rows, (k, n) in product({1, most // 2 + 1, most}, sizes):
             yield dense_forward_whole_batch("relu", most, whole(rows), k, n, plain=k % 2 == 0)
@@ -96,8 +97,8 @@ def whole_batch_cases() -> Iterator[Case]:
             yield dense_forward_whole_batch("silu", most, batch, 36, 20)
             yield dense_forward_whole_batch("silu", most, batch, 70, 19, fetched=True)
             yield dense_forward_whole_batch("tanh", most, batch, 9, 21, rate=0.3)
-            yield dense_backward_whole_batch("SGD", most, batch, 36, 140, fetched=True)
-            yield dense_backward_whole_batch("SGD", most, batch, 21, 40, rate=0.3)
+            yield dense_backward_whole_batch("SGD", most, batch, 36, 141, fetched=True)
+            yield dense_backward_whole_batch("SGD", most, batch, 21, 42, rate=0.3)
         for warps in (1, 2, 4, 8):  # of a block that share rows of W
             yield dense_backward_whole_batch("RMSprop", most, whole(most), 70, 900, multiprocessors=warps * warps)
         yield dense_forward_whole_batch("gelu", most, whole(most), 68, 36, shift=True)

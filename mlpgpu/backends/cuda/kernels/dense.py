@@ -424,7 +424,7 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     )
     name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
     threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)
-    deltas, lanes = rows * most_column_warps * WHOLE_BATCH_COLUMNS, 3 * 2 * lane_rows * threads
+    deltas, lanes = rows * (most_column_warps * WHOLE_BATCH_COLUMNS + 4), 3 * 2 * lane_rows * threads
     return Entry(
         f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
         threads, 4 * (2 * deltas + 2 * lanes + rows * WHOLE_BATCH_WARPS * lane_rows), blocks=4, needs="sm_80",
