@@ -84,16 +84,13 @@ struct HeadColumn {
 
     // Starts to copy the column's rows [k0, k0 + depth), to staged (n, pitch); zeros follow up to a multiple of four.
     __device__ __forceinline__ void copy(const float* w, int k0, int depth, int pitch, float* staged) const {
-        const float* const from = w + static_cast<int64_t>(k0) * n + column;
+        const float* from = w + static_cast<int64_t>(k0 + first) * n + column;
+        const int64_t step = static_cast<int64_t>(stride) * n;
         float* const to = staged + column * pitch;
-        const int end = is_there() ? round_up(depth, 4) : 0;
+        const int end = is_there() ? depth : 0;
 #pragma unroll 4
-        for (int i = first; i < end; i += stride) {
-            if (i < depth)
-                copy_async<4>(to + i, from + static_cast<int64_t>(i) * n);
-            else
-                to[i] = 0.0f;
-        }
+        for (int i = first; i < end; i += stride, from += step) copy_async<4>(to + i, from);
+        if (depth + first < round_up(depth, 4)) to[depth + first] = 0.0f;
     }
 
     // The sum of the threads' sums of a row (THREADS,), in the lane of its column.
@@ -165,13 +162,14 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
     float* const z = partial + T::PARTIAL;      // (ROWS, MOST_COLUMNS)
     float* const deltas = z + T::LOGITS;        // (n, ROWS)
     float* const errors = deltas + T::LOGITS;   // (ROWS, 2)
+    const Step now = *step;  // under way while W's loads begin
     const HeadColumn<T> column(n);
     float of_w[T::BATCH];
     column.load(w, 0, min(k, T::DEPTH), of_w);
 
     // For the loss a warp takes a row and a lane takes a column.
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const Rows shard_of = shard_rows(step, shard, shards);
+    const Rows shard_of = shard_rows(&now, shard, shards);
     const int row0 = blockIdx.x * T::ROWS, rows = min(T::ROWS, shard_of.count - row0);
     const int64_t first = shard_of.first + row0;  // of the block's rows, in the batch
     const bool is_there = warp < rows, has_column = lane < n;

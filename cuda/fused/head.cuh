@@ -149,7 +149,7 @@ __device__ __forceinline__ void add_errors_up(const Step* step, const float* err
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) value += errors[2 * r], weight += errors[2 * r + 1];
         sums[2 * blockIdx.x] = value, sums[2 * blockIdx.x + 1] = weight;
-        if (totals) before = count_up(arrived);
+        if (totals && gridDim.x > 1) before = count_up(arrived);
     }
     if (!totals || __shfl_sync(WARP_ALL, before, 0) != gridDim.x - 1) return;
     double value = 0.0, weight = 0.0;
