@@ -78,7 +78,7 @@ __device__ __forceinline__ void scale_by(float (&x)[4], const int (&exponents)[4
     }
 }
 
-constexpr float LARGEST = 3.4028235e38f, LEAST_NORMAL = 1.1754944e-38f;
+constexpr float LARGEST = 3.4028235e38f, LEAST_NORMAL = 1.1754944e-38f, LARGEST_HALF = 65504.0f;
 
 constexpr int MOST_COMPONENTS = 2;
 
@@ -200,23 +200,35 @@ struct Halves {
 
     static __device__ __forceinline__ void put(uint16_t* to, int64_t component_stride, const float4& x, const int (&shift)[4],
                                                int (&flags)[4]) {
-        uint16_t hi[4], lo[4];
-        quantize(x.x, shift[0], hi[0], lo[0], flags[0]), quantize(x.y, shift[1], hi[1], lo[1], flags[1]);
-        quantize(x.z, shift[2], hi[2], lo[2], flags[2]), quantize(x.w, shift[3], hi[3], lo[3], flags[3]);
+        const float elements[4] = {x.x, x.y, x.z, x.w};
+        float scaled[4] = {x.x, x.y, x.z, x.w};
+        scale_by(scaled, shift);
+        bool are_exact = true;  // and none of them is 0, which is so nearly always
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            are_exact = are_exact & (fabsf(scaled[i]) >= LEAST_EXACT) & (fabsf(scaled[i]) <= LARGEST_HALF);
+            flags[i] = NONZERO;
+        }
+        if (!are_exact)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) flags[i] = flags_of(elements[i], fabsf(scaled[i]));
         if (!to) return;
+        uint16_t hi[4], lo[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            hi[i] = half_bits(scaled[i]);
+            // If x is not finite lo is 0, since infinity less infinity would be NaN.
+            const bool is_finite = fabsf(scaled[i]) <= LARGEST_HALF;
+            lo[i] = half_bits(is_finite ? (scaled[i] - half_value(hi[i])) * (1 << SHIFT) : 0.0f);
+        }
         *reinterpret_cast<ushort4*>(to) = make_ushort4(hi[0], hi[1], hi[2], hi[3]);
         if (COMPONENTS == 2) *reinterpret_cast<ushort4*>(to + component_stride) = make_ushort4(lo[0], lo[1], lo[2], lo[3]);
     }
 
-    static __device__ __forceinline__ void quantize(float x, int shift, uint16_t& hi, uint16_t& lo, int& flags) {
-        const float scaled = scale_by(x, shift);
-        const float size = fabsf(scaled);
-        // Without a branch, which && and || would be.
-        const bool is_inexact = ((fabsf(x) >= LEAST_NORMAL) & (size < LEAST_EXACT)) | (fabsf(x) > LARGEST);
-        flags = (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) | (is_inexact ? INEXACT : 0);
-        hi = half_bits(scaled);
-        // If x is not finite lo is 0, since infinity less infinity would be NaN.
-        lo = half_bits(size <= 65504.0f ? (scaled - half_value(hi)) * (1 << SHIFT) : 0.0f);
+    // Of x, whose scaled size this is.
+    static __device__ __forceinline__ int flags_of(float x, float size) {
+        const bool is_inexact = (fabsf(x) >= LEAST_NORMAL && size < LEAST_EXACT) || fabsf(x) > LARGEST;
+        return (x != 0.0f ? NONZERO : 0) | (x != x ? HAS_NAN : 0) | (is_inexact ? INEXACT : 0);
     }
 };
 

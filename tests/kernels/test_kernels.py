@@ -338,10 +338,16 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "if ((missing[0] | missing[1] | missing[2]) == 0) return;",
         kernels.split_weights(kernels.HALF),
     ),
+    "flags of a number that is not exact are those of exact ones": (
+        "gemm/operand_formats.cuh",
+        "are_exact & (fabsf(scaled[i]) >= LEAST_EXACT)",
+        "are_exact & (i > 0 || fabsf(scaled[i]) >= LEAST_EXACT)",
+        kernels.split_rows(kernels.HALF_PAIR),
+    ),
     "a small element not flagged": (
         "gemm/operand_formats.cuh",
-        "(fabsf(x) >= LEAST_NORMAL) & (size < LEAST_EXACT)",
-        "(fabsf(x) >= 1.0f) & (size < LEAST_EXACT)",
+        "(fabsf(x) >= LEAST_NORMAL && size < LEAST_EXACT)",
+        "(fabsf(x) >= 1.0f && size < LEAST_EXACT)",
         kernels.split_weights(kernels.HALF),
     ),
     "barrier removed before sums take the place of dz": (
