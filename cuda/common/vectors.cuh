@@ -35,6 +35,13 @@ __device__ __forceinline__ void store_four(float* to, const float* from) {
     *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }
 
+template <int COUNT>
+__device__ __forceinline__ void store_neighbours(float* to, const float (&from)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i + 4 <= COUNT; i += 4) store_four(to + i, from + i);
+    if (COUNT == 2) *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+}
+
 // Whether rows that lie `pitch` elements apart all begin at vectors.
 __device__ __forceinline__ bool is_vectored(const float* data, int pitch) {
     return (reinterpret_cast<uintptr_t>(data) % 16 == 0) && pitch % 4 == 0;

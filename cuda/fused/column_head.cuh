@@ -21,28 +21,6 @@ struct ColumnHead {
     static constexpr int SHARED_BYTES = 4 * (ROOM + PARTIAL + 2 * LOGITS + 4 * ROWS);
 };
 
-// So many neighbours in shared memory: two or a multiple of four.
-template <int COUNT>
-__device__ __forceinline__ void load_neighbours(const float* from, float (&to)[COUNT]) {
-    if constexpr (COUNT == 2) {
-        const float2 two = *reinterpret_cast<const float2*>(from);
-        to[0] = two.x, to[1] = two.y;
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 4) load_four(from + i, to + i);
-    }
-}
-
-template <int COUNT>
-__device__ __forceinline__ void store_neighbours(float* to, const float (&from)[COUNT]) {
-    if constexpr (COUNT == 2) {
-        *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 4) store_four(to + i, from + i);
-    }
-}
-
 // A thread's elements of W (k, n): a column's from row `first` on, `stride` rows apart. Threads from all() on have none.
 template <class T>
 struct HeadColumn {
