@@ -22,8 +22,17 @@ struct UpdateEpilogue : NoComponents {
     const float* db;
     float* db_partials;  // (row tiles, n padded), if db is not known yet: another launch adds them up and updates the bias
     int n;
-    float scale;
-    float rates[RATES_PER_STEP];  // this step's
+    const Step* of_step;
+    const double* totals;
+    float scale = 0.0f;
+    float rates[RATES_PER_STEP] = {};  // this step's
+
+    __device__ __forceinline__ void begin() {
+        scale = static_cast<float>(inverse_weight(totals));
+        const float* const row = schedule + of_step->run * RATES_PER_STEP;
+#pragma unroll
+        for (int i = 0; i < RATES_PER_STEP; ++i) rates[i] = row[i];
+    }
 
     struct Read {
         float4 w;
@@ -103,12 +112,13 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        float* db_partials, const double* totals, float* weight,
                                                        float* bias, uint16_t* w_components, float* weight_slots,
                                                        float* bias_slots, int64_t size, int prefetch, int k, int n) {
-    if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();
-    const float scale = static_cast<float>(inverse_weight(totals));
-    const float* const rates = schedule + step->run * RATES_PER_STEP;
-    const UpdateEpilogue<typename Product::Format, Rule> end = {
+    UpdateEpilogue<typename Product::Format, Rule> end = {
         {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, n,
-        scale, {rates[0], rates[1], rates[2]}};
+        step, totals};
+    if constexpr (!Product::BEGINS_EPILOGUE) {
+        if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();
+        end.begin();
+    }
     multiply_backward_weight<Product>(step, shard, shards, x_components, x_stride, dz_components, dz_stride, x_column_scales, w_row_scales,
                                       dz_column_scales, x, dz, prefetch, k, n, end);
 }

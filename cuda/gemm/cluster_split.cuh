@@ -3,8 +3,9 @@
 // The SPLIT blocks of a cluster make one tile of C, each over its part of k, as gemm/gemm_sm90.cuh makes one: a producer
 // and consumers. Each leaves its sums in shared memory. Then every block finishes its part of the tile's rows, of which it
 // adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue, whose
-// reads come from the second-level cache: they are prefetched when the block begins. Two blocks are on a multiprocessor at
-// once, so that one multiplies while the other one's epilogue waits for memory. With a SPLIT of 1 that is all.
+// reads come from the second-level cache: they are prefetched when the block begins. Two or three blocks are on a
+// multiprocessor at once, so that one multiplies while another one's epilogue waits for memory. With a SPLIT of 1 that is
+// all that differs from gemm/gemm_sm90.cuh.
 #pragma once
 
 #include "gemm/gemm_sm90.cuh"
@@ -61,31 +62,38 @@ struct SharedSums {
         return sum;
     }
 
-    // Finishes the block's rows; all blocks' sums are there once the cluster has met. Where sums are rescaled the code of
-    // the epilogue occurs once, since it would take longer to fetch than to execute.
+    // Finishes the block's rows; all blocks' sums are there once the cluster has met.
     template <bool ALIGNED, class Epilogue>
     __device__ __forceinline__ void finish(int rank, const Epilogue& epilogue) const {
         using Read = typename Epilogue::Read;
         using Scales = typename Epilogue::Scales;
-        [[maybe_unused]] constexpr int UNROLLED = sizeof(Scales) >= sizeof(int) ? 1 : QUADS;
-        Read read[QUADS];
-        Scales scales[QUADS];
-        const auto inside = [&](int i) { return m0 + row_of(i, rank) < m && n0 + column() < n; };
+        // Quads whose loads overlap: more take too many registers.
+        constexpr int GROUP = QUADS < 2 || sizeof(Scales) >= sizeof(int) ? 1 : 2;
+        Read read[GROUP];
+        Scales scales[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
+        const auto inside = [&](int i) { return m0 + row_of(i, rank) < m && n0 + column() < n; };
+        const auto load = [&](int first) {
 #pragma unroll
-        for (int i = 0; i < QUADS; ++i) {
-            const bool is_read = takes_part && inside(i);
-            const int row = m0 + row_of(i, rank);
-            read[i] = is_read ? epilogue.template read<ALIGNED>(row, n0 + column()) : Read();
-            scales[i] = is_read ? epilogue.scales(row, n0 + column()) : Scales();
-        }
+            for (int i = 0; i < GROUP; ++i) {
+                const bool is_read = takes_part && inside(first + i);
+                const int row = m0 + row_of(first + i, rank);
+                read[i] = is_read ? epilogue.template read<ALIGNED>(row, n0 + column()) : Read();
+                scales[i] = is_read ? epilogue.scales(row, n0 + column()) : Scales();
+            }
+        };
+        load(0);
         cluster_synchronize<SPLIT>();
-#pragma unroll UNROLLED
-        for (int i = 0; i < (takes_part ? QUADS : 0); ++i) {
-            const int row = m0 + row_of(i, rank);
-            float4 quad = total(i, rank);
-            epilogue.rescale(row, n0 + column(), quad, pick(scales, i));
-            if (inside(i)) epilogue.template write<ALIGNED>(row, n0 + column(), quad, pick(read, i));
+#pragma unroll 1
+        for (int first = 0; first < (takes_part ? QUADS : 0); first += GROUP) {
+            if (first > 0) load(first);
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const int row = m0 + row_of(first + i, rank);
+                float4 quad = total(first + i, rank);
+                epilogue.rescale(row, n0 + column(), quad, scales[i]);
+                if (inside(first + i)) epilogue.template write<ALIGNED>(row, n0 + column(), quad, read[i]);
+            }
         }
     }
 };
@@ -95,6 +103,7 @@ template <class T, int SPLIT>
 struct GemmClusterSplit {
     using Format = typename T::Format;
     using Source = const TensorMap*;
+    static constexpr bool BEGINS_EPILOGUE = true;
     static_assert(T::CLUSTER == 1, "a cluster's blocks load different slices");
 
     template <bool A_INNER, bool B_INNER>
@@ -105,7 +114,7 @@ struct GemmClusterSplit {
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
-                                                    int prefetch, const Epilogue& epilogue) {
+                                                    int prefetch, Epilogue epilogue) {
         SHARED(float, shared);
         const Ring<T> ring(shared);
         const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
@@ -121,9 +130,14 @@ struct GemmClusterSplit {
             if (i >= 0 && row < m) epilogue.prefetch(row, sums.n0, min(T::N, n - sums.n0), i / sums.ROWS);
         }
         __syncthreads();
+        const auto begin_epilogue = [&] {  // while the first slices are in flight
+            if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();
+            epilogue.begin();
+        };
         const int warp = threadIdx.x / WARP, consumer = static_cast<int>(threadIdx.x) / WARPGROUP - 1;
         float c[T::COUNT] = {};
         if (consumer >= 0) {
+            begin_epilogue();
             Ring<T> read = ring;
             int released = 0;
             const auto release = [&] {
@@ -136,8 +150,10 @@ struct GemmClusterSplit {
         } else if (warp == 0) {
             if (threadIdx.x == 0)
                 produce<T, A_INNER, B_INNER>(a, b, tile, begin * T::K, slices, ring, prefetch & (PREFETCH_A | PREFETCH_B));
+            begin_epilogue();
         } else {
             if (warp == WARPGROUP / WARP - 1) pdl_wait_and_trigger();
+            begin_epilogue();
             pdl_wait();
             const int64_t before = static_cast<int64_t>(rank) * tiles * summing * padded_columns(n);
             if (column_partials && warp <= summing)

@@ -3,6 +3,8 @@
 // A product passes its epilogue quads: four neighbouring columns of one row of C, the first a multiple of 4. Rows are those
 // of the shard.
 //     is_aligned()                             whether quads of its arrays are vectors that lie wholly inside a row
+//     begin()                                  loads what all quads need; by products that say BEGINS_EPILOGUE, and before
+//                                              others get it
 //     prefetch(row, column, count, array)      for gemm/cluster_split.cuh: brings `count` columns of a row of one of the
 //                                              PREFETCHED arrays that it reads to the second-level cache
 //     read<ALIGNED>(row, column)               loads what write() needs, before the sums are complete if registers allow
@@ -156,6 +158,7 @@ struct NoComponents {
     __device__ __forceinline__ bool is_components_alone() const { return false; }
 
     static constexpr int PREFETCHED = 0;
+    __device__ __forceinline__ void begin() {}
     __device__ __forceinline__ void prefetch(int, int, int, int) const {}
 };
 
@@ -168,6 +171,7 @@ struct Epilogue {
     using Scales = typename Sums::Scales;
     using Read = typename Values::Read;
     static constexpr int PREFETCHED = Values::PREFETCHED;  // of epilogues without components
+    __device__ __forceinline__ void begin() { values.begin(); }
     __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
     __device__ __forceinline__ void prefetch(int row, int column, int count, int part) const {
         values.prefetch(row, column, count, part);

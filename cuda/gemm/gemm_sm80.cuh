@@ -197,6 +197,7 @@ template <class Format_, class T>
 struct GemmSm80 {
     using Format = Format_;
     using Source = const uint16_t*;
+    static constexpr bool BEGINS_EPILOGUE = false;
 
     template <bool A_INNER, bool B_INNER>
     struct Block {

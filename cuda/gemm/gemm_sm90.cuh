@@ -367,6 +367,7 @@ template <class T>
 struct GemmSm90 {
     using Format = typename T::Format;
     using Source = const TensorMap*;  // the maps know components and pitches
+    static constexpr bool BEGINS_EPILOGUE = false;
 
     template <bool A_INNER, bool B_INNER>
     struct Block {  // staging tiles, then the stages and their barriers, and the barrier of the launch before

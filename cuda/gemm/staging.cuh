@@ -9,16 +9,6 @@
 
 namespace mlpgpu {
 
-// An element of an array in registers, which cannot be indexed at run time.
-template <class Value, int COUNT>
-__device__ __forceinline__ Value pick(const Value (&of)[COUNT], int i) {
-    Value found = of[0];
-#pragma unroll
-    for (int j = 1; j < COUNT; ++j)
-        if (j == i) found = of[j];
-    return found;
-}
-
 // Passes a consumer's part of C, from row m0 and column n0 on, to the epilogue in quads. Each warp stages pieces of 16 rows
 // and up to 32 columns and takes them back with a lane for each quad of a row, so that global memory is accessed in whole rows.
 template <class T, class Epilogue>
@@ -105,7 +95,16 @@ struct StagedEpilogue {
         }
     }
 
-    // The same for a piece.
+    // Registers cannot be indexed at run time: these select an element of an array in registers, and a piece.
+    template <class Value, int COUNT>
+    static __device__ __forceinline__ Value pick(const Value (&of)[COUNT], int i) {
+        Value found = of[0];
+#pragma unroll
+        for (int j = 1; j < COUNT; ++j)
+            if (j == i) found = of[j];
+        return found;
+    }
+
     __device__ __forceinline__ void stage_piece(const float (&c)[T::COUNT], int piece, float* staging) const {
 #pragma unroll
         for (int register_piece = 0; register_piece < PIECES; ++register_piece)

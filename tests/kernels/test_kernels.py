@@ -551,8 +551,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "sums of a cluster's blocks read before all have left theirs": (
         "gemm/cluster_split.cuh",
-        "        cluster_synchronize<SPLIT>();\n#pragma unroll UNROLLED",
-        "        __syncthreads();\n#pragma unroll UNROLLED",
+        "        load(0);\n        cluster_synchronize<SPLIT>();",
+        "        load(0);\n        __syncthreads();",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
     ),
     "sums left in the ring before every warp has read its stages": (

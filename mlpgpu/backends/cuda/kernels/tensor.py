@@ -196,10 +196,14 @@ class ClusterSplitTile:
     main_loop = "gemm/cluster_split.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
-    blocks = 2
-    spill_bytes = 0
+    spill_bytes = 16  # of scaled formats
     pdl = True
     K = 64
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks fit on a multiprocessor at once: as many as the sums in registers allow."""
+        return 3 if self.operand_format.components == 1 else 2
 
     @property
     def cluster(self) -> int:
@@ -208,8 +212,8 @@ class ClusterSplitTile:
 
     @property
     def stages(self) -> int:
-        """Stages of the ring: what half a multiprocessor's memory holds."""
-        return 6 // self.operand_format.components
+        """Stages of the ring: as many as the memory of that many blocks holds."""
+        return 4 if self.operand_format.components == 1 else 3
 
     @property
     def stage_bytes(self) -> int:
