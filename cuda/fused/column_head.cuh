@@ -13,9 +13,10 @@ namespace mlpgpu {
 template <int ROWS_>
 struct ColumnHead {
     static constexpr int ROWS = ROWS_, ROWS_PER_LANE = 2;  // of a block; of a thread's dx
-    static constexpr int WARPS = ROWS < 4 ? 16 : 8, THREADS = (WARPS + 1) * WARP;  // one warp adds errors up during dx
-    static constexpr int BATCH = 32, GROUP = 8, STEPS = 16 / ROWS;  // loads of W in flight; of these at once; k of x
-    static constexpr int ROOM = 12336, DEPTH = ROOM / ROWS - 1;     // floats of x, later of W's columns; k of x in it
+    static constexpr int WARPS = ROWS < 4 ? 15 : 8, THREADS = (WARPS + 1) * WARP;  // one warp adds errors up during dx
+    static constexpr int BATCH = ROWS < 4 ? 48 : 32, GROUP = 8;  // loads of W in flight; of these between two limits
+    static constexpr int STEPS = 16 / ROWS;                      // of k whose x are in flight
+    static constexpr int ROOM = 12336, DEPTH = ROOM / ROWS - 1;  // floats of x, later of W's columns; k of x in it
     static constexpr int COLUMN_STEP = 32, GAP = 4;  // columns are multiples long and lie GAP apart, in other banks
     static constexpr int PARTIAL = ROWS * THREADS, LOGITS = ROWS * Head::MOST_COLUMNS;
     static constexpr int SHARED_BYTES = 4 * (ROOM + PARTIAL + 2 * LOGITS + 4 * ROWS);

@@ -62,7 +62,7 @@ def _column_head(rows: int, warps: int) -> HeadForm:
     )  # fmt: skip
 
 
-COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 16)
+COLUMN_HEAD, FEW_ROWS_HEAD = _column_head(8, 8), _column_head(2, 15)
 HEADS = (WHOLE_HEAD, COLUMN_HEAD, FEW_ROWS_HEAD)
 
 
