@@ -74,23 +74,31 @@ __device__ __forceinline__ void store_row(float* row, int n, int column, const f
     if (column + 3 < n) row[column + 3] = four.w;
 }
 
-// The same for a `column` inside the row, where it is known at compile time whether all four are a vector inside it.
-template <bool ALIGNED>
+// The same for a `column` inside the row, where it is known at compile time whether all four are a vector inside it. If
+// they are not, they may be APART columns apart.
+template <bool ALIGNED, int APART = 1>
 __device__ __forceinline__ float4 load_row(const float* row, int n, int column) {
+    static_assert(!ALIGNED || APART == 1);
     if (ALIGNED) return __ldcg(reinterpret_cast<const float4*>(row + column));
-    return load_row(row, n, column, false);
+    float4 four;
+    four.x = column < n ? row[column] : 0.0f;
+    four.y = column + APART < n ? row[column + APART] : 0.0f;
+    four.z = column + 2 * APART < n ? row[column + 2 * APART] : 0.0f;
+    four.w = column + 3 * APART < n ? row[column + 3 * APART] : 0.0f;
+    return four;
 }
 
-template <bool ALIGNED>
+template <bool ALIGNED, int APART = 1>
 __device__ __forceinline__ void store_row(float* row, int n, int column, const float4& four) {
+    static_assert(!ALIGNED || APART == 1);
     if (ALIGNED) {
         *reinterpret_cast<float4*>(row + column) = four;
         return;
     }
     row[column] = four.x;
-    if (column + 1 < n) row[column + 1] = four.y;
-    if (column + 2 < n) row[column + 2] = four.z;
-    if (column + 3 < n) row[column + 3] = four.w;
+    if (column + APART < n) row[column + APART] = four.y;
+    if (column + 2 * APART < n) row[column + 2 * APART] = four.z;
+    if (column + 3 * APART < n) row[column + 3 * APART] = four.w;
 }
 
 }  // namespace mlpgpu

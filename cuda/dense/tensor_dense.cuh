@@ -191,13 +191,13 @@ struct StoreEpilogue : NoComponents {
     __device__ __forceinline__ bool is_aligned() const { return is_vectored_or_null(to, n); }
 
     struct Read {};
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int, int) const {
         return {};
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read&) const {
-        store_row<ALIGNED>(to + static_cast<int64_t>(row) * n, n, column, value);
+        store_row<ALIGNED, APART>(to + static_cast<int64_t>(row) * n, n, column, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }

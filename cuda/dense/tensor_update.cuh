@@ -54,25 +54,26 @@ struct UpdateEpilogue : NoComponents {
         if (end > begin) bulk_prefetch(reinterpret_cast<const void*>(begin), static_cast<int>(end - begin));
     }
 
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int row, int column) const {
         const int64_t offset = static_cast<int64_t>(row) * n;
         Read found = {};
-        found.w = load_row<ALIGNED>(weight + offset, n, column);
+        found.w = load_row<ALIGNED, APART>(weight + offset, n, column);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_row<ALIGNED>(weight_slots + s * pitch + offset, n, column);
+        for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column);
         return found;
     }
 
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
         const int64_t offset = static_cast<int64_t>(row) * n;
         step(found, sum);
-        store_row<ALIGNED>(weight + offset, n, column, found.w);
+        store_row<ALIGNED, APART>(weight + offset, n, column, found.w);
         if (!Format::SCALED && components)
-            store_quad<Format, ALIGNED>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n, found.w);
+            store_quad<Format, ALIGNED, APART>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n,
+                                               found.w);
 #pragma unroll
-        for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED>(weight_slots + s * pitch + offset, n, column, found.slot[s]);
+        for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column, found.slot[s]);
     }
 
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {

@@ -2,23 +2,28 @@
 //
 // The SPLIT blocks of a cluster make one tile of C, each over its part of k, as gemm/gemm_sm90.cuh makes one: a producer
 // and consumers. Each leaves its sums in shared memory. Then every block finishes its part of the tile's rows, of which it
-// adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue, whose
-// reads come from the second-level cache: they are prefetched when the block begins. Two or three blocks are on a
-// multiprocessor at once, so that one multiplies while another one's epilogue waits for memory. With a SPLIT of 1 that is
-// all that differs from gemm/gemm_sm90.cuh.
+// adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue. Two or
+// three blocks are on a multiprocessor at once, so that one multiplies while another one's epilogue waits for memory; of
+// large weights the epilogue's reads are prefetched to the second-level cache when a block begins. With a SPLIT of 1 that
+// is all that differs from gemm/gemm_sm90.cuh.
 #pragma once
 
 #include "gemm/gemm_sm90.cuh"
 
 namespace mlpgpu {
 
-// The only tile of a block of such a cluster, like a Scheduler.
+// The only tile of a block of such a cluster, like a Scheduler. Blocks that begin together have the same rows of C, so that
+// what their epilogues read and write lies together.
 template <class T>
 struct OnlyTile : Scheduler<T> {
     bool is_made = false;
     __device__ __forceinline__ OnlyTile(int m, int n, int tile) : Scheduler<T>(m, n) { this->tile = tile; }
     __device__ __forceinline__ bool is_done() const { return is_made || Scheduler<T>::is_done(); }
     __device__ __forceinline__ void advance() { is_made = true; }
+    __device__ __forceinline__ void origin(int, int& m0, int& n0) const {
+        m0 = this->tile / this->tiles_n * T::M;
+        n0 = this->tile % this->tiles_n * T::N;
+    }
 };
 
 // A tile's sums in shared memory, in the place of the ring's stages, which nobody reads any more.
@@ -27,6 +32,7 @@ struct SharedSums {
     static constexpr int PITCH = T::N + 8;  // so that pairs of four rows lie in different banks
     static constexpr int ROWS = T::M / SPLIT, LANES = T::N / 4, THREADS = WARPGROUP * (1 + T::CONSUMERS);
     static constexpr int QUADS = (ROWS * LANES + THREADS - 1) / THREADS;  // of a thread
+    static constexpr int PREFETCHED_BLOCKS = 4 * 132;  // from so many on, later blocks' reads are long under way: measured
     static_assert(4 * T::M * PITCH <= T::STAGES * T::STAGE_BYTES && ROWS * LANES % WARP == 0);
 
     float* sums;
@@ -45,7 +51,7 @@ struct SharedSums {
         }
     }
 
-    // Quad i of a thread: its row and column in the tile.
+    // Quad i of a thread: its row and first column in the tile.
     __device__ __forceinline__ int row_of(int i, int rank) const {
         return rank * ROWS + (i * THREADS + static_cast<int>(threadIdx.x)) / LANES;
     }
@@ -62,6 +68,20 @@ struct SharedSums {
         return sum;
     }
 
+    // Of rows that are no vectors, a thread's four columns are LANES apart instead, so that neighbours' loads and stores are
+    // neighbours. Nobody else reads this block's sums of its own rows.
+    template <bool ALIGNED>
+    __device__ __forceinline__ int first_column() const {
+        return threadIdx.x % LANES * (ALIGNED ? 4 : 1);
+    }
+    __device__ __forceinline__ float4 dealt(int i, int rank, const float4& quad) const {
+        float* const row = sums + row_of(i, rank) * PITCH;
+        *reinterpret_cast<float4*>(row + column()) = quad;
+        __syncwarp();
+        const float* const first = row + first_column<false>();
+        return make_float4(first[0], first[LANES], first[2 * LANES], first[3 * LANES]);
+    }
+
     // Finishes the block's rows; all blocks' sums are there once the cluster has met.
     template <bool ALIGNED, class Epilogue>
     __device__ __forceinline__ void finish(int rank, const Epilogue& epilogue) const {
@@ -72,14 +92,15 @@ struct SharedSums {
         Read read[GROUP];
         Scales scales[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
-        const auto inside = [&](int i) { return m0 + row_of(i, rank) < m && n0 + column() < n; };
+        constexpr int APART = ALIGNED ? 1 : LANES;
+        const int to = n0 + first_column<ALIGNED>();
+        const auto inside = [&](int i, int j) { return takes_part && m0 + row_of(i, rank) < m && j < n; };
         const auto load = [&](int first) {
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
-                const bool is_read = takes_part && inside(first + i);
-                const int row = m0 + row_of(first + i, rank);
-                read[i] = is_read ? epilogue.template read<ALIGNED>(row, n0 + column()) : Read();
-                scales[i] = is_read ? epilogue.scales(row, n0 + column()) : Scales();
+                const int row = m0 + row_of(first + i, rank), j = n0 + column();
+                read[i] = inside(first + i, to) ? epilogue.template read<ALIGNED, APART>(row, to) : Read();
+                scales[i] = inside(first + i, j) ? epilogue.scales(row, j) : Scales();
             }
         };
         load(0);
@@ -92,7 +113,8 @@ struct SharedSums {
                 const int row = m0 + row_of(first + i, rank);
                 float4 quad = total(first + i, rank);
                 epilogue.rescale(row, n0 + column(), quad, scales[i]);
-                if (inside(first + i)) epilogue.template write<ALIGNED>(row, n0 + column(), quad, read[i]);
+                if (!ALIGNED) quad = dealt(first + i, rank, quad);
+                if (inside(first + i, to)) epilogue.template write<ALIGNED, APART>(row, to, quad, read[i]);
             }
         }
     }
@@ -125,7 +147,8 @@ struct GemmClusterSplit {
         SharedSums<T, SPLIT> sums = {shared + (ring.stages - shared_address(shared)) / 4, ring.stages, 0, 0, m, n};
         tile.origin(0, sums.m0, sums.n0);
         if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_partials ? summing : 0));
-        for (int i = static_cast<int>(threadIdx.x) - WARP; i < sums.ROWS * Epilogue::PREFETCHED; i += sums.THREADS - WARP) {
+        const int prefetched = gridDim.x < sums.PREFETCHED_BLOCKS ? 0 : sums.ROWS * Epilogue::PREFETCHED;
+        for (int i = static_cast<int>(threadIdx.x) - WARP; i < prefetched; i += sums.THREADS - WARP) {
             const int row = sums.m0 + rank * sums.ROWS + i % sums.ROWS;
             if (i >= 0 && row < m) epilogue.prefetch(row, sums.n0, min(T::N, n - sums.n0), i / sums.ROWS);
         }

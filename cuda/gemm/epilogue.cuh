@@ -11,7 +11,9 @@
 //     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
 //     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
 //                                              scales of 0
-//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column
+//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column; of
+//                                              gradients of weights read<false, APART>() and write<false, APART>() take one
+//                                              whose columns are so far apart
 //     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
 //                                              compute C's first rows
 //     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
@@ -42,9 +44,21 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 3) quad.w = value;
 }
 
-// Stores a quad of a row as bfloat16 components, in each of which it is one vector; elements from column n on become 0.
-template <class Format, bool ALIGNED>
+// Stores a quad of a row as bfloat16 components, in each of which it is one vector; elements from column n on become 0. Of
+// a quad whose columns are APART, elements inside the row are stored one by one.
+template <class Format, bool ALIGNED, int APART = 1>
 __device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value) {
+    if (APART > 1) {
+        const float2 pairs[2] = {make_float2(value.x, value.y), make_float2(value.z, value.w)};
+        unsigned words[Format::COMPONENTS][2];
+        split_to_bfloats(pairs, words);
+#pragma unroll
+        for (int i = 0; i < 4 * Format::COMPONENTS; ++i) {
+            const int p = i / 4, of = i % 4, j = column + of * APART;
+            if (j < n) row[p * component_stride + j] = static_cast<uint16_t>(words[p][of / 2] >> of % 2 * 16);
+        }
+        return;
+    }
     const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
     store_bfloats<Format::COMPONENTS>(row + column, component_stride, make_float4(inside(0, value.x), inside(1, value.y),
                                                                inside(2, value.z), inside(3, value.w)));
@@ -176,17 +190,17 @@ struct Epilogue {
     __device__ __forceinline__ void prefetch(int row, int column, int count, int part) const {
         values.prefetch(row, column, count, part);
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int... APART>
     __device__ __forceinline__ Read read(int row, int column) const {
-        return values.template read<ALIGNED>(row, column);
+        return values.template read<ALIGNED, APART...>(row, column);
     }
     __device__ __forceinline__ Scales scales(int row, int column) const { return sums.scales(row, column); }
     __device__ __forceinline__ void rescale(int row, int column, float4& sum, const Scales& scales) const {
         sums.rescale(row, column, sum, scales);
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int... APART>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& read) const {
-        values.template write<ALIGNED>(row, column, value, read);
+        values.template write<ALIGNED, APART...>(row, column, value, read);
     }
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
         values.columns(first, count, thread, threads);

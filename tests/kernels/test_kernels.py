@@ -555,6 +555,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        load(0);\n        __syncthreads();",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
     ),
+    "columns of rows that are no vectors not dealt to lanes": (
+        "gemm/cluster_split.cuh",
+        "if (!ALIGNED) quad = dealt(first + i, rank, quad);",
+        "",
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[1]),
+    ),
     "sums left in the ring before every warp has read its stages": (
         "gemm/cluster_split.cuh",
         "        __syncthreads();  // nobody reads the stages any more\n",

@@ -657,7 +657,7 @@ def tensor_backward_weight(
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
     if w_components is not None:
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)
-        written[:, :k, : 4 * ceil_div(n, 4)] = True
+        written[:, :k, : n if isinstance(tile, ClusterSplitTile) else 4 * ceil_div(n, 4)] = True
         outputs["w_components"] = replace(component_output(after.value, after.bound, k, w_components), written=written)
     yield {**args, "w_components": w_components, **moved}, outputs, constants
 
