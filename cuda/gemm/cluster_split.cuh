@@ -88,7 +88,8 @@ struct SharedSums {
         using Read = typename Epilogue::Read;
         using Scales = typename Epilogue::Scales;
         // Quads whose loads overlap: more take too many registers.
-        constexpr int GROUP = QUADS < 2 || sizeof(Scales) >= sizeof(int) ? 1 : 2;
+        constexpr bool HAS_SCALES = sizeof(Scales) >= sizeof(int);
+        constexpr int MOST = (T::COMPONENTS > 1 ? 4 : 2) / (HAS_SCALES ? 2 : 1), GROUP = QUADS < MOST ? QUADS : MOST;
         Read read[GROUP];
         Scales scales[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do

@@ -13,6 +13,7 @@ from ..kernels import (
     SMALL_N_BATCH,
     WARP_SPLIT_WEIGHT,
     WHOLE_HEAD,
+    ClusterSplitTile,
     OperandFormat,
     SimtTile,
     Sm90Tile,
@@ -47,6 +48,24 @@ def summing_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: i
     of_slice = thresholds.SUMMED_SLICE_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * ceil_div(tile.K, tiles)
     waves = ceil_div(tile.clusters(k, n), max(1, multiprocessors // tile.cluster))
     return waves * ceil_div(rows, tile.K) * of_slice
+
+
+def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of a weight's gradient (k, n) and the bias's by clusters whose blocks share the rows.
+
+    A block waits for each slice, however little there is to multiply, or for the warps that sum the bias's gradient;
+    blocks side by side hold each other up.
+    """
+    components, blocks = tile.operand_format.components, math.prod(tile.grid(k, n, multiprocessors))
+    tiles = tile.column_partials(k)
+    summing = 0
+    if tiles is not None:
+        of_slice = ceil_div(tile.K, tiles // tile.split)
+        summing = thresholds.SUMMED_SLICE_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * of_slice
+    resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
+    alone = max(thresholds.CLUSTER_SLICE_CLOCKS[components], summing)
+    slices = ceil_div(blocks, tile.blocks * multiprocessors) * ceil_div(ceil_div(rows, tile.K), tile.split)
+    return slices * alone * (2 + (resident - 1) * components) // 2 + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
 
 
 def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, bool]:

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import kernels
-from ..kernels import GemmTile, SimtTile, Sm90Tile, SplitSm80Tile, SplitSm90Tile, WarpSplitTile, ceil_div, padded_rows
+from ..kernels import (
+    ClusterSplitTile,
+    GemmTile,
+    SimtTile,
+    Sm90Tile,
+    SplitSm80Tile,
+    SplitSm90Tile,
+    WarpSplitTile,
+    ceil_div,
+    padded_rows,
+)
 from . import thresholds
 from .counted import (
     gemm_clocks,
-    gradient_clocks,
     head_clocks,
     is_faster,
     parts_of_rows,
@@ -20,7 +29,7 @@ from .counted import (
     update_clocks,
 )
 from .setting import Verdict, Work
-from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile
+from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ def _of_tile(tile: SimtTile | WarpSplitTile, why: str) -> Simt | WarpSplit:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Tensor cores, on operands in a format of theirs: gemm_sm80 or gemm_sm90.
+    """Tensor cores, on operands in a format of theirs: gemm_sm80, gemm_sm90 or cluster_split.
 
     Attributes:
         sums_columns: whether a product for a weight's gradient may sum the bias's beside it.
@@ -64,6 +73,8 @@ class Gemm:
     sums_columns: bool = True
 
     def __str__(self) -> str:
+        if isinstance(self.tile, ClusterSplitTile):
+            return f"cluster split {self.tile.m}x{self.tile.n} by {self.tile.split}"
         return f"{'gemm_sm90' if self.tile.needs == 'sm_90a' else 'gemm_sm80'} {self.tile.m}x{self.tile.n}"
 
     @property
@@ -357,9 +368,8 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
         clocks += gemm_clocks(tile, rows, columns, depth, sms) if is_made else 0
-    tile, _ = gemm_tile(operand_format, k, n, sms, arch, of_weight=True)
-    assert isinstance(tile, Sm90Tile)
-    return clocks + (gradient_clocks(tile, k, n, work.rows, sms)[0] if layer.is_moved else 0)
+    of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
+    return clocks + (of_weight.clocks if layer.is_moved else 0)
 
 
 def _plain_clocks(layer: CountedLayer, work: Work) -> int:
@@ -450,18 +460,16 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     if work.is_training and not _is_large(k, n, work):
         why = _on_narrow_tiles(k, n, work).why
 
-    def made(m: int, columns: int, *, of_weight: bool = False) -> Gemm:
-        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch, of_weight=of_weight)
-        if not of_weight or not isinstance(tile, Sm90Tile):
-            return Gemm(tile, f"{why}; {reason}")
-        _, sums_columns = gradient_clocks(tile, m, columns, work.rows, card.multiprocessors)
-        if not sums_columns and tile.column_partials(1):
-            reason += "; another launch sums the bias's gradient, for which the product would wait longer"
-        return Gemm(tile, f"{why}; {reason}", sums_columns)
+    def made(m: int, columns: int) -> Gemm:
+        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
+        return Gemm(tile, f"{why}; {reason}")
 
     rows = _product_rows(work)
     forward = made(rows, n)
-    return DensePath(forward, *((made(rows, k), made(k, n, of_weight=True)) if work.is_training else (None, None)))
+    if not work.is_training:
+        return DensePath(forward, None, None)
+    of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch, in_place=work.in_place)
+    return DensePath(forward, made(rows, k), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
 
 
 def _forward(k: int, n: int, work: Work) -> Forward:

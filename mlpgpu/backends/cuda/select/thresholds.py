@@ -118,6 +118,24 @@ ROW_STEP_WAVE_CLOCKS = 12_000
 SUMMED_SLICE_CLOCKS = 350
 SUMMED_ROW_CLOCKS = 95
 
+# True: several blocks, whose memory one cluster shares, have parts of the rows of a weight's gradient on tensor cores,
+# wherever that is counted to take less.  256 by 256 at 8,192 rows in bfloat16 31 µs, of which 6 for the bias's
+# gradient, by clusters of eight 12; 300 by 300 at 4,096 in tf32 36 and 15.5; 128 by 768 at 16,384 in bfloat16 40 and 22.
+CLUSTERS_SHARE_ROWS = True
+
+# What a block of such a cluster takes for a slice of 64 rows, by the components of an operand, and for each block whose
+# sums another one reads.
+CLUSTER_SLICE_CLOCKS = {1: 430, 2: 900}
+CLUSTER_BLOCK_CLOCKS = 300
+
+# Weights from these sizes on leave the second-level cache.  Blocks that are several on a multiprocessor multiply while
+# others move their tiles: memory then gives so many bytes in a clock, the second number where they do not.  A weight
+# and its slot are read and written.  4096 by 4096 at 64 rows in bfloat16 by Adam: 199 µs, so 142; 1024 by 1024 at 1,024
+# rows the same both ways.
+CLUSTER_LEAST_WEIGHTS = 1 << 21
+CLUSTER_WEIGHT_BYTES = 16
+CLUSTER_BYTES_PER_CLOCK = 1540, 1130
+
 # True: where that is counted at more than so many tenths of what it takes with a launch of its own, another kernel sums
 # the bias's gradient.
 COLUMNS_MAY_BE_SUMMED_APART = True

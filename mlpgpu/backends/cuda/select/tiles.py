@@ -1,25 +1,29 @@
 """Which tile of C a block makes.  The bits do not depend on it, since every tile sums over k in the same order; but for
-tiles whose warps share k, which only steps of training have."""
+tiles whose warps or blocks share k, which only steps of training have."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..kernels import (
     TILES,
     WARP_SPLIT_TILES,
+    ClusterSplitTile,
     GemmTile,
     OperandFormat,
     SimtTile,
     Sm90Tile,
     WarpSplitTile,
+    ceil_div,
+    cluster_split_tiles,
     narrow_tiles,
     narrow_weight_tiles,
     sm80_tiles,
     sm90_tiles,
 )
 from . import thresholds
-from .counted import is_faster, simt_clocks, slice_clocks
+from .counted import cluster_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -95,3 +99,59 @@ def gemm_tile(
     enough = "enough" if has_work else "too few"
     why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
     return largest if has_work else smallest, why
+
+
+@dataclass(frozen=True)
+class WeightTile:
+    """The tile on tensor cores of a weight's gradient.
+
+    Attributes:
+        sums_columns: whether the product may sum the bias's gradient beside it.
+        clocks: what it is counted at, with the bias's gradient.
+    """
+
+    tile: GemmTile
+    sums_columns: bool
+    clocks: int
+    why: str
+
+
+def weight_tile(
+    operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int, arch: str, *, in_place: bool
+) -> WeightTile:
+    """The tile for the gradient of a weight (k, n) over so many rows: that of :func:`gemm_tile`, unless one whose
+    clusters share the rows, or whose blocks are several on a multiprocessor, is counted to take less.
+
+    Args:
+        in_place: whether the product moves the weight.
+    """
+    usual, why = gemm_tile(operand_format, k, n, multiprocessors, arch, of_weight=True)
+    if not isinstance(usual, Sm90Tile):
+        return WeightTile(usual, True, 0, why)
+    known, sums_columns = gradient_clocks(usual, k, n, rows, multiprocessors)
+    if thresholds.CLUSTERS_SHARE_ROWS:
+        alone, *shared = cluster_split_tiles(operand_format)
+        clocks = {
+            tile: cluster_clocks(tile, k, n, rows, multiprocessors)
+            for tile in shared
+            if math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
+        }
+        named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
+        best = min(clocks, key=clocks.__getitem__, default=None)
+        if best is not None and is_faster(clocks[best], known):
+            counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
+            return WeightTile(best, True, clocks[best], f"clusters of blocks share the rows; {counted}")
+        if in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known):
+            return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
+    if not sums_columns and usual.column_partials(1):
+        why += "; another launch sums the bias's gradient, for which the product would wait longer"
+    return WeightTile(usual, sums_columns, known, why)
+
+
+def _is_bound_by_memory(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int, known: int) -> bool:
+    """Whether moving a weight takes so long that blocks should multiply while others move theirs."""
+    if k * n < thresholds.CLUSTER_LEAST_WEIGHTS:
+        return False
+    bytes_moved = thresholds.CLUSTER_WEIGHT_BYTES * k * n
+    beside, after = (ceil_div(bytes_moved, rate) for rate in thresholds.CLUSTER_BYTES_PER_CLOCK)
+    return is_faster(max(cluster_clocks(tile, k, n, rows, multiprocessors), beside), known + after)
