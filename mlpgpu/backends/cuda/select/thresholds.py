@@ -120,7 +120,7 @@ SUMMED_ROW_CLOCKS = 95
 
 # True: several blocks, whose memory one cluster shares, have parts of the rows of a weight's gradient on tensor cores,
 # wherever that is counted to take less.  256 by 256 at 8,192 rows in bfloat16 31 µs, of which 6 for the bias's
-# gradient, by clusters of eight 12; 300 by 300 at 4,096 in tf32 36 and 15.5; 128 by 768 at 16,384 in bfloat16 40 and 22.
+# gradient, by clusters of eight 12; 300 by 300 at 4,096 in tf32 36 and 15.5; 128 by 768 at 16,384 in bfloat16 40, 22.
 CLUSTERS_SHARE_ROWS = True
 
 # What a block of such a cluster takes for a slice of 64 rows, by the components of an operand, and for each block whose
