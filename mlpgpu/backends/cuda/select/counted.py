@@ -65,7 +65,8 @@ def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiproce
     resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
     alone = max(thresholds.CLUSTER_SLICE_CLOCKS[components], summing)
     slices = ceil_div(blocks, tile.blocks * multiprocessors) * ceil_div(ceil_div(rows, tile.K), tile.split)
-    return slices * alone * (2 + (resident - 1) * components) // 2 + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
+    of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
+    return slices * alone * (2 + (resident - 1) * components) // 2 + of_cluster
 
 
 def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, bool]:
@@ -79,9 +80,11 @@ def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: 
     return max(clocks, together) if is_together else apart, is_together
 
 
-def head_clocks(rows: int, multiprocessors: int) -> int:
-    """Of a last layer, its loss and its dx in one launch."""
-    return ceil_div(rows, WHOLE_HEAD.rows * multiprocessors) * thresholds.HEAD_WAVE_CLOCKS
+def head_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of a last layer (k, n), its loss and its dx in one launch; of few weights two blocks share a multiprocessor."""
+    resident = 2 if k * n <= thresholds.COLUMN_HEAD_MOST_WEIGHTS else 1
+    waves = ceil_div(rows, WHOLE_HEAD.rows * resident * multiprocessors)
+    return waves * (thresholds.HEAD_WAVE_CLOCKS + k * n // 2)
 
 
 def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:

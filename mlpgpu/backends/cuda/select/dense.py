@@ -376,7 +376,7 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     k, n, sms, clocks = layer.k, layer.n, work.setting.multiprocessors, 0
     late = thresholds.LATE_LAUNCH_CLOCKS
     if layer.has_head:
-        clocks = head_clocks(work.rows, sms)
+        clocks = head_clocks(k, n, work.rows, sms)
     else:
         for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
             tile, _ = small_batch_tile(work.rows, columns, depth, sms)

@@ -91,8 +91,9 @@ LAUNCH_CLOCKS = 6400
 # 72.0, where counts without this give 107 and 106.
 LATE_LAUNCH_CLOCKS = 1600
 
-# A head's wave of blocks, of 8 rows each.  Medium at 1,024 rows: 7.5 µs with the launch; 512 by 5: 7.2.
-HEAD_WAVE_CLOCKS = 8000
+# A head's wave of blocks, of 8 rows each, and half a clock for each weight.  Without the launch: 1024 by 10 at 1,024 rows
+# 5.7 µs, 2048 by 11 at 256 rows 9.4, 512 by 10 at 256 rows 3.7, 102 by 2 at 2,048 rows 3.4.
+HEAD_WAVE_CLOCKS = 6500
 
 # True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 17.9 µs, counted 5.0; 1111
 # by 1 at 2 rows: 9.4, counted 3.7; 102 by 2 at 2,048 rows: 11.1, counted 4.2.  Not timed yet.
@@ -112,21 +113,27 @@ HEAD_PART_LEAST_K = 256
 # 50-128-128-128-1 at 1,024 and 8,192 rows and of 20-64-64-2 at 8,192, measured below, without launches and updates.
 ROW_STEP_WAVE_CLOCKS = 12_000
 
-# Products of a weight's gradient that also sum a bias's gradient wait for the warp that does: for a slice of 64 rows so
-# long, and for each row that a tile takes of it (sum_columns of cuda/gemm/gemm_sm90.cuh).  Bfloat16: 128 by 768 at
-# 14,798 rows 382 µs, 256 by 256 at 8,192 rows 147, 768 by 128 at 14,798 103: 32, 16 and 5 rows a slice.
-SUMMED_SLICE_CLOCKS = 350
-SUMMED_ROW_CLOCKS = 95
+# Products of a weight's gradient that also sum a bias's gradient wait for the warps that do: for a slice of 64 rows so
+# long, and for each row that a warp takes of it (sum_columns of cuda/gemm/gemm_sm90.cuh).  Bfloat16 by clusters of one
+# block: 128 by 768 at 16,384 rows 102 µs, 256 by 256 at 8,192 rows 36, 768 by 128 at 16,384 69: 11, 6 and 6 rows.
+SUMMED_SLICE_CLOCKS = 100
+SUMMED_ROW_CLOCKS = 60
 
 # True: several blocks, whose memory one cluster shares, have parts of the rows of a weight's gradient on tensor cores,
 # wherever that is counted to take less.  256 by 256 at 8,192 rows in bfloat16 31 µs, of which 6 for the bias's
 # gradient, by clusters of eight 12; 300 by 300 at 4,096 in tf32 36 and 15.5; 128 by 768 at 16,384 in bfloat16 40, 22.
 CLUSTERS_SHARE_ROWS = True
 
-# What a block of such a cluster takes for a slice of 64 rows, by the components of an operand, and for each block whose
-# sums another one reads.
+# What a block of such a cluster takes for a slice of 64 rows, by the components of an operand; for each block whose sums
+# another one reads; and longer than other tiles for its launch: 784-512-512-10 at 256 rows in bfloat16 33.9 µs, with
+# clusters 36.7.
 CLUSTER_SLICE_CLOCKS = {1: 430, 2: 900}
 CLUSTER_BLOCK_CLOCKS = 300
+CLUSTER_CLOCKS = 3000
+
+# How much longer other tiles take to store a wave of tiles of a weight whose rows are no vectors, which clusters' lanes
+# deal out among them.  300-700-333-10 at 600 rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
+SCALAR_TILE_CLOCKS = 5000
 
 # Weights from these sizes on leave the second-level cache.  Blocks that are several on a multiprocessor multiply while
 # others move their tiles: memory then gives so many bytes in a clock, the second number where they do not.  A weight
