@@ -363,7 +363,9 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
     k, n, rows = layer.k, layer.n, _product_rows(work)
     is_alone = work.tensor_shapes is None and not thresholds.LAYERS_ARE_COUNTED_TOGETHER
     clocks = pass_clocks(operand_format) if operand_format.scaled or is_alone else 0
-    clocks += 2 * thresholds.LAUNCH_CLOCKS if layer.has_head else 0  # four launches in the place of two
+    if layer.has_head:  # four launches in the place of two, and passes over x, which a head takes as it is
+        clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
+        clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
         tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)

@@ -95,6 +95,10 @@ LATE_LAUNCH_CLOCKS = 1600
 # 5.7 µs, 2048 by 11 at 256 rows 9.4, 512 by 10 at 256 rows 3.7, 102 by 2 at 2,048 rows 3.4.
 HEAD_WAVE_CLOCKS = 6500
 
+# What a loss takes that a launch of its own computes.  The last layer on tensor cores beside a head, in a step: 333 by 10
+# at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
+LOSS_CLOCKS = 4000
+
 # True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 17.9 µs, counted 5.0; 1111
 # by 1 at 2 rows: 9.4, counted 3.7; 102 by 2 at 2,048 rows: 11.1, counted 4.2.  Not timed yet.
 COLUMN_HEADS_ARE_USED = True
@@ -185,6 +189,10 @@ FUSED_PER_CLOCK = 96
 
 # A pass that splits an operand of a small batch: 784-512-512-10 at 256 rows takes 76.5 µs, of which six passes.
 SPLIT_PASS_CLOCKS = 12_000
+
+# What passes over a head's x take longer, in clocks for a thousand numbers: 2000 by 10 at 4,096 rows in float32 takes 71
+# µs longer on tensor cores than a head.
+SPLIT_THOUSAND_CLOCKS = 16
 
 # A kernel for small batches is counted at so many tenths beside another one: counts of steps of 64 to 512 rows err by
 # up to 10 %, and by more where weights leave the second-level cache (docs/experiments/small-batches.md).
