@@ -25,12 +25,14 @@ from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
 from mlpgpu.backends.cuda.profile.paths import CARDS
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.counted import (
+    cluster_clocks,
     gemm_clocks,
     parts_of_rows,
     row_step_clocks,
     simt_clocks,
     summing_clocks,
     update_clocks,
+    weight_clocks,
 )
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
@@ -77,8 +79,11 @@ MANY_ROWS = {
     )
 }
 # Of what follows from counts: the layers that tensor cores make, who sums biases' gradients, tiles of multiply-adds,
-# updates whose blocks have parts of the rows.
-SWITCHES = "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED", "UPDATES_HAVE_PARTS"
+# updates whose blocks have parts of the rows, on plain cores and by clusters on tensor cores.
+SWITCHES = (
+    "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED", "UPDATES_HAVE_PARTS",
+    "CLUSTERS_SHARE_ROWS",
+)  # fmt: skip
 
 
 @contextmanager
@@ -163,10 +168,15 @@ def _product_clocks(launch: Launch, rows: int) -> int:
         plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
         tile = next(tile for tile in plain if entry.name.endswith(f"_{tile.name}"))
         return simt_clocks(tile, *shape, CARD.multiprocessors)
+    for shared in kernels.cluster_split_tiles(entry.operand_format):
+        if entry.name.endswith(f"_{shared.name}"):
+            return cluster_clocks(shared, k, n, rows, CARD.multiprocessors)
     narrow = kernels.narrow_tiles(entry.operand_format)
     tiles: tuple[Sm90Tile, ...] = (*kernels.sm90_tiles(entry.operand_format), *narrow)
     found = next(tile for tile in tiles if entry.name.endswith(f"_{tile.name}"))
-    clocks = gemm_clocks(found, *shape, CARD.multiprocessors)
+    if is_forward or is_input:
+        return gemm_clocks(found, *shape, CARD.multiprocessors)
+    clocks = weight_clocks(found, k, n, rows, CARD.multiprocessors)
     sums = launch.values.get("db_partials") is not None
     return max(clocks, summing_clocks(found, k, n, rows, CARD.multiprocessors)) if sums else clocks
 

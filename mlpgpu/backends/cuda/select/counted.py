@@ -53,20 +53,26 @@ def summing_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: i
 def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int) -> int:
     """Of a weight's gradient (k, n) and the bias's by clusters whose blocks share the rows.
 
-    A block waits for each slice, however little there is to multiply, or for the warps that sum the bias's gradient;
-    blocks side by side hold each other up.
+    A block waits for each slice, however little there is to multiply: for its latency, for the warps that sum the
+    bias's gradient, or for the second-level cache, from which all blocks' slices come.
     """
-    components, blocks = tile.operand_format.components, math.prod(tile.grid(k, n, multiprocessors))
-    tiles = tile.column_partials(k)
-    summing = 0
+    blocks, tiles = math.prod(tile.grid(k, n, multiprocessors)), tile.column_partials(k)
+    of_slice = thresholds.CLUSTER_SLICE_CLOCKS[tile.operand_format.components]
     if tiles is not None:
-        of_slice = ceil_div(tile.K, tiles // tile.split)
-        summing = thresholds.SUMMED_SLICE_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * of_slice
-    resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
-    alone = max(thresholds.CLUSTER_SLICE_CLOCKS[components], summing)
-    slices = ceil_div(blocks, tile.blocks * multiprocessors) * ceil_div(ceil_div(rows, tile.K), tile.split)
+        rows_summed = ceil_div(tile.K, tiles // tile.split)
+        of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
+    at_once = min(blocks, tile.blocks * multiprocessors)
+    cached = ceil_div(at_once * tile.stage_bytes, thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)
+    slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
     of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
-    return slices * alone * (2 + (resident - 1) * components) // 2 + of_cluster
+    return slices * max(of_slice, cached) + of_cluster
+
+
+def weight_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of a weight's gradient (k, n) by a tile of C for each block, without the bias's."""
+    waves = ceil_div(tile.clusters(k, n), max(1, multiprocessors // tile.cluster))
+    waiting = waves * ceil_div(rows, tile.K) * thresholds.GRADIENT_SLICE_CLOCKS
+    return gemm_clocks(tile, k, n, rows, multiprocessors) + waiting
 
 
 def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, bool]:
@@ -74,7 +80,7 @@ def gradient_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: 
 
     A product that sums the bias's gradient beside the weight's waits for that; else another launch does.
     """
-    clocks = gemm_clocks(tile, k, n, rows, multiprocessors)
+    clocks = weight_clocks(tile, k, n, rows, multiprocessors)
     together, apart = summing_clocks(tile, k, n, rows, multiprocessors), clocks + thresholds.SPLIT_PASS_CLOCKS
     is_together = 10 * together <= thresholds.SUMMED_TENTHS * apart or not thresholds.COLUMNS_MAY_BE_SUMMED_APART
     return max(clocks, together) if is_together else apart, is_together

@@ -91,12 +91,12 @@ LAUNCH_CLOCKS = 6400
 # 72.0, where counts without this give 107 and 106.
 LATE_LAUNCH_CLOCKS = 1600
 
-# A head's wave of blocks, of 8 rows each, and half a clock for each weight.  Without the launch: 1024 by 10 at 1,024 rows
-# 5.7 µs, 2048 by 11 at 256 rows 9.4, 512 by 10 at 256 rows 3.7, 102 by 2 at 2,048 rows 3.4.
+# A head's wave of blocks, of 8 rows each, and half a clock for each weight.  Without the launch: 1024 by 10 at 1,024
+# rows 5.7 µs, 2048 by 11 at 256 rows 9.4, 512 by 10 at 256 rows 3.7, 102 by 2 at 2,048 rows 3.4.
 HEAD_WAVE_CLOCKS = 6500
 
-# What a loss takes that a launch of its own computes.  The last layer on tensor cores beside a head, in a step: 333 by 10
-# at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
+# What a loss takes that a launch of its own computes.  The last layer on tensor cores beside a head, in a step: 333 by
+# 10 at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
 LOSS_CLOCKS = 4000
 
 # True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 17.9 µs, counted 5.0; 1111
@@ -117,10 +117,15 @@ HEAD_PART_LEAST_K = 256
 # 50-128-128-128-1 at 1,024 and 8,192 rows and of 20-64-64-2 at 8,192, measured below, without launches and updates.
 ROW_STEP_WAVE_CLOCKS = 12_000
 
+# What a slice of 64 rows of a weight's gradient takes beside what bounds other products: neither operand lies along the
+# rows.  Without a launch's 5 µs: 256 by 256 at 8,192 rows in bfloat16 31 µs, 256 clocks a slice counted and 470 taken;
+# 512 by 512 at 2,048 rows in tf32 12 µs, 640 and 730; 1024 by 1024 at 1,024 rows in tf32 12 µs, 1,152 and 1,400.
+GRADIENT_SLICE_CLOCKS = 200
+
 # Products of a weight's gradient that also sum a bias's gradient wait for the warps that do: for a slice of 64 rows so
-# long, and for each row that a warp takes of it (sum_columns of cuda/gemm/gemm_sm90.cuh).  Bfloat16 by clusters of one
-# block: 128 by 768 at 16,384 rows 102 µs, 256 by 256 at 8,192 rows 36, 768 by 128 at 16,384 69: 11, 6 and 6 rows.
-SUMMED_SLICE_CLOCKS = 100
+# long, and for each row that a warp takes of it (sum_columns of cuda/gemm/gemm_sm90.cuh).  Bfloat16: 271 by 296 at
+# 2,048 rows, of which a warp takes 5 of each slice, 15.2 µs.
+SUMMED_SLICE_CLOCKS = 300
 SUMMED_ROW_CLOCKS = 60
 
 # True: several blocks, whose memory one cluster shares, have parts of the rows of a weight's gradient on tensor cores,
@@ -128,12 +133,19 @@ SUMMED_ROW_CLOCKS = 60
 # gradient, by clusters of eight 12; 300 by 300 at 4,096 in tf32 36 and 15.5; 128 by 768 at 16,384 in bfloat16 40, 22.
 CLUSTERS_SHARE_ROWS = True
 
-# What a block of such a cluster takes for a slice of 64 rows, by the components of an operand; for each block whose sums
-# another one reads; and longer than other tiles for its launch: 784-512-512-10 at 256 rows in bfloat16 33.9 µs, with
-# clusters 36.7.
-CLUSTER_SLICE_CLOCKS = {1: 430, 2: 900}
+# What a block of such a cluster takes at least for a slice of 64 rows, by the components of an operand; beside the rows
+# that a warp sums; for each block whose sums another one reads; and longer than other tiles for its launch.  Bfloat16
+# by one block a tile: 256 by 256 at 8,192 rows 36 µs, 128 by 768 at 16,384 rows 102, 768 by 128 at 16,384 69, where a
+# warp sums 6, 11 and 6 rows of a slice.  784-512-512-10 at 256 rows in bfloat16 33.9 µs a step, by clusters of two
+# 36.7.
+CLUSTER_SLICE_CLOCKS = {1: 430, 2: 850}
+CLUSTER_SUMMED_CLOCKS = 100
 CLUSTER_BLOCK_CLOCKS = 300
-CLUSTER_CLOCKS = 3000
+CLUSTER_CLOCKS = 5000
+
+# Bytes of slices that a multiprocessor has from the second-level cache in a clock while all load some.  512 by 512 at
+# 2,048 rows in tf32 by 64, 128 and 256 blocks: a slice of 32 KiB takes 810, 1,100 and 2,200 clocks.
+CACHE_BYTES_PER_CLOCK = 29
 
 # How much longer other tiles take to store a wave of tiles of a weight whose rows are no vectors, which clusters' lanes
 # deal out among them.  300-700-333-10 at 600 rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
@@ -190,8 +202,8 @@ FUSED_PER_CLOCK = 96
 # A pass that splits an operand of a small batch: 784-512-512-10 at 256 rows takes 76.5 µs, of which six passes.
 SPLIT_PASS_CLOCKS = 12_000
 
-# What passes over a head's x take longer, in clocks for a thousand numbers: 2000 by 10 at 4,096 rows in float32 takes 71
-# µs longer on tensor cores than a head.
+# What passes over a head's x take longer, in clocks for a thousand numbers: 2000 by 10 at 4,096 rows in float32 takes
+# 71 µs longer on tensor cores than a head.
 SPLIT_THOUSAND_CLOCKS = 16
 
 # A kernel for small batches is counted at so many tenths beside another one: counts of steps of 64 to 512 rows err by
