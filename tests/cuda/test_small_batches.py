@@ -36,7 +36,7 @@ from mlpgpu.backends.cuda.kernels import (
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import dense, thresholds
-from mlpgpu.backends.cuda.select.counted import gemm_clocks, is_faster, simt_clocks
+from mlpgpu.backends.cuda.select.counted import cluster_clocks, gemm_clocks, is_faster, simt_clocks
 from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
@@ -51,7 +51,7 @@ from mlpgpu.backends.cuda.select.dense import (
 )
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Work
-from mlpgpu.backends.cuda.select.tiles import gemm_tile, product_tile, simt_tile, small_batch_tile
+from mlpgpu.backends.cuda.select.tiles import gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -318,7 +318,7 @@ def test_the_chosen_layers_are_counted_least(
 
 
 def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take_less() -> None:
-    """50-128-128-128-1: all layers on tensor cores, for many rows and one bfloat16."""
+    """50-128-128-128-1: all layers on tensor cores, for many rows."""
     layers = [Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)]
     found = {
         (rows, precision): bool(
@@ -328,12 +328,13 @@ def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take
         for precision in ("float32", "bfloat16")
     }
     assert found == {
-        (1024, "float32"): True, (1024, "bfloat16"): True, (8192, "float32"): True, (8192, "bfloat16"): False,
+        (1024, "float32"): True, (1024, "bfloat16"): True, (8192, "float32"): False, (8192, "bfloat16"): False,
     }  # fmt: skip
 
 
-def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own() -> None:
+def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of two would add 32 rows of every slice while the product waits."""
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     many, few = (dense_path(k, 768, of(14_798)).update for k in (1193, 128))
     assert isinstance(many, Gemm) and many.leaves_bias and isinstance(few, Gemm) and not few.leaves_bias
     assert "another launch sums the bias's gradient" in few.why
@@ -344,6 +345,35 @@ def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own() -> None:
     with patch.object(thresholds, "COLUMNS_MAY_BE_SUMMED_APART", False):
         low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
     assert not any("sum_columns" in launch.entry.name for shard in low.shards for launch in shard)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "operand_format", "split"),
+    [
+        (256, 256, 8192, BFLOAT16, 8), (256, 256, 1024, BFLOAT16, 4), (300, 300, 4096, BFLOAT16_PAIR, 4),
+        (128, 768, 16_384, BFLOAT16, 8), (512, 512, 2048, BFLOAT16_PAIR, 0), (512, 512, 256, BFLOAT16, 0),
+        (1024, 1024, 1024, BFLOAT16, 0), (4096, 4096, 64, BFLOAT16, 1), (1500, 1500, 128, HALF_PAIR, 1),
+        (4096, 4096, 16_384, BFLOAT16, 0),
+    ],
+)  # fmt: skip
+def test_clusters_share_the_rows_of_a_gradient(
+    k: int, n: int, rows: int, operand_format: OperandFormat, split: int
+) -> None:
+    """Of few tiles, by as many blocks as are counted to take the least; of weights that memory bounds, by one each."""
+    shapes = frozenset({(k, n)})
+    work = of(rows, operand_format=operand_format, tensor_shapes=shapes)
+    update = dense_path(k, n, work).update
+    assert isinstance(update, Gemm) and getattr(update.tile, "split", 0) == split
+    assert str(update).startswith("cluster split" if split else "gemm_sm90")
+    if split > 1:
+        counted = cluster_clocks(kernels.ClusterSplitTile(operand_format, split), k, n, rows, 132)
+        assert f"{counted:,} by clusters of {split}" in update.why
+    stored = dense_path(k, n, of(rows, operand_format=operand_format, tensor_shapes=shapes, in_place=False)).update
+    assert isinstance(stored, Gemm) and getattr(stored.tile, "split", 0) == (split if split > 1 else 0)
+    with patch.object(thresholds, "CLUSTERS_SHARE_ROWS", False):
+        before = dense_path(k, n, work).update
+    assert isinstance(before, Gemm) and isinstance(before.tile, kernels.Sm90Tile)
+    assert isinstance(weight_tile(operand_format, k, n, rows, 108, "sm_80", in_place=True).tile, kernels.Sm80Tile)
 
 
 def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
@@ -506,6 +536,7 @@ def test_an_epoch_on_narrow_tiles(
     case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
+    monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
     epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
@@ -519,6 +550,27 @@ def test_an_epoch_on_narrow_tiles(
             sums_apart,
             not sums_apart,
         ]
+    check_epoch(epoch, host, operand_format, len(made))
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
+@pytest.mark.parametrize("split", [2, 8])
+def test_an_epoch_whose_gradients_clusters_make(
+    split: int, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thresholds, "CLUSTER_CLOCKS", -(10**6))
+    monkeypatch.setattr(thresholds, "CLUSTER_BLOCK_CLOCKS", 10_000 if split == 2 else -10_000)
+    precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
+    epoch = Epoch(*STEPS["from product to product"], rates=(0.1, 0.02), precision=precision)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
+    made = [launch.entry.name for shard in host.low.shards for launch in shard if launch.entry.products]
+    assert sum(name.endswith(f"64x64_by_{split}") for name in made) == 3
+    check_epoch(epoch, host, operand_format, len(made))
+
+
+def check_epoch(epoch: Epoch, host: HostProgram, operand_format: OperandFormat, products: int) -> None:
+    """Train for an epoch of so many products a step, and compare with the CPU."""
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
     state, *expected = epoch.on_cpu("float64")
@@ -526,7 +578,7 @@ def test_an_epoch_on_narrow_tiles(
     ours = (host.parameters - before, losses, host.evaluate())
     for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
         rounding = ERRORS[operand_format.struct] + 64 * EPS32  # of a product, and of its sum
-        assert np.linalg.norm(got - value) <= np.sqrt(2 * len(made)) * rounding * np.linalg.norm(value)
+        assert np.linalg.norm(got - value) <= np.sqrt(2 * products) * rounding * np.linalg.norm(value)
 
 
 @pytest.mark.usefixtures("everywhere")
