@@ -74,7 +74,7 @@ struct SharedSums {
     __device__ __forceinline__ int first_column() const {
         return threadIdx.x % LANES * (ALIGNED ? 4 : 1);
     }
-    __device__ __forceinline__ float4 dealt(int i, int rank, const float4& quad) const {
+    __device__ __forceinline__ float4 spread(int i, int rank, const float4& quad) const {
         float* const row = sums + row_of(i, rank) * PITCH;
         *reinterpret_cast<float4*>(row + column()) = quad;
         __syncwarp();
@@ -114,7 +114,7 @@ struct SharedSums {
                 const int row = m0 + row_of(first + i, rank);
                 float4 quad = total(first + i, rank);
                 epilogue.rescale(row, n0 + column(), quad, scales[i]);
-                if (!ALIGNED) quad = dealt(first + i, rank, quad);
+                if (!ALIGNED) quad = spread(first + i, rank, quad);
                 if (inside(first + i, to)) epilogue.template write<ALIGNED, APART>(row, to, quad, read[i]);
             }
         }

@@ -555,9 +555,9 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        load(0);\n        __syncthreads();",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
     ),
-    "columns of rows that are no vectors not dealt to lanes": (
+    "columns of rows that are no vectors not spread over lanes": (
         "gemm/cluster_split.cuh",
-        "if (!ALIGNED) quad = dealt(first + i, rank, quad);",
+        "if (!ALIGNED) quad = spread(first + i, rank, quad);",
         "",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[1]),
     ),

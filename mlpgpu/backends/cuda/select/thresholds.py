@@ -147,8 +147,8 @@ CLUSTER_CLOCKS = 5000
 # 2,048 rows in tf32 by 64, 128 and 256 blocks: a slice of 32 KiB takes 810, 1,100 and 2,200 clocks.
 CACHE_BYTES_PER_CLOCK = 29
 
-# How much longer other tiles take to store a wave of tiles of a weight whose rows are no vectors, which clusters' lanes
-# deal out among them.  300-700-333-10 at 600 rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
+# How much longer other tiles take to store a wave of tiles of a weight whose rows are no vectors, which clusters spread
+# over neighbouring lanes.  300-700-333-10 at 600 rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
 SCALAR_TILE_CLOCKS = 5000
 
 # Weights from these sizes on leave the second-level cache.  Blocks that are several on a multiprocessor multiply while
