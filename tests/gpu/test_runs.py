@@ -206,12 +206,15 @@ def test_orders_made_on_the_card_are_the_host_s(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(feed.Feed, "begin_listed", look)
     of_host = fit(new_trainer())
+    monkeypatch.setattr(thresholds, "SORT_COMPILED_SECONDS", 0.0)  # the host makes the first list alone
+    after_waiting = fit(new_trainer())
     monkeypatch.setattr(thresholds, "SORT_LEAST_ROWS", 1)
     of_card = fit(new_trainer())
-    assert len(seen) == 2 * (EPOCHS - 1)
-    for epoch, order in zip(2 * [*range(1, EPOCHS)], seen, strict=True):
+    assert len(seen) == 3 * (EPOCHS - 1)
+    for epoch, order in zip(3 * [*range(1, EPOCHS)], seen, strict=True):
         np.testing.assert_array_equal(order, epoch_order(ROWS, seed=3, epoch=epoch))
     np.testing.assert_array_equal(flat(of_card), flat(of_host))
+    np.testing.assert_array_equal(flat(after_waiting), flat(of_host))
     fit(new_trainer(), SaveEveryStep(tmp_path), epochs=1)
     resumed = mg.Trainer.resume(tmp_path / "step10.h5")
     np.testing.assert_array_equal(flat(fit(resumed)), flat(of_host))

@@ -63,7 +63,9 @@ class Training:
             workspace.auxiliary.load(launch.entry for launch in launches)
             return [binder.bind(launch, epoch=epoch) for launch in launches]
 
-        self._orders = Orders(workspace.device, self._stream, self.data, sampling, bind)
+        self._orders = Orders(
+            workspace.device, self._stream, self.data, sampling, bind, workspace.auxiliary.are_compiled
+        )
         binder.set_constant("hyper", hyper_parameters(self._optimizer))
         self._stream.synchronize()
 

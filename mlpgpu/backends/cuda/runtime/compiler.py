@@ -200,6 +200,12 @@ def compile_entries(entries: Iterable[Entry], arch: str, *, sources: Path | None
     return {entry: cubin for entry, cubin in cubins.items() if cubin is not None}
 
 
+def are_compiled(entries: Iterable[Entry], arch: str, *, sources: Path | None = None) -> bool:
+    """Whether the cache has the machine code of these kernels, so that :func:`compile_entries` runs no compiler."""
+    compilation = _Compilation(arch, (), sources, source_places=True)
+    return all(compilation.load(compilation.stem(entry.name, [entry])) for entry in entries)
+
+
 def split_jobs(entries: Iterable[Entry], cores: int) -> list[list[Entry]]:
     """What to compile together: units, of which the largest is halved until there is work for every core.
 

@@ -259,6 +259,11 @@ class LoadedKernels:
             module = module_of(entries)(self._device, image)
             self._functions |= {entry: module.function(entry) for entry in entries}
 
+    def are_compiled(self, entries: Iterable[Entry]) -> bool:
+        """Whether to load these runs no compiler."""
+        missing = {entry for entry in entries if entry not in self._functions}
+        return compiler.are_compiled(missing, self._device.arch, sources=self._sources)
+
     def constants(self, name: str) -> list[int]:
         """The addresses of a constant variable, one in each module with an entry that reads it."""
         modules = dict.fromkeys(

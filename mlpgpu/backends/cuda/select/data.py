@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import thresholds
 from .setting import Verdict
 
@@ -42,3 +44,10 @@ def sorts_on_card(rows: int) -> Verdict:
     """Whether the card makes the orders of a set's epochs, if it has the room."""
     least = thresholds.SORT_LEAST_ROWS
     return Verdict(rows >= least, f"{rows:,} rows are {'at least' if rows >= least else 'fewer than'} {least:,}")
+
+
+def sorts_on_card_after(seconds: float, *, is_compiled: Callable[[], bool]) -> Verdict:
+    """Whether the card makes the orders of a small set's epochs, after it has waited so long for those of the host."""
+    of_cached, of_others = thresholds.SORT_WAITED_SECONDS, thresholds.SORT_COMPILED_SECONDS
+    holds = seconds >= of_others or (seconds >= of_cached and is_compiled())
+    return Verdict(holds, f"the card has waited for {seconds:.3f} s: {of_others} are enough, {of_cached} if compiled")
