@@ -203,11 +203,12 @@ struct Halves {
         const float elements[4] = {x.x, x.y, x.z, x.w};
         float scaled[4] = {x.x, x.y, x.z, x.w};
         scale_by(scaled, shift);
-        bool are_exact = true;  // and none of them is 0, which is so nearly always
+        bool are_exact = true;  // or 0, which is so nearly always
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            are_exact = are_exact & (fabsf(scaled[i]) >= LEAST_EXACT) & (fabsf(scaled[i]) <= LARGEST_HALF);
-            flags[i] = NONZERO;
+            const bool is_zero = elements[i] == 0.0f;
+            are_exact = are_exact & (is_zero | (fabsf(scaled[i]) >= LEAST_EXACT)) & (fabsf(scaled[i]) <= LARGEST_HALF);
+            flags[i] = is_zero ? 0 : NONZERO;
         }
         if (!are_exact)
 #pragma unroll

@@ -9,10 +9,13 @@
 
 namespace mlpgpu {
 
-// Words j to j + 3 of an array that reaches as far as the padding; 0 if it is null. Other blocks may be changing them, so
+// Words j to j + 3 of an array that reaches as far as the padding; 0 if it is null. If other blocks may be CHANGING them,
 // they are read past the first-level cache.
+template <bool CHANGING>
 __device__ __forceinline__ int4 vector_of(const int* words, int j) {
-    return words ? __ldcg(reinterpret_cast<const int4*>(words + j)) : make_int4(0, 0, 0, 0);
+    if (!words) return make_int4(0, 0, 0, 0);
+    const int4* const vector = reinterpret_cast<const int4*>(words + j);
+    return CHANGING ? __ldcg(vector) : *vector;
 }
 
 // What a row is split into: components, flags of the row, and flags of its columns unless they are null.
@@ -83,20 +86,20 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
     const auto vector = [&](int j) {
         return row && j < n ? load_row(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     };
-    const auto weight_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
-    const auto known_of = [&](int j) { return vector_of(Format::SCALED && j < pitch ? column_scales : nullptr, j); };
+    const auto weight_of = [&](int j) { return vector_of<false>(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
+    const auto known_of = [&](int j) { return vector_of<true>(Format::SCALED && j < pitch ? column_scales : nullptr, j); };
 
     // Each thread keeps its part of a row in registers; of a longer row a piece at a time, so that all loads of a piece are on
     // their way at once. Of several pieces scales need all, from the last to the first, which is then put without a load.
     const int piece = VECTORS * stride;
     int begin = Format::SCALED ? first + (n - 1) / piece * piece : first;
     float4 in_registers[VECTORS];
-    int4 weight[VECTORS], known[VECTORS];
+    int4 weight[VECTORS];
     const auto load = [&] {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             in_registers[i] = vector(begin + i * stride);
-            weight[i] = weight_of(begin + i * stride), known[i] = known_of(begin + i * stride);
+            weight[i] = weight_of(begin + i * stride);
         }
     };
     load();
@@ -119,9 +122,13 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
         out.shift = -scaling_exponent(top);
     }
     while (true) {
+        int4 known = known_of(begin);
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
-            if (begin + i * stride < pitch) out.put(begin + i * stride, in_registers[i], weight[i], known[i]);
+        for (int i = 0; i < VECTORS; ++i) {
+            const int4 there = known;
+            if (i + 1 < VECTORS) known = known_of(begin + (i + 1) * stride);
+            if (begin + i * stride < pitch) out.put(begin + i * stride, in_registers[i], weight[i], there);
+        }
         begin += piece;
         if (begin >= pitch) break;
         load();
@@ -214,9 +221,19 @@ __device__ __forceinline__ T join_rows(T* shared, const T (&values)[4], T result
 
 // The common exponent of dz'': the largest of dz · 2^(e_X[row]), less the exponent at which components begin.
 __device__ __forceinline__ int delta_exponent(const Rows& rows, const int* row_scales, const int* x_row_scales, int* scratch) {
+    constexpr int BATCH = 8;  // rows whose loads overlap
     int top = NO_EXPONENT;
-    for (int r = threadIdx.x; r < rows.count; r += blockDim.x)
-        if (row_scales[r] & NONZERO) top = max(top, exponent_in(row_scales[r]) + exponent_in(x_row_scales[r]));
+    for (int first = threadIdx.x; first < rows.count; first += BATCH * blockDim.x) {
+        int of_row[BATCH], of_x[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int r = first + i * static_cast<int>(blockDim.x);
+            of_row[i] = r < rows.count ? row_scales[r] : 0, of_x[i] = r < rows.count ? x_row_scales[r] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (of_row[i] & NONZERO) top = max(top, exponent_in(of_row[i]) + exponent_in(of_x[i]));
+    }
     top = warp_max(top);
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = top;
     __syncthreads();

@@ -8,6 +8,7 @@ from .operand_format import BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FO
 
 ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples of
 TENSOR_MAP_BYTES = 128
+SPLIT_BLOCKS = 4  # on a multiprocessor at once, since each waits for its loads most of the time
 SPLIT_BYTES = 4 * 2 * WARPS_PER_BLOCK  # of a block that splits a row: two words of each warp
 COLUMN_WIDTH, COLUMN_BYTES = 64, 4 * 16 * 64  # ColumnBlock of gemm/split_operands.cuh
 COLUMN_ROWS, MOST_COLUMN_PARTIALS = 64, 32  # rows that a block sums at least; partial sums of a column at most
@@ -43,6 +44,8 @@ def _split(name: str, function: str, signature: str, shared_bytes: int = 0, bloc
         needs="sm_80",
         prefetched=(),
         block=block,
+        blocks=SPLIT_BLOCKS,
+        spill_bytes=24,
     )
 
 
