@@ -113,7 +113,7 @@ def test_each_side_of_the_other_thresholds() -> None:
     assert [stages_of(size) for size in (0, 1 << 19, (1 << 19) + 1, 1 << 25)] == [32, 32, 16, 1]
     assert [data.by_kernel(values).holds for values in ((1 << 20) - 1, 1 << 20)] == [False, True]
     assert [data.sorts_on_card(rows).holds for rows in ((1 << 17) - 1, 1 << 17)] == [False, True]
-    waited = [data.sorts_on_card_after(s, is_compiled=lambda c=c: c).holds for c in (0, 1) for s in (0.01, 0.02, 1.0)]
+    waited = [data.sorts_on_card_after(s, is_compiled=lambda c=c: c).holds for c in (0, 1) for s in (0.009, 0.01, 1.0)]
     assert waited == [False, False, True, False, True, True]
     assert [data.by_texture(elements, 100).holds for elements in (101, 100)] == [False, True]
 

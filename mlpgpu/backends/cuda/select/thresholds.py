@@ -292,7 +292,7 @@ SORT_LEAST_ROWS = 1 << 17
 # After the card has waited so many seconds for the host's orders it makes those of other sets too: after the first if
 # its kernels are compiled, after the second if they are not, which takes as long.  60,000 rows by 8,192: 372 µs a step
 # with orders of the host, 120 with the card's, 83 without shuffling; by 1,024: 47.8, 26.2 and 26.1.
-SORT_WAITED_SECONDS = 0.02
+SORT_WAITED_SECONDS = 0.01
 SORT_COMPILED_SECONDS = 1.0
 
 # --- what is made ready for several steps in one launch ---
