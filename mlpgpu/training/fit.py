@@ -62,6 +62,7 @@ class FitLoop:
     def __post_init__(self) -> None:
         self._called: str | None = None  # the key of the callback that is being told of a step's or an epoch's end
         self._is_interrupted = False  # as all ranks know
+        self._steps_at_once = 1  # as many as fit into RUN_SECONDS, by the last ones
 
     def run(self, epochs: int, *, is_over: bool, shows_bar: bool) -> None:
         """Train, unless the fit is over, until ``epochs`` are finished, a callback ends the fit, or Ctrl-C does."""
@@ -105,12 +106,13 @@ class FitLoop:
 
     def _train_epoch(self, interrupts: Interrupts) -> None:
         """Train from where the epoch stands to its end, or until Ctrl-C."""
-        engine, sampling, count = self.engine, self.sampling, 1
+        engine, sampling = self.engine, self.sampling
         steps = sampling.steps_per_epoch
         first = sampling.first_step + (engine.progress.epochs - sampling.first_epoch) * steps
         while (done := engine.progress.steps - first) < steps:
             progress = engine.progress
-            count = self.listeners.steps_until_due(progress.steps, min(count, RUN_STEPS, steps - done))
+            most = min(self._steps_at_once, RUN_STEPS, steps - done)
+            count = self.listeners.steps_until_due(progress.steps, most)
             count = self._agree_on_steps(count, interrupts)
             if self._is_interrupted:
                 return
@@ -125,7 +127,8 @@ class FitLoop:
             elapsed = time.perf_counter() - started
             interrupts.check()
             self._tell_pending(interrupts)
-            count = max(1, int(count * min(2.0, RUN_SECONDS / max(elapsed, 1e-9))))
+            fitting = count * RUN_SECONDS / max(elapsed, 1e-9)
+            self._steps_at_once = max(1, int(min(fitting, 2 * self._steps_at_once)))
         self._agree_on_steps(0, interrupts)
 
     def _agree_on_steps(self, count: int, interrupts: Interrupts) -> int:

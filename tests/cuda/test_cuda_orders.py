@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers import dataset
+from host_card import HostCard, take_over
 from shim_runner import plant, run
 from test_metric_kernels import HostArrays
 
+from mlpgpu import Dense, Momentum, Network
+from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Value
 from mlpgpu.backends.cuda.run.orders import KEYS, SORTED, order_launches
 from mlpgpu.backends.cuda.run.primitives import Chain
+from mlpgpu.backends.cuda.run.program import CudaProgram
+from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.random import Purpose, epoch_order, words
 
 
@@ -51,6 +58,37 @@ def test_an_epoch_s_order_is_the_specification_s(rows: int) -> None:
                 arrays[KEYS], words(rows, seed=2**64 - 2, purpose=Purpose.EPOCH_ORDER, step=3)
             )
     np.testing.assert_array_equal(arrays[SORTED], places[epoch_order(rows, seed=2**64 - 2, epoch=3)])
+
+
+@pytest.mark.parametrize("changed", ["SORT_LEAST_ROWS", "SORT_COMPILED_SECONDS"])
+def test_a_training_by_orders_of_the_card_ends_as_one_by_the_host_s(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the card makes them at once, and where it takes over after the host's first one."""
+    take_over(monkeypatch)
+    rows, batch, epochs = 21, 8, 4
+    network = Network([Dense(6, 9, "relu"), Dense(9, 3)], seed=3)
+    plan = network.lower(capacity=batch, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+    data = dataset("softmax_cross_entropy", "index", rows=rows, n_in=6, n_out=3)
+
+    def train() -> tuple[np.ndarray, bool]:
+        card: Any = HostCard()
+        program = CudaProgram(plan, card, 0.5, launches_because="a test asks for it")
+        program.draw(3, np.zeros((1, plan.statistic_count)))
+        program.attach(data, Sampling(rows, batch, seed=11))
+        for epoch in range(epochs):
+            program.run(3 * epoch, np.full(3, 0.05))
+        sorts = kernels.sort_scatter("uint64") in program.workspace.auxiliary
+        parameters = program.read().parameters.copy()
+        program.close()
+        return parameters, sorts
+
+    expected, sorts = train()
+    assert not sorts
+    monkeypatch.setattr(thresholds, changed, 0)
+    got, sorts = train()
+    assert sorts
+    np.testing.assert_array_equal(got, expected)
 
 
 def small_tiles(dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[kernels.Entry, int]:
