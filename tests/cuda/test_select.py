@@ -93,9 +93,13 @@ def test_each_side_of_a_threshold_has_its_path(
 def test_each_side_of_the_other_thresholds() -> None:
     assert [loss.team_of(n).block_rows for n in (16383, 16384)] == [8, 1]
     assert [bool(loss.head(64, n, "identity", STEP)) for n in (33, 32)] == [False, True]
-    assert loss.head_form(1024, 10, of_rows(264))[0] is kernels.FEW_ROWS_HEAD
-    forms = [loss.head_form(1024, 10, of_rows(rows))[0] for rows in (265, 1056, 1057)]
-    assert forms == [kernels.WHOLE_HEAD, kernels.WHOLE_HEAD, kernels.COLUMN_HEAD]
+    assert loss.head_form(1024, 13, of_rows(264))[0] is kernels.FEW_ROWS_HEAD
+    assert loss.head_form(1024, 13, of_rows(265))[0] is kernels.COLUMN_HEAD
+    forms = [loss.head_form(1024, 10, of_rows(rows))[0] for rows in (25, 26, 1056, 1057)]
+    assert forms == [kernels.FEW_ROWS_HEAD, kernels.WHOLE_HEAD, kernels.WHOLE_HEAD, kernels.COLUMN_HEAD]
+    assert [loss.head_form(*shape, of_rows(64))[0] for shape in ((409, 10), (410, 10))] == [
+        kernels.FEW_ROWS_HEAD, kernels.WHOLE_HEAD,
+    ]  # fmt: skip
     shapes = (410, 10), (409, 10), (1025, 10), (1024, 12), (1024, 13)
     assert [loss.head_form(*shape, of_rows(1000))[0] is kernels.WHOLE_HEAD for shape in shapes] == [1, 0, 0, 1, 0]
     few, work = kernels.FEW_ROWS_HEAD, of_rows(2)

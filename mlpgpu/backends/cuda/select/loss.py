@@ -61,14 +61,15 @@ def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:
     """
     if not thresholds.COLUMN_HEADS_ARE_USED:
         return WHOLE_HEAD, ""
-    most_rows = thresholds.FEW_ROWS_HEAD_ROWS * work.setting.multiprocessors
-    if work.rows <= most_rows:
-        return FEW_ROWS_HEAD, f"{work.rows} ≤ {most_rows} rows: a block has two, a thread a column of W"
     is_whole = k <= WHOLE_HEAD_MOST_K and n <= WHOLE_HEAD_MOST_N
     is_wave = work.rows <= WHOLE_HEAD.rows * work.setting.multiprocessors
     is_large = k * n > thresholds.COLUMN_HEAD_MOST_WEIGHTS
-    if is_whole and is_wave and is_large:
+    is_read_often = work.rows * k * n > thresholds.FEW_ROWS_HEAD_READS
+    if is_whole and is_wave and is_large and is_read_often:
         return WHOLE_HEAD, ""
+    most_rows = thresholds.FEW_ROWS_HEAD_ROWS * work.setting.multiprocessors
+    if work.rows <= most_rows:
+        return FEW_ROWS_HEAD, f"{work.rows} ≤ {most_rows} rows: a block has two, a thread a column of W"
     return COLUMN_HEAD, f"{k:,}×{n}, {work.rows:,} rows: a thread has a column of W"
 
 

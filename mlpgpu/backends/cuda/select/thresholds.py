@@ -99,15 +99,23 @@ HEAD_WAVE_CLOCKS = 6500
 # 10 at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
 LOSS_CLOCKS = 4000
 
-# True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 17.9 µs, counted 5.0; 1111
-# by 1 at 2 rows: 9.4, counted 3.7; 102 by 2 at 2,048 rows: 11.1, counted 4.2.  Not timed yet.
+# True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 16.6 -> 7.45 µs; 1111 by 1
+# at 2 rows: 10.25 -> 5.2; 102 by 2 at 2,048: 11.6 -> 6.7; 2048 by 32 at 16: 60.3 -> 11.8.
 COLUMN_HEADS_ARE_USED = True
 
-# Of more rows than these for each multiprocessor, blocks share W among 8.  Of more weights than these the head that
-# keeps x in registers reads shared memory less; of it a multiprocessor has one block at a time, of others two, so it is
-# for one wave of blocks.  Not measured: follows from registers and loads of shared memory.
+# Of more rows than the first for each multiprocessor, blocks share W among 8.  Of more weights than the second the head
+# that keeps x in registers reads shared memory less; of it a multiprocessor has one block at a time, of others two, so
+# it is for one wave of blocks: 1024 by 10 at 1,024 rows in bfloat16 9.0 µs by it, 11.6 by columns, at 8,192 rows 64.5
+# and 58.8; 300 by 10 at 700: 9.0 and 7.9.
 FEW_ROWS_HEAD_ROWS = 2
 COLUMN_HEAD_MOST_WEIGHTS = 4096
+
+# Of so many weights that head is also for few rows, if rows times weights are more than these: each block of two rows
+# reads all of W, which blocks of eight do a quarter as often.  1024 by 10 at 128 rows: 7.46 µs, 8.26 by blocks of
+# two; 512 by 10 at 256 rows: 7.02 and 7.40.  Both are 1.3 million.  The limit itself is not measured: follows from
+# 5.5 TB/s of the second-level cache, by which blocks of two read W in 1.0 to 1.4 µs there, and in 0.3 to 0.5 at the
+# limit.
+FEW_ROWS_HEAD_READS = 1 << 18
 
 # A block makes at least so much of k in dx where several have the same rows: two vectors for each lane of a warp.  Not
 # measured.
