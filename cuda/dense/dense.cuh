@@ -29,11 +29,13 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     });
 }
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; `saved` is null where there was none, or
-// where the derivative is applied later.  Grid: (row tiles, tiles of k).
+// dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; `saved` is null where there was none, or
+// where the derivative is applied later. Where a dropout follows a ReLU, `saved` is what is left of it, whose zeros are
+// those of both, and keep is 1 / (1 - rate); otherwise it is 1.  Grid: (row tiles, tiles of k).
 template <class Activation, class T>
 __device__ __forceinline__ void dense_backward_input(const Step* step, int shard, int shards, const float* dz,
-                                                     const float* w, const float* saved, float* dx, int k, int n) {
+                                                     const float* w, const float* saved, float* dx, float keep, int k,
+                                                     int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
@@ -41,7 +43,7 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> weights = {w, k, n, n};
     gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t offset = static_cast<int64_t>(rows.first + row) * k + column;
-        dx[offset] = saved ? value * Activation::derivative(saved[offset]) : value;
+        dx[offset] = saved ? value * (Activation::derivative(saved[offset]) * keep) : value;
     });
 }
 

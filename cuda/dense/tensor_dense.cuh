@@ -89,7 +89,8 @@ __device__ __forceinline__ void tensor_forward(const Step* step, int shard, int 
         multiply(y_components ? padded_rows(rows.count) : rows.count, epilogue_of(Unscaled(), end));
 }
 
-// dx = C ∘ f'(saved), where `saved` is an array or bfloat16 components, or neither; `dx_components` as above.
+// dx = C ∘ f'(saved) · keep (dense/dense.cuh), where `saved` is an array or bfloat16 components, or neither; `dx_components`
+// as above.
 template <class Format, class Activation>
 struct BackwardInputEpilogue {
     const float* saved_array;      // (rows, k)
@@ -97,6 +98,7 @@ struct BackwardInputEpilogue {
     float* dx;                     // (rows, k)
     uint16_t* dx_components;
     int64_t dx_stride;  // also of the saved components
+    float keep;
     int rows, k;
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = WRITES_COMPONENTS, HAS_ROW_OPERAND = false;
@@ -105,6 +107,8 @@ struct BackwardInputEpilogue {
     __device__ __forceinline__ bool is_aligned() const {
         return is_vectored_or_null(saved_array, k) && is_vectored_or_null(dx, k);
     }
+
+    __device__ __forceinline__ float slope(float of) const { return Activation::derivative(of) * keep; }
 
     // The words of a quad as they lie in the array, or in the components.
     struct Read {
@@ -137,8 +141,8 @@ struct BackwardInputEpilogue {
                 for (int p = 0; p < Format::COMPONENTS; ++p) quad.words[p] = words[p];
                 of = quad.value();
             }
-            value.x *= Activation::derivative(of.x), value.y *= Activation::derivative(of.y);
-            value.z *= Activation::derivative(of.z), value.w *= Activation::derivative(of.w);
+            value.x *= slope(of.x), value.y *= slope(of.y);
+            value.z *= slope(of.z), value.w *= slope(of.w);
         }
         if (dx && row < rows) store_row<ALIGNED>(dx + static_cast<int64_t>(row) * k, k, column, value);
         if (WRITES_COMPONENTS && dx_components) store_padded<Format, ALIGNED>(dx_components, dx_stride, row, rows, column, k, value);
@@ -154,24 +158,25 @@ struct BackwardInputEpilogue {
     __device__ __forceinline__ float2 column_operand(int) const { return {}; }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
         if (!saved_components) return sum;
-        return make_float2(sum.x * Activation::derivative(of.x), sum.y * Activation::derivative(of.y));
+        return make_float2(sum.x * slope(of.x), sum.y * slope(of.y));
     }
 };
 
-// dx = (dz Wᵀ) ∘ f'(saved), f being the activation that made x; components of dx and of what is saved as of y above.
+// dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; components of dx and of what is saved as of y above.
 template <class Product, class Activation>
 __device__ __forceinline__ void tensor_backward_input(const Step* step, int shard, int shards,
                                                       typename Product::Source dz_components, int64_t dz_stride,
                                                       typename Product::Source w_components, const int* dz_row_scales,
                                                       const int* w_row_scales, const float* dz, const float* w,
                                                       const float* saved, const uint16_t* saved_components, float* dx,
-                                                      uint16_t* dx_components, int64_t dx_stride, int prefetch, int k,
-                                                      int n) {
+                                                      uint16_t* dx_components, int64_t dx_stride, float keep, int prefetch,
+                                                      int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = rows.first;
     const int pitch = padded_columns(n);
     const BackwardInputEpilogue<typename Product::Format, Activation> end = {
-        saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride, rows.count, k};
+        saved ? saved + first * k : saved, saved_components, dx ? dx + first * k : dx, dx_components, dx_stride, keep,
+        rows.count, k};
     const auto multiply = [&](int written, const auto& epilogue) {
         Product::template multiply<true, true>(dz_components, dz_stride, pitch, w_components, padded_rows(k) * pitch, pitch,
                                                written, k, n, prefetch, epilogue);

@@ -134,7 +134,7 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
                                             const float* w, const float* b, Source targets, const float* weights,
                                             const float* mean, const float* scale, float* delta, double* sums,
                                             unsigned* arrived, double* totals, double* losses, const float* saved,
-                                            int activation, float* dx, uint16_t* dx_components, int64_t dx_stride,
+                                            int activation, float keep, float* dx, uint16_t* dx_components, int64_t dx_stride,
                                             int dx_component_count, int* dx_row_scales, int k, int n) {
     SHARED(float, staged);
     float* const partial = staged + T::ROOM;    // (ROWS, THREADS)
@@ -235,7 +235,7 @@ __device__ __forceinline__ void column_head(const Step* step, int shard, int sha
             if (saved && has_dx) {
                 Activations::derivatives(activation, slopes);
 #pragma unroll
-                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= slopes[i];
+                for (int i = 0; i < 4 * Vectors::ROWS; ++i) sum[i] *= slopes[i] * keep;
             }
 #pragma unroll
             for (int i = 0; dx_row_scales && i < 4 * Vectors::ROWS; ++i)

@@ -231,16 +231,17 @@ struct HeadInputGradient {
     }
 };
 
-// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved), where `activation`
-// is the number of f, which made x, and `saved` is null if there was none. dx is stored as floats, as bfloat16 components
-// (gemm/operand_formats.cuh), or not at all: null outputs are skipped. `dx_row_scales` (rows,) receive its exponents.
+// z = x W + b, the loss of the rows (math/losses.cuh) and delta (B, n); and dx = (delta Wᵀ) ∘ f'(saved) · keep
+// (dense/dense.cuh), where `activation` is the number of f, which made x, and `saved` is null if there was none. dx is
+// stored as floats, as bfloat16 components (gemm/operand_formats.cuh), or not at all: null outputs are skipped.
+// `dx_row_scales` (rows,) receive its exponents.
 // Grid: one block for every ROWS rows of the capacity, or of the capacity padded if there are components.
 template <class Loss, class Target, class Source>
 __device__ __forceinline__ void head(const Step* step, int shard, int shards, const int* order, const float* x,
                                      const float* w, const float* b, Source targets, const float* weights,
                                      const float* mean, const float* scale, float* delta, double* sums,
                                      unsigned* arrived, double* totals, double* losses, const float* saved,
-                                     int activation, float* dx, uint16_t* dx_components, int64_t dx_stride,
+                                     int activation, float keep, float* dx, uint16_t* dx_components, int64_t dx_stride,
                                      int dx_component_count, int* dx_row_scales, int k, int n) {
     using T = Head;
     SHARED(float, staged);
@@ -325,7 +326,7 @@ __device__ __forceinline__ void head(const Step* step, int shard, int shards, co
         if (saved) {
             Activations::derivatives(activation, values);
 #pragma unroll
-            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i];
+            for (int i = 0; i < HeadThread::COUNT; ++i) sum[i] *= values[i] * keep;
         }
         if (dx_row_scales) {
 #pragma unroll

@@ -247,10 +247,8 @@ def test_a_small_plan_in_full() -> None:
         "dense_forward_gelu_32x32",
         "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",
-        "dense_backward_input_identity_32x32",
+        "dense_backward_input_relu_32x32",  # with the zeros that the dropout left
         "dense_backward_weight_32x32",
-        "dropout",
-        "activation_backward_relu",  # the dropout stands between
         "dense_backward_weight_32x32",
     ]
     assert names(low.finish) == ["total_error", *["reduce"] * 6, "squares", "clip", "update_Adam"]
@@ -804,6 +802,10 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         [Standardize(9), Dense(9, 33, "tanh"), Dropout(0.3), Dense(33, 34, "silu", bias=False), Dense(34, 3, "tanh")],
         {"loss": "squared_error", "shards": 2},
     ),
+    "dropped ReLUs": (
+        [Dense(9, 40, "relu"), Dropout(0.5), Dense(40, 36, "relu"), Dropout(0.5), Dense(36, 3)],
+        {"loss": Huber(0.5), "shards": 2},
+    ),
     "frozen between": (
         [Dense(9, 40, "gelu"), Dense(40, 36, "relu", trainable=False), Dense(36, 3)],
         {"loss": Huber(0.5)},
@@ -832,6 +834,8 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
         ("tied, clipped", kernels.BFLOAT16_PAIR),
         *first_and_drawn(
             [
+                ("dropped ReLUs", kernels.HALF_PAIR),
+                ("dropped ReLUs", kernels.BFLOAT16),
                 ("dropout between, shards", kernels.HALF_PAIR),
                 ("dropout between, shards", kernels.BFLOAT16),
                 ("dropout between, shards", kernels.BFLOAT16_PAIR),

@@ -188,6 +188,30 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "(rows.first + column) * k + row",
         kernels.dense_backward_input("relu", SMALLEST),
     ),
+    "dropout forgotten in the head": (
+        "fused/head.cuh",
+        "values[i] * keep",
+        "values[i] / keep",
+        kernels.head("huber", "dense"),
+    ),
+    "dropout forgotten in a column head": (
+        "fused/column_head.cuh",
+        "slopes[i] * keep",
+        "slopes[i] / keep",
+        kernels.head("huber", "dense", form=kernels.COLUMN_HEAD),
+    ),
+    "dropout forgotten in dense_backward_input": (
+        "dense/dense.cuh",
+        "derivative(saved[offset]) * keep",
+        "derivative(saved[offset]) / keep",
+        kernels.dense_backward_input("relu", SMALLEST),
+    ),
+    "dropout forgotten in tensor_backward_input": (
+        "dense/tensor_dense.cuh",
+        "Activation::derivative(of) * keep",
+        "Activation::derivative(of) / keep",
+        kernels.tensor_backward_input("relu", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
+    ),
     "last column's sum left out": (
         "dense/dense.cuh",
         "column_sum(db ? n : 0,",
@@ -338,10 +362,16 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "if ((missing[0] | missing[1] | missing[2]) == 0) return;",
         kernels.split_weights(kernels.HALF),
     ),
+    "a zero flagged as a number": (
+        "gemm/operand_formats.cuh",
+        "flags[i] = is_zero ? 0 : NONZERO;",
+        "flags[i] = NONZERO;",
+        kernels.split_rows(kernels.HALF_PAIR),
+    ),
     "flags of a number that is not exact are those of exact ones": (
         "gemm/operand_formats.cuh",
-        "are_exact & (fabsf(scaled[i]) >= LEAST_EXACT)",
-        "are_exact & (i > 0 || fabsf(scaled[i]) >= LEAST_EXACT)",
+        "are_exact & (is_zero | (fabsf(scaled[i]) >= LEAST_EXACT))",
+        "are_exact & (i > 0 || is_zero | (fabsf(scaled[i]) >= LEAST_EXACT))",
         kernels.split_rows(kernels.HALF_PAIR),
     ),
     "a small element not flagged": (

@@ -187,12 +187,22 @@ def dense_backward_input(
     """``plain`` is without an activation below."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
     saved, dx = input_gradient(None if plain else activation, batch, dz, w)
+    keep = 2.0 if activation == "relu" else 1.0  # exact
+    dx = expect(keep * dx.value, keep * dx.bound, dx.written)
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
         kernels.dense_backward_input(activation, tile),
         tile.grid(batch.most_rows, k),
-        {**batch.args, **operands, "saved": saved, "dx": blank(batch.capacity, k), "k": k, "n": n},
+        {
+            **batch.args,
+            **operands,
+            "saved": saved,
+            "dx": blank(batch.capacity, k),
+            "keep": np.float32(keep),
+            "k": k,
+            "n": n,
+        },
         {"dx": dx},
     )
 

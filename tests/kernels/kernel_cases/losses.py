@@ -159,17 +159,18 @@ def loss(
     del args["logits"]
     args |= {"x": x, "w": w_layer.astype(np.float32), "b": b_layer.astype(np.float32) if bias else None, "k": width}
     args |= {"saved": None, "activation": 0, "dx": None, "dx_components": None, "dx_row_scales": None}
-    args |= {"dx_stride": 0, "dx_component_count": components}
+    args |= {"keep": np.float32(1.0), "dx_stride": 0, "dx_component_count": components}
     if activation is not None:
         saved = x if of_x else batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, width)))
         slope = derivative(activation, saved)[part]
         product_, chain = chained(full[part], w_layer.T)
         bound = abs(slope) * (chain + delta_bound @ abs(w_layer.T)) + abs(product_) * activation_bound(slope, slope)
         dx, dx_bound = np.zeros(x.shape), np.zeros(x.shape)
-        dx[part], dx_bound[part] = product_ * slope, bound
+        keep = 2.0 if activation == "relu" else 1.0  # exact; of a dropout behind a ReLU
+        dx[part], dx_bound[part] = keep * product_ * slope, keep * bound
         outputs["dx"] = expect(dx, dx_bound, batch.written(*x.shape))
         number = kernels.activation_number(activation)
-        args |= {"saved": saved, "activation": number, "dx": blank(*x.shape)}
+        args |= {"saved": saved, "activation": number, "keep": np.float32(keep), "dx": blank(*x.shape)}
         variant += f"-{activation}"
         variant += "-of-x" * of_x
         if components:
@@ -249,7 +250,7 @@ def tail(name: str, kind: TargetKind, batch: Batch, n: int, width: int, *, textu
     }
     for key in ("x", "w", "b", "k", "saved", "activation", "dx", "delta"):
         del args[key]
-    for key in ("dx_components", "dx_stride", "dx_component_count", "dx_row_scales"):
+    for key in ("keep", "dx_components", "dx_stride", "dx_component_count", "dx_row_scales"):
         del args[key]
     args |= {
         "partials": parts.astype(np.float32), "parameters": flat(w, b, first_bias).astype(np.float32),
@@ -360,6 +361,7 @@ def loss_cases() -> Iterator[Case]:
         yield loss(name, kind, whole(17), 5, width=40, textured=False)
         for batch in batches(31):
             yield loss(name, kind, batch, 7, width=40, activation="silu")
+            yield loss(name, kind, batch, 7, width=40, activation="relu")
         for batch in batches(31):
             yield loss(name, kind, batch, 7)
         for special in (np.nan, np.inf, -np.inf):

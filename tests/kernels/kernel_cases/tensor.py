@@ -550,6 +550,7 @@ def tensor_backward_input(
     dx, bound = product_of(operand_format, dz, w.T)
     into = blank_components(operand_format, batch.most_rows, k)
     saved = saved_components = None
+    keep = 2.0 if activation == "relu" else 1.0  # exact
     if not plain:
         values = saved_of(activation, 2 * normal(batch.capacity, k))
         if not operand_format.scaled:
@@ -561,8 +562,8 @@ def tensor_backward_input(
         else:
             saved = batch.rows_of(values)
         slope = derivative(activation, values)
-        bound = abs(slope) * bound + abs(dx) * activation_bound(values, slope)
-        dx = dx * slope
+        bound = keep * (abs(slope) * bound + abs(dx) * activation_bound(values, slope))
+        dx = keep * dx * slope
     outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
     dx_components = None if operand_format.scaled else into
     if dx_components is not None:
@@ -577,7 +578,7 @@ def tensor_backward_input(
         "w_row_scales": w_components.row_scales, "dz": batch.rows_of(dz), "w": w, "saved": saved,
         "saved_components": saved_components,
         "dx": blank(batch.capacity, k) if "dx" in outputs else None, "dx_components": dx_components,
-        "dx_stride": into[0].size, "prefetch": _prefetch(rows, n), "k": k, "n": n,
+        "dx_stride": into[0].size, "keep": np.float32(keep), "prefetch": _prefetch(rows, n), "k": k, "n": n,
     }  # fmt: skip
     yield args, outputs, {}
 

@@ -240,7 +240,10 @@ def dense_forward_sum_partials(activation: str) -> Entry:
 
 
 def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
-    rest = "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n"
+    rest = (
+        "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], float keep, "
+        "int k, int n"
+    )
     # Some activations spill on sm_75 and sm_80, around the epilogue, not in the loop.
     spill_bytes = 576 if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)

@@ -182,8 +182,8 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
     signature = (
         f"{ROWS}, const int* order[rows], const float* x[rows,k], const float* w[k,n], const float* b[n], "
         f"{reader.argument()}, {_WEIGHED.replace('grid.x,grid.y,2', 'grid.x,2')}, const float* saved[rows,k], "
-        "int activation, float* dx[rows,k], uint16_t* dx_components[dx_component_count,rows,k], int64_t dx_stride, "
-        "int dx_component_count, int* dx_row_scales[rows], int k, int n"
+        "int activation, float keep, float* dx[rows,k], uint16_t* dx_components[dx_component_count,rows,k], "
+        "int64_t dx_stride, int dx_component_count, int* dx_row_scales[rows], int k, int n"
     )
     block = "" if form is WHOLE_HEAD else f", {form.block}"
     return Entry(

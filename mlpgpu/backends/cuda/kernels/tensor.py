@@ -367,7 +367,7 @@ def tensor_backward_input(activation: str, tile: GemmTile) -> Entry:
         "SOURCE dz_components[COMPONENTS,rows,n], int64_t dz_stride, SOURCE w_components[COMPONENTS,k,n], "
         "const int* dz_row_scales[rows], const int* w_row_scales[k], const float* dz[0], const float* w[0], "
         "const float* saved[rows,k], const uint16_t* saved_components[COMPONENTS,rows,k], float* dx[rows,k], "
-        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, int prefetch, int k, int n"
+        "uint16_t* dx_components[COMPONENTS,rows,k], int64_t dx_stride, float keep, int prefetch, int k, int n"
     )
     name, tile, end = "tensor_backward_input", tile.with_light_epilogue(), ("saved", "saved_components")
     return _tensor_product(name, activation, tile, rest, a_inner=True, b_inner=True, end=end)

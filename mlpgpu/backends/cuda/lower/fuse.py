@@ -132,7 +132,8 @@ class _Facts:
     def _in_products(self) -> set[ops.Operation]:
         """Derivatives that follow the product of a dense layer that makes what they multiply."""
         after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, ops.DenseBackward))
-        return {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
+        found = {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
+        return found | {relu for _, relu in self.relus_dropped.values()}
 
     @cached_property
     def with_operands(self) -> set[str]:
@@ -142,7 +143,7 @@ class _Facts:
             if isinstance(op, ops.Dense) and self.is_gemm(op):
                 made.append(op.y)
             elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
-                made.append(op.dx)
+                made.append(self.delta_of(op))
             elif isinstance(op, ops.Loss) and not isinstance(self.following.get(op), ops.ActivationBackward):
                 made.append(op.delta)
         return {name for name in made if name is not None and self.forms(name).operands}
@@ -215,9 +216,30 @@ class _Facts:
         is_of_dx = isinstance(after, ops.DropoutBackward) and after.dy == op.dx and after.part_of is None
         return after if is_of_dx and isinstance(after, ops.DropoutBackward) else None
 
+    @cached_property
+    def relus_dropped(self) -> dict[ops.Operation, tuple[ops.DropoutBackward, ops.ActivationBackward]]:
+        """Dense layers whose dx goes back through a dropout and the ReLU right before it, which x has the zeros of."""
+        found: dict[ops.Operation, tuple[ops.DropoutBackward, ops.ActivationBackward]] = {}
+        made = {op.y: op.x for op in self.operations if isinstance(op, ops.Dropout)}
+        for op in self.backwards:
+            dropout = None if isinstance(self.dense_path(op).dx, WholeBatch) else self.dropout_back(op)
+            after = self.following.get(dropout) if dropout else None
+            if dropout is None or not isinstance(after, ops.ActivationBackward) or after.dy != dropout.dx:
+                continue
+            if after.activation == "relu" and made.get(op.x) == after.saved:
+                found[op] = dropout, after
+        return found
+
+    def delta_of(self, op: ops.DenseBackward) -> str | None:
+        """What the launch leaves that makes dx, and goes back through what follows."""
+        return self.relus_dropped[op][0].dx if op in self.relus_dropped else op.dx
+
     def derivative(self, op: ops.DenseBackward | ops.LocallyConnectedBackward | ops.DropoutBackward) -> Derivative:
         """The activation's derivative that multiplies dx, if it is the next operation."""
         after = self.following.get(op)
+        if op in self.relus_dropped and isinstance(op, ops.DenseBackward):
+            dropout, relu = self.relus_dropped[op]
+            return Derivative(relu, op.x in self.without_floats, dropout, op.x)
         if op.dx is None or not isinstance(after, ops.ActivationBackward) or after.dy != op.dx:
             return Derivative()
         return Derivative(after, after.saved in self.without_floats)
@@ -377,13 +399,13 @@ def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows 
 def _head(facts: _Facts, op: ops.Dense, backward: ops.DenseBackward, title: str) -> Group:
     loss = facts.loss_after(op)
     assert loss is not None
-    scales = False
-    if backward.dx is not None:
-        scales = facts.is_scaled and any(map(facts.is_gemm, _backward_readers(facts, backward.dx)))
+    scales, dx = False, facts.delta_of(backward)
+    if dx is not None:
+        scales = facts.is_scaled and any(map(facts.is_gemm, _backward_readers(facts, dx)))
     path = facts.loss_path(loss)
     return groups.Head(
         title, path.why, path.form, op, loss, backward, facts.targets, facts.derivative(backward),
-        facts.forms(backward.dx) if backward.dx else None, scales,
+        facts.forms(dx) if dx else None, scales,
     )  # fmt: skip
 
 
@@ -478,7 +500,7 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
     if op.dweight is None:
         return _gemm_input(facts, op, path.dx, title)
     assert isinstance(path.update, Gemm)
-    has_scales = facts.head_backward is not None and op.dz == facts.head_backward.dx and facts.is_scaled
+    has_scales = facts.head_backward is not None and op.dz == facts.delta_of(facts.head_backward) and facts.is_scaled
     leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
     sums_bias = op.dbias is not None and not leaves_bias
     made: list[Group] = []
@@ -494,15 +516,16 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
     elif sums_bias:
         why = "the product makes no partial sums of the bias's gradient"
         made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
-    if op.dx:
-        made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(op.dx)))
+    if dx := facts.delta_of(op):
+        made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(dx)))
     made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
     return made
 
 
 def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) -> list[Group]:
     """The delta that a frozen layer passes on."""
-    assert op.dx is not None
+    dx = facts.delta_of(op)
+    assert dx is not None
     made: list[Group] = []
     if facts.is_scaled:
         why = "scales of rows are facts when the rows are whole"
@@ -510,7 +533,7 @@ def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) ->
     elif op.dz not in facts.with_operands:
         why = "nobody has left its operands"
         made = [groups.SplitColumns(title, why, op, is_split=True, rows_too=False, sums=False)]
-    return [*made, groups.GemmInput(title, path.why, op, path, facts.derivative(op), facts.forms(op.dx))]
+    return [*made, groups.GemmInput(title, path.why, op, path, facts.derivative(op), facts.forms(dx))]
 
 
 # --- locally connected layers ---

@@ -41,10 +41,18 @@ FLOATS = Stored(floats=True, operands=False)
 
 @dataclass(frozen=True)
 class Derivative:
-    """An activation's derivative, which a kernel that makes dx multiplies it by."""
+    """An activation's derivative, which a kernel that makes dx multiplies it by.
+
+    Attributes:
+        of_operands: whether what was saved is there as operands alone.
+        dropout: one between the activation, a ReLU, and the layer whose dx is made.
+        dropped: what it left, whose zeros are the ReLU's and its own, so that no mask is read.
+    """
 
     op: ops.ActivationBackward | None = None
-    of_operands: bool = False  # whether what was saved is there as operands alone
+    of_operands: bool = False
+    dropout: ops.DropoutBackward | None = None
+    dropped: str | None = None
 
     @property
     def activation(self) -> str:
@@ -52,7 +60,16 @@ class Derivative:
 
     @property
     def saved(self) -> str | None:
-        return self.op.saved if self.op else None
+        return self.dropped or (self.op.saved if self.op else None)
+
+    @property
+    def keep(self) -> float:
+        """What the derivative is multiplied by: 1 without a dropout."""
+        return 1.0 / (1.0 - self.dropout.rate) if self.dropout else 1.0
+
+    def of(self, dx: str | None) -> str | None:
+        """The buffer that a kernel leaves which makes ``dx`` and multiplies by this."""
+        return self.dropout.dx if self.dropout else dx
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,8 @@ class Group:
         """The operations whose work the group does, in whole or in part."""
         for field in fields(self):
             value = getattr(self, field.name)
-            values = value if isinstance(value, tuple) else (value.op if isinstance(value, Derivative) else value,)
+            of_several = (value.op, value.dropout) if isinstance(value, Derivative) else (value,)
+            values = value if isinstance(value, tuple) else of_several
             yield from (each for each in values if isinstance(each, ops.Operation))
 
 

@@ -86,6 +86,7 @@ class Products:
             **dict.fromkeys(("x_row_scales", "w_column_scales", "x", "w")),
             "y_stride": 0,
             "prefetch": 0,
+            "keep": 1.0,
         }
         ending = "_components" if tile.operand_format.is_single else ""
         stored: dict[str, Value] = {name: At(SCRATCH) for name in (f"y{ending}", f"dx{ending}", "dw")}

@@ -23,8 +23,9 @@ from .simt import added_partials
 def head(shard: Shard, group: Head) -> None:
     dense, op, backward, derivative = group.dense, group.loss, group.backward, group.derivative
     delta = shard.stored(backward.dz)
-    dx, components = written(shard, backward.dx, group.dx)
-    scales = rows_words(shard, backward.dx) if group.leaves_scales and backward.dx else None
+    made = derivative.of(backward.dx)
+    dx, components = written(shard, made, group.dx)
+    scales = rows_words(shard, made) if group.leaves_scales and made else None
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
     k, blocks = shard.shapes[dense.weight][0], ceil_div(rows, group.form.rows)
     parts = head_parts(group.form, k, blocks, shard.work) if scales is None else 1
@@ -33,9 +34,9 @@ def head(shard: Shard, group: Head) -> None:
         group, entry, (blocks, parts, 1),
         **weighed(shard, (blocks, 1, 1)), **statistics(shard, group.targets), x=shard.ref(dense.x),
         w=shard.ref(dense.weight), b=shard.ref(dense.bias), delta=delta, saved=shard.ref(derivative.saved),
-        activation=kernels.activation_number(derivative.activation), dx=dx, dx_components=components,
-        dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard), dx_row_scales=scales,
-        k=k, n=shard.width(op.logits),
+        activation=kernels.activation_number(derivative.activation), keep=derivative.keep, dx=dx,
+        dx_components=components, dx_stride=elements_of(shard, dense.x), dx_component_count=component_count(shard),
+        dx_row_scales=scales, k=k, n=shard.width(op.logits),
     )  # fmt: skip
 
 

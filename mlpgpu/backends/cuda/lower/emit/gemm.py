@@ -173,7 +173,7 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
     saved: dict[str, Value] = {"saved": shard.ref(derivative.saved), "saved_components": None}
     if derivative.of_operands and derivative.saved is not None:
         saved = {"saved": None, "saved_components": components_of(shard, derivative.saved)}
-    dx, dx_components = written(shard, op.dx, group.dx)
+    dx, dx_components = written(shard, derivative.of(op.dx), group.dx)
     dz_source, w_source = _sources(
         tile, (components_of(shard, op.dz), shard.rows, n), (weight_components(shard, op.weight), k, n), a_inner=True,
         b_inner=True,
@@ -185,7 +185,8 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
         dz_row_scales=rows_words(shard, op.dz),
         w_row_scales=weight_words(shard, op.weight)["row_scales"], dz=floats(shard, op.dz), w=floats(shard, op.weight),
         **saved,
-        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), prefetch=0, k=k, n=n,
+        dx=dx, dx_components=dx_components, dx_stride=component_elements(shard, k), keep=derivative.keep, prefetch=0,
+        k=k, n=n,
     )  # fmt: skip
 
 

@@ -101,8 +101,8 @@ def backward_input(shard: Shard, group: DenseInput) -> None:
     k, n = shard.shapes[op.weight]
     shard.add(
         group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
-        dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved), dx=shard.stored(op.dx), k=k,
-        n=n,
+        dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved),
+        dx=shard.stored(derivative.of(op.dx)), keep=derivative.keep, k=k, n=n,
     )  # fmt: skip
 
 
