@@ -246,7 +246,19 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
         return is_wide(k, n)
     if keeps_whole_batch(k, n, work):
         return False
+    if is_cut(k, n):
+        return fills_by_rows(k, n, work)
     return _is_large(k, n, work) or bool(_on_narrow_tiles(k, n, work))
+
+
+def fills_by_rows(k: int, n: int, work: Work) -> bool:
+    """Whether a step has so many rows that a layer that is split along k fills a card without that, on tensor cores."""
+    operand_format = work.operand_format
+    if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):
+        return False
+    least_n = thresholds.UNCUT_LEAST_N_OF_SCALED if operand_format.scaled else thresholds.UNCUT_LEAST_N
+    tiles = ceil_div(work.rows, 64) * ceil_div(n, 128)
+    return n >= least_n and 2 * tiles >= work.setting.multiprocessors
 
 
 def _is_large(k: int, n: int, work: Work) -> bool:
@@ -265,7 +277,9 @@ def _on_narrow_tiles(k: int, n: int, work: Work) -> Verdict:
     if work.rows < thresholds.NARROW_LEAST_ROWS:
         return Verdict(False, f"{work.rows:,} rows < {thresholds.NARROW_LEAST_ROWS}")
     if is_cut(k, n):
-        return Verdict(False, "the layer's forward product is split along k")
+        is_filled = fills_by_rows(k, n, work)
+        why = f"{work.rows:,} rows fill the card" if is_filled else "the layer's forward product is split along k"
+        return Verdict(is_filled, why)
     layer = CountedLayer(k, n)
     tensor, plain = _tensor_clocks(layer, work), _plain_clocks(layer, work)
     counted = f"a layer's products and operands are counted at {tensor:,} clocks on tensor cores, {plain:,} on others"
@@ -342,7 +356,7 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
     if not is_scaled:
         total += tenths * thresholds.LAUNCH_CLOCKS  # of biases
     plain = sum(10 * _plain_clocks(layer, work) for layer in layers)
-    is_any = any(chosen) and (total < plain or any(_is_large(layer.k, layer.n, work) for layer in layers))
+    is_any = any(chosen) and (total < plain or any(_ways(layer, work) == (True,) for layer in layers))
     on = zip(layers, chosen, strict=True)
     shapes = frozenset((layer.k, layer.n) for layer, is_on in on if is_on) if is_any else frozenset()
     launches = sum(1 + layer.makes_dx + layer.is_moved for layer in layers) + 1
@@ -351,6 +365,8 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
 
 def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
     """Whether a layer may be on plain cores, and on tensor cores."""
+    if fills_by_rows(layer.k, layer.n, work):
+        return (True,)
     if is_cut(layer.k, layer.n) or keeps_whole_batch(layer.k, layer.n, work):
         return (False,)
     return (True,) if _is_large(layer.k, layer.n, work) else (False, True)
