@@ -376,6 +376,27 @@ def test_clusters_share_the_rows_of_a_gradient(
     assert isinstance(weight_tile(operand_format, k, n, rows, 108, "sm_80", in_place=True).tile, kernels.Sm80Tile)
 
 
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "operand_format", "is_whole"),
+    [
+        (5919, 380, 2048, BFLOAT16_PAIR, True), (5919, 380, 1000, BFLOAT16_PAIR, False),
+        (5919, 380, 2048, HALF_PAIR, True), (5919, 128, 8192, HALF_PAIR, False), (5919, 128, 8192, BFLOAT16, True),
+        (5919, 63, 8192, BFLOAT16, False), (90_000, 90, 128, BFLOAT16, False), (5919, 380, 2048, None, False),
+    ],
+)  # fmt: skip
+def test_many_rows_of_a_layer_of_large_k_are_not_split_along_it(
+    k: int, n: int, rows: int, operand_format: OperandFormat | None, is_whole: bool
+) -> None:
+    """In a step of rows that fill half a card; evaluations are as ever."""
+    work = of(rows, operand_format=operand_format)
+    assert isinstance(dense_path(k, n, work).forward, Gemm) == is_whole
+    found = count_step([CountedLayer(64, k), CountedLayer(k, n)], work)
+    assert (found is not None and (k, n) in found.shapes) == is_whole
+    other = dataclasses.replace(work, setting=dataclasses.replace(work.setting, arch="sm_80"))
+    evaluated = of(rows, operand_format=operand_format, is_training=False, in_place=False)
+    assert not any(isinstance(dense_path(k, n, each).forward, Gemm) for each in (other, evaluated))
+
+
 def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
     small = make_plan([Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)], capacity=2048)
     assert select(small, STEP.setting, is_training=True).row_step

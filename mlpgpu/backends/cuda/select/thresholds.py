@@ -22,9 +22,10 @@ TILE_WASTE = 8
 SPLIT_K_LEAST_K = 4096
 SPLIT_K_MOST_N = 512
 
-# A step of so many rows that its tiles fill half a card leaves the split to evaluations, and multiplies such a layer of so
-# many columns on tensor cores; of more where operands have scales, since passes over x make them.  87-5919-380 at 2,048
-# rows in tf32: 1,142 µs with the split, JAX 500.
+# A step of so many rows that its tiles fill half a card leaves the split to evaluations, and multiplies such a layer of
+# so many columns on tensor cores; of more where operands have scales, since passes over x make them.  87-5919-380 at
+# 2,048 rows in tf32: 1,142 µs with the split, JAX 500.  Without it not measured: follows from the 50 TFLOP/s of
+# products that split their operands themselves, and some 600 of others.
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
