@@ -195,7 +195,7 @@ def head(name: str, kind: str, *, textured: bool = True, form: HeadForm = WHOLE_
         form.shared_bytes,
         block=form.block,
         blocks=form.blocks,
-        spill_bytes=32 if form is WHOLE_HEAD else 40,  # on sm_120 alone
+        spill_bytes=48,  # on sm_120 alone
         loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "w", "b", "targets", "weights", "mean", "scale")),
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx", "dx_components"))),
