@@ -22,6 +22,11 @@ def source_folder() -> Path:
     return next(folder for folder in _SOURCE_FOLDERS if folder.is_dir())
 
 
+def native_folder() -> Path:
+    """The folder of the C++ headers that several libraries for the host are made of."""
+    return _PACKAGE / "backends" / "native"
+
+
 def cache_folder(name: str) -> Path:
     """The folder ``name`` in ``$MLPGPU_CACHE``, or in mlpgpu's folder of the user's cache."""
     base = os.environ.get(CACHE_VARIABLE)

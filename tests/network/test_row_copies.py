@@ -20,7 +20,9 @@ from sanitized import SANITIZERS, run_sanitized
 from mlpgpu.backends import row_copies
 from mlpgpu.backends.cores import available_cores, granted_cores
 from mlpgpu.backends.inputs import InputScaling
+from mlpgpu.backends.native import KINDS
 from mlpgpu.backends.row_copies import RowCopies, copies, is_there, why_not
+from mlpgpu.backends.sources import native_folder
 
 DRAW = np.random.default_rng(11)
 FLOAT32, UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
@@ -68,7 +70,7 @@ def views(x: np.ndarray, shape: tuple[int, int]) -> Iterator[np.ndarray]:
 @needs_copies
 @pytest.mark.parametrize("past_caches", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [*copies.KINDS, "?"])
+@pytest.mark.parametrize("dtype", [*KINDS, "?"])
 def test_rows_are_those_that_numpy_copies(dtype: str, shape: tuple[int, int], past_caches: bool) -> None:
     whole = DRAW.integers(-(1 << 62), 1 << 62, (2 * shape[0], 2 * shape[1])).astype(dtype)
     if dtype in ("f4", "f8"):
@@ -321,7 +323,7 @@ import test_row_copies as tests
 assert tests.is_there(), tests.why_not()
 for past in (False, True):
     for shape in tests.SHAPES:
-        for dtype in copies.KINDS:
+        for dtype in tests.KINDS:
             tests.test_rows_are_those_that_numpy_copies(dtype, shape, past)
         tests.test_bytes_stay_bytes(shape, past)
     tests.test_rows_are_standardized_with_numpys_bits("f8", past)
@@ -340,7 +342,7 @@ def test_copies_stay_within_their_arrays(tmp_path: Path) -> None:
 
 
 RACES = """
-#include "threads.h"
+#include "copies.h"
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -355,14 +357,14 @@ int main() {
             std::vector<float> to(x.size());
             for (int round = 0; round < 40; ++round) {
                 std::fill(to.begin(), to.end(), 0.0f);
-                Copy copies[6] = {};
+                mlpgpu::Copying copies[6] = {};
                 const int64_t part = x.size() / 6;
                 for (int i = 0; i < 6; ++i) {
-                    Copy& copy = copies[i];
+                    mlpgpu::Copy& copy = copies[i].copy;
                     copy.x = reinterpret_cast<const char*>(x.data()), copy.kind = mlpgpu::FLOAT32;
                     copy.row_bytes = copy.item_bytes = sizeof(float), copy.columns = 1, copy.row_count = x.size();
                     copy.first = i * part, copy.count = part, copy.to = reinterpret_cast<char*>(to.data() + i * part);
-                    begin_copy(&copy, 3, round % 2 ? 0 : 20000);
+                    begin_copy(&copies[i], 3, round % 2 ? 0 : 20000);
                 }
                 for (int i = 0; i < 6; ++i) wrong += !finish_copy(&copies[caller % 2 ? i : 5 - i]);
                 for (int64_t i = 0; i < 6 * part; ++i) wrong += to[i] != 1.5f;
@@ -380,8 +382,8 @@ def test_threads_have_no_races(tmp_path: Path) -> None:
     """Under the thread sanitizer."""
     (tmp_path / "races.cpp").write_text(RACES)
     module: ModuleType = copies
-    include = f"-I{Path(str(module.__file__)).parent}"
-    options = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-fopenmp-simd", "-pthread", include]
+    include = (*(f"-I{each}" for each in (Path(str(module.__file__)).parent, native_folder())),)
+    options = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-fopenmp-simd", "-pthread", *include]
     subprocess.run(["g++", *options, "races.cpp", "-o", "races"], cwd=tmp_path, check=True)
     done = subprocess.run(["setarch", "-R", "./races"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "0 wrong, 3 helpers\n"), done.stdout + done.stderr

@@ -16,29 +16,23 @@ import numpy as np
 
 from ..host_library import UnusableError, built
 from ..inputs import InputScaling
+from ..native import COPY, described
+from ..sources import native_folder
 
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread")
 LINKED = ("-fPIC", "-shared")
 
-# The types that are copied to float32, in the order of the enumeration Kind of rows.h behind BYTES.
-BYTES = 0
-KINDS = ("f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
-_KIND = {np.dtype(name): number for number, name in enumerate(KINDS, 1)} | {np.dtype(bool): 1 + KINDS.index("u1")}
-
-_WORDS = (
-    *("x", "kind", "row_bytes", "item_bytes", "columns", "rows", "row_count", "mean", "scale", "first", "count", "to"),
-    *("is_past_caches", "slot", "number"),
-)
+_JOB = "compute", "what", "pieces", "slot", "number"
 
 
-class _Copy(ctypes.Structure):
-    """The struct Copy of rows.h, pointers as integers."""
+class _Copying(ctypes.Structure):
+    """The struct Copying of copies.h, pointers as integers."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in _WORDS)
+    _fields_ = tuple((name, ctypes.c_int64) for name in (*COPY, *_JOB, "is_infinite"))
 
 
 class _Library:
-    """The functions of threads.h."""
+    """The functions of copies.h."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(os.fspath(path))
@@ -52,7 +46,8 @@ class _Library:
 def _found() -> _Library | str:
     """The library, or why there is none."""
     try:
-        return _Library(built("row_copies", '#include "threads.h"\n', [Path(__file__).parent], OPTIONS, LINKED))
+        folders = [Path(__file__).parent, native_folder()]
+        return _Library(built("row_copies", '#include "copies.h"\n', folders, OPTIONS, LINKED))
     except (UnusableError, OSError, AttributeError) as error:
         return str(error).strip() or type(error).__name__
 
@@ -71,11 +66,11 @@ def why_not() -> str | None:
 class Begun:
     """A copy under way."""
 
-    __slots__ = "_address", "_copy", "_library", "_to", "is_finite"
+    __slots__ = "_address", "_copying", "_library", "_to", "is_finite"
 
-    def __init__(self, library: _Library, copy: _Copy, to: np.ndarray) -> None:
-        self._library, self._copy, self._to = library, copy, to
-        self._address = ctypes.addressof(copy)
+    def __init__(self, library: _Library, copying: _Copying, to: np.ndarray) -> None:
+        self._library, self._copying, self._to = library, copying, to
+        self._address = ctypes.addressof(copying)
         self.is_finite: bool | None = None
 
     def begin(self, helpers: int, awake_nanoseconds: int) -> None:
@@ -95,13 +90,9 @@ class RowCopies:
     Use :meth:`of` to make one.  Arrays must stay as they are meanwhile.
     """
 
-    def __init__(self, library: _Library, x: np.ndarray, kind: int, rows: np.ndarray | None) -> None:
+    def __init__(self, library: _Library, x: np.ndarray, read: dict[str, int], rows: np.ndarray | None) -> None:
         self._library, self._kept = library, [x, rows]
-        row_bytes, item_bytes = x.strides if x.shape[1] > 1 else (x.strides[0],) * 2
-        self._whole = _Copy(
-            x=x.ctypes.data, kind=kind, row_bytes=row_bytes, item_bytes=item_bytes, columns=x.shape[1],
-            rows=0 if rows is None else rows.ctypes.data, row_count=len(x), slot=-1,
-        )  # fmt: skip
+        self._whole = _Copying(**read, rows=0 if rows is None else rows.ctypes.data)
         self._under_way: deque[Begun] = deque()
 
     @classmethod
@@ -116,12 +107,10 @@ class RowCopies:
             scaling: standardizes them first, in float64.
         """
         found = _found()
-        if isinstance(found, str) or not x.flags.aligned or not x.size:
+        read = None if isinstance(found, str) else described(x, dtype)
+        if isinstance(found, str) or read is None:
             return None
-        kind = BYTES if dtype == x.dtype == np.uint8 else _KIND.get(x.dtype)
-        if kind is None or (kind != BYTES and dtype != np.float32):
-            return None
-        copies = cls(found, x, kind, None if rows is None else np.ascontiguousarray(rows, np.int64))
+        copies = cls(found, x, read, None if rows is None else np.ascontiguousarray(rows, np.int64))
         if scaling is not None:
             mean, scale = (np.ascontiguousarray(each, np.float64) for each in (scaling.mean, scaling.scale))
             copies._kept += [mean, scale]
@@ -138,9 +127,10 @@ class RowCopies:
             awake: seconds for which threads that have nothing left wait for the next copy before they sleep.
             past_caches: what is written does not displace what caches hold.
         """
-        copy = _Copy.from_buffer_copy(self._whole)
-        copy.first, copy.count, copy.to, copy.is_past_caches = part.start, len(to), to.ctypes.data, past_caches
-        begun = Begun(self._library, copy, to)
+        copying = _Copying.from_buffer_copy(self._whole)
+        copying.first, copying.count, copying.is_past_caches = part.start, len(to), past_caches
+        copying.to = to.ctypes.data
+        begun = Begun(self._library, copying, to)
         if threads > 1:
             self._under_way.append(begun)  # before it begins, so that nothing lets its arrays go
             begun.begin(threads - 1, round(1e9 * awake))

@@ -30,7 +30,6 @@ struct Copy {
     int64_t first, count;
     char* to;
     int64_t is_past_caches;  // whether what is written goes to memory at once
-    int64_t slot, number;    // of threads.h
 };
 
 inline int64_t target_bytes(const Copy& copy) { return copy.kind == BYTES ? 1 : sizeof(float); }

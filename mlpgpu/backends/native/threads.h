@@ -1,8 +1,9 @@
-// Who copies: the calling thread, and helpers that all callers share.  A helper that has nothing to do stays awake for a
-// while, since to wake a thread takes longer than to copy a megabyte, and sleeps then.
+// Who computes: the calling thread, and helpers that all callers of a library share.  A helper that has nothing to do
+// stays awake for a while, since to wake a thread takes longer than to copy a megabyte, and sleeps then.
 //
-// A copy stands in a slot while it is under way.  Its ticket says how many chunks nobody has begun yet; who lowers it by
-// one, caller or helper, copies that chunk.  So nobody waits for a helper that has begun nothing, and there is no lock.
+// A job is so many pieces, and stands in a slot while it is under way.  Its ticket says how many pieces nobody has begun
+// yet; who lowers it by one, caller or helper, computes that piece.  So nobody waits for a helper that has begun nothing,
+// and there is no lock.
 #pragma once
 
 #include <linux/futex.h>
@@ -15,31 +16,41 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <cstdint>
 
-#include "rows.h"
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 namespace mlpgpu {
 
 constexpr int SLOTS = 16;
+constexpr int APART = 128;  // bytes between what threads write, two cache lines
 constexpr int PAUSES = 64;  // between two looks at the clock, 1 to 3 us
 constexpr int PATIENCE = 2048;  // pauses of a caller that waits for a helper, before it offers it the core
 
-struct alignas(2 * CACHE_LINE) Slot {
+// What the caller has others help with: `compute(what, piece)` for each piece.
+struct Job {
+    void (*compute)(void* what, int64_t piece);
+    void* what;
+    int64_t pieces;
+    int64_t slot, number;  // where it stands while it is under way
+};
+
+struct alignas(APART) Slot {
     std::atomic<uint32_t> is_taken{0};
-    std::atomic<uint64_t> ticket{0};  // number of the copy, chunks that nobody has begun: 32 bits each
-    std::atomic<int64_t> unfinished{0};  // chunks
-    std::atomic<uint32_t> found{0};      // whether one has an infinite number
-    int64_t chunks;
-    Copy copy;
+    std::atomic<uint64_t> ticket{0};  // number of the job, pieces that nobody has begun: 32 bits each
+    std::atomic<int64_t> unfinished{0};  // pieces
+    Job job;
 };
 
 struct Pool {
     Slot slots[SLOTS];
-    alignas(2 * CACHE_LINE) std::atomic<uint32_t> published{0};  // copies so far; helpers sleep until it changes
+    alignas(APART) std::atomic<uint32_t> published{0};  // jobs so far; helpers sleep until it changes
     std::atomic<uint32_t> numbers{0};
     std::atomic<int64_t> awake_nanoseconds{0};
-    std::atomic<int> caller_core{-1};  // of the latest copy
-    alignas(2 * CACHE_LINE) std::atomic<int64_t> threads{0}, asleep{0};
+    std::atomic<int> caller_core{-1};  // of the latest job
+    alignas(APART) std::atomic<int64_t> threads{0}, asleep{0};
     std::atomic<uint32_t> is_starting{0};
 };
 
@@ -51,13 +62,13 @@ inline void relax() {
 #endif
 }
 
-inline void copy_taken_chunk(Slot& slot, uint64_t ticket) {
+inline void compute_taken_piece(Slot& slot, uint64_t ticket) {
     const int64_t left = static_cast<uint32_t>(ticket);
-    if (copy_chunk(slot.copy, slot.chunks - left)) slot.found.store(1, std::memory_order_relaxed);
+    slot.job.compute(slot.job.what, slot.job.pieces - left);
     slot.unfinished.fetch_sub(1, std::memory_order_release);
 }
 
-// Copies a chunk of the oldest copy that has one left; returns whether there was one.
+// Computes a piece of the oldest job that has one left; returns whether there was one.
 inline bool help_once() {
     for (;;) {
         Slot* oldest = nullptr;
@@ -69,9 +80,9 @@ inline bool help_once() {
             if (!oldest || static_cast<int32_t>(older) > 0) oldest = &slot, ticket = now;
         }
         if (!oldest) return false;
-        // From here on to its end the chunk is this thread's, and the slot stays as it is until then.
+        // From here on to its end the piece is this thread's, and the slot stays as it is until then.
         if (oldest->ticket.compare_exchange_strong(ticket, ticket - 1, std::memory_order_acq_rel)) {
-            copy_taken_chunk(*oldest, ticket);
+            compute_taken_piece(*oldest, ticket);
             return true;
         }
     }
@@ -88,7 +99,7 @@ inline void leave(int core) {
         sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 
-// Waits for another copy than those that were `seen`, for as long as helpers stay awake; returns whether one came.
+// Waits for another job than those that were `seen`, for as long as helpers stay awake; returns whether one came.
 inline bool stays_awake(uint32_t seen) {
     const auto until =
         std::chrono::steady_clock::now() + std::chrono::nanoseconds(pool.awake_nanoseconds.load(std::memory_order_relaxed));
@@ -115,8 +126,8 @@ inline void* help(void*) {
         while (help_once()) {}
         if (stays_awake(seen)) continue;
         pool.asleep.fetch_add(1);
-        // Whoever wakes a helper counts it as awake, for the next copy comes sooner than it does.
-        if (futex(FUTEX_WAIT_PRIVATE, seen)) pool.asleep.fetch_sub(1);  // a copy came before it slept
+        // Whoever wakes a helper counts it as awake, for the next job comes sooner than it does.
+        if (futex(FUTEX_WAIT_PRIVATE, seen)) pool.asleep.fetch_sub(1);  // a job came before it slept
     }
 }
 
@@ -136,7 +147,7 @@ inline void start_helpers(int64_t count) {
     pool.is_starting.store(0);
 }
 
-// A forked child has no helpers, and none of the threads whose copies were under way.
+// A forked child has no helpers, and none of the threads whose jobs were under way.
 inline void forget_threads() {
     for (Slot& slot : pool.slots) slot.ticket.store(0), slot.is_taken.store(0);
     pool.threads.store(0), pool.asleep.store(0), pool.is_starting.store(0);
@@ -144,25 +155,19 @@ inline void forget_threads() {
 
 static const int is_registered = pthread_atfork(nullptr, nullptr, forget_threads);
 
-}  // namespace mlpgpu
-
-using mlpgpu::Copy;
-
-// Has up to so many helpers begin, if a slot is free; else the thread that asks for the end copies alone.
-extern "C" void begin_copy(Copy* copy, int64_t helpers, int64_t awake_nanoseconds) {
-    using namespace mlpgpu;
-    copy->slot = -1;
-    for (int place = 0; place < SLOTS && copy->slot < 0; ++place) {
+// Has up to so many helpers begin, if a slot is free; else the thread that asks for the end computes alone.
+inline void begin(Job& job, int64_t helpers, int64_t awake_nanoseconds) {
+    job.slot = -1;
+    for (int place = 0; place < SLOTS && job.slot < 0; ++place) {
         Slot& slot = pool.slots[place];
         if (slot.is_taken.load(std::memory_order_relaxed) || slot.is_taken.exchange(1, std::memory_order_acquire)) continue;
         const uint32_t number = pool.numbers.fetch_add(1) + 1;
-        copy->slot = place, copy->number = number;
-        slot.copy = *copy, slot.chunks = chunks_of(*copy);
-        slot.unfinished.store(slot.chunks, std::memory_order_relaxed);
-        slot.found.store(0, std::memory_order_relaxed);
-        slot.ticket.store(static_cast<uint64_t>(number) << 32 | static_cast<uint64_t>(slot.chunks));
+        job.slot = place, job.number = number;
+        slot.job = job;
+        slot.unfinished.store(job.pieces, std::memory_order_relaxed);
+        slot.ticket.store(static_cast<uint64_t>(number) << 32 | static_cast<uint64_t>(job.pieces));
     }
-    if (copy->slot < 0) return;
+    if (job.slot < 0) return;
     pool.awake_nanoseconds.store(awake_nanoseconds, std::memory_order_relaxed);
     pool.caller_core.store(sched_getcpu(), std::memory_order_relaxed);
     start_helpers(helpers);
@@ -172,28 +177,51 @@ extern "C" void begin_copy(Copy* copy, int64_t helpers, int64_t awake_nanosecond
     if (woken > 0) pool.asleep.fetch_sub(futex(FUTEX_WAKE_PRIVATE, static_cast<uint32_t>(woken)));
 }
 
-// Copies what is left, beside those who have begun, and waits for them; returns whether all numbers are finite.
-extern "C" int64_t finish_copy(Copy* copy) {
-    using namespace mlpgpu;
-    Slot* slot = copy->slot < 0 ? nullptr : &pool.slots[copy->slot];
-    if (!slot || slot->ticket.load() >> 32 != static_cast<uint64_t>(copy->number)) {  // by nobody, or before a fork
-        uint32_t found = 0;
-        for (int64_t chunk = 0, chunks = chunks_of(*copy); chunk < chunks; ++chunk) found |= copy_chunk(*copy, chunk);
-        return !found;
+// Where a job stands; null if nobody helps with it: no slot was free, or it began before a fork.
+inline Slot* slot_of(const Job& job) {
+    Slot* slot = job.slot < 0 ? nullptr : &pool.slots[job.slot];
+    return slot && slot->ticket.load() >> 32 == static_cast<uint64_t>(job.number) ? slot : nullptr;
+}
+
+// Waits until none of the pieces that were begun is unfinished, and gives the slot back.
+inline void await(Slot& slot) {
+    for (int i = 1; slot.unfinished.load(std::memory_order_acquire); ++i) {
+        if (i % PATIENCE) relax();
+        else sched_yield();  // the helper may wait for this core
+    }
+    slot.is_taken.store(0, std::memory_order_release);
+}
+
+// Computes what is left, beside those who have begun, and waits for them.
+inline void finish(const Job& job) {
+    Slot* slot = slot_of(job);
+    if (!slot) {
+        for (int64_t piece = 0; piece < job.pieces; ++piece) job.compute(job.what, piece);
+        return;
     }
     uint64_t ticket = slot->ticket.load();
     while (static_cast<uint32_t>(ticket)) {
         if (!slot->ticket.compare_exchange_strong(ticket, ticket - 1)) continue;
-        copy_taken_chunk(*slot, ticket);
+        compute_taken_piece(*slot, ticket);
         ticket = slot->ticket.load();
     }
-    for (int i = 1; slot->unfinished.load(std::memory_order_acquire); ++i) {
-        if (i % PATIENCE) relax();
-        else sched_yield();  // the helper may wait for this core
-    }
-    const bool is_finite = !slot->found.load(std::memory_order_relaxed);
-    slot->is_taken.store(0, std::memory_order_release);
-    return is_finite;
+    await(*slot);
 }
+
+// Takes back what nobody has begun, and waits for those who have.
+inline void take_back(const Job& job) {
+    Slot* slot = slot_of(job);
+    if (!slot) return;
+    uint64_t ticket = slot->ticket.load();
+    while (const uint32_t left = static_cast<uint32_t>(ticket)) {
+        if (slot->ticket.compare_exchange_strong(ticket, ticket - left)) {
+            slot->unfinished.fetch_sub(left);
+            break;
+        }
+    }
+    await(*slot);
+}
+
+}  // namespace mlpgpu
 
 extern "C" int64_t helper_count() { return mlpgpu::pool.threads.load(); }
