@@ -195,9 +195,11 @@ def test_products_of_blas_are_numpys(rows: int, k: int, n: int) -> None:
     assert BLAS.products is not None
     x, w, bits = numbers((rows, k)), numbers((k, n)), BLAS.products.bits
     y, flipped = np.empty((rows, n), np.float32), np.empty((rows, n), np.float32)
-    call(f"product{bits}", BLAS.products.gemm, False, False, rows, n, k, x, k, w, n, y, n)
+    call(f"product{bits}", BLAS.products.gemm, False, False, rows, n, k, x, k, w, n, y, n, False)
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
-    call(f"product{bits}", BLAS.products.gemm, True, True, rows, n, k, x.T.copy(), rows, w.T.copy(), k, flipped, n)
+    call(
+        f"product{bits}", BLAS.products.gemm, True, True, rows, n, k, x.T.copy(), rows, w.T.copy(), k, flipped, n, False
+    )
     np.testing.assert_allclose(flipped, x @ w, rtol=1e-5, atol=1e-5)
     if rows == 1:
         call(f"row_product{bits}", BLAS.products.gemv, n, k, x, w, y)
@@ -208,9 +210,9 @@ def test_products_of_blas_are_numpys(rows: int, k: int, n: int) -> None:
 def test_passes_that_add_copy_and_look() -> None:
     dz = numbers((700, 300))
     sums, turned = np.empty(300, np.float32), np.empty((300, 700), np.float32)
-    call("column_sums", dz, sums, 700, 300)
+    call("column_sums", dz, sums, 700, 300, 300, False)
     np.testing.assert_allclose(sums, dz.sum(axis=0, dtype=np.float64), atol=1e-3)
-    call("transpose", dz, turned, 300, 700)
+    call("transpose", dz, turned, 300, 700, 700)
     np.testing.assert_array_equal(turned, dz.T)
     mean, scale, y = numbers((300,)), np.abs(numbers((300,))) + 1, np.empty_like(dz)
     call("standardize", dz, mean, scale, y, 700, 300)

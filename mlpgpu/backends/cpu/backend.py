@@ -16,7 +16,7 @@ from .inference import CpuInference
 from .loops import loops_name
 from .program import CpuProgram
 from .tensor_program import TensorProgram
-from .threads import blas_threads, thread_count
+from .threads import thread_count, threads_of_bits
 
 PRECISIONS = ("float32", "float32-ieee", "float64")
 SMALLER = "a smaller batch_size, fewer streams or narrower layers take less"
@@ -57,7 +57,7 @@ class CpuBackend(Backend):
             "numpy": np.__version__,
             "blas": blas_name(),
             "loops": loops_name() if plan.dtype == np.float32 else "NumPy",
-            "threads": blas_threads(plan, _thread_count(plan, threads)),
+            "threads": threads_of_bits(plan, _thread_count(plan, threads)),
         }
 
 

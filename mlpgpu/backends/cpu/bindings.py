@@ -32,7 +32,7 @@ def bind(work: Workspace, operations: Sequence[ops.Operation], rows: slice, shar
         if type(op) in _BIND:
             compiled = bind_compiled(work, op, rows, shard)
             steps += [_BIND[type(op)](work, op, rows, shard)] if compiled is None else compiled
-    return joined(steps)
+    return joined(steps, work.now)
 
 
 def _product(

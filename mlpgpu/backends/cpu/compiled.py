@@ -1,4 +1,4 @@
-"""Operations bound to compiled loops, in float32; each function takes views of a shard's rows.
+"""Operations bound to compiled loops, in float32; each function takes views of a shard's rows, or of a part of a batch.
 
 Where one returns None, the operation or these rows of it are left to NumPy (``bindings``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ from ...random import Purpose
 from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
-from .loops import Call, joined, library
+from .loops import Call, has_loop, joined
 from .products import FEW_ROWS_DX, FEW_ROWS_Y, has_few_rows, has_few_rows_of_gradient, is_by_transpose
 from .threads import Bound
 from .workspace import Workspace
 
 Steps = list[Bound | Call]
 
-_L2 = 1  # its place in Hyper
+WHOLE = slice(None)
 
 # Elements of an update from which on threads share it: waking one takes about 20 µs, and moving so many elements 80.
 SHARED_UPDATE = 1 << 18
@@ -40,38 +41,60 @@ def bind_compiled(work: Workspace, op: ops.Operation, rows: slice, shard: int) -
     return bound(work, op, rows, shard)
 
 
-def product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Bound | Call:
-    """What writes ``a @ b`` to ``out``; each of a and b is C-contiguous, or its transpose is."""
+def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Bound | Call:
+    """What writes ``a @ b`` to ``out``, or adds it, which only OpenBLAS does.
+
+    Rows of a and b have no gaps, or those of their transposes have none.
+    """
     blas = BLAS.products
     if blas is None:
+        assert not adds
         return partial(np.dot, a, b, out)
-    flips = [not each.flags.c_contiguous for each in (a, b)]
-    pitches = [max(1, (each.T if flip else each).shape[1]) for each, flip in zip((a, b), flips, strict=True)]
+    (a_is, a_pitch), (b_is, b_pitch) = _layout(a), _layout(b)
     (m, k), n = a.shape, b.shape[1]
-    return Call(f"product{blas.bits}", blas.gemm, *flips, m, n, k, a, pitches[0], b, pitches[1], out, max(1, n))
+    return Call(
+        f"product{blas.bits}", blas.gemm, a_is, b_is, m, n, k, a, a_pitch, b, b_pitch, out, _layout(out)[1], adds
+    )
+
+
+def _layout(matrix: np.ndarray) -> tuple[bool, int]:
+    """Whether a matrix lies transposed, and how many elements lie from each row, or column then, to the next."""
+    item = matrix.itemsize
+    if matrix.strides[1] == item and matrix.strides[0] >= item * matrix.shape[1]:
+        return False, max(matrix.strides[0] // item, 1)
+    return True, max(matrix.strides[1] // item, 1)
 
 
 def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> Bound | Call:
-    """What writes ``x @ weight`` to ``out``, x (B, k), weight (k, n)."""
+    """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n)."""
     (rows, k), n, blas = x.shape, weight.shape[1], BLAS.products
     if has_few_rows(rows, weight.size):
-        return Call("few_rows_product", x, k, 1, weight, out, rows, n, k)
+        return Call("few_rows_product", x, _pitch(x), 1, weight, out, rows, n, k)
     if rows == 1 and blas is not None:
         return Call(f"row_product{blas.bits}", blas.gemv, n, k, x, weight, out)
     return product(x, weight, out)
 
 
-def _gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Bound | Call:
-    """What writes ``x.T @ dz`` to ``out``, x (B, k), dz (B, n)."""
+def gradient_product(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Bound | Call:
+    """What writes ``x.T @ dz`` to ``out``, x (B, k) or some columns of an array, dz (B, n)."""
+    rows, n = dz.shape
+    return few_rows_gradient(x, dz, out) if has_few_rows_of_gradient(rows, out.size, n) else product(x.T, dz, out)
+
+
+def few_rows_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
+    """The same by the loop for few rows."""
     (rows, k), n = x.shape, dz.shape[1]
-    if has_few_rows_of_gradient(rows, out.size, n):
-        return Call("few_rows_product", x, 1, k, dz, out, k, n, rows)
-    return product(x.T, dz, out)
+    return Call("few_rows_product", x, 1, _pitch(x), dz, out, k, n, rows)
 
 
-def _transposed_product(work: Workspace, a: np.ndarray, b: np.ndarray, out: np.ndarray, rows: slice) -> Steps:
-    transposed = work.scratch_like(out, rows).reshape(out.shape[::-1])
-    return [product(b.T, a.T, transposed), Call("transpose", transposed, out, *out.shape)]
+def _pitch(matrix: np.ndarray) -> int:
+    """How many elements lie from each row to the next, whose own have no gaps."""
+    return matrix.strides[0] // matrix.itemsize
+
+
+def _transposed_product(a: np.ndarray, b: np.ndarray, transposed: np.ndarray, out: np.ndarray) -> Steps:
+    """What writes ``a @ b`` to ``out`` (B, n), or some columns of an array, by way of ``transposed`` (n, B)."""
+    return [product(b.T, a.T, transposed), Call("transpose", transposed, out, *out.shape, _pitch(out))]
 
 
 def _bind_standardize(work: Workspace, op: ops.Standardize, rows: slice, shard: int) -> Steps | None:
@@ -86,20 +109,26 @@ def standardize(work: Workspace, op: ops.Standardize, rows: slice) -> Steps:
 
 
 def _bind_dense(work: Workspace, op: ops.Dense, rows: slice, shard: int) -> Steps:
-    x, y = work.view(op.x, rows), work.view(op.y, rows)
-    z = work.view(op.z, rows) if op.z else y
-    bias = work.arrays[op.bias] if op.bias else None
-    weight = work.arrays[op.weight]
+    return [*forward_product(work, op, rows), *activation(work, op, rows)]
+
+
+def forward_product(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
+    """What makes ``x W`` of rows, where the bias is added and the activation computed."""
+    x, z, weight = work.view(op.x, rows), work.view(op.z or op.y, rows), work.arrays[op.weight]
     if is_by_transpose(len(x), weight.size, FEW_ROWS_Y) and not has_few_rows(len(x), weight.size):
-        steps = _transposed_product(work, x, weight, z, rows)
-    else:
-        steps = [rows_product(x, weight, z)]
-    if op.activation != "identity" or bias is not None:
-        # Where z is kept for the backward pass, f′(z) takes its place there.
-        is_with_slope = op.z and ACTIVATIONS[op.activation].with_slope is not None
-        name = f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
-        steps.append(Call(name, z, bias, y, *y.shape))
-    return steps
+        return _transposed_product(x, weight, work.scratch_like(z, rows).reshape(z.shape[::-1]), z)
+    return [rows_product(x, weight, z)]
+
+
+def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
+    """What adds a layer's bias and computes its activation."""
+    y, bias = work.view(op.y, rows), work.arrays[op.bias] if op.bias else None
+    if op.activation == "identity" and bias is None:
+        return []
+    # Where z is kept for the backward pass, f′(z) takes its place there.
+    is_with_slope = op.z and ACTIVATIONS[op.activation].with_slope is not None
+    name = f"activate_with_slope_{op.activation}" if is_with_slope else f"activate_{op.activation}"
+    return [Call(name, work.view(op.z or op.y, rows), bias, y, *y.shape)]
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps | None:
@@ -109,8 +138,8 @@ def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> 
     width = y.shape[1]
     mask = work.masks.setdefault((op.layer, 0), np.empty((work.plan.capacity, width), work.dtype))[rows]
     threshold = math.ceil(op.rate * 2**53)
-    address = rows.start * width, y.size, work.seed_and_step, int(Purpose.DROPOUT), op.layer
-    return [Call("dropout", x, mask, y, *address, threshold, 1.0 / (1.0 - op.rate))]
+    address = rows.start * width, y.size, int(Purpose.DROPOUT), op.layer
+    return [Call("dropout_step", x, mask, y, *address, threshold, 1.0 / (1.0 - op.rate))]
 
 
 def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice, shard: int) -> Steps:
@@ -120,6 +149,11 @@ def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice
 
 
 def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Steps | None:
+    return loss(work, op, rows, work.shard_sums[shard])
+
+
+def loss(work: Workspace, op: ops.Loss, rows: slice, sums: np.ndarray) -> Steps | None:
+    """What computes the loss of rows; their loss and weight go to ``sums`` (2,) float64."""
     logits, target = work.view(op.logits, rows), work.view(op.target, rows)
     weight, value = work.view(op.weight, rows), work.view(op.value, rows)
     # An evaluation discards the delta: it goes to the buffer of the output, which is written after the loss.
@@ -128,23 +162,12 @@ def _bind_loss(work: Workspace, op: ops.Loss, rows: slice, shard: int) -> Steps 
     if form == "softmax_cross_entropy":
         name = f"{form}_of_{op.kind}"
         steps: Steps = [Call(name, logits, target, value, delta, scratch, *logits.shape)]
-    elif library_has(f"loss_{form}"):
+    elif has_loop(f"loss_{form}"):
         numbers = loss_numbers(op.loss)
         steps = [Call(f"loss_{form}", logits, target, value, delta, scratch, *logits.shape, numbers)]
     else:
         return None
-
-    def prepare(call: Call) -> None:
-        call.set(0, None if work.feed.weight is None else weight)
-
-    sums = work.shard_sums[shard]
-    return [*steps, Call("weigh", None, value, delta, *delta.shape, sums, prepare=prepare)]
-
-
-def library_has(name: str) -> bool:
-    """Whether there is such a loop."""
-    found = library()
-    return found is not None and found.has(name)
+    return [*steps, Call("weigh_rows", work.described_feed, weight, value, delta, *delta.shape, sums)]
 
 
 def _bind_output(work: Workspace, op: ops.Output, rows: slice, shard: int) -> Steps:
@@ -183,52 +206,58 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     dz = work.view(op.dz, rows)
     steps: Steps = []
     if op.dweight:
-        steps.append(_gradient(work.view(op.x, rows), dz, work.partial(op.dweight, shard)))
+        steps.append(gradient_product(work.view(op.x, rows), dz, work.partial(op.dweight, shard)))
     if op.dbias:
-        steps.append(Call("column_sums", dz, work.partial(op.dbias, shard), *dz.shape))
-    if op.dx:
-        weight, dx = work.arrays[op.weight].T, work.view(op.dx, rows)
-        if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
-            steps += _transposed_product(work, dz, weight, dx, rows)
-        else:
-            steps.append(product(dz, weight, dx))
-    return steps
+        steps.append(column_sums(dz, work.partial(op.dbias, shard)))
+    return [*steps, *input_gradient(work, op, rows)]
+
+
+def column_sums(dz: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Call:
+    """What writes the sums of the columns of ``dz`` (B, n), whose rows have no gaps, to ``out``, or adds them."""
+    return Call("column_sums", dz, out, *dz.shape, _pitch(dz), adds)
+
+
+def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns: slice = WHOLE) -> Steps:
+    """What makes dx of rows, or some columns of it, if it is wanted."""
+    if not op.dx:
+        return []
+    dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
+    if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
+        transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
+        return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])
+    return [product(dz, weight[columns].T, dx[:, columns])]
 
 
 def bind_update(work: Workspace, op: ops.Update, gradient: np.ndarray) -> Bound:
     """What moves this rank's slice of the parameters along its ``gradient`` (elements of the slice,)."""
-    own, rule = work.slice, op.optimizer
-    rates = np.zeros(3, np.float32)
-    moves: list[tuple[Call, float, np.ndarray]] = []
+    own, now = work.slice.gradient, work.now
     parts = work.threads.count if len(gradient) >= SHARED_UPDATE else 1
-    beside: list[list[Call]] = [[] for _ in range(parts)]
-    for each in work.plan.trained_in(own.gradient):
-        ends = [each.size * part // parts // LINE * LINE for part in range(parts)] + [each.size]
-        for calls, first, end in zip(beside, ends[:-1], ends[1:], strict=True):
-            moved = slice(each.offset + first - own.parameters.start, each.offset + end - own.parameters.start)
-            along = slice(each.gradient + first - own.gradient.start, each.gradient + end - own.gradient.start)
-            numbers = hyper_parameters(rule)
-            call = Call(
-                f"update_{type(rule).__name__}", work.parameters[each.offset + first : each.offset + end],
-                gradient[along], work.slots[:, moved] if len(work.slots) else None, work.slots.shape[1],
-                end - first, 0.0, rates, numbers,
-            )  # fmt: skip
-            calls.append(call)
-            moves.append((call, each.alpha, numbers))
-    runs = [run for calls in beside for run in joined(calls)]
+    ends = [own.start + len(gradient) * part // parts // LINE * LINE for part in range(parts)] + [own.stop]
+    pieces = [slice(*each) for each in pairwise(ends)]
+    calls = [moves(work, op, gradient[each.start - own.start : each.stop - own.start], each) for each in pieces]
+    runs = [run for each in calls for run in joined(each, now)]
 
     def update() -> None:
-        rates[: len(work.row)] = work.row
-        for call, alpha, numbers in moves:
-            call.set(_SCALE, work.gradient_factor)
-            # Its penalty is divided by the batch's weight, as the gradient is, and never clipped: as l2's is.
-            numbers[_L2] = rule.l2 + alpha * work.inverse_weight
+        now["rates"][0, : len(work.row)] = work.row
+        now["scale"], now["inverse_weight"] = work.gradient_factor, work.inverse_weight
         work.threads.call_beside(runs)
 
     return update
 
 
-_SCALE = 5  # its place among update's arguments
+def moves(work: Workspace, op: ops.Update, gradient: np.ndarray, elements: slice) -> list[Call]:
+    """What moves the parameters whose gradient is ``gradient``, these elements of the plan's flat one."""
+    own, rule, slots = work.slice.parameters, op.optimizer, work.slots
+    return [
+        Call(
+            f"update_step_{type(rule).__name__}", work.parameters[each.offset : each.offset + each.size],
+            gradient[each.gradient - elements.start :][: each.size],
+            slots[:, each.offset - own.start :] if len(slots) else None, slots.shape[1],
+            each.size, float(rule.l2), float(each.alpha), hyper_parameters(rule),
+        )
+        for each in work.plan.trained_in(elements)
+    ]  # fmt: skip
+
 
 _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Steps | None]] = {
     ops.Standardize: _bind_standardize,

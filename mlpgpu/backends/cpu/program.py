@@ -16,7 +16,8 @@ from ..base import Histogram, Program, Sampling, State, StepLog, bin_edges, scal
 from ..evaluation import MetricSums
 from .between_parts import all_ranks
 from .bindings import bind
-from .threads import Bound, Threads
+from .phased_steps import PhasedSteps
+from .threads import Bound, Threads, is_phased
 from .updates import Updates
 from .workspace import Feed, Workspace
 
@@ -41,6 +42,7 @@ class CpuProgram(Program):
         self._snapshot: np.ndarray | None = None  # (P,)
         self._bound: dict[tuple[int, bool], list[list[Bound]]] = {}  # each shard's, by rows and whether to train
         self._updates = Updates.of(self._work)
+        self._phased = PhasedSteps(self._work) if is_phased(plan) else None
         # How shards' sums of loss and weight are added up.
         self._additions = additions(range(plan.shards), [range(shard, shard + 1) for shard in range(plan.shards)])
         self._training: tuple[Feed, Sampling] | None = None
@@ -131,10 +133,13 @@ class CpuProgram(Program):
         assert self._training is not None and self._plan.optimizer is not None
         work, (feed, sampling) = self._work, self._training
         with np.errstate(over="ignore"):  # a rate that is too high leads to an error of ours, by its first step
-            table = self._plan.optimizer.table(first_step, rates).tolist()
+            table = self._plan.optimizer.table(first_step, rates)
         log = log or StepLog(len(table))
         with self._lock.held(), self._threads.limits():
-            for index, row in enumerate(table):
+            if self._phased is not None:
+                self._run_phases(self._phased, first_step, table.astype(np.float32), log)
+                return log.sums
+            for index, row in enumerate(table.tolist()):
                 if index:  # those who wait do so for one step at most
                     self._threads.let_others()
                     self._lock.let_others()
@@ -149,6 +154,25 @@ class CpuProgram(Program):
                 log.end(index + 1)
         return log.sums
 
+    def _run_phases(self, phased: PhasedSteps, first_step: int, rates: np.ndarray, log: StepLog) -> None:
+        """Take steps, several in one call, all of one epoch."""
+        assert self._training is not None
+        self._work.feed, sampling = self._training
+        done = 0
+        while done < len(rates):
+            if done:
+                self._threads.let_others()
+                self._lock.let_others()
+            epoch, first = sampling.locate(first_step + done)
+            order, storage = self._rows_of_epoch(epoch)
+            end = min(sampling.steps_per_epoch, first + len(rates) - done)
+            batches = [sampling.batch(batch) for batch in range(first, min(end, first + phased.at_once))]
+            log.begin()
+            sums = phased.train(first_step + done, batches, order, storage, rates[done:])
+            log.sums[done : done + len(sums)] = sums
+            done += len(sums)
+            log.end(done)
+
     def _batch_sums(self) -> tuple[float, float]:
         """The loss and the weight of the batch, those of all shards added up."""
         sums = self._work.shard_sums
@@ -159,12 +183,19 @@ class CpuProgram(Program):
     def _select(self, feed: Feed, sampling: Sampling, step: int) -> int:
         """Point the gather at a step's rows and return their number."""
         epoch, batch = sampling.locate(step)
+        order, storage = self._rows_of_epoch(epoch)
+        rows = sampling.batch(batch)
+        feed.select(order[rows], storage[rows])
+        return len(feed.batch)
+
+    def _rows_of_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """An epoch's rows in order, and the same rows in the array of inputs, (rows,) int64 each."""
+        assert self._training is not None
+        feed, sampling = self._training
         if self._epoch is None or self._epoch[0] != epoch:
             order = sampling.order(epoch)
             self._epoch = epoch, order, feed.dataset.storage_rows(order)
-        rows = sampling.batch(batch)
-        feed.select(self._epoch[1][rows], self._epoch[2][rows])
-        return len(feed.batch)
+        return self._epoch[1], self._epoch[2]
 
     def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
         sums = MetricSums(dataset, self._plan, names, self._work.dtype)
@@ -212,6 +243,8 @@ class CpuProgram(Program):
     def close(self) -> None:
         with self._lock.held():
             self._bound.clear()
+            if self._phased is not None:
+                self._phased.clear()
 
     def _batches(self, rows: int) -> list[slice]:
         """The rows of each batch of an evaluation."""
@@ -230,7 +263,10 @@ class CpuProgram(Program):
             with self._lock.held():
                 self._work.feed = feed
                 with self._threads.limits():
-                    self._threads.run_shards(self._operations(len(batch), training=False))
+                    if self._phased is not None:
+                        self._work.shard_sums[0] = self._phased.evaluate()
+                    else:
+                        self._threads.run_shards(self._operations(len(batch), training=False))
                 yield rows
 
     def _operations(self, rows: int, *, training: bool) -> list[list[Bound]]:

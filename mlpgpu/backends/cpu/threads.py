@@ -12,18 +12,50 @@ from functools import partial
 
 import numpy as np
 
+from ... import plan as ops
 from ...plan import LocallyConnected, Plan
+from ...plan.costs import CORES, passes_seconds, shard_seconds
 from ..cores import available_cores
 from .blas import BLAS
+from .loops import has_loop, library
 from .pool import POOL
 
 FLOPS_PER_THREAD = 4_000_000  # of a step's largest product, for one more thread to be worth waking
+# Of a step, by counts, for one more part of its phases.  What parts exchange by their caches took some 12 µs a step of
+# networks of 25,000 parameters by 4 rows, where one part takes 19 to 22; a step of 75 µs by two parts took 107 by one.
+SECONDS_PER_PART = 30e-6
+UPDATE_SHARE = 0.25  # of the seconds that costs.py counts for an update, which NumPy makes in several passes
 
 Bound = Callable[[], None]  # an operation, bound to views of arrays
 
+_IN_PHASES = (
+    *(ops.Gather, ops.Standardize, ops.Dense, ops.Dropout, ops.Output, ops.Reduce, ops.Norm, ops.Update),
+    *(ops.ActivationBackward, ops.DenseBackward, ops.DropoutBackward),
+)
+
+
+def is_phased(plan: Plan) -> bool:
+    """Whether threads share a plan's steps and evaluations by phases (``phases``), and BLAS has one thread."""
+    if plan.ranks > 1 or plan.shards > 1 or plan.tensor is not None or plan.dtype != np.float32:
+        return False
+    if library() is None or BLAS.products is None or len(plan.partials) > len(plan.gradient):
+        return False
+    return all(_has_loops(op) for op in (*plan.training, *plan.evaluation))
+
+
+def _has_loops(op: ops.Operation) -> bool:
+    if isinstance(op, ops.Loss):
+        return op.loss.form == "softmax_cross_entropy" or has_loop(f"loss_{op.loss.form}")
+    return isinstance(op, _IN_PHASES)
+
 
 def thread_count(plan: Plan) -> int:
-    """Threads for a plan, by its largest product and the cores."""
+    """Threads for a plan, by its arithmetic, or where BLAS has the threads by its largest product, and the cores."""
+    if is_phased(plan):
+        seconds = shard_seconds(plan, plan.capacity, 1, CORES)[1]
+        if plan.training:
+            seconds += UPDATE_SHARE * passes_seconds(plan, CORES)
+        return max(1, min(available_cores(), int(seconds / SECONDS_PER_PART)))
     operations = plan.training or plan.evaluation
     rows = max(1, plan.capacity // plan.shards)
     largest = max((plan.flops(op, rows) // getattr(op, "products", 1) for op in operations), default=0)
@@ -35,19 +67,21 @@ def thread_count(plan: Plan) -> int:
     return max(1, min(available_cores(), largest // FLOPS_PER_THREAD))
 
 
-def blas_threads(plan: Plan, count: int) -> int:
-    """How many of a plan's ``count`` threads BLAS has, which the bits of products depend on."""
+def threads_of_bits(plan: Plan, count: int) -> int:
+    """On how many of a plan's ``count`` threads its bits depend."""
     return count if plan.shards == 1 and plan.tensor is None else 1
 
 
 class Threads:
-    """The ``count`` threads of a plan: BLAS's where the plan has one shard, else a thread for each shard.
+    """The ``count`` threads of a plan.
 
-    BLAS computes no locally connected layer.  With one shard, threads of ours divide its rows or columns.
+    Where a plan has several shards there is a thread for each; of one shard threads share the phases, or BLAS has
+    them.  BLAS computes no locally connected layer: threads of ours divide its rows or columns.
     """
 
     def __init__(self, plan: Plan, count: int) -> None:
-        self._blas_threads = blas_threads(plan, count)
+        self._parts = count if is_phased(plan) else 1
+        self._blas_threads = 1 if is_phased(plan) else threads_of_bits(plan, count)
         self._shard_threads = min(count, -(-plan.shards // plan.ranks))
         is_local = any(isinstance(op, LocallyConnected) for op in (*plan.training, *plan.evaluation))
         self._local_threads = self._blas_threads if is_local else 1
@@ -69,7 +103,7 @@ class Threads:
     @property
     def count(self) -> int:
         """How many of them there are."""
-        return max(self._blas_threads, self._shard_threads)
+        return max(self._blas_threads, self._shard_threads, self._parts)
 
     def call_beside(self, calls: Sequence[Bound]) -> None:
         """Call functions side by side."""

@@ -12,8 +12,11 @@ from ...plan import Dropout, Gather, Plan, shards_of
 from ...random import Purpose, UniformStream
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
-from .loops import library
+from ..native import COPY, described
+from .loops import STEP, library
 from .threads import Threads
+
+FEED_WORDS = len(COPY) + 5
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Feed:
     weight: np.ndarray | None  # (rows,)
     staging: np.ndarray | None  # (capacity, n_in) of the inputs' type, where that is not the plan's
     wide: np.ndarray | None  # (capacity, n_in) float64, where inputs are standardized before they are rounded
+    has_columns: bool  # whether some columns of the inputs are gathered
     batch: np.ndarray  # (B,) the batch's rows in the data set
     storage: np.ndarray  # (B,) the same rows in the array of inputs
 
@@ -38,11 +42,31 @@ class Feed:
         staging = None if inputs == plan.dtype or takes_columns else np.empty((plan.capacity, plan.n_in), inputs)
         wide = np.empty((plan.capacity, plan.n_in)) if has_more_digits(inputs, plan) else None
         nothing = np.empty(0, np.int64)
-        return cls(dataset, target, weight, staging, wide, nothing, nothing)
+        return cls(dataset, target, weight, staging, wide, takes_columns, nothing, nothing)
 
     def select(self, batch: np.ndarray, storage: np.ndarray) -> None:
         """Set the batch's rows, (B,) each."""
         self.batch, self.storage = batch, storage
+
+    def described(self, scaling: InputScaling | None) -> np.ndarray:
+        """The struct Feed of ``steps.h``, FEED_WORDS int64; its first one is 0 where NumPy has to gather the batch.
+
+        ``scaling`` is what standardizes inputs that have more digits than float32.
+        """
+        fields = None if self.has_columns else described(self.dataset.storage_x, np.dtype(np.float32))
+        fields, target = fields or {}, self.target
+        is_standardized = self.wide is not None and scaling is not None
+        if is_standardized and fields:
+            assert scaling is not None
+            fields |= {"mean": scaling.mean.ctypes.data, "scale": scaling.scale.ctypes.data}
+        words = np.array([*(fields.get(name, 0) for name in COPY), 0, 0, 0, 0, is_standardized], np.int64)
+        if self.staging is not None and self.dataset.scale is not None:
+            words[-5:].view(np.float64)[0] = self.dataset.scale
+        if target is not None:
+            words[-4:-2] = target.ctypes.data, target.shape[1] if target.ndim == 2 else 0
+        if self.weight is not None:
+            words[-2] = self.weight.ctypes.data
+        return words
 
 
 class Workspace:
@@ -62,14 +86,13 @@ class Workspace:
         is_compiled: whether compiled loops compute what they can.
         masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
         streams: the random numbers of each dropout layer and shard.
-        feed: the data set and the batch's rows.
-        seed_and_step: (2,) of dropout's random numbers, where compiled loops read them.
+        feed: the data set and the batch's rows; set before anything runs.
+        described_feed: the same as compiled loops read it, a struct Feed of ``steps.h``.
+        now: (1,) of STEP, the current step as compiled loops read it.
         inverse_weight: 1 / the batch's summed weight.
         gradient_factor: the same, times the factor of a clipped norm.
         row: the step's row of the optimizer's table.
     """
-
-    feed: Feed  # set before anything runs
 
     def __init__(self, plan: Plan, threads: Threads, rank: int = 0) -> None:
         self.plan, self.threads, self.dtype = plan, threads, plan.dtype
@@ -97,28 +120,51 @@ class Workspace:
         self.ones = np.ones(plan.capacity, self.dtype)
         self.masks: dict[tuple[int, int], np.ndarray] = {}
         self.streams: dict[tuple[int, int], UniformStream] = {}
-        self.seed_and_step = np.zeros(2, np.uint64)
+        self._feed: Feed | None = None
+        self.described_feed = np.zeros(FEED_WORDS, np.int64)
+        self.now = np.zeros(1, STEP)
         self.inverse_weight = self.gradient_factor = 0.0
         self.row: Sequence[float] = ()
 
     @property
     def step(self) -> int:
         """The number of the current step."""
-        return int(self.seed_and_step[1])
+        return int(self.now["number"][0])
 
     @step.setter
     def step(self, step: int) -> None:
-        self.seed_and_step[1] = step
+        self.now["number"] = step
+
+    @property
+    def feed(self) -> Feed:
+        assert self._feed is not None
+        return self._feed
+
+    @feed.setter
+    def feed(self, feed: Feed) -> None:
+        if feed is not self._feed:
+            self._feed = feed
+            self._describe_feed()
+
+    @property
+    def gathers(self) -> bool:
+        """Whether compiled loops can gather rows of the feed."""
+        return bool(self.described_feed[0])
+
+    def _describe_feed(self) -> None:
+        if self._feed is not None:
+            self.described_feed[...] = self._feed.described(self.input_scaling)
 
     def set_statistics(self, fitted: np.ndarray) -> None:
         """Take statistics (C,)."""
         self.fitted = fitted.astype(np.float64)
         self.input_scaling = InputScaling.of(self.plan, self.fitted)
         np.copyto(self.statistics, self.fitted)
+        self._describe_feed()
 
     def seed(self, seed: int) -> None:
         """Draw the masks of dropout layers from the random numbers of ``seed``."""
-        self.seed_and_step[0] = seed
+        self.now["seed"] = seed
         self.streams = {
             (op.layer, shard): UniformStream(seed=seed, purpose=Purpose.DROPOUT, layer=op.layer)
             for op in self.plan.training

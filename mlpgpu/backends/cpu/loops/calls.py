@@ -19,23 +19,31 @@ def address_of(array: np.ndarray) -> int:
     return address
 
 
+# The struct TrainingStep of ``steps.h``, pointers as integers.
+STEP = np.dtype(
+    [(name, np.int64) for name in ("phases", "phase_count", "batch", "storage")]
+    + [(name, np.uint64) for name in ("number", "seed")]
+    + [(name, np.float64) for name in ("scale", "inverse_weight")]
+    + [("rates", np.float32, 4)]
+    + [(name, np.float64) for name in ("loss", "weight")]
+)
+
+
 class Call:
     """One loop with its arguments.
 
     Arguments:
         name: of the loop, as in ``loops.h``.
         arguments: in the order of the function there; arrays are C-contiguous where it walks over them.
-        prepare: what is called with it before, such as what sets arguments that change.
     """
 
-    def __init__(self, name: str, *arguments: Argument, prepare: Callable[[Call], object] | None = None) -> None:
+    def __init__(self, name: str, *arguments: Argument) -> None:
         found = library()
         assert found is not None
         self.name, self.address = name, found.address(name)
         self.words = np.zeros(len(arguments), np.int64)
         self._numbers = self.words.view(np.float64)
         self._kept: list[Argument] = list(arguments)  # their memory, as long as this may be called
-        self.prepare = prepare
         for place, argument in enumerate(arguments):
             self.set(place, argument)
 
@@ -61,8 +69,16 @@ class Call:
 Bound = Callable[[], None]
 
 
-def joined(steps: Sequence[Bound | Call]) -> list[Bound]:
-    """Functions and calls in order, with neighbouring calls as one function."""
+def table_of(calls: Sequence[Call]) -> np.ndarray:
+    """The structs Call of ``loops.h``, (calls, 2) int64."""
+    return np.array([(call.address, call.words.ctypes.data) for call in calls], np.int64).reshape(-1, 2)
+
+
+def joined(steps: Sequence[Bound | Call], now: np.ndarray | None = None) -> list[Bound]:
+    """Functions and calls in order, with neighbouring calls as one function.
+
+    ``now`` (1,) of STEP is the step, for calls that read it.
+    """
     result: list[Bound] = []
     calls: list[Call] = []
     for step in steps:
@@ -70,30 +86,26 @@ def joined(steps: Sequence[Bound | Call]) -> list[Bound]:
             calls.append(step)
             continue
         if calls:
-            result.append(_Together(calls))
+            result.append(_Together(calls, now))
             calls = []
         result.append(step)
     if calls:
-        result.append(_Together(calls))
+        result.append(_Together(calls, now))
     return result
 
 
 class _Together:
     """Calls in order, as one."""
 
-    __slots__ = "_kept", "_prepared", "_run"
+    __slots__ = "_kept", "_run"
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], now: np.ndarray | None) -> None:
         found = library()
         assert found is not None
-        table = np.array(
-            [(call.address, call.words.ctypes.data) for call in calls], np.int64
-        )  # structs Call of loops.h
-        self._kept = calls, table
-        self._run = partial(found.run, ctypes.c_void_p(table.ctypes.data), ctypes.c_int64(len(calls)))
-        self._prepared = [(call.prepare, call) for call in calls if call.prepare is not None]
+        table = table_of(calls)
+        self._kept = calls, table, now
+        of_step = ctypes.c_void_p(None if now is None else now.ctypes.data)
+        self._run = partial(found.run, ctypes.c_void_p(table.ctypes.data), ctypes.c_int64(len(calls)), of_step)
 
     def __call__(self) -> None:
-        for prepare, call in self._prepared:
-            prepare(call)
         self._run()

@@ -15,10 +15,10 @@ from ....activations import ACTIVATIONS
 from ....losses import FORMS
 from ....optimizers import OPTIMIZERS
 from ...host_library import UnusableError, built
-from ...sources import camel, source_folder
+from ...sources import camel, native_folder, source_folder
 
 # Sums and the absence of NaN are never assumed, so no option of -ffast-math's is here that would assume them.
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-pthread")
 LINKED = ("-fPIC", "-shared", "-lmvec", "-lm")
 
 # Losses whose rows need more than a sum of their outputs' terms; of the last two NumPy is as fast.
@@ -26,6 +26,7 @@ _LOSSES_OF_ROWS = "softmax_cross_entropy", "smoothed_softmax_cross_entropy", "fo
 _PLAIN = (
     *("few_rows_product", "transpose", "column_sums", "multiply", "standardize", "unstandardize", "dropout", "weigh"),
     *("softmax_cross_entropy_of_index", "softmax_cross_entropy_of_dense", "softmax", "exponential", "find_infinite"),
+    *("gather", "standardize_inputs", "weigh_rows", "dropout_step", "total", "square_sum", "clip", "add_parts"),
 )
 
 
@@ -33,15 +34,18 @@ class Library:
     """The loops, by name: where each one lies, and what calls a list of them.
 
     Attributes:
-        run: ``run(calls, count)``, of the address of so many structs Call of ``loops.h``.
+        run: ``run(calls, count, step)``, of the address of so many structs Call of ``loops.h``.
+        run_steps: ``run_steps(steps, count, parts, helpers, awake_nanoseconds)``, of the address of so many structs
+            TrainingStep of ``steps.h``.
         compiler: the version of what compiled them.
     """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(os.fspath(path))
         self._addresses: dict[str, int] = {}
-        self.run = self._library.run
-        self.run.restype = None
+        self.run, self.run_steps = self._library.run, self._library.run_steps
+        self.run.restype = self.run_steps.restype = None
+        self.run_steps.argtypes = ctypes.c_void_p, *[ctypes.c_int64] * 4
         self.compiler = (ctypes.c_char_p.in_dll(self._library, "compiler").value or b"").decode()
 
     def address(self, name: str) -> int:
@@ -70,16 +74,18 @@ def unit() -> str:
         else:
             loops[f"activation_backward_{name}"] = f"activation_backward<{camel(name)}>"
     loops |= {f"loss_{form}": f"loss_of_terms<{camel(form)}>" for form in FORMS if form not in _LOSSES_OF_ROWS}
-    loops |= {f"update_{name}": f"update<{name}Rule>" for name in OPTIMIZERS}
+    for name in OPTIMIZERS:
+        loops |= {f"update_{name}": f"update<{name}Rule>", f"update_step_{name}": f"update_step<{name}Rule>"}
     lines = [f"LOOP({name}, {function})" for name, function in loops.items()]
-    return "\n".join(['#include "loops.h"', "", "namespace mlpgpu {", *lines, "}  // namespace mlpgpu", ""])
+    return "\n".join(['#include "steps.h"', "", "namespace mlpgpu {", *lines, "}  // namespace mlpgpu", ""])
 
 
 @functools.cache
 def _found() -> Library | str:
     """The loops, or why there are none."""
     try:
-        return Library(built("loops", unit(), [Path(__file__).parent, source_folder()], OPTIONS, LINKED))
+        folders = [Path(__file__).parent, native_folder(), source_folder()]
+        return Library(built("loops", unit(), folders, OPTIONS, LINKED))
     except (UnusableError, OSError, AttributeError) as error:
         return str(error).strip() or type(error).__name__
 
@@ -88,6 +94,12 @@ def library() -> Library | None:
     """The loops; None where there are none.  The first call on a machine compiles them, for about two seconds."""
     found = _found()
     return found if isinstance(found, Library) else None
+
+
+def has_loop(name: str) -> bool:
+    """Whether there is such a loop."""
+    found = library()
+    return found is not None and found.has(name)
 
 
 def why_not() -> str | None:

@@ -56,16 +56,16 @@ __forceinline__ void by_vectors(int64_t count, const Compute& compute, Numbers*.
 
 using Transposed = bool;
 
-// c (m, n) = a b.  Integer is that of the BLAS, whose function cblas_sgemm `gemm` points to.
+// c (m, n) = a b, or c += a b if it `adds`.  Integer is that of the BLAS, whose function cblas_sgemm `gemm` points to.
 template <class Integer>
 void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-             const float* b, int64_t ldb, float* c, int64_t ldc) {
+             const float* b, int64_t ldb, float* c, int64_t ldc, int64_t adds) {
     using Function = void (*)(int, int, int, Integer, Integer, Integer, float, const float*, Integer, const float*, Integer,
                               float, float*, Integer);
     constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
     reinterpret_cast<Function>(gemm)(ROW_MAJOR, a_is ? TRANSPOSED : AS_IT_IS, b_is ? TRANSPOSED : AS_IT_IS,
                                      static_cast<Integer>(m), static_cast<Integer>(n), static_cast<Integer>(k), 1.0f, a,
-                                     static_cast<Integer>(lda), b, static_cast<Integer>(ldb), 0.0f, c,
+                                     static_cast<Integer>(lda), b, static_cast<Integer>(ldb), adds ? 1.0f : 0.0f, c,
                                      static_cast<Integer>(ldc));
 }
 
@@ -145,18 +145,19 @@ inline void few_rows_product(const float* a, int64_t row_stride, int64_t k_strid
     if (m - i == 1) few_rows_rows<1>(a, row_stride, k_stride, b, c, n, k);
 }
 
-// y (rows, n) = x (n, rows) transposed.
-inline void transpose(const float* x, float* y, int64_t rows, int64_t n) {
+// y (rows, n), whose rows lie `pitch` elements apart, = x (n, rows) transposed.
+inline void transpose(const float* x, float* y, int64_t rows, int64_t n, int64_t pitch) {
     constexpr int64_t BLOCK = 16;  // rows of x whose cache lines are in use together
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int64_t end = first + BLOCK < n ? first + BLOCK : n;
         for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = first; j < end; ++j) y[i * n + j] = x[j * rows + i];
+            for (int64_t j = first; j < end; ++j) y[i * pitch + j] = x[j * rows + i];
     }
 }
 
-// sums (n,) = the sums of dz's columns, of blocks of rows first, so that rounding grows with their number's root.
-inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n) {
+// sums (n,) = the sums of dz's columns, of blocks of rows first, so that rounding grows with their number's root, or
+// sums += these if it `adds`.  dz's rows lie `pitch` elements apart.
+inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n, int64_t pitch, int64_t adds) {
     constexpr int64_t ROWS = 64, COLUMNS = 256;
     for (int64_t first = 0; first < n; first += COLUMNS) {
         const int64_t count = n - first < COLUMNS ? n - first : COLUMNS;
@@ -165,12 +166,21 @@ inline void column_sums(const float* dz, float* sums, int64_t rows, int64_t n) {
             const int64_t end = start + ROWS < rows ? start + ROWS : rows;
             float part[COLUMNS] = {};
             for (int64_t i = start; i < end; ++i) {
-                const float* row = dz + i * n + first;
+                const float* row = dz + i * pitch + first;
                 for (int64_t j = 0; j < count; ++j) part[j] += row[j];
             }
             for (int64_t j = 0; j < count; ++j) total[j] = start ? total[j] + part[j] : part[j];
         }
-        for (int64_t j = 0; j < count; ++j) sums[first + j] = rows ? total[j] : 0.0f;
+        if (!rows) memset(total, 0, sizeof(total));
+        for (int64_t j = 0; j < count; ++j) sums[first + j] = adds ? sums[first + j] + total[j] : total[j];
+    }
+}
+
+// y (count,) = the sum of `parts` arrays, in order, each `pitch` elements behind the one before.
+inline void add_parts(const float* first, int64_t pitch, int64_t parts, float* y, int64_t count) {
+    EACH for (int64_t i = 0; i < count; ++i) y[i] = first[i] + first[pitch + i];
+    for (int64_t part = 2; part < parts; ++part) {
+        EACH for (int64_t i = 0; i < count; ++i) y[i] += first[part * pitch + i];
     }
 }
 
@@ -430,11 +440,6 @@ struct NoDenormals {
     ~NoDenormals() { _mm_setcsr(before); }
 #endif
 };
-
-extern "C" void run(const Call* calls, int64_t count) {
-    const NoDenormals guard;
-    for (int64_t i = 0; i < count; ++i) calls[i].function(calls[i].words);
-}
 
 }  // namespace mlpgpu
 
