@@ -315,8 +315,10 @@ int main() {
             }
             std::vector<TrainingStep> steps(STEPS);
             for (TrainingStep& step : steps) step.phases = phases, step.phase_count = 2 * PHASES;
+            int64_t finished = 0;
             for (int round = 1; round <= 10; ++round) {
-                run_steps(steps.data(), STEPS, PARTS, caller ? 3 : round % PARTS, round % 2 ? 0 : 20000);
+                run_steps(steps.data(), STEPS, PARTS, caller ? 3 : round % PARTS, round % 2 ? 0 : 20000, &finished);
+                wrong += finished != STEPS;
                 for (int64_t place : numbers.places[0]) wrong += place != int64_t{2} * PHASES * STEPS * round;
             }
         });

@@ -13,6 +13,8 @@ from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
 from mlpgpu import storage
+from mlpgpu.backends.cpu.loops import library
+from mlpgpu.backends.cpu.phased_steps import PhasedSteps
 from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.backends.cpu.threads import Threads
 from mlpgpu.errors import DivergenceError, TornStateError
@@ -24,6 +26,7 @@ DRAW = np.random.default_rng(8)
 DATA = mg.Dataset(DRAW.standard_normal((38, 5)), DRAW.integers(0, 3, 38))
 NOISE = mg.Dataset(DRAW.standard_normal((20, 5)), DRAW.integers(0, 3, 20))
 EPOCHS, STEPS_PER_EPOCH = 5, 5
+STEP_BY_STEP: Any = {"precision": "float64"}  # which no call takes several steps of
 
 
 def new_trainer(**options: Any) -> mg.Trainer:
@@ -84,8 +87,8 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, call: int, kind: type[BaseException
 def test_an_exception_inside_a_run_leaves_the_steps_that_were_finished(
     call: int, kind: type[BaseException], long_runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = run_of(fit(new_trainer()), tmp_path / "unbroken.h5")
-    trainer = new_trainer()
+    unbroken = run_of(fit(new_trainer(**STEP_BY_STEP)), tmp_path / "unbroken.h5")
+    trainer = new_trainer(**STEP_BY_STEP)
     fail_at(monkeypatch, call, kind)
     with pytest.raises(kind, match="in the middle"):
         fit(trainer)
@@ -95,11 +98,49 @@ def test_an_exception_inside_a_run_leaves_the_steps_that_were_finished(
     assert_same(run_of(fit(mg.Trainer.resume(tmp_path / "run.h5")), tmp_path / "resumed.h5"), unbroken)
 
 
+@pytest.mark.skipif(library() is None, reason="no compiled loops")
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", [1, 2, 4, 6])
+def test_an_exception_around_a_call_of_several_steps_leaves_those_that_were_finished(
+    call: int, after: bool, long_runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = run_of(fit(new_trainer()), tmp_path / "unbroken.h5")
+    trainer, calls, finished, take = new_trainer(), 0, 0, PhasedSteps.train
+
+    def failing(self: PhasedSteps, *arguments: Any) -> None:
+        nonlocal calls, finished
+        run = self._call
+
+        def call_steps(count: int) -> None:
+            nonlocal calls, finished
+            calls += 1
+            if calls == call and not after:
+                raise KeyboardInterrupt("before")
+            run(count)
+            finished += count
+            if calls == call:
+                raise KeyboardInterrupt("after")
+
+        monkeypatch.setattr(self, "_call", call_steps)
+        try:
+            take(self, *arguments)
+        finally:
+            monkeypatch.delattr(self, "_call")
+
+    monkeypatch.setattr(PhasedSteps, "train", failing)
+    with pytest.raises(KeyboardInterrupt, match="after" if after else "before"):
+        fit(trainer)
+    monkeypatch.undo()
+    assert calls == call and trainer.steps == finished
+    trainer.save(tmp_path / "run.h5")
+    assert_same(run_of(fit(mg.Trainer.resume(tmp_path / "run.h5")), tmp_path / "resumed.h5"), unbroken)
+
+
 def test_an_exception_inside_an_update_makes_a_trainer_that_says_so(
     long_runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = run_of(fit(new_trainer()), tmp_path / "unbroken.h5")
-    trainer, path = new_trainer(), tmp_path / "run.h5"
+    unbroken = run_of(fit(new_trainer(**STEP_BY_STEP)), tmp_path / "unbroken.h5")
+    trainer, path = new_trainer(**STEP_BY_STEP), tmp_path / "run.h5"
     fail_at(monkeypatch, 8, KeyboardInterrupt, after=True)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, mg.Checkpoint(path))
@@ -123,8 +164,8 @@ def test_an_exception_inside_a_single_step(tmp_path: Path, monkeypatch: pytest.M
             trainer.step(DATA.x[step : step + 8], DATA.y[step : step + 8])
         return trainer
 
-    unbroken = run_of(train(new_trainer(), range(6)), tmp_path / "unbroken.h5")
-    trainer = train(new_trainer(), range(2))
+    unbroken = run_of(train(new_trainer(**STEP_BY_STEP), range(6)), tmp_path / "unbroken.h5")
+    trainer = train(new_trainer(**STEP_BY_STEP), range(2))
     fail_at(monkeypatch, 1, MemoryError)
     with pytest.raises(MemoryError):
         train(trainer, range(2, 6))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...plan import Gather
+from ..base import StepLog
 from ..cores import granted_cores
 from ..inputs import input_standardize
 from .bindings import bind
@@ -35,15 +36,21 @@ class PhasedSteps:
         self._work, self._run = work, found.run_steps
         self._parts = work.threads.count
         self._helpers = min(self._parts, granted_cores()) - 1
-        self._steps = np.zeros(MOST_STEPS, STEP)
+        self._steps, self._finished = np.zeros(MOST_STEPS, STEP), np.zeros(1, np.int64)
         self._training: dict[int, Phases] = {}  # by rows
         self._evaluation: dict[int, tuple[Phases, np.ndarray]] = {}
         self.at_once = 1
 
     def train(
-        self, first_step: int, batches: Sequence[slice], order: np.ndarray, storage: np.ndarray, rates: np.ndarray
-    ) -> np.ndarray:
-        """Take the next steps, or the first of them alone; returns the loss and weight of each, (steps, 2).
+        self,
+        first_step: int,
+        batches: Sequence[slice],
+        order: np.ndarray,
+        storage: np.ndarray,
+        rates: np.ndarray,
+        log: StepLog,
+    ) -> None:
+        """Take the next steps, or the first of them alone, and tell ``log`` of them.
 
         Arguments:
             batches: of each step the part of ``order`` that it trains on, all but perhaps the last of one length.
@@ -63,10 +70,22 @@ class PhasedSteps:
         if not work.gathers:
             work.feed.select(order[last], storage[last])
             self._gather()
-        self._run(steps.ctypes.data, count, self._parts, self._helpers, AWAKE_NANOSECONDS)
+        # An exception comes before the call or after it, where the steps are finished.
+        self._finished[0] = 0
+        log.put(self._finished_sums)
+        self._call(count)
+        log.finish()
         fitting = count * CALL_SECONDS / max(time.perf_counter() - started, 1e-9)
         self.at_once = max(1, min(int(fitting), 2 * self.at_once, MOST_STEPS))
+
+    def _finished_sums(self) -> np.ndarray:
+        """The loss and the weight of each step that the last call has finished, (steps, 2)."""
+        steps = self._steps[: int(self._finished[0])]
         return np.stack([steps["loss"], steps["weight"]], axis=1)
+
+    def _call(self, count: int) -> None:
+        of_helpers = self._helpers, AWAKE_NANOSECONDS
+        self._run(self._steps.ctypes.data, count, self._parts, *of_helpers, self._finished.ctypes.data)
 
     def evaluate(self) -> np.ndarray:
         """Evaluate the rows that the feed has selected; returns their loss and weight, (2,)."""
@@ -81,7 +100,7 @@ class PhasedSteps:
         _set_phases(step, phases)
         if not work.gathers:
             self._gather()
-        self._run(step.ctypes.data, 1, self._parts, self._helpers, AWAKE_NANOSECONDS)
+        self._call(1)
         return np.add.reduce(sums)
 
     def clear(self) -> None:

@@ -158,20 +158,15 @@ class CpuProgram(Program):
         """Take steps, several in one call, all of one epoch."""
         assert self._training is not None
         self._work.feed, sampling = self._training
-        done = 0
-        while done < len(rates):
+        while (done := log.finished) < len(rates):
             if done:
                 self._threads.let_others()
                 self._lock.let_others()
             epoch, first = sampling.locate(first_step + done)
             order, storage = self._rows_of_epoch(epoch)
-            end = min(sampling.steps_per_epoch, first + len(rates) - done)
-            batches = [sampling.batch(batch) for batch in range(first, min(end, first + phased.at_once))]
-            log.begin()
-            sums = phased.train(first_step + done, batches, order, storage, rates[done:])
-            log.sums[done : done + len(sums)] = sums
-            done += len(sums)
-            log.end(done)
+            end = min(sampling.steps_per_epoch, first + len(rates) - done, first + phased.at_once)
+            batches = [sampling.batch(batch) for batch in range(first, end)]
+            phased.train(first_step + done, batches, order, storage, rates[done:], log)
 
     def _batch_sums(self) -> tuple[float, float]:
         """The loss and the weight of the batch, those of all shards added up."""

@@ -35,8 +35,8 @@ class Library:
 
     Attributes:
         run: ``run(calls, count, step)``, of the address of so many structs Call of ``loops.h``.
-        run_steps: ``run_steps(steps, count, parts, helpers, awake_nanoseconds)``, of the address of so many structs
-            TrainingStep of ``steps.h``.
+        run_steps: ``run_steps(steps, count, parts, helpers, awake_nanoseconds, finished)``, of the addresses of so many
+            structs TrainingStep of ``steps.h``, and of a number.
         compiler: the version of what compiled them.
     """
 
@@ -45,7 +45,7 @@ class Library:
         self._addresses: dict[str, int] = {}
         self.run, self.run_steps = self._library.run, self._library.run_steps
         self.run.restype = self.run_steps.restype = None
-        self.run_steps.argtypes = ctypes.c_void_p, *[ctypes.c_int64] * 4
+        self.run_steps.argtypes = ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p
         self.compiler = (ctypes.c_char_p.in_dll(self._library, "compiler").value or b"").decode()
 
     def address(self, name: str) -> int:

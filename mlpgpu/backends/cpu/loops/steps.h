@@ -196,9 +196,9 @@ inline void compute_beside(void* team, int64_t piece) {
 }
 
 // Steps whose phases have so many parts each, with up to so many helpers, fewer than parts, that stay awake for so long
-// after it.
+// after it; `finished` is their number once they are.
 extern "C" void run_steps(const TrainingStep* steps, int64_t count, int64_t parts, int64_t helpers,
-                          int64_t awake_nanoseconds) {
+                          int64_t awake_nanoseconds, int64_t* finished) {
     Team team(steps, count, parts);
     Job job = {compute_beside, &team, helpers, -1, 0};
     if (helpers) begin(job, helpers, awake_nanoseconds);
@@ -207,6 +207,7 @@ extern "C" void run_steps(const TrainingStep* steps, int64_t count, int64_t part
     for (const TrainingStep* step = steps; step < steps + count; ++step) phases += step->phase_count;
     team.await(phases * parts);
     if (helpers) take_back(job);
+    *finished = count;
 }
 
 }  // namespace mlpgpu
