@@ -58,6 +58,10 @@ class Communicator:
         # A call that failed leaves requests, whose arrays MPI may still write to.
         self._abandoned: list[Any] = []
 
+    def limit(self, seconds: float) -> None:
+        """Set the time limit of further calls."""
+        self._seconds = seconds
+
     def broadcast(self, value: Any = None, *, patient: bool = False) -> Any:
         """Rank 0's ``value`` on all ranks, by pickle; with ``patient`` no time limit runs."""
         call = self._begin("broadcast")

@@ -1,8 +1,10 @@
 """Whether the other ranks are still there: a connection of each to rank 0, which ends when its process does.
 
 A rank says on it that it failed, or that it has come to its end; what rank 0 hears it passes on to all.  A connection
-that ends without a word is a rank that was killed.  No data of the training goes this way, and MPI knows nothing of it:
-launchers do not all end the other ranks, and none of them ends a rank that waits for one which has ended well.
+that ends without a word is a rank that was killed.  Between hosts it may fall silent instead, when a cable or a host
+fails: the system looks at times whether the other end still answers, also while nobody waits for the rank.  No data of
+the training goes this way, and MPI knows nothing of it: launchers do not all end the other ranks, and none of them ends
+a rank that waits for one which has ended well.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ GRACE_SECONDS = 5.0  # from hearing that another rank failed to the end of a ran
 LAST_SECONDS = 8.0  # that a rank which failed waits for the others to end before it
 CONNECT_SECONDS = 5.0
 PROGRESS_SECONDS = 0.002
+LOOKS = 4  # at a silent connection within the time limit
+MOST_SILENT_SECONDS = 30000.0  # Linux takes some more between two looks
 LINE_BYTES = 1 << 12  # more are cut off
 INTERRUPTED = 130  # the exit code of Ctrl-C
 
@@ -89,46 +93,63 @@ class Watch:
         """Take the other ranks' connections, those that come in time."""
         assert self._listener is not None
         end = time.monotonic() + CONNECT_SECONDS
-        try:
+        with contextlib.suppress(OSError):  # nobody came in time
             while len(self._connections) < self.size - 1 and (left := end - time.monotonic()) > 0:
                 self._listener.settimeout(left)
                 connection, _ = self._listener.accept()
-                connection.settimeout(CONNECT_SECONDS)
-                word, _, rank = _read_line(connection).partition(" ")
-                # A stranger may have found the port.
-                if hmac.compare_digest(word.encode(), meeting.word.encode()) and rank.isdigit():
-                    connection.sendall(f"{meeting.word}\n".encode())
-                    self._connections[int(rank)] = connection
-                else:
-                    connection.close()
-        except OSError:  # also that nobody came in time
+                self._greet(connection, meeting)
+        self._listener.close()
+
+    def _greet(self, connection: socket.socket, meeting: Meeting) -> None:
+        """Keep the connection of a rank, which says the word; a stranger may have found the port, and may hang up."""
+        try:
+            connection.settimeout(CONNECT_SECONDS)
+            word, _, rank = _read_line(connection).partition(" ")
+            if hmac.compare_digest(word.encode(), meeting.word.encode()) and rank.isdigit():
+                connection.sendall(f"{meeting.word}\n".encode())
+                self._connections[int(rank)] = connection
+                return
+        except OSError:
             pass
-        finally:
-            self._listener.close()
+        connection.close()
 
     def connect(self, meeting: Meeting) -> None:
-        """Connect to rank 0, if one of its addresses can be reached."""
+        """Connect to rank 0, if one of its addresses can be reached.
+
+        Not each is meant for this host, where another machine, or this one itself, may have the same address.
+        """
+        end = time.monotonic() + CONNECT_SECONDS
         for host in meeting.hosts:
             try:
                 connection = socket.create_connection((host, meeting.port), CONNECT_SECONDS / len(meeting.hosts))
+            except OSError:
+                continue
+            try:
+                # Rank 0 greets one rank after the other.
+                connection.settimeout(max(end - time.monotonic(), CONNECT_SECONDS / len(meeting.hosts)))
                 connection.sendall(f"{meeting.word} {self.rank}\n".encode())
                 if _read_line(connection) == meeting.word:
                     self._connections[0] = connection
                     return
-                connection.close()
             except OSError:
-                continue
+                pass
+            connection.close()
 
     @property
     def is_connected(self) -> bool:
         """Whether the connections that this rank is to have are there: all of them on rank 0, to rank 0 on others."""
         return len(self._connections) == (self.size - 1 if self.rank == 0 else 1)
 
-    def begin(self) -> None:
-        """Listen to the connections; called where all ranks are connected."""
+    def begin(self, seconds: float) -> None:
+        """Listen to the connections; called where all ranks are connected.
+
+        Arguments:
+            seconds: after which a rank whose host does not answer is lost.
+        """
         self._is_on = True
         for connection in self._connections.values():
             connection.settimeout(None)
+            _limit_silence(connection, seconds)
         threading.Thread(target=self._read, name="mlpgpu ranks", daemon=True).start()
 
     def fail(self, code: int, text: str) -> bool:
@@ -193,10 +214,13 @@ class Watch:
                 for key, _ in selector.select():
                     rank, begun = key.data
                     connection = self._connections[rank]
+                    data, text = b"", "was killed or crashed"
                     try:
                         data = connection.recv(LINE_BYTES)
-                    except OSError:
-                        data = b""
+                    except ConnectionError:  # its process has ended
+                        pass
+                    except OSError:  # of all others the system says that the time is over, or that there is no way
+                        text = "cannot be reached any longer"
                     begun += data
                     *lines, rest = begun.split(b"\n")
                     begun[:] = rest
@@ -204,7 +228,7 @@ class Watch:
                         self._hear(rank, line.decode("utf-8", "replace"))
                     if not data:
                         selector.unregister(connection)
-                        self._lose(rank)
+                        self._lose(rank, text)
 
     def _hear(self, source: int, line: str) -> None:
         kind, rank, *rest = line.split(" ", 3 if line.startswith("failed") else 2)
@@ -215,14 +239,14 @@ class Watch:
         else:
             self._learn(Failure(int(rank), int(rest[0]), rest[1]))
 
-    def _lose(self, rank: int) -> None:
-        """A connection has ended."""
+    def _lose(self, rank: int, text: str) -> None:
+        """A connection has ended; unless its rank was to end, the run fails by ``text``."""
         with self._news:
             self._connections.pop(rank).close()
             self._news.notify_all()
             is_expected = rank in self.left or self.failure is not None
         if not is_expected:
-            failure = Failure(rank, 1, "was killed or crashed")
+            failure = Failure(rank, 1, text)
             if self.rank == 0:
                 self._tell(f"failed {failure.rank} {failure.code} {failure.text}")
             self._learn(failure)
@@ -262,6 +286,26 @@ def tell(text: str) -> None:
     """Write a line to standard error whole, so that those of several ranks do not mix."""
     with contextlib.suppress(OSError):  # nobody reads it any longer
         os.write(2, f"mlpgpu: {text}\n".encode("utf-8", "backslashreplace"))
+
+
+def _limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the system end a connection whose other end has answered nothing for so long, as far as it can be told so.
+
+    The other end's system answers, not its process, which may be stopped or busy.
+    """
+    between = int(min(max(seconds / LOOKS, 1.0), MOST_SILENT_SECONDS / LOOKS))
+    of_sent = int(min(seconds, MOST_SILENT_SECONDS) * 1000)  # in milliseconds, for what was sent already
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", between),
+        ("TCP_KEEPALIVE", between),  # its name on macOS
+        ("TCP_KEEPINTVL", between),
+        ("TCP_KEEPCNT", LOOKS - 1),
+        ("TCP_USER_TIMEOUT", of_sent),
+    ):
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _read_line(connection: socket.socket) -> str:

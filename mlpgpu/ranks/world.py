@@ -94,16 +94,21 @@ def _connect(mpi: Any, comm: Any, seconds: float) -> Communicator:
     """The communicator, with a watch over the ranks and what is done at their ends."""
     watch = Watch(rank(), ranks())
     made = Communicator(mpi, comm, seconds, watch)
-    hosts = made.gather(platform.node())
-    meeting = made.broadcast(watch.listen(elsewhere=len(set(hosts)) > 1) if rank() == 0 else None)
+    told = made.gather((platform.node(), seconds))
+    # mpirun hands a variable to other hosts only if it is told to: all take the limit of rank 0.
+    seconds = told[0][1]
+    made.limit(seconds)
+    # The launcher's number tells of hosts that all have one name, such as localhost.
+    elsewhere = len({host for host, _ in told}) > 1 or (_placement.together or ranks()) < ranks()
+    meeting = made.broadcast(watch.listen(elsewhere=elsewhere) if rank() == 0 else None)
     watch.accept(meeting) if rank() == 0 else watch.connect(meeting)
     apart = [number for number, is_connected in enumerate(made.gather(watch.is_connected)) if not is_connected]
     if not apart:
-        watch.begin()
+        watch.begin(seconds)
     else:
         watch.close()
         if rank() == 0:
-            names = name_ranks(apart[1:])
+            names = name_ranks([number for number in apart if number != 0] or list(range(1, ranks())))
             tell(f"{names} cannot reach rank 0: that a rank was killed is seen after {seconds:g} s alone")
     Ends(watch, comm.Iprobe, _finalize, comm.Abort).install()
     at_fork(after_in_child=watch.close)
