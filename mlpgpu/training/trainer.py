@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import os
+import platform
 import threading
 import warnings
 import zlib
@@ -39,6 +40,7 @@ from ..errors import (
     DtypeError,
     FileFormatError,
     MlpgpuError,
+    StorageError,
     check_integer,
     check_number,
     check_truth,
@@ -911,7 +913,11 @@ def _file_of_parts(path: str | os.PathLike[str]) -> storage.OpenFile | None:
     """The file of a run whose network ranks have parts of, of which this one reads its own; None of any other run."""
     if ranks() == 1:
         return None
-    file = storage.open_file(path)
+    try:
+        file = storage.open_file(path)
+    except StorageError as error:
+        what, hint = f"{error.what} on rank {rank()} of {ranks()}, host {platform.node()}", "each rank reads all of it"
+        raise StorageError(what, expected=error.expected, got=error.got, hint=hint) from error
     run = file.description.get("run")
     return file if isinstance(run, dict) and run.get("parallel") == "tensor" else None
 
