@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("ranks")]  # which w
 
 BEGINNING = 60.0  # within which ranks have begun
 SECONDS = 10.0  # within which they end
-MOST_SECONDS = 20.0  # and begin before, on a loaded machine
-LIMIT = 3  # seconds of MLPGPU_RANKS_TIMEOUT
+MOST_SECONDS = 60.0  # and begin before, on a loaded machine
+LIMIT = 6  # seconds of MLPGPU_RANKS_TIMEOUT
 # As srun: mpirun leaves the other ranks alone when one ends, so that they are seen to end by themselves.
 ALONE = "--enable-recovery"
 
