@@ -18,7 +18,7 @@ from test_loops import needs_loops
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, get_backend
-from mlpgpu.backends.cpu import threads
+from mlpgpu.backends.cpu import chain, inference, threads
 from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import library
 from mlpgpu.backends.cpu.loops.library import OPTIONS, unit
@@ -210,6 +210,53 @@ def test_threads_follow_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(4, 8, 1, batch=4) == 1
     assert 2 <= count(784, 128, 10, batch=128) <= 16
     assert count(784, 1024, 1024, 10, batch=1024) == 16
+
+
+# --- predictions ---
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8, 40, 130])
+@pytest.mark.parametrize("widths", [SMALL, WIDE], ids=str)
+def test_a_predictions_bits_follow_from_its_parts_alone(
+    widths: tuple[int, ...], rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "parts_of_call", lambda rows, row_flops: parts)
+    net = network(widths)
+    mg.Trainer(net, "softmax_cross_entropy", backend="cpu")
+    draw = np.random.default_rng(rows)
+    x, another = (draw.standard_normal((rows, N_IN)).astype(np.float32) for _ in range(2))
+    found, logits = net.predict(x, backend="cpu"), net.forward(x, backend="cpu")
+    plan = net.lower(capacity=rows, precision="float64")
+    wide = get_backend("cpu").compile(plan)
+    wide.load(net.state())
+    np.testing.assert_allclose(logits, wide.predict(Dataset(x), logits=True), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(chain, "helpers_of", lambda parts: 0)
+    predictor = network(widths).predictor("cpu")
+    predictor(another)  # whose sums are not in the way
+    np.testing.assert_array_equal(predictor.logits(x), logits)
+    np.testing.assert_array_equal(net.predict(x, backend="cpu"), found)
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found_in_every_part(wrong: float, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "parts_of_call", lambda rows, row_flops: parts)
+    predictor = network(WIDE).predictor("cpu")
+    for rows in (2, 70, 150):
+        x = np.ones((rows, N_IN), np.float32)
+        predictor(x)
+        for row in range(0, rows, 7):
+            x[row, row % N_IN] = wrong
+            with pytest.raises(mg.errors.DataError):
+                predictor(x)
+            x[row] = 1.0
+
+
+def test_calls_are_cut_by_their_operations() -> None:
+    assert [inference.parts_of_call(rows, 203_000) for rows in (1, 16, 32, 100, 1000)] == [1, 1, 2, 8, 8]
+    assert inference.parts_of_call(1, 3_700_000) == 4
+    assert inference.parts_of_call(32, 11_000) == 1
 
 
 # --- threads ---

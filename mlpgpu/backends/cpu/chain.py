@@ -1,8 +1,9 @@
-"""A plan's chain of operations on a piece of rows as one call of compiled loops."""
+"""A plan's chain of operations on a piece of rows as one call of compiled loops, whose parts threads may share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from ... import plan as ops
 from ...plan import Plan
 from .blas import BLAS
 from .compiled import output, rows_product
-from .loops import Call, address_of, joined, library
+from .loops import STEP, Call, address_of, joined, library
+from .phases import Parts, Phases, equal_parts, helpers_of, is_along_k, only_calls, row_parts, run_steps
 
 Values = Sequence[np.ndarray | None]  # the parameters or statistics of an operation
 
@@ -26,8 +28,10 @@ class Chain:
 
     Arguments:
         operations, values: in order, and the parameters or statistics of each.
-        written: (rows, width), where each of them writes; the last two may be one array.
+        written: (rows, width), where each of them writes; the last two may be one array.  Of several parts no others
+            share memory, since parts do not wait for each other after each operation.
         inputs: (rows, n_in), like those that it will be called with.
+        parts: into which it is cut, for threads to share them; the bits follow from their number.
     """
 
     def __init__(
@@ -36,51 +40,102 @@ class Chain:
         values: Sequence[Values],
         written: Sequence[np.ndarray],
         inputs: np.ndarray,
+        parts: int = 1,
     ) -> None:
-        self._found = np.zeros(1, np.int64)
-        calls: list[Call] = []
+        self._parts = parts
+        self._rows = row_parts(len(inputs), parts)
+        self._found = np.zeros(len(self._rows), np.int64)
+        # Which arguments of calls lie in the inputs, or in the results, and how many bytes from their beginning.
+        self._inputs: list[tuple[Call, int, int]] = []
+        self._results: list[tuple[Call, int, int]] = []
+        self._given = inputs
+        self._phases = [self._empty()]
         x = inputs
-        for op, given, y in zip(operations, values, written, strict=False):
-            calls += self._calls(op, given, x, y)
+        for op, of_op, y in zip(operations, values, written, strict=False):
+            self._bind(op, of_op, x, y)
             x = y
-        self._result = Call("activate_identity", x, None, np.empty_like(x), *x.shape)
-        calls.append(self._result)
-        # Which arguments of each call are the inputs.  None of them is kept, nor are results.
-        self._inputs = [(call, place) for call in calls for place in call.places(inputs)]
-        for call, place in self._inputs:
-            call.forget(place)
-        self._result.forget(_RESULT)
+        for part, rows in enumerate(self._rows):
+            result = Call("activate_identity", x[rows], None, x[rows], rows.stop - rows.start, x.shape[1])
+            self._add(part, x[rows], [result])
+            self._results.append((result, _RESULT, rows.start * x.strides[0]))
+        for call, place, _ in (*self._inputs, *self._results):
+            call.forget(place)  # whoever calls keeps it
+        del self._given
+        calls = [call for phase in self._phases for of_part in phase for call in of_part]
         self._needs_blas = any(call.name.startswith(("product", "row_product")) for call in calls)
-        (self._run,) = joined(calls)
+        if parts == 1:
+            (self._run,) = joined(calls)
+        else:
+            self._bound = Phases(self._phases)
+            step, finished = np.zeros(1, STEP), np.zeros(1, np.int64)
+            step["phases"], step["phase_count"] = self._bound.address, self._bound.count
+            self._run = partial(run_steps, step, 1, parts, helpers_of(parts), finished)
 
-    def _calls(self, op: ops.Operation, values: Values, x: np.ndarray, y: np.ndarray) -> list[Call]:
+    def _empty(self) -> Parts:
+        return [[] for _ in range(self._parts)]
+
+    def _add(self, part: int, x: np.ndarray, calls: Sequence[Call]) -> None:
+        """Add calls that read ``x`` to a part of the last phase."""
+        self._phases[-1][part] += calls
+        offset = address_of(x) - address_of(self._given)
+        if np.may_share_memory(x, self._given):
+            self._inputs += [(call, place, offset) for call in calls for place in call.places(x)]
+
+    def _bind(self, op: ops.Operation, values: Values, x: np.ndarray, y: np.ndarray) -> None:
         first, second = values
-        if isinstance(op, ops.Standardize):
-            return [Call("standardize", x, first, second, y, *y.shape)]
-        if isinstance(op, ops.Output):
-            return [call for call in output(op, y, y, first, second) if isinstance(call, Call)]
-        assert isinstance(op, ops.Dense) and first is not None
-        product = rows_product(x, first, y)
-        assert isinstance(product, Call)
+        if isinstance(op, ops.Dense):
+            assert first is not None
+            if is_along_k(len(x), first.shape, self._parts):
+                self._bind_along_k(op, first, second, x, y)
+                return
+        for part, rows in enumerate(self._rows):
+            x_rows, y_rows = x[rows], y[rows]
+            if isinstance(op, ops.Standardize):
+                calls = [Call("standardize", x_rows, first, second, y_rows, *y_rows.shape)]
+            elif isinstance(op, ops.Output):
+                calls = only_calls(output(op, y_rows, y_rows, first, second))
+            else:
+                assert isinstance(op, ops.Dense) and first is not None
+                calls = [*only_calls([rows_product(x_rows, first, y_rows)]), *self._finish(op, second, y_rows, part)]
+            self._add(part, x_rows, calls)
+
+    def _bind_along_k(
+        self, op: ops.Dense, weight: np.ndarray, bias: np.ndarray | None, x: np.ndarray, y: np.ndarray
+    ) -> None:
+        """A layer of which each part has some rows of the weight."""
+        shares = np.empty((self._parts, *y.shape), np.float32)
+        if any(self._phases[-1]):
+            self._phases.append(self._empty())
+        for part, (columns, share) in enumerate(zip(equal_parts(len(weight), self._parts), shares, strict=True)):
+            x_columns = x[:, columns]
+            self._add(part, x_columns, only_calls([rows_product(x_columns, weight[columns], share)]))
+        self._phases.append(self._empty())
+        for part, rows in enumerate(self._rows):
+            add = Call("add_parts", shares[0, rows], y.size, self._parts, y[rows], y[rows].size)
+            self._add(part, shares, [add, *self._finish(op, bias, y[rows], part)])
+
+    def _finish(self, op: ops.Dense, bias: np.ndarray | None, y: np.ndarray, part: int) -> list[Call]:
+        """What follows a product."""
         # Each input that is infinite or NaN makes a sum so, even where its weight is 0.
-        calls = [product, Call("find_infinite", y, y.size, self._found)]
-        if op.activation != "identity" or second is not None:
-            calls.append(Call(f"activate_{op.activation}", y, second, y, *y.shape))
+        calls = [Call("find_infinite", y, y.size, self._found[part:])]
+        if op.activation != "identity" or bias is not None:
+            calls.append(Call(f"activate_{op.activation}", y, bias, y, *y.shape))
         return calls
 
     def run(self, x: np.ndarray, out: np.ndarray) -> bool:
         """Write the results for ``x`` (rows, n_in) to ``out``; returns whether x may not be finite."""
-        address = address_of(x)
-        for call, place in self._inputs:
-            call.words[place] = address
-        self._result.words[_RESULT] = address_of(out)
-        self._found[0] = 0
+        address, result = address_of(x), address_of(out)
+        for call, place, offset in self._inputs:
+            call.words[place] = address + offset
+        for call, place, offset in self._results:
+            call.words[place] = result + offset
+        self._found.fill(0)
         if self._needs_blas:
             with BLAS.held(1):
                 self._run()
         else:
             self._run()
-        return bool(self._found[0])
+        return any(self._found.tolist())
 
 
 _RESULT = 2  # its place among activate's arguments

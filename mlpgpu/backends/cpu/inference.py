@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import isfinite
 from typing import Any
 
@@ -40,6 +40,9 @@ MANY_ROWS, MANY_PIECE_ROWS = 8192, 512  # of a call so long that larger pieces s
 # Below so many rows threads share the columns of layers that are at least so wide, rather than rows: by 32 rows of
 # 784-1024-1024-10 that takes no longer in all than one thread does, where halves of the rows take 1.4 times as long.
 COLUMNS_BELOW_ROWS, WIDE = 384, 512
+# Threads share a call of compiled loops below so many operations: by two parts from twice PART_FLOPS on, then by four
+# and eight.  Reading the weights counts as much as multiplying so many rows.
+SHARED_FLOPS, PART_FLOPS, MOST_PARTS, READING_ROWS = 1 << 28, 1 << 21, 8, 3
 KEPT_CHAINS = 8  # numbers of rows
 PIECE_BYTES = 1 << 22  # of the widest array of a piece, at most
 
@@ -86,7 +89,7 @@ class Scratch:
         self._inputs: np.ndarray | None = None
         self._gathered: np.ndarray | None = None
         self._views: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-        self._chains: dict[tuple[int, int, int], Chain] = {}
+        self._chains: dict[tuple[int, int, int, int], Chain] = {}
         self._chained: Loaded | None = None  # what the chains read
 
     def views(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -102,20 +105,26 @@ class Scratch:
         return views
 
     def chain(
-        self, operations: Sequence[ops.Operation], loaded: Loaded, part: slice, last: int, x: np.ndarray
+        self, operations: Sequence[ops.Operation], loaded: Loaded, part: slice, last: int, x: np.ndarray, parts: int
     ) -> Chain:
-        """What computes ``part`` of the operations on rows like ``x``; those from ``last`` on write to one array."""
+        """What computes ``part`` of the operations on rows like ``x``; those from ``last`` on write to one array.
+
+        Threads share it by so many ``parts``.
+        """
         if self._chained is not loaded:
             self._chains.clear()
             self._chained = loaded
-        key = len(x), part.start, part.stop
+        key = len(x), part.start, part.stop, parts
         chain = self._chains.get(key)
         if chain is None:
             if len(self._chains) >= KEPT_CHAINS:
                 self._chains.clear()
-            written = [y for y, _ in self.views(len(x))]
+            if parts == 1:
+                written = [y for y, _ in self.views(len(x))]
+            else:
+                written = [np.empty((len(x), width), self._dtype) for width in self._widths]
             written[last:] = [written[last]] * (len(written) - last)
-            chain = self._chains[key] = Chain(operations[part], loaded.values[part], written[part], x)
+            chain = self._chains[key] = Chain(operations[part], loaded.values[part], written[part], x, parts)
         return chain
 
     def inputs(self, rows: int) -> np.ndarray:
@@ -150,6 +159,15 @@ class Loaded:
     scaling: InputScaling | None
     steps: tuple[Steps, Steps]
     steps_of_digits: tuple[Steps, Steps]
+
+
+@lru_cache(maxsize=64)
+def parts_of_call(rows: int, row_flops: int) -> int:
+    """Into how many parts a call of so many rows is cut, which its bits follow from: a power of two."""
+    parts = 1
+    while parts < MOST_PARTS and (rows + READING_ROWS) * row_flops >= 2 * parts * PART_FLOPS:
+        parts *= 2
+    return parts
 
 
 class CpuInference(Inference):
@@ -223,8 +241,9 @@ class CpuInference(Inference):
     ) -> bool:
         is_rounded = not has_more_digits(x.dtype, self._plan)
         loaded, count = self._loaded, len(out)
-        if self._is_chain and count * self._row_flops < PIECE_FLOPS and count <= self._capacity:
-            return self._compute_chain(loaded, x, out, rows, scale, is_rounded=is_rounded, logits=logits)
+        if self._is_chain and count * self._row_flops < SHARED_FLOPS and count <= self._capacity:
+            shared = parts_of_call(count, self._row_flops)
+            return self._compute_chain(loaded, x, out, rows, scale, shared, is_rounded=is_rounded, logits=logits)
         steps = (loaded.steps if is_rounded else loaded.steps_of_digits)[logits]
         piece_rows = self._rows_of_pieces(count)
         with np.errstate(all="ignore"):
@@ -266,11 +285,12 @@ class CpuInference(Inference):
         out: np.ndarray,
         rows: np.ndarray | None,
         scale: float | None,
+        parts: int = 1,
         *,
         is_rounded: bool,
         logits: bool,
     ) -> bool:
-        """As :meth:`_compute`, by compiled loops."""
+        """As :meth:`_compute`, by compiled loops, of which threads may share so many parts."""
         scratch, count = self._take_scratch(), len(self._operations)
         try:
             inputs = ready = self._inputs(scratch, x, rows, scale, is_rounded=is_rounded)
@@ -280,7 +300,7 @@ class CpuInference(Inference):
                 with np.errstate(all="ignore"):
                     loaded.scaling.standardize(inputs, np.empty(inputs.shape), ready)
             part = slice(0 if is_rounded else 1, count - logits)  # the last operation is the output's function
-            chain = scratch.chain(self._operations, loaded, part, self._last, ready)
+            chain = scratch.chain(self._operations, loaded, part, self._last, ready, parts)
             is_suspect = chain.run(ready, out)
             return not is_suspect or bool(np.isfinite(inputs).all())
         finally:

@@ -10,16 +10,14 @@ import numpy as np
 
 from ...plan import Gather
 from ..base import StepLog
-from ..cores import granted_cores
 from ..inputs import input_standardize
 from .bindings import bind
-from .loops import STEP, address_of, library
-from .phases import Phases, evaluation_phases, training_phases
+from .loops import STEP, address_of
+from .phases import Phases, evaluation_phases, helpers_of, run_steps, training_phases
 from .workspace import Workspace
 
 CALL_SECONDS = 4e-3  # about what a call takes of many steps: nobody who waits for a step's end waits much longer
 MOST_STEPS = 4096  # of one call
-AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 BOUND_LIMIT = 8  # numbers of rows for which phases are kept
 
 
@@ -31,11 +29,8 @@ class PhasedSteps:
     """
 
     def __init__(self, work: Workspace) -> None:
-        found = library()
-        assert found is not None
-        self._work, self._run = work, found.run_steps
-        self._parts = work.threads.count
-        self._helpers = min(self._parts, granted_cores()) - 1
+        self._work, self._parts = work, work.threads.count
+        self._helpers = helpers_of(self._parts)
         self._steps, self._finished = np.zeros(MOST_STEPS, STEP), np.zeros(1, np.int64)
         self._training: dict[int, Phases] = {}  # by rows
         self._evaluation: dict[int, tuple[Phases, np.ndarray]] = {}
@@ -84,8 +79,7 @@ class PhasedSteps:
         return np.stack([steps["loss"], steps["weight"]], axis=1)
 
     def _call(self, count: int) -> None:
-        of_helpers = self._helpers, AWAKE_NANOSECONDS
-        self._run(self._steps.ctypes.data, count, self._parts, *of_helpers, self._finished.ctypes.data)
+        run_steps(self._steps, count, self._parts, self._helpers, self._finished)
 
     def evaluate(self) -> np.ndarray:
         """Evaluate the rows that the feed has selected; returns their loss and weight, (2,)."""

@@ -15,12 +15,14 @@ compute (``loops/steps.h``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from ... import plan as ops
+from ..cores import granted_cores
 from .compiled import (
     activation,
     bind_compiled,
@@ -33,7 +35,7 @@ from .compiled import (
     product,
     rows_product,
 )
-from .loops import Call, table_of
+from .loops import Call, library, table_of
 from .threads import Bound
 from .workspace import Workspace
 
@@ -41,6 +43,7 @@ LEAST_ROWS = 8  # of a part: products of fewer take nearly as long
 ROW_BLOCK = 8  # parts of many rows are multiples of it, as tiles of products are
 # Parts are rows of a weight below so many rows of the batch, from so many weights on.
 ALONG_K_BELOW_ROWS, ALONG_K_FROM_WEIGHTS = 128, 1 << 14
+AWAKE_NANOSECONDS = 200_000  # that helpers wait for the next call, far more than lies between two of a fit
 GRADIENT_BLOCK = 1 << 14  # elements that are made and moved before the next ones, where products need not be larger
 
 # Parts add up gradients of their own, block by block, of plans of at most so many parameters, where the rows of a part
@@ -90,6 +93,32 @@ def equal_parts(length: int, parts: int) -> list[slice]:
     """So many parts of a length, some of them empty where it is short."""
     ends = [length * part // parts for part in range(parts + 1)]
     return [slice(*each) for each in pairwise(ends)]
+
+
+def is_along_k(rows: int, shape: tuple[int, ...], parts: int) -> bool:
+    """Whether parts of a layer are rows of its weight (k, n), in a batch of so many rows."""
+    is_large = shape[0] >= parts and shape[0] * shape[1] >= ALONG_K_FROM_WEIGHTS
+    return parts > 1 and rows < ALONG_K_BELOW_ROWS and is_large
+
+
+def helpers_of(parts: int) -> int:
+    """How many threads help with phases of so many parts: no more than the process may use, with the one that calls."""
+    return min(parts, _cores()) - 1
+
+
+@functools.cache
+def _cores() -> int:
+    return granted_cores()
+
+
+def run_steps(steps: np.ndarray, count: int, parts: int, helpers: int, finished: np.ndarray) -> None:
+    """Compute the first ``count`` of ``steps`` (any,) of STEP, whose phases have so many parts.
+
+    ``finished`` (1,) int64 is then set to ``count``.
+    """
+    found = library()
+    assert found is not None
+    found.run_steps(steps.ctypes.data, count, parts, helpers, AWAKE_NANOSECONDS, finished.ctypes.data)
 
 
 class _Cut:
@@ -153,7 +182,7 @@ class _Cut:
                 can_go_on = can_go_on and not along_k
             else:
                 each_part = zip(self.rows, self.sums, strict=True)
-                of_rows = [_only_calls(self._in_rows(op, rows, sums)) for rows, sums in each_part]
+                of_rows = [only_calls(self._in_rows(op, rows, sums)) for rows, sums in each_part]
             if any(of_rows):
                 if not can_go_on:
                     phases.append([[] for _ in range(self._parts)])
@@ -182,9 +211,7 @@ class _Cut:
     # --- layers whose parts are rows of W ---
 
     def _is_along_k(self, op: ops.Dense | ops.DenseBackward) -> bool:
-        k, n = self._work.arrays[op.weight].shape
-        is_large = k >= self._parts and k * n >= ALONG_K_FROM_WEIGHTS
-        return self._parts > 1 and self._all.stop < ALONG_K_BELOW_ROWS and is_large
+        return is_along_k(self._all.stop, self._work.arrays[op.weight].shape, self._parts)
 
     def _products(self, op: ops.Dense) -> tuple[Parts, Parts]:
         """Each part's share of x W; and what adds them up for some rows and computes the activation."""
@@ -193,11 +220,11 @@ class _Cut:
         (k, n), count = weight.shape, self._all.stop
         shares = np.empty((self._parts, count, n), np.float32)
         along_k = [
-            _only_calls([rows_product(x[:, part], weight[part], share)])
+            only_calls([rows_product(x[:, part], weight[part], share)])
             for part, share in zip(equal_parts(k, self._parts), shares, strict=True)
         ]
         of_rows = [
-            _only_calls([
+            only_calls([
                 Call("add_parts", shares[0, rows], count * n, self._parts, z[rows], z[rows].size),
                 *activation(work, op, rows),
             ])
@@ -210,7 +237,7 @@ class _Cut:
         if not op.dx:
             return []
         columns = equal_parts(len(self._work.arrays[op.weight]), self._parts)
-        return [_only_calls(input_gradient(self._work, op, self._all, part)) for part in columns]
+        return [only_calls(input_gradient(self._work, op, self._all, part)) for part in columns]
 
     # --- gradients of parameters ---
 
@@ -227,7 +254,7 @@ class _Cut:
             x, dweight, offset = work.view(op.x, self._all), work.partial(op.dweight, 0), _offset(work, op.dweight)
             part, n = self._own(op, place, len(dweight)), dweight.shape[1]
             if part.start < part.stop:
-                made = _only_calls([gradient_product(x[:, part], dz, dweight[part])])
+                made = only_calls([gradient_product(x[:, part], dz, dweight[part])])
                 found.append((made, dweight[part].ravel(), slice(offset + part.start * n, offset + part.stop * n)))
         if op.dbias:
             dbias, offset = work.partial(op.dbias, 0), _offset(work, op.dbias)
@@ -288,10 +315,10 @@ class _Cut:
             for number, rows in enumerate(of_part):
                 own_sums = next(sums)
                 for op in work.plan.training:
-                    calls += _only_calls(self._in_rows(op, rows, own_sums))
+                    calls += only_calls(self._in_rows(op, rows, own_sums))
                     if isinstance(op, ops.DenseBackward) and op.dweight:
                         dz, out = work.view(op.dz, rows), self._out(op.dweight, gradient)
-                        calls += _only_calls([product(work.view(op.x, rows).T, dz, out, adds=number > 0)])
+                        calls += only_calls([product(work.view(op.x, rows).T, dz, out, adds=number > 0)])
                         if op.dbias:
                             calls.append(column_sums(dz, self._out(op.dbias, gradient), adds=number > 0))
             parts.append(calls)
@@ -310,7 +337,8 @@ class _Cut:
         return [([add] if count > 1 else [], total, elements)] if len(total) else []
 
 
-def _only_calls(steps: Sequence[Bound | Call]) -> list[Call]:
+def only_calls(steps: Sequence[Bound | Call]) -> list[Call]:
+    """Steps of which each is known to be a loop."""
     assert all(isinstance(step, Call) for step in steps)
     return list(steps)  # type: ignore[arg-type]
 
