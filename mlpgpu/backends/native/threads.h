@@ -27,7 +27,7 @@ namespace mlpgpu {
 constexpr int SLOTS = 16;
 constexpr int APART = 128;  // bytes between what threads write, two cache lines
 constexpr int PAUSES = 64;  // between two looks at the clock, 1 to 3 us
-constexpr int PATIENCE = 2048;  // pauses of a caller that waits for a helper, before it offers it the core
+constexpr int PATIENCE = 256;  // pauses of a thread that waits for another, before it offers it its core each time
 
 // What the caller has others help with: `compute(what, piece)` for each piece.
 struct Job {
@@ -60,6 +60,12 @@ inline void relax() {
 #if defined(__SSE2__)
     _mm_pause();
 #endif
+}
+
+// What a thread does while it waits for another one, after so many pauses: that one may wait for this core.
+inline void wait_a_little(int pauses) {
+    if (pauses < PATIENCE) relax();
+    else sched_yield();
 }
 
 inline void compute_taken_piece(Slot& slot, uint64_t ticket) {
@@ -109,6 +115,7 @@ inline bool stays_awake(uint32_t seen) {
             relax();
         }
         leave(pool.caller_core.load(std::memory_order_relaxed));
+        sched_yield();  // others may have more to do
     } while (std::chrono::steady_clock::now() < until);
     return false;
 }
@@ -185,10 +192,7 @@ inline Slot* slot_of(const Job& job) {
 
 // Waits until none of the pieces that were begun is unfinished, and gives the slot back.
 inline void await(Slot& slot) {
-    for (int i = 1; slot.unfinished.load(std::memory_order_acquire); ++i) {
-        if (i % PATIENCE) relax();
-        else sched_yield();  // the helper may wait for this core
-    }
+    for (int i = 0; slot.unfinished.load(std::memory_order_acquire); ++i) wait_a_little(i);
     slot.is_taken.store(0, std::memory_order_release);
 }
 

@@ -158,13 +158,7 @@ struct Team {
 
     // Waits until so many parts are done.
     void await(int64_t count) const {
-        for (int i = 1; done.load(std::memory_order_acquire) < count; ++i) {
-            if (i % PATIENCE) {
-                relax();
-                continue;
-            }
-            sched_yield();  // who computes may wait for this core
-        }
+        for (int i = 0; done.load(std::memory_order_acquire) < count; ++i) wait_a_little(i);
     }
 
     // Takes parts, `own` before others, until all steps are done or have been taken by others.
