@@ -23,6 +23,8 @@ from map_points import BOUNDS, Point
 from mlpgpu import bench
 from mlpgpu.backends import get_backend
 from mlpgpu.backends.cpu.bindings import bind
+from mlpgpu.backends.cpu.blas import BLAS
+from mlpgpu.backends.cpu.loops import joined
 from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
@@ -39,6 +41,7 @@ FORMS = {  # by library and backend, those that have won anywhere; --forms names
     (TORCH, "cpu"): ("eager", "compiled step"),
 }
 JAX_ALGORITHMS = {"float32": ("JAX", "JAX bf16x6"), "tf32": ("JAX",), "bfloat16": ("JAX",)}
+STEPS = 10  # whose loops are timed one by one
 CALL_SECONDS = 0.05  # about what a call takes that trains for several epochs before the host waits
 JAX_CACHE = "MLPGPU_MAP_JAX"  # the environment's name of the folder with what JAX compiled
 # A floor plays no part here: only the launches' times are used.
@@ -131,7 +134,7 @@ class Ours:
         """The launch, or on the CPU the operation, that takes most of a step: its name and share."""
         program = self._run.program
         if isinstance(program, CpuProgram):
-            shares = operation_seconds(program, self._run)
+            shares = loop_seconds(program) or operation_seconds(program, self._run)
         elif isinstance(program, CudaProgram) and not isinstance(program.persistent, str):
             shares = {"the persistent kernel": 1.0}
         else:
@@ -165,6 +168,28 @@ def _by_layer(workload: Workload, flat: np.ndarray) -> list[np.ndarray]:
             found.append(flat[start:end].reshape(shape))
             start = end
     return found
+
+
+def loop_seconds(program: CpuProgram) -> dict[str, float]:
+    """Seconds of each compiled loop of a step, all parts of a phase one after the other; none without phases."""
+    phased, work = program._phased, program._work
+    if phased is None:
+        return {}
+    plan, seconds = program._plan, dict[str, float]()
+    assert plan.optimizer is not None
+    order, storage = program._rows_of_epoch(0)
+    work.now["batch"], work.now["storage"] = order.ctypes.data, storage.ctypes.data
+    table = plan.optimizer.table(0, np.full(1, 1e-6))
+    work.now["rates"][0, : table.shape[1]] = table[0]
+    with BLAS.held(1):
+        for _ in range(STEPS):
+            for phase, parts in enumerate(phased.training(plan.capacity).calls):
+                for call in (call for part in parts for call in part):
+                    (run,) = joined([call], work.now)
+                    name, started = f"phase {phase}: {call.name}", time.perf_counter()
+                    run()
+                    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+    return seconds
 
 
 def operation_seconds(program: CpuProgram, epoch: Callable[[], object]) -> dict[str, float]:

@@ -60,8 +60,8 @@ class PhasedSteps:
         steps["storage"] = address_of(storage) + storage.itemsize * starts
         steps["number"], steps["seed"] = first_step + np.arange(count), work.now["seed"]
         steps["rates"][:, : rates.shape[1]] = rates[:count]
-        _set_phases(steps, self._of_training(first.stop - first.start))
-        _set_phases(steps[-1:], self._of_training(last.stop - last.start))
+        _set_phases(steps, self.training(first.stop - first.start))
+        _set_phases(steps[-1:], self.training(last.stop - last.start))
         if not work.gathers:
             work.feed.select(order[last], storage[last])
             self._gather()
@@ -111,7 +111,8 @@ class PhasedSteps:
                 for call in bind(work, [op], rows, 0):
                     call()
 
-    def _of_training(self, rows: int) -> Phases:
+    def training(self, rows: int) -> Phases:
+        """The phases of a step of so many rows."""
         phases = self._training.get(rows)
         if phases is None:
             phases = self._training[rows] = training_phases(self._work, rows)

@@ -58,6 +58,7 @@ class Phases:
     """Calls by phase and part, bound to their arrays; all phases have as many parts, some of which may be empty.
 
     Attributes:
+        calls: of each part of each phase.
         address, count: of the structs Phase of ``steps.h``.
     """
 
@@ -65,7 +66,8 @@ class Phases:
         tables = [[table_of(calls) for calls in parts] for parts in phases]
         parts = [np.array([(each.ctypes.data, len(each)) for each in row], np.int64) for row in tables]
         self._table = np.array([each.ctypes.data for each in parts], np.int64)
-        self._kept = phases, tables, parts
+        self._kept = tables, parts
+        self.calls = phases
         self.address, self.count = self._table.ctypes.data, len(phases)
 
 
