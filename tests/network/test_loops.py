@@ -202,7 +202,7 @@ def test_products_of_blas_are_numpys(rows: int, k: int, n: int) -> None:
     )
     np.testing.assert_allclose(flipped, x @ w, rtol=1e-5, atol=1e-5)
     if rows == 1:
-        call(f"row_product{bits}", BLAS.products.gemv, n, k, x, w, y)
+        call(f"vector_product{bits}", BLAS.products.gemv, True, k, n, w, n, x, y, False)
         np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 

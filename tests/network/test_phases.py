@@ -32,13 +32,16 @@ pytestmark = [needs_loops, pytest.mark.skipif(BLAS.products is None, reason="pro
 
 ROWS, N_IN = 203, 13
 SMALL = (N_IN, 40, 21, 3)
+ONE = (N_IN, 300, 1)
 WIDE = (N_IN, 300, 260, 3)  # whose second layer is shared by rows of its weight where rows of the batch are few
 
 
 def network(widths: tuple[int, ...] = SMALL, *, first: tuple[Any, ...] = ()) -> mg.Network:
     *hidden, last = pairwise(widths)
     layers: list[Any] = [mg.Dense(*each, "gelu" if place else "relu") for place, each in enumerate(hidden)]
-    return mg.Network([*first, layers[0], mg.Dropout(0.2), *layers[1:], mg.Dense(*last)], seed=3)
+    return mg.Network(
+        [*first, *layers[:1], *([mg.Dropout(0.2)] if hidden else []), *layers[1:], mg.Dense(*last)], seed=3
+    )
 
 
 def inputs() -> np.ndarray:
@@ -162,6 +165,21 @@ def test_an_epochs_last_batch_may_be_smaller() -> None:
     made = program(network(), data(), 64, 2)
     sums = made.run(0, np.full(9, 0.01))
     np.testing.assert_array_equal(sums[:, 1], [64, 64, 64, 11, 64, 64, 64, 11, 64])
+
+
+@pytest.mark.parametrize("batch_size", [1, 9, 64, ROWS])
+def test_one_output_is_a_product_of_vectors(batch_size: int) -> None:
+    draw = np.random.default_rng(1)
+    dataset = Dataset(inputs().astype(np.float32) / 200, draw.standard_normal((ROWS, 1)).astype(np.float32))
+    for widths in (ONE, (N_IN, 1), (1, 1), (1, 40, 1)):
+        narrow = Dataset(dataset.x[:, : widths[0]], dataset.y)
+        options: Any = {"loss": "squared_error", "optimizer": mg.Momentum(0.01)}
+        wide = after(program(network(widths), narrow, batch_size, 1, precision="float64", **options), 12)
+        for parts in (1, 2):
+            found = after(program(network(widths), narrow, batch_size, parts, **options), 12)
+            np.testing.assert_allclose(found, wide, rtol=2e-3, atol=2e-5)
+        predictions = network(widths).predictor("cpu")(narrow.x)
+        np.testing.assert_allclose(predictions, network(widths).forward(narrow.x.astype(np.float64)), atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "huber", "binary_cross_entropy"])

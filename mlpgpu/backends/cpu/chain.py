@@ -62,7 +62,7 @@ class Chain:
             call.forget(place)  # whoever calls keeps it
         del self._given
         calls = [call for phase in self._phases for of_part in phase for call in of_part]
-        self._needs_blas = any(call.name.startswith(("product", "row_product")) for call in calls)
+        self._needs_blas = any(call.name.startswith(("product", "vector_product")) for call in calls)
         if parts == 1:
             (self._run,) = joined(calls)
         else:

@@ -67,18 +67,30 @@ def _layout(matrix: np.ndarray) -> tuple[bool, int]:
 
 def rows_product(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> Bound | Call:
     """What writes ``x @ weight`` to ``out``, x (B, k) or some columns of an array, weight (k, n)."""
-    (rows, k), n, blas = x.shape, weight.shape[1], BLAS.products
+    (rows, k), n = x.shape, weight.shape[1]
     if has_few_rows(rows, weight.size):
         return Call("few_rows_product", x, _pitch(x), 1, weight, out, rows, n, k)
-    if rows == 1 and blas is not None:
-        return Call(f"row_product{blas.bits}", blas.gemv, n, k, x, weight, out)
-    return product(x, weight, out)
+    if rows == 1:
+        return _vector_product(weight.T, x, out)
+    return _vector_product(x, weight, out) if n == 1 else product(x, weight, out)
 
 
-def gradient_product(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Bound | Call:
-    """What writes ``x.T @ dz`` to ``out``, x (B, k) or some columns of an array, dz (B, n)."""
+def gradient_product(x: np.ndarray, dz: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Bound | Call:
+    """What writes ``x.T @ dz`` to ``out``, or adds it, x (B, k) or some columns of an array, dz (B, n)."""
     rows, n = dz.shape
-    return few_rows_gradient(x, dz, out) if has_few_rows_of_gradient(rows, out.size, n) else product(x.T, dz, out)
+    if not adds and has_few_rows_of_gradient(rows, out.size, n):
+        return few_rows_gradient(x, dz, out)
+    return (_vector_product if n == 1 else product)(x.T, dz, out, adds=adds)
+
+
+def _vector_product(matrix: np.ndarray, vector: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Bound | Call:
+    """What writes ``matrix @ vector`` to ``out``, or adds it; vector and out have one row or one column."""
+    blas, (is_transposed, pitch) = BLAS.products, _layout(matrix)
+    if blas is None:
+        assert not adds
+        return partial(np.dot, matrix, vector.reshape(-1), out.reshape(-1))
+    shape = matrix.shape[::-1] if is_transposed else matrix.shape
+    return Call(f"vector_product{blas.bits}", blas.gemv, is_transposed, *shape, matrix, pitch, vector, out, adds)
 
 
 def few_rows_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
@@ -222,6 +234,8 @@ def input_gradient(work: Workspace, op: ops.DenseBackward, rows: slice, columns:
     if not op.dx:
         return []
     dz, weight, dx = work.view(op.dz, rows), work.arrays[op.weight], work.view(op.dx, rows)
+    if weight.shape[1] == 1 and columns == WHOLE:  # each row of dx is a multiple of one
+        return [Call("few_rows_product", dz, 1, 1, weight, dx, len(dz), len(weight), 1)]
     if is_by_transpose(len(dz), weight.size, FEW_ROWS_DX):
         transposed = work.scratch_like(dx, rows).reshape(dx.shape[::-1])
         return _transposed_product(dz, weight[columns].T, transposed[columns], dx[:, columns])

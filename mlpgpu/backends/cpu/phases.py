@@ -32,7 +32,6 @@ from .compiled import (
     input_gradient,
     loss,
     moves,
-    product,
     rows_product,
 )
 from .loops import Call, library, table_of
@@ -320,7 +319,7 @@ class _Cut:
                     calls += only_calls(self._in_rows(op, rows, own_sums))
                     if isinstance(op, ops.DenseBackward) and op.dweight:
                         dz, out = work.view(op.dz, rows), self._out(op.dweight, gradient)
-                        calls += only_calls([product(work.view(op.x, rows).T, dz, out, adds=number > 0)])
+                        calls += only_calls([gradient_product(work.view(op.x, rows), dz, out, adds=number > 0)])
                         if op.dbias:
                             calls.append(column_sums(dz, self._out(op.dbias, gradient), adds=number > 0))
             parts.append(calls)

@@ -65,7 +65,7 @@ class Library:
 def unit() -> str:
     """The text that is compiled: a function for each loop, of each row of the tables."""
     loops = {f"product{bits}": f"product<int{bits}_t>" for bits in (32, 64)}
-    loops |= {f"row_product{bits}": f"row_product<int{bits}_t>" for bits in (32, 64)}
+    loops |= {f"vector_product{bits}": f"vector_product<int{bits}_t>" for bits in (32, 64)}
     loops |= {name: name for name in _PLAIN}
     for name, activation in ACTIVATIONS.items():
         loops[f"activate_{name}"] = f"activate<{camel(name)}>"

@@ -69,14 +69,18 @@ void product(void* gemm, Transposed a_is, Transposed b_is, int64_t m, int64_t n,
                                      static_cast<Integer>(ldc));
 }
 
-// y (n,) = x (k,) w, w (k, n), by BLAS's cblas_sgemv.
+// result = matrix vector, or its transpose's product, or result += that if it `adds`, of a matrix (rows, columns) whose
+// rows lie `pitch` elements apart, by BLAS's cblas_sgemv, which `gemv` points to: cblas_sgemm takes up to eight times as
+// long.
 template <class Integer>
-void row_product(void* gemv, int64_t n, int64_t k, const float* x, const float* w, float* y) {
+void vector_product(void* gemv, Transposed is_transposed, int64_t rows, int64_t columns, const float* matrix, int64_t pitch,
+                    const float* vector, float* result, int64_t adds) {
     using Function =
         void (*)(int, int, Integer, Integer, float, const float*, Integer, const float*, Integer, float, float*, Integer);
-    constexpr int ROW_MAJOR = 101, TRANSPOSED = 112;
-    reinterpret_cast<Function>(gemv)(ROW_MAJOR, TRANSPOSED, static_cast<Integer>(k), static_cast<Integer>(n), 1.0f, w,
-                                     static_cast<Integer>(n), x, 1, 0.0f, y, 1);
+    constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
+    reinterpret_cast<Function>(gemv)(ROW_MAJOR, is_transposed ? TRANSPOSED : AS_IT_IS, static_cast<Integer>(rows),
+                                     static_cast<Integer>(columns), 1.0f, matrix, static_cast<Integer>(pitch), vector, 1,
+                                     adds ? 1.0f : 0.0f, result, 1);
 }
 
 // A vector register; in memory it may lie anywhere.
