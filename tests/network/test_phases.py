@@ -3,6 +3,7 @@ for rounding."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from test_loops import needs_loops
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, get_backend
-from mlpgpu.backends.cpu import chain, inference, threads
+from mlpgpu.backends.cpu import chain, inference, phased_steps, threads
 from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import library
 from mlpgpu.backends.cpu.loops.library import OPTIONS, unit
@@ -165,6 +166,20 @@ def test_an_epochs_last_batch_may_be_smaller() -> None:
     made = program(network(), data(), 64, 2)
     sums = made.run(0, np.full(9, 0.01))
     np.testing.assert_array_equal(sums[:, 1], [64, 64, 64, 11, 64, 64, 64, 11, 64])
+
+
+def test_phases_of_more_numbers_of_rows_than_are_kept() -> None:
+    expected = after(program(network(), data(), 64, 2), 4)
+    made = program(network(), data(), 64, 2)
+    assert made._phased is not None
+    made.run(0, np.full(1, 0.01))  # so that those of 64 rows are the oldest
+    for rows in range(1, phased_steps.BOUND_LIMIT):
+        made._phased.training(rows)
+    made.load(network().state(mg.Adam(0.01)))
+    made.attach(data(), Sampling(ROWS, 64, seed=7))
+    made._phased.at_once = 4
+    gc.collect()
+    np.testing.assert_array_equal(after(made, 4), expected)
 
 
 @pytest.mark.parametrize("batch_size", [1, 9, 64, ROWS])

@@ -60,8 +60,10 @@ class PhasedSteps:
         steps["storage"] = address_of(storage) + storage.itemsize * starts
         steps["number"], steps["seed"] = first_step + np.arange(count), work.now["seed"]
         steps["rates"][:, : rates.shape[1]] = rates[:count]
-        _set_phases(steps, self.training(first.stop - first.start))
-        _set_phases(steps[-1:], self.training(last.stop - last.start))
+        # Held here, as the second may take the place of the first among those that are kept.
+        phases = self.training(first.stop - first.start), self.training(last.stop - last.start)
+        _set_phases(steps, phases[0])
+        _set_phases(steps[-1:], phases[1])
         if not work.gathers:
             work.feed.select(order[last], storage[last])
             self._gather()
