@@ -287,8 +287,8 @@ def test_what_is_not_finite_is_found_in_every_part(wrong: float, parts: int, mon
 
 
 def test_calls_are_cut_by_their_operations() -> None:
-    assert [inference.parts_of_call(rows, 203_000) for rows in (1, 16, 32, 100, 1000)] == [1, 1, 2, 8, 8]
-    assert inference.parts_of_call(1, 3_700_000) == 4
+    assert [inference.parts_of_call(rows, 203_000) for rows in (1, 16, 32, 100, 1000)] == [1, 1, 2, 2, 4]
+    assert [inference.parts_of_call(rows, 3_700_000) for rows in (1, 8)] == [2, 4]
     assert inference.parts_of_call(32, 11_000) == 1
 
 
