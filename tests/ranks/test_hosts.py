@@ -88,7 +88,8 @@ def command(hosts: list[Host], folder: Path, script: str, *options: str, ranks: 
 
 
 def told(done: Done, start: str = "mlpgpu: ") -> list[str]:
-    return [line for line in done.errors.splitlines() if line.startswith(start)]
+    lines = [line for line in done.errors.splitlines() if line.startswith(start)]
+    return [line for line in lines if not line.startswith("mlpgpu: compiling ")]
 
 
 @contextmanager
@@ -120,9 +121,10 @@ def lasting(
 
 
 def said(folder: Path, ranks: int) -> list[str]:
-    """Our lines of each rank, without Open MPI's."""
+    """Our lines of each rank, without Open MPI's, and without that loops are compiled, if this is where they are."""
     texts = [(folder / f"said{rank}").read_text() for rank in range(ranks)]
-    return ["\n".join(line for line in text.splitlines() if line.startswith("mlpgpu")) for text in texts]
+    lines = [[line for line in text.splitlines() if line.startswith("mlpgpu")] for text in texts]
+    return ["\n".join(line for line in each if not line.startswith("mlpgpu: compiling ")) for each in lines]
 
 
 def wait_for_ends(pids: list[int], seconds: float) -> float:
