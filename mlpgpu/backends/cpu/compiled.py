@@ -50,11 +50,10 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, adds: bool = False
     if blas is None:
         assert not adds
         return partial(np.dot, a, b, out)
-    (a_is, a_pitch), (b_is, b_pitch) = _layout(a), _layout(b)
+    (a_flipped, a_pitch), (b_flipped, b_pitch) = _layout(a), _layout(b)
     (m, k), n = a.shape, b.shape[1]
-    return Call(
-        f"product{blas.bits}", blas.gemm, a_is, b_is, m, n, k, a, a_pitch, b, b_pitch, out, _layout(out)[1], adds
-    )
+    of_out = out, _layout(out)[1], adds
+    return Call(f"product{blas.bits}", blas.gemm, a_flipped, b_flipped, m, n, k, a, a_pitch, b, b_pitch, *of_out)
 
 
 def _layout(matrix: np.ndarray) -> tuple[bool, int]:
@@ -94,7 +93,7 @@ def _vector_product(matrix: np.ndarray, vector: np.ndarray, out: np.ndarray, *, 
 
 
 def few_rows_gradient(x: np.ndarray, dz: np.ndarray, out: np.ndarray) -> Call:
-    """The same by the loop for few rows."""
+    """What writes ``x.T @ dz`` to ``out`` by the loop for few rows, which packs nothing."""
     (rows, k), n = x.shape, dz.shape[1]
     return Call("few_rows_product", x, 1, _pitch(x), dz, out, k, n, rows)
 

@@ -339,7 +339,7 @@ class _Cut:
 
 
 def only_calls(steps: Sequence[Bound | Call]) -> list[Call]:
-    """Steps of which each is known to be a loop."""
+    """These steps, each of which is a loop, since :func:`~.threads.is_phased` has looked."""
     assert all(isinstance(step, Call) for step in steps)
     return list(steps)  # type: ignore[arg-type]
 
