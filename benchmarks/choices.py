@@ -21,7 +21,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -146,21 +146,10 @@ def measure_few(key: str, precision: str, backend: CudaBackend, rounds: int) -> 
     }  # fmt: skip
     contenders = {}
     for choice, changed in choices.items():
-        with thresholds_of(changed):
+        with counted.thresholds_of(changed):
             contenders[choice] = bench.Epochs(workload.trainer(backend=backend.name, precision=precision), data)
             contenders[choice]()
     yield from rows_of(key, precision, workload, bench.take_turns(contenders, rounds), TODAY)
-
-
-@contextmanager
-def thresholds_of(changed: Mapping[str, float]) -> Iterator[None]:
-    """Inside the block these thresholds have other values."""
-    before = {name: getattr(thresholds, name) for name in changed}
-    vars(thresholds).update(changed)
-    try:
-        yield
-    finally:
-        vars(thresholds).update(before)
 
 
 def measure_copies(widths: Sequence[int], rows: int, backend: CudaBackend, rounds: int) -> Iterator[Row]:
@@ -171,7 +160,7 @@ def measure_copies(widths: Sequence[int], rows: int, backend: CudaBackend, round
     with ExitStack() as stack:
         predictors = {}
         for choice, changed in COPY_CHOICES.items():
-            with thresholds_of(changed):
+            with counted.thresholds_of(changed):
                 predictors[choice] = stack.enter_context(network.predictor(backend.name))
                 predictors[choice](x, out=out)
             expected = out.copy() if expected is None else expected
@@ -180,7 +169,7 @@ def measure_copies(widths: Sequence[int], rows: int, backend: CudaBackend, round
         seconds: dict[str, list[float]] = {choice: [] for choice in predictors}
         for _ in range(rounds):
             for choice, predictor in predictors.items():
-                with thresholds_of(COPY_CHOICES[choice]):
+                with counted.thresholds_of(COPY_CHOICES[choice]):
                     time.sleep(COPY_PAUSE)
                     seconds[choice].append(median_call(predictor, x, out))
     for choice, turns in seconds.items():

@@ -10,11 +10,10 @@ place of limits of widths and weights.  ``benchmarks/choices.py`` measures the s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-import mlpgpu as mg
 from mlpgpu import text
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
@@ -36,7 +35,6 @@ from mlpgpu.backends.cuda.select.counted import (
 )
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
-from mlpgpu.plan import Plan
 
 CARD = CARDS["H200"]
 CLOCKS = 1950  # in a microsecond
@@ -87,26 +85,27 @@ SWITCHES = (
 
 
 @contextmanager
-def without(*switches: str) -> Iterator[None]:
-    """Inside the block these thresholds are off."""
-    before = {name: getattr(thresholds, name) for name in switches}
-    vars(thresholds).update(dict.fromkeys(switches, False))
+def thresholds_of(changed: Mapping[str, float]) -> Iterator[None]:
+    """Inside the block these thresholds have other values."""
+    before = {name: getattr(thresholds, name) for name in changed}
+    vars(thresholds).update(changed)
     try:
         yield
     finally:
         vars(thresholds).update(before)
 
 
+def without(*switches: str) -> AbstractContextManager[None]:
+    """Inside the block these thresholds are off."""
+    return thresholds_of(dict.fromkeys(switches, False))
+
+
 @contextmanager
 def narrow_tiles(*, used: bool = True, on_tensor_cores: bool = True) -> Iterator[None]:
     """Inside the block plans have the narrow tiles or not; or those of multiply-adds alone."""
-    before = thresholds.NARROW_TILES_ARE_USED, thresholds.NARROW_LEAST_ROWS
-    thresholds.NARROW_TILES_ARE_USED = used
-    thresholds.NARROW_LEAST_ROWS = before[1] if on_tensor_cores else 1 << 30
-    try:
+    least = thresholds.NARROW_LEAST_ROWS if on_tensor_cores else 1 << 30
+    with thresholds_of({"NARROW_TILES_ARE_USED": used, "NARROW_LEAST_ROWS": least}):
         yield
-    finally:
-        thresholds.NARROW_TILES_ARE_USED, thresholds.NARROW_LEAST_ROWS = before
 
 
 @dataclass(frozen=True)
@@ -181,15 +180,9 @@ def _product_clocks(launch: Launch, rows: int) -> int:
     return max(clocks, summing_clocks(found, k, n, rows, CARD.multiprocessors)) if sums else clocks
 
 
-def plan_of(workload: Workload, precision: str) -> Plan:
-    return workload.network().lower(
-        capacity=workload.batch_size, loss=workload.loss, optimizer=mg.Momentum(workload.rate), precision=precision
-    )
-
-
 def step(workload: Workload, precision: str) -> list[Counted] | str:
     """The launches of a step; or that it trains inside one kernel."""
-    plan = plan_of(workload, precision)
+    plan = workload.plan(precision)
     sms, most_bytes = CARD.multiprocessors, CARD.shared_bytes
     chosen = choose_kernel(plan, multiprocessors=sms, shared_bytes=most_bytes, arch=CARD.arch)
     if isinstance(chosen, PersistentKernel):

@@ -7,14 +7,15 @@ type that it multiplies; PyTorch compiled, with an epoch captured as one CUDA gr
 are drawn.  What the contenders run is compiled ahead on all cores, some points at a time.
 
     python benchmarks/map.py [--points N] [--seed NAME] [--grid] [--only mlpgpu JAX PyTorch scikit-learn]
-                             [--backend cuda|cpu] [--most-seconds S] [--json PATH] [--picture PATH] [--cache FOLDER] …
+                             [--backend cuda|cpu] [--ways] [--most-seconds S] [--json PATH] [--picture PATH] …
     python benchmarks/map.py --report FILE ... [--picture PATH]
 
 A line of JSON is appended for each point: the network, card, driver, versions and commit; each contender's microseconds
 a step, first epoch's loss, peak of memory, and the error of one step's gradient against float64 where that takes
 little; the ratios; and what takes most of mlpgpu's step.  What fails is recorded, and the next point goes on.  A point
 that the file has is skipped, so a run can be repeated until all are there; --retry measures those again in which
-something failed.  At the end the map is drawn, and the worst points are printed.
+something failed.  With --ways mlpgpu takes turns with itself, its thresholds changed, which shows where another way
+than the chosen one takes less.  At the end the map is drawn, and the worst points are printed.
 """
 
 from __future__ import annotations
@@ -81,11 +82,17 @@ def append(path: Path, line: dict[str, Any]) -> None:
         file.write("\n" * bool(is_cut) + json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def run(points: Sequence[Point], options: Options, path: Path, most_seconds: float, commit: str | None) -> None:
-    """Compile and measure points, some at a time, until they are all in the file or the time is over."""
+def run(
+    points: Sequence[Point], options: Options, path: Path, most_seconds: float, commit: str | None,
+    compiled: Sequence[str],
+) -> None:  # fmt: skip
+    """Compile and measure points, some at a time, until they are all in the file or the time is over.
+
+    ``compiled`` are libraries for which nothing is compiled ahead.
+    """
     deadline = time.perf_counter() + most_seconds
     measurer = Measurer(options, POINT_SECONDS[options.backend])
-    compilers = Compilers(options, options.libraries, tell)
+    compilers = Compilers(options, [each for each in options.libraries if each not in compiled], tell)
     chunk = max(1, min(CHUNK, len(points)))
     count = 0
     try:
@@ -129,11 +136,16 @@ def main() -> None:
     parser.add_argument("--backend", choices=BOUNDS, default="cuda")
     parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
     parser.add_argument("--no-profile", action="store_true", help="do not look for what takes most of a step")
+    parser.add_argument("--ways", action="store_true", help="mlpgpu in other ways than it chooses as well")
     parser.add_argument("--most-seconds", type=float, default=1e9, metavar="S", help="end after about so long")
     parser.add_argument("--json", type=Path, default=Path("map.jsonl"), metavar="PATH", help="(default: %(default)s)")
     parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the map there, as PNG or SVG")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="for compiled code (default: a temporary one)")
     parser.add_argument("--retry", action="store_true", help="measure points again in which something failed")
+    parser.add_argument(
+        "--compiled", nargs="+", choices=LIBRARIES, default=(), metavar="NAME",
+        help="the cache has what these libraries run, of mlpgpu by benchmarks/ahead.py",
+    )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where git cannot say")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="measure nothing; report these files")
     arguments = parser.parse_args()
@@ -153,7 +165,7 @@ def main() -> None:
     tell(f"{len(drawn)} points, {len(drawn) - len(points)} of them measured already")
     options = Options(
         backend, libraries, tuple(arguments.forms) if arguments.forms else None, arguments.rounds,
-        profiles=not arguments.no_profile,
+        profiles=not arguments.no_profile, ways=arguments.ways,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.cache or Path(temporary)).resolve()
@@ -162,7 +174,7 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")
         if points:
             try:
-                run(points, options, arguments.json, arguments.most_seconds, arguments.commit)
+                run(points, options, arguments.json, arguments.most_seconds, arguments.commit, arguments.compiled)
             except ProcessLost as lost:
                 sys.exit(f"the process that measures cannot begin: {lost}; its message stands above")
     print(map_report.report(read(arguments.json), arguments.picture))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from counted import thresholds_of
 from map_points import BOUNDS, Point
 
 from mlpgpu import bench
@@ -27,6 +28,7 @@ from mlpgpu.backends.cpu.blas import BLAS
 from mlpgpu.backends.cpu.loops import joined
 from mlpgpu.backends.cpu.program import CpuProgram
 from mlpgpu.backends.cuda import CudaBackend
+from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.profile.probe import Probe
 from mlpgpu.backends.cuda.run.program import CudaProgram
@@ -46,6 +48,20 @@ CALL_SECONDS = 0.05  # about what a call takes that trains for several epochs be
 JAX_CACHE = "MLPGPU_MAP_JAX"  # the environment's name of the folder with what JAX compiled
 # A floor plays no part here: only the launches' times are used.
 ANY_RATES = PeakRates(copied=1.0, cached=1.0, computed=1.0, cache_bytes=0)
+# By name, what ``--ways`` measures beside mlpgpu as it chooses: thresholds of select that have other values.
+NEVER = 1 << 30
+WAYS: dict[str, dict[str, float]] = {
+    "launch by launch": {"PERSISTENT_IS_USED": False, "ROW_STEP_IS_USED": False},
+    "blocks of rows": {"PERSISTENT_IS_USED": False},
+    "no whole batch": {"WHOLE_BATCH_IS_USED": False},
+    "plain cores": {"NARROW_LEAST_ROWS": NEVER},
+    "tensor cores": {"LAYERS_TENTHS": 6},
+    "no clusters": {"CLUSTERS_SHARE_ROWS": False},
+    "split along k": {"UNCUT_LEAST_N": NEVER, "UNCUT_LEAST_N_OF_SCALED": NEVER},
+    "heads by rows": {"COLUMN_HEADS_ARE_USED": False},
+    "sums beside": {"COLUMNS_MAY_BE_SUMMED_APART": False},
+    "usual tiles": {"TILES_ARE_COUNTED": False, "UPDATES_HAVE_PARTS": False},
+}
 SKLEARN_ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "logistic", "identity": "identity"}
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -98,7 +114,11 @@ def epochs_of(point: Point, backend: str) -> int:
 
 
 class Ours:
-    """A point by mlpgpu; its first epoch has the order that the others are given for theirs."""
+    """A point by mlpgpu; its first epoch has the order that the others are given for theirs.
+
+    Attributes:
+        launches: what tells two ways apart: the kernels of a step and their grids, or the persistent kernel.
+    """
 
     epochs = 1
 
@@ -112,6 +132,7 @@ class Ours:
         self._run.reset()
         after = self._free_bytes()
         self.peak_bytes = before - after if before is not None and after is not None else None
+        self.launches = launches_of(self._run.program)
 
     def __call__(self, order: np.ndarray | None = None) -> float:
         return self._run()
@@ -157,6 +178,35 @@ class Ours:
             "launches": len(ranked),
             "shares": {name: round(seconds / total, 4) for name, seconds in ranked[:6]},
         }
+
+
+def launches_of(program: Any) -> object:
+    """What tells apart two ways to make a step on a card; of the CPU None."""
+    if not isinstance(program, CudaProgram):
+        return None
+    if isinstance(program.persistent, PersistentKernel):
+        return repr(program.persistent)
+    assert program.training is not None
+    lowered = program.training.binder.lowered
+    steps = replace(lowered, evaluation_begin=[], evaluation=[]).launches()
+    return [(each.entry, each.grid) for each in steps]
+
+
+def makers_of_ways(point: Point, backend: str, arrays: Arrays) -> Iterator[tuple[str, Maker]]:
+    """A point by mlpgpu in each way of WAYS; one that comes to launches that another has is not applicable."""
+    seen: list[object] = []
+
+    def make(changed: Mapping[str, float]) -> Ours:
+        with thresholds_of(changed):
+            made = Ours(point, backend, arrays)
+        if made.launches in seen:
+            raise NotApplicable("another way has these launches")
+        seen.append(made.launches)
+        return made
+
+    yield OURS, partial(make, {})
+    for way, changed in WAYS.items():
+        yield f"{OURS}, {way}", partial(make, changed)
 
 
 def _by_layer(workload: Workload, flat: np.ndarray) -> list[np.ndarray]:
@@ -294,11 +344,14 @@ def jax_contenders(peers_jax: ModuleType, point: Point, backend: str, forms: tup
 
 
 def makers(
-    point: Point, backend: str, arrays: Arrays, modules: dict[str, ModuleType], forms: tuple[str, ...] | None
-) -> Iterator[tuple[str, Maker]]:
+    point: Point, backend: str, arrays: Arrays, modules: dict[str, ModuleType], forms: tuple[str, ...] | None,
+    *, ways: bool = False,
+) -> Iterator[tuple[str, Maker]]:  # fmt: skip
     """The contenders of a point: names, and functions that make them.  mlpgpu's comes first."""
     workload, epochs = point.workload, epochs_of(point, backend)
-    yield OURS, lambda: Ours(point, backend, arrays)
+    for number, way in enumerate(makers_of_ways(point, backend, arrays)):
+        if ways or not number:
+            yield way
     if JAX in modules:
         module = modules[JAX]
         made = jax_contenders(module, point, backend, forms or FORMS[JAX, backend])

@@ -22,6 +22,7 @@ from typing import Any
 
 import map_contenders as contenders
 import numpy as np
+from counted import thresholds_of
 from map_contenders import JAX, OURS, TORCH, Arrays, NotApplicable
 from map_points import Point
 
@@ -43,6 +44,7 @@ class Options:
         libraries: whose contenders are measured; mlpgpu's always.
         forms: the peers' forms, or None for those that have won anywhere.
         profiles: whether each point's costliest launch is found.
+        ways: whether mlpgpu is measured in other ways than it chooses as well.
     """
 
     backend: str
@@ -50,6 +52,7 @@ class Options:
     forms: tuple[str, ...] | None
     rounds: int
     profiles: bool
+    ways: bool = False
 
 
 def first_line(error: BaseException) -> str:
@@ -69,13 +72,14 @@ def measure(point: Point, options: Options, modules: dict[str, ModuleType]) -> d
     found: dict[str, dict[str, Any]] = {}
     steps: dict[str, list[np.ndarray]] = {}
     is_affordable = workload.flops <= ERROR_FLOPS[backend]
-    for name, make in contenders.makers(point, backend, arrays, modules, options.forms):
+    for name, make in contenders.makers(point, backend, arrays, modules, options.forms, ways=options.ways):
         begun = time.perf_counter()
         try:
             contender = make()
             found[name] = {"loss": contender(order), "peak_bytes": contender.peak_bytes}
             # Of peers' dropouts the masks differ, so that only the step of mlpgpu can be compared.
-            if is_affordable and hasattr(contender, "first_step") and (name == OURS or not workload.dropout):
+            is_alike = library_of(name) == OURS or not workload.dropout
+            if is_affordable and is_alike and hasattr(contender, "first_step"):
                 steps[name] = contender.first_step(order)
         except NotApplicable as refused:
             found[name] = {"left_out": str(refused)}
@@ -132,15 +136,22 @@ def library_of(contender: str) -> str:
 
 
 def ratios(per_step: dict[str, list[float]]) -> dict[str, Any]:
-    """How many times as long as mlpgpu each peer's fastest contender takes: the median of the rounds' ratios."""
+    """How many times as long as mlpgpu each peer's fastest contender takes: the median of the rounds' ratios.
+
+    Of mlpgpu's other ways ``ways`` has each one's ratio.
+    """
     if OURS not in per_step:
         return {}
     fastest: dict[str, str] = {}
+    ways: dict[str, float] = {}
     for name in sorted(per_step, key=lambda name: float(np.median(per_step[name]))):
-        if name != OURS:
+        if library_of(name) != OURS:
             fastest.setdefault(library_of(name), name)
+        elif name != OURS:
+            ways[name.removeprefix(f"{OURS}, ")] = bench.median_ratio(per_step[name], per_step[OURS])
     found = {library: bench.median_ratio(per_step[name], per_step[OURS]) for library, name in fastest.items()}
-    return {"ratios": found, "ratio": min(found.values(), default=None), "fastest": fastest}
+    line = {"ratios": found, "ratio": min(found.values(), default=None), "fastest": fastest}
+    return {**line, "ways": ways} if ways else line
 
 
 def other_losses(line: dict[str, Any], point: Point) -> list[str]:
@@ -224,7 +235,9 @@ def _compile(library: str, module: Any, point: Point, options: Options, end: flo
     arrays = few.arrays()
     if library == OURS:
         # No step runs, since JAX's compiler measures kernels on the card meanwhile.
-        bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))
+        for changed in ({}, *(contenders.WAYS.values() if options.ways else ())):
+            with thresholds_of(changed):
+                bench.Epochs(few.trainer(backend=options.backend, precision=point.precision), few.dataset(arrays))
     else:
         x, y = module.on_device(arrays, few.scale, options.backend)
         for form in contenders.torch_forms(module, options.backend, options.forms):

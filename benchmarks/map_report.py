@@ -14,6 +14,7 @@ from mlpgpu import text
 WORST = 20
 OURS = "mlpgpu"
 LIMITS = (0.9, 1.0, 1.3)  # ratios below which points are counted
+CLOSE = 1.1  # times the fastest way's time, up to which the chosen one is as good
 COLOURS_REACH = 3.0  # a ratio and its inverse, at which colours end
 Line = dict[str, Any]
 
@@ -55,6 +56,7 @@ def report(lines: Iterable[Line], picture: Path | None = None) -> str:
     parts = [f"{len(points)} points, {len(measured)} of them beside a peer"]
     if measured:
         parts += [_where(measured), _counts(measured), _histogram(measured), _worst(measured)]
+    parts += [_ways(points)] if any(line.get("ways") for line in points) else []
     failures = [f"{_name(line)}: {summary(line)}" for line in points if "FAILED" in summary(line)]
     other = [f"{_name(line)}: {', '.join(line['other_losses'])}" for line in points if line.get("other_losses")]
     parts += ["\n".join(["failed:", *failures])] if failures else []
@@ -144,6 +146,18 @@ def _worst(points: list[Line]) -> str:
     )
     title = f"the worst {len(rows) - 1} ({note}: mlpgpu's / the peer's)"
     return "\n".join([title, text.table(rows, "<>>><>>>>")])
+
+
+def _ways(points: list[Line]) -> str:
+    """Where mlpgpu in another way than the chosen one takes less, and how often the chosen one is within a tenth."""
+    measured = [line for line in points if line.get("ways")]
+    least = {_name(line): min(line["ways"].items(), key=lambda way: way[1]) for line in measured}
+    close = sum(ratio >= 1 / CLOSE for _, ratio in least.values())
+    rows = [("network, batch, precision", "fastest other way", "of the chosen one's time")]
+    for name, (way, ratio) in sorted(least.items(), key=lambda each: each[1][1]):
+        rows.append((name, way, f"{ratio:.2f}"))
+    title = f"of {len(measured)} points with other ways the chosen one takes at most {CLOSE} times the fastest: {close}"
+    return "\n".join([title, text.table(rows, "<<>")])
 
 
 def _or_dash(value: float | None, form: str, factor: float = 1.0) -> str:

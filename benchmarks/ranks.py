@@ -37,6 +37,7 @@ NETWORKS = {
     "cuda": ("784-128-10:128", "784-1024-1024-10:1024", "784-1024-1024-10:8192", "4096-4096-4096-4096-4096-10:8192"),
 }
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "tf32", "bfloat16")}
+SCALINGS = "strong", "weak"
 STEPS = 16  # of an epoch
 SECONDS = 300  # after which a child has failed
 
@@ -94,7 +95,7 @@ def measure(network: str, batch: int, precision: str, options: argparse.Namespac
     """All contenders on all numbers of ranks, strong and weak, in turns."""
     cases = [
         (scaling, ranks, batch * ranks if scaling == "weak" else batch)
-        for scaling in ("strong", "weak")
+        for scaling in options.scaling
         for ranks in options.ranks
         if scaling == "strong" or ranks > 1
     ]
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted({*CONTENDERS["cpu"], *CONTENDERS["cuda"]}))
     parser.add_argument("--networks", nargs="+", metavar="WIDTHS:BATCH")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS["cuda"])
+    parser.add_argument("--scaling", nargs="+", choices=SCALINGS, default=SCALINGS, help="(default: both)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write a line for each result there")

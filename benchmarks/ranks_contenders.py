@@ -24,7 +24,7 @@ GRAPH_STEPS = 16  # of an epoch, which is what ranks.py asks for
 
 def data_of(widths: list[int], rows: int) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(1)
-    return draw.standard_normal((rows, widths[0])).astype(np.float32), draw.integers(0, widths[-1], rows)
+    return draw.standard_normal((rows, widths[0]), np.float32), draw.integers(0, widths[-1], rows)
 
 
 def timed(epoch: Callable[[], object], steps: int, seconds: float) -> float:

@@ -31,7 +31,8 @@ from .errors import ConfigurationError, MlpgpuError
 from .layers import Dense, Dropout, Layer
 from .names import ActivationName, LossName
 from .network import Network
-from .optimizers import Adam, Momentum
+from .optimizers import Adam, Momentum, Optimizer
+from .plan import Plan
 from .schedules import Clock, as_schedule
 from .training import Trainer
 from .version import __version__
@@ -122,8 +123,16 @@ class Workload:
 
     def trainer(self, **options: Any) -> Trainer:
         """A trainer of the network; ``options`` are those of :class:`Trainer`."""
-        optimizer = Adam(self.rate) if self.optimizer == "adam" else Momentum(self.rate, momentum=MOMENTUM)
-        return Trainer(self.network(), self.loss, optimizer, batch_size=self.batch_size, **options)
+        return Trainer(self.network(), self.loss, self._optimizer(), batch_size=self.batch_size, **options)
+
+    def plan(self, precision: str) -> Plan:
+        """What a trainer of one shard computes, for any backend."""
+        return self.network().lower(
+            capacity=self.batch_size, loss=self.loss, optimizer=self._optimizer(), precision=precision
+        )
+
+    def _optimizer(self) -> Optimizer:
+        return Adam(self.rate) if self.optimizer == "adam" else Momentum(self.rate, momentum=MOMENTUM)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (rows, n_in), float32 or uint8, and labels (rows,) or for a squared error targets (rows, n_out)."""
