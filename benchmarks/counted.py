@@ -25,6 +25,7 @@ from mlpgpu.backends.cuda.profile.paths import CARDS
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.backends.cuda.select.counted import (
     cluster_clocks,
+    few_columns_clocks,
     gemm_clocks,
     parts_of_rows,
     row_step_clocks,
@@ -141,6 +142,9 @@ def _clocks_of_blocks(launch: Launch, rows: int) -> int:
     """Of the two launches of a step by blocks of rows."""
     if launch.entry.name.startswith("row_step"):
         return row_step_clocks(launch.lengths["products"], rows, CARD.multiprocessors)
+    if launch.entry.name.endswith("_by_parts"):
+        slices = kernels.ceil_div(kernels.ceil_div(rows, kernels.WARP_SPLIT_WEIGHT.K), launch.grid[1])
+        return slices * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
     is_small_n = launch.entry.name.endswith("_small_n")
     depth = kernels.SMALL_N_BATCH if is_small_n else kernels.WARP_SPLIT_WEIGHT.K
     clocks = thresholds.SMALL_N_CLOCKS if is_small_n else thresholds.WARP_SPLIT_WEIGHT_CLOCKS
@@ -157,10 +161,12 @@ def _product_clocks(launch: Launch, rows: int) -> int:
     m = padded_rows(rows) if has_padding else rows
     shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
     weight = kernels.WARP_SPLIT_WEIGHT
+    if entry.name.endswith("_few_columns"):
+        return few_columns_clocks(rows)
     if entry.name.endswith("_small_n"):
         return update_clocks(None, [(k, n)], rows, CARD.multiprocessors)
     if function == "dense_backward_update_by_parts":
-        return parts_of_rows(k, n, rows, CARD.multiprocessors)[1]
+        return parts_of_rows([(k, n)], rows, CARD.multiprocessors)[1]
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
         return update_clocks(weight, [(k, n)], rows, CARD.multiprocessors)
     if entry.operand_format is None:

@@ -88,40 +88,53 @@ struct UpdateByParts {
     static_assert(T::M * T::N == THREADS, "an element for each thread");
 };
 
+// The block of part `which` of `parts`, of the tile whose first row is m0 and first column n0: of_tile (parts, SIZE) and
+// `arrived` are the tile's.
 template <class Rule, class T>
-__device__ __forceinline__ void dense_backward_update_by_parts(const Step* step, int shard, int shards, const float* x,
-                                                               const int* order, const float* dz, const double* totals,
-                                                               float* weight, float* bias, float* weight_slots,
-                                                               float* bias_slots, int64_t size, float* partials,
-                                                               unsigned* arrived, int part, int k, int n) {
+__device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_tile, unsigned* arrived, int which, int parts,
+                                                    int part, const Step* step, int shard, int shards, const float* x,
+                                                    const int* order, const float* dz, const double* totals,
+                                                    float* weight, float* bias, float* weight_slots, float* bias_slots,
+                                                    int64_t size, int k, int n) {
     constexpr int ELEMENTS = T::M * T::N, SIZE = UpdateByParts<T>::SIZE;
     SHARED(float, shared);
-    pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
-    const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N, tile = blockIdx.x * gridDim.y + blockIdx.y;
-    float* const of_tile = partials + static_cast<int64_t>(tile) * gridDim.z * SIZE;
-    float* const of_part = of_tile + blockIdx.z * SIZE;
-    const int first = min(rows.count, static_cast<int>(blockIdx.z) * part), end = min(rows.count, first + part);
+    float* const of_part = of_tile + which * SIZE;
+    const int first = min(rows.count, which * part), end = min(rows.count, first + part);
     const auto columns = column_sum(bias ? n : 0, [=](int, int column, float sum) { of_part[ELEMENTS + column - n0] = sum; });
     multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
     of_part[threadIdx.x] = sum_of_warps<T>(shared, ELEMENTS, threadIdx.x);
     __syncthreads();
-    if (!was_last(arrive(arrived + tile), shared, gridDim.z)) return;
+    if (!was_last(arrive(arrived), shared, parts)) return;
 
     const float scale = static_cast<float>(inverse_weight(totals));
     const float* const rates = schedule + step->run * RATES_PER_STEP;
     const auto sum_of_parts = [&](int element) {
         float sum = 0.0f;
 #pragma unroll 8
-        for (int i = 0; i < static_cast<int>(gridDim.z); ++i) sum += __ldcg(of_tile + i * SIZE + element);
+        for (int i = 0; i < parts; ++i) sum += __ldcg(of_tile + i * SIZE + element);
         return sum;
     };
     const int row = m0 + threadIdx.x / T::N, column = n0 + threadIdx.x % T::N;
     if (row < k && column < n) InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum_of_parts(threadIdx.x));
     if (bias && m0 == 0 && threadIdx.x < T::N && column < n)
         InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, column, sum_of_parts(ELEMENTS + threadIdx.x));
+}
+
+template <class Rule, class T>
+__device__ __forceinline__ void dense_backward_update_by_parts(const Step* step, int shard, int shards, const float* x,
+                                                               const int* order, const float* dz, const double* totals,
+                                                               float* weight, float* bias, float* weight_slots,
+                                                               float* bias_slots, int64_t size, float* partials,
+                                                               unsigned* arrived, int part, int k, int n) {
+    const int tile = blockIdx.x * gridDim.y + blockIdx.y, parts = gridDim.z;
+    pdl_wait_and_trigger();
+    update_part_of_tile<Rule, T>(blockIdx.x * T::M, blockIdx.y * T::N,
+                                 partials + static_cast<int64_t>(tile) * parts * UpdateByParts<T>::SIZE, arrived + tile,
+                                 blockIdx.z, parts, part, step, shard, shards, x, order, dz, totals, weight, bias,
+                                 weight_slots, bias_slots, size, k, n);
 }
 
 }  // namespace mlpgpu

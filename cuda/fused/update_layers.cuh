@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dense/small_n_update.cuh"
+#include "dense/split_k.cuh"
 #include "dense/update.cuh"
 
 namespace mlpgpu {
@@ -21,35 +22,59 @@ struct UpdatedArrays {
     float *weight, *bias, *weight_slots, *bias_slots;
 };
 
+// Where the blocks of a tile have parts of the rows: `part` rows each, and partials and arrived as in dense/split_k.cuh, of
+// the tiles of all layers.
+struct RowParts {
+    float* partials;
+    unsigned* arrived;
+    int part;
+};
+
 // What a block of a layer's grid does, by a tile of its weight.
 template <class Rule, class T>
 __device__ __forceinline__ void update_block(T, int place, const UpdatedLayer& layer, const UpdatedArrays& of,
-                                             const Step* step, int shard, int shards, const double* totals,
-                                             int64_t size) {
+                                             const RowParts&, const Step* step, int shard, int shards,
+                                             const double* totals, int64_t size) {
     const int wide = ceil_div(layer.k, T::M);
     pdl_wait_and_trigger();
     update_tile<Rule, T>(place % wide * T::M, place / wide * T::N, step, shard, shards, of.x, of.order, of.dz, totals,
                          of.weight, of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n);
 }
 
+// The same of one part of the rows.
+template <class Rule, class T>
+__device__ __forceinline__ void update_block(UpdateByParts<T>, int place, const UpdatedLayer& layer,
+                                             const UpdatedArrays& of, const RowParts& rows, const Step* step, int shard,
+                                             int shards, const double* totals, int64_t size) {
+    const int wide = ceil_div(layer.k, T::M), tile = layer.first + place, parts = gridDim.y;
+    pdl_wait_and_trigger();
+    update_part_of_tile<Rule, T>(place % wide * T::M, place / wide * T::N,
+                                 rows.partials + static_cast<int64_t>(tile) * parts * UpdateByParts<T>::SIZE,
+                                 rows.arrived + tile, blockIdx.y, parts, rows.part, step, shard, shards, of.x, of.order,
+                                 of.dz, totals, of.weight, of.bias, of.weight_slots, of.bias_slots, size, layer.k,
+                                 layer.n);
+}
+
 // The same without tiles.
 template <class Rule>
 __device__ __forceinline__ void update_block(SmallN, int place, const UpdatedLayer& layer, const UpdatedArrays& of,
-                                             const Step* step, int shard, int shards, const double* totals,
-                                             int64_t size) {
+                                             const RowParts&, const Step* step, int shard, int shards,
+                                             const double* totals, int64_t size) {
     const int wide = ceil_div(layer.k + 1, SmallN::WEIGHT_ROWS);
     small_n_block<Rule>(place % wide, place / wide, step, shard, shards, of.x, of.order, of.dz, totals, of.weight,
                         of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n);
 }
 
 // y and dz have one array (capacity, columns) after another; `inputs` are rows of the data set by the order unless that is
-// null.  Parameters and slots as in dense/update.cuh.  T is SmallN, or a tile of a weight.
-// Grid: the blocks of all layers.
+// null.  Parameters and slots as in dense/update.cuh.  T is SmallN, a tile of a weight, or UpdateByParts of one, which alone
+// has partials, arrived and part.
+// Grid: (the blocks or tiles of all layers, parts of the rows).
 template <class Rule, class T>
 __device__ __forceinline__ void update_layers(const Step* step, int shard, int shards, const UpdatedLayer* described,
                                               int layer_count, const float* inputs, const int* order, const float* y,
                                               const float* dz, const double* totals, float* parameters, float* slots,
-                                              int64_t size, int capacity) {
+                                              int64_t size, int capacity, float* partials = nullptr,
+                                              unsigned* arrived = nullptr, int part = 0) {
     const int block = blockIdx.x;
     int which = 0;
     while (which + 1 < layer_count && block >= described[which + 1].first) ++which;
@@ -64,7 +89,7 @@ __device__ __forceinline__ void update_layers(const Step* step, int shard, int s
         slots ? slots + layer.weight : nullptr,
         slots && has_bias ? slots + layer.bias : nullptr,
     };
-    update_block<Rule>(T(), block - layer.first, layer, arrays, step, shard, shards, totals, size);
+    update_block<Rule>(T(), block - layer.first, layer, arrays, {partials, arrived, part}, step, shard, shards, totals, size);
 }
 
 }  // namespace mlpgpu

@@ -269,7 +269,7 @@ def test_a_plan_that_updates_in_place() -> None:
     assert names([*low.shards[0], *low.finish]) == [
         "dense_forward_relu_32x32",  # and the gather
         "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, the total error, and dx
-        "dense_backward_update_Momentum_small_n",
+        "dense_backward_update_Momentum_few_columns",
         "dense_backward_update_Momentum_small_n",
     ]
     assert low.bytes["partials"] == 0 and "x" not in low.bytes
@@ -297,9 +297,9 @@ def test_the_kernel_of_an_update_follows_the_shape() -> None:
 
     assert kinds(1024, 1024, 1024) == ["small_n", "128x64"]
     assert kinds(128, 90_000, 90) == ["small_n", "128x96"]
-    assert kinds(8, 90_000, 90) == ["small_n", "few_rows"]
-    assert kinds(8, 90_000, 600) == ["small_n", "128x128"]
-    assert kinds(8, 90, 90) == ["small_n", "small_n"]
+    assert kinds(64, 90, 90) == ["few_columns", "small_n"]
+    assert kinds(8, 90_000, 90) == ["few_columns", "few_rows"]
+    assert kinds(8, 90_000, 600) == ["few_columns", "128x128"]
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def dense_backward_update(
     (x, given), dz = input_of(batch, k, fetched=fetched), batch.rows_of(1 - normal(batch.capacity, n))
     if special is not None:
         dz[batch.part.start, n - 1] = special
-    grids = {"small_n": kernels.small_n_grid(k, n), "large_k": (2, 1, 1)}
+    grids = {"small_n": kernels.small_n_grid(k, n), "few_columns": kernels.few_columns_grid(k), "large_k": (2, 1, 1)}
     gradients = weight_gradient(x, dz, batch.part)
     of_parameters = {"weight": gradients["dw"]} | ({} if plain else {"bias": gradients["db"]})
     moved, outputs, constants = stepped(rule, of_parameters)
@@ -285,9 +285,21 @@ def dense_backward_update_by_parts(
 
 
 def update_layers(
-    rule: str, tile: WarpSplitTile | None, batch: Batch, k: int, middle: int, n: int, *, fetched: bool = False
+    rule: str,
+    tile: WarpSplitTile | None,
+    batch: Batch,
+    k: int,
+    middle: int,
+    n: int,
+    *,
+    fetched: bool = False,
+    part: int = 0,
+    parts: int = 1,
 ) -> Case:
-    """Of two layers in one grid, the second without a bias; their parameters lie one after another."""
+    """Of two layers in one grid, the second without a bias; their parameters lie one after another.
+
+    With ``part`` each block has so many of the rows, of which the last ones of ``parts`` may have none.
+    """
     (x, given), y = input_of(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
     below, above = (batch.rows_of(1 - normal(batch.capacity, columns)) for columns in (middle, n))
     first, second = weight_gradient(x, below, batch.part), weight_gradient(y, above, batch.part)
@@ -325,9 +337,14 @@ def update_layers(
         "totals": layers[0][0]["totals"], "parameters": flat(weights), "slots": slots, "size": sum(sizes),
         "capacity": batch.capacity,
     }  # fmt: skip
+    blocks = across * down + other * of_other
+    if part:
+        args["partials"], args["part"] = blank(blocks, parts, kernels.PARTS_SUMS), part
+        args["arrived"] = np.zeros(blocks, np.uint32)
+        outputs["arrived"] = expect(np.zeros(blocks), 0.0)
     return Case(
-        f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched, kernels.update_layers(rule, tile),
-        (across * down + other * of_other,), args, outputs, layers[0][2],
+        f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched + f"-{parts}x{part}" * (part > 0),
+        kernels.update_layers(rule, tile, by_parts=part > 0), (blocks, parts), args, outputs, layers[0][2],
     )  # fmt: skip
 
 
@@ -475,7 +492,9 @@ def dense_cases() -> Iterator[Case]:
     for rule in kernels.RULES:
         for tile in (None, WARP_SPLIT_WEIGHT):
             yield update_layers(rule, tile, whole(33), 9, 35, 17, fetched=rule == "SGD")
+        yield update_layers(rule, WARP_SPLIT_WEIGHT, whole(33), 9, 35, 17, fetched=rule == "SGD", part=16, parts=3)
         yield dense_backward_update(rule, "small_n", whole(33), 35, 37)
+        yield dense_backward_update(rule, "few_columns", whole(33), 70, 7)
         # Columns that come in pairs, and such that do not; of two slots, the second one may lie so too.
         for k, n in ((36, 38), (35, 38), (36, 37)):
             for stream in (False, True):
@@ -490,7 +509,13 @@ def dense_cases() -> Iterator[Case]:
                 )
     for tile in (None, WARP_SPLIT_WEIGHT):
         yield update_layers("Adam", tile, Batch(11, 27, 2), 36, 16, 3, fetched=True)
+    yield update_layers("Adam", WARP_SPLIT_WEIGHT, Batch(300, 700, 2), 36, 16, 3, part=256, parts=4)
     yield dense_backward_update("Momentum", "small_n", whole(1025), 9, 17)  # dz is staged more than once
+    for rows, k, n in ((1, 1, 1), (64, 64, 16), (65, 65, 15), (130, 200, 4)):  # dz is staged up to three times
+        for fetched in (False, True):
+            yield dense_backward_update(
+                "Adam", "few_columns", Batch(rows, 2 * rows + 1, 2), k, n, plain=rows == 64, fetched=fetched
+            )
     yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few_rows(
         "RMSprop", Batch(8, 30), 700, 16, part=512, plain=True

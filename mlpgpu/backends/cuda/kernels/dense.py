@@ -271,8 +271,8 @@ def _updated(rule: str) -> str:
 def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80Tile | str) -> Entry:
     """The gradient of a weight and a bias, and the step of ``rule``, one of ``RULES``, along it.
 
-    ``tile`` is one of any kind; or ``"small_n"``, without tiles; or ``"large_k"``, for at most LARGE_K_MOST_ROWS
-    rows and LARGE_K_MOST_N columns.
+    ``tile`` is one of any kind; or ``"small_n"``, without tiles; or ``"few_columns"``, without tiles for few rows and
+    at most SMALL_N_COLUMNS columns; or ``"large_k"``, for at most LARGE_K_MOST_ROWS rows and LARGE_K_MOST_N columns.
     """
     rest = f"{_updated(rule)}, int k, int n"
     header, name = "dense/update.cuh", "dense_backward_update"
@@ -286,6 +286,11 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
             entry, "dense/large_k_update.cuh", function, signature, *_large_k_shape(slot_count(rule)),
             needs="sm_90a", spill_bytes=_RECOMPUTED_BYTES, constants=True, products=(DENSE_PRODUCT,),
             operand_format=SPLIT_FORMAT, block=f"LargeKUpdate<{rule}Rule>",
+        )  # fmt: skip
+    if tile == "few_columns":
+        return Entry(
+            entry, "dense/few_columns_update.cuh", function, signature, *FEW_COLUMNS_SHAPE, constants=True,
+            prefetched=(), unawaited=True, products=(DENSE_PRODUCT,), block="FewColumns",
         )  # fmt: skip
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
     return Entry(
@@ -324,6 +329,7 @@ def _large_k_shape(slots: int) -> tuple[int, int]:
 SMALL_N_ROWS, SMALL_N_COLUMNS = 8, 16
 SMALL_N_BATCH = 512  # rows at a time, of 16 columns
 SMALL_N_SHAPE = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
+FEW_COLUMNS_SHAPE = 64, 4 * 65 * SMALL_N_COLUMNS  # FewColumns of dense/few_columns_update.cuh
 
 
 def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
@@ -331,8 +337,14 @@ def small_n_grid(k: int, n: int) -> tuple[int, int, int]:
     return ceil_div(k + 1, SMALL_N_ROWS), ceil_div(n, SMALL_N_COLUMNS), 1
 
 
-def update_layers(rule: str, tile: WarpSplitTile | None) -> Entry:
-    """The update of several layers at once, without tiles or by one; their outputs and deltas lie one after another.
+def few_columns_grid(k: int) -> tuple[int, int, int]:
+    """Blocks of the update of a weight of few columns by few rows."""
+    return ceil_div(k, FEW_COLUMNS_SHAPE[0]), 1, 1
+
+
+def update_layers(rule: str, tile: WarpSplitTile | None, *, by_parts: bool = False) -> Entry:
+    """The update of several layers at once, without tiles or by one, whose blocks may have parts of the rows; their
+    outputs and deltas lie one after another.
 
     Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of y and dz that it reads,
     and the ``products`` of a row; ``moved`` are the parameters of its layers.
@@ -342,10 +354,13 @@ def update_layers(rule: str, tile: WarpSplitTile | None) -> Entry:
         "const int* order[rows], const float* y[rows,hidden], const float* dz[rows,deltas], const double* totals[2], "
         f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, int capacity"
     )
-    way = "SmallN" if tile is None else str(tile)
+    if by_parts:
+        signature += f", float* partials[grid.x,grid.y,{PARTS_SUMS}], inout unsigned* arrived[grid.x], int part"
+    tiled = f"UpdateByParts<{tile}>" if by_parts else str(tile)
+    way, name = ("SmallN", "small_n") if tile is None else (tiled, tile.name + "_by_parts" * by_parts)
     known = ("described", "inputs", "order", "y", "parameters", "slots") if tile is None else ("described",)
     return Entry(
-        f"update_layers_{rule}_{'small_n' if tile is None else tile.name}", "fused/update_layers.cuh",
+        f"update_layers_{rule}_{name}", "fused/update_layers.cuh",
         f"update_layers<{rule}Rule, {way}>", arguments(signature),
         *(SMALL_N_SHAPE if tile is None else (tile.threads, tile.shared_bytes)), constants=True,
         products=(Product(("rows", "products")),), block=way, main_loop=tile.main_loop if tile else None,
@@ -487,11 +502,12 @@ def dense_entries() -> list[Entry]:
         entries += [dense_backward_input(activation, tile) for tile in row_tiles]
         entries.append(dense_forward_sum_partials(activation))
     tiles: tuple[SimtTile | WarpSplitTile | SplitSm80Tile | str, ...] = (
-        *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "large_k",
+        *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "few_columns", "large_k",
     )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
     entries += [dense_backward_update_by_parts(rule) for rule in RULES]
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
+    entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
     entries += [dense_forward_whole_batch(rows) for rows in WHOLE_BATCHES]
     entries += [dense_backward_whole_batch(rule, rows) for rule in RULES for rows in WHOLE_BATCHES]

@@ -16,6 +16,7 @@ from ..kernels import OperandFormat
 from ..select.dense import (
     Atomic,
     DensePath,
+    FewColumns,
     FewRows,
     Gemm,
     Simt,
@@ -316,7 +317,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
 
 def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:
     """Updates of small weights as one group: after a row step none of them waits for another."""
-    small = SmallN, WarpSplit, UpdateByParts
+    small = SmallN, FewColumns, WarpSplit, UpdateByParts
     updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
     if not updates:
         return made

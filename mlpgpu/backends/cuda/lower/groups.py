@@ -13,6 +13,7 @@ from ....text import table
 from ..kernels import HeadForm, Team
 from ..select.dense import (
     Atomic,
+    FewColumns,
     FewRows,
     Gemm,
     LargeK,
@@ -211,7 +212,7 @@ class DenseUpdate(Group):
     """
 
     op: ops.DenseBackward
-    path: Simt | WarpSplit | UpdateByParts | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
+    path: Simt | WarpSplit | UpdateByParts | SmallN | FewColumns | FewRows | WholeBatch | LargeK | SplitOperands
     by_order: bool
     leaves_partials: bool
     on_side_stream: bool
@@ -234,7 +235,7 @@ class UpdateLayers(Group):
     """dW and db of several layers with the optimizer's step; ``by_order`` of the rows that the first layer reads."""
 
     ops: tuple[ops.DenseBackward, ...]
-    path: WarpSplit | SmallN
+    path: WarpSplit | UpdateByParts | SmallN
     by_order: bool
 
 

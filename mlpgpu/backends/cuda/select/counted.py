@@ -128,13 +128,18 @@ def update_clocks(
     return ceil_div(blocks, multiprocessors) * ceil_div(rows, SMALL_N_BATCH if tile is None else tile.K) * clocks
 
 
-def parts_of_rows(k: int, n: int, rows: int, multiprocessors: int) -> tuple[int, int]:
-    """Of an update whose tiles' blocks have parts of the rows: how many parts, and the clocks of its launch.
+def few_columns_clocks(rows: int) -> int:
+    """Of an update of few columns by few rows, a thread a row of W."""
+    return ceil_div(rows, 16) * thresholds.FEW_COLUMNS_CLOCKS
+
+
+def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors: int) -> tuple[int, int]:
+    """Of a launch that moves weights (k, n) by tiles whose blocks have parts of the rows: how many parts, and clocks.
 
     As many as the card has room for at once, of whole slices.
     """
     tile = WARP_SPLIT_WEIGHT
-    slices, tiles = ceil_div(rows, tile.K), math.prod(tile.grid(k, n))
+    slices, tiles = ceil_div(rows, tile.K), sum(math.prod(tile.grid(k, n)) for k, n in shapes)
     of_part = ceil_div(slices, max(1, min(slices, multiprocessors // tiles)))
     waves = ceil_div(tiles, multiprocessors)
     parts = ceil_div(slices, of_part)

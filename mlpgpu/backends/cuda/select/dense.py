@@ -20,6 +20,7 @@ from ..kernels import (
 )
 from . import thresholds
 from .counted import (
+    few_columns_clocks,
     gemm_clocks,
     head_clocks,
     is_faster,
@@ -135,6 +136,16 @@ class SmallN:
 
 
 @dataclass(frozen=True)
+class FewColumns:
+    """An update of few columns by few rows of the batch: a thread has a row of W."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return "few columns"
+
+
+@dataclass(frozen=True)
 class FewRows:
     """An update whose blocks keep the whole batch, each with so much of k; ``stream`` takes W through shared memory."""
 
@@ -181,7 +192,10 @@ class SplitOperands:
 
 Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
 Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
-Update = Simt | WarpSplit | UpdateByParts | Gemm | Atomic | SmallN | FewRows | WholeBatch | LargeK | SplitOperands
+Update = (
+    Simt | WarpSplit | UpdateByParts | Gemm | Atomic | SmallN | FewColumns | FewRows | WholeBatch | LargeK
+    | SplitOperands
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -401,8 +415,8 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
             clocks += late + simt_clocks(tile, work.rows, columns, depth, sms) if is_made else 0
     if not layer.is_moved:
         return clocks
-    by_parts = _by_parts(k, n, work) if work.in_place else None
-    of_update = parts_of_rows(k, n, work.rows, sms)[1] if by_parts else _whole_update_clocks(k, n, work)
+    by_parts = _by_parts([(k, n)], _whole_update_clocks(k, n, work), work) if work.in_place else None
+    of_update = parts_of_rows([(k, n)], work.rows, sms)[1] if by_parts else _whole_update_clocks(k, n, work)
     return clocks + late + of_update
 
 
@@ -549,8 +563,11 @@ def _update(k: int, n: int, work: Work) -> Update:
             return LargeK(why)
         return SplitOperands(kernels.SPLIT_SM80, why)
     grid = tile.grid(k, n)
-    if by_parts := _by_parts(k, n, work):
+    if by_parts := _by_parts([(k, n)], _whole_update_clocks(k, n, work), work):
         return replace(by_parts, why=f"{_why_simt(k, n, work)}; {by_parts.why}")
+    if has_few_columns(n, work):
+        most_rows = thresholds.FEW_COLUMNS_MOST_ROWS
+        return FewColumns(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}, {work.rows} rows ≤ {most_rows}")
     if n <= kernels.SMALL_N_COLUMNS:
         return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
     if not fills(grid[0] * grid[1], card.multiprocessors):
@@ -559,11 +576,10 @@ def _update(k: int, n: int, work: Work) -> Update:
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
 
 
-def _by_parts(k: int, n: int, work: Work) -> UpdateByParts | None:
-    """An update of a weight that makes few tiles whose blocks have parts of the rows, if it is counted to take less."""
+def _by_parts(shapes: Sequence[tuple[int, int]], without: int, work: Work) -> UpdateByParts | None:
+    """A launch that moves weights of few tiles, whose blocks have parts of the rows, if counted to take less."""
     tile = kernels.WARP_SPLIT_WEIGHT
-    parts, clocks = parts_of_rows(k, n, work.rows, work.setting.multiprocessors)
-    without = _whole_update_clocks(k, n, work)
+    parts, clocks = parts_of_rows(shapes, work.rows, work.setting.multiprocessors)
     may_have_parts = thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work) and parts > 1
     if not may_have_parts or not is_faster(clocks, without):
         return None
@@ -572,8 +588,15 @@ def _by_parts(k: int, n: int, work: Work) -> UpdateByParts | None:
     return UpdateByParts(tile, parts, part, why)
 
 
+def has_few_columns(n: int, work: Work) -> bool:
+    """Whether an update of n columns gives a thread a row of W."""
+    return n <= kernels.SMALL_N_COLUMNS and work.rows <= thresholds.FEW_COLUMNS_MOST_ROWS
+
+
 def _whole_update_clocks(k: int, n: int, work: Work) -> int:
     """Of an update on plain cores whose blocks have all rows each."""
+    if has_few_columns(n, work):
+        return few_columns_clocks(work.rows)
     sms = work.setting.multiprocessors
     of_weight, _ = simt_tile(k, n, sms)
     if n > kernels.SMALL_N_COLUMNS and fills(math.prod(of_weight.grid(k, n)), sms):
@@ -587,14 +610,23 @@ def _may_share_rows(work: Work) -> bool:
     return thresholds.NARROW_TILES_ARE_USED and work.rows >= thresholds.WARP_SPLIT_LEAST_ROWS
 
 
-def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> WarpSplit | SmallN:
+def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> WarpSplit | UpdateByParts | SmallN:
     """How one launch moves weights (k, n) that make few tiles."""
     if not _may_share_rows(work):
         return SmallN(why)
     tile, sms = kernels.WARP_SPLIT_WEIGHT, work.setting.multiprocessors
     by_warps, without = (update_clocks(each, shapes, work.rows, sms) for each in (tile, None))
+    if by_parts := _by_parts(shapes, min(by_warps, without), work):
+        return replace(by_parts, why=f"{why}; {by_parts.why}")
     why = f"{why}; counted clocks: {by_warps:,} where warps share rows, {without:,} without tiles"
     return WarpSplit(tile, why) if by_warps < without else SmallN(why)
+
+
+def small_update_clocks(shapes: Sequence[tuple[int, int]], work: Work) -> int:
+    """What that launch is counted at."""
+    sms = work.setting.multiprocessors
+    whole = min(update_clocks(tile, shapes, work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
+    return parts_of_rows(shapes, work.rows, sms)[1] if _by_parts(shapes, whole, work) else whole
 
 
 def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit:

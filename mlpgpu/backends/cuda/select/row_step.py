@@ -10,13 +10,12 @@ from ..kernels import (
     ROW_STEP_MOST_LEVELS,
     ROW_STEP_ROWS,
     ROW_STEP_TABLE_BYTES,
-    WARP_SPLIT_WEIGHT,
     row_step_shared_bytes,
 )
 from ..persistent.network import PersistentNetwork, read_network
 from . import thresholds
-from .counted import is_faster, row_step_clocks, update_clocks
-from .dense import CountedStep, is_cut, on_tensor_cores
+from .counted import is_faster, row_step_clocks
+from .dense import CountedStep, is_cut, on_tensor_cores, small_update_clocks
 from .setting import Verdict, Work
 
 # Shared memory of a block by the technical specifications in the CUDA C++ Programming Guide; of an architecture that is
@@ -79,6 +78,5 @@ def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict
 def _clocks(moved: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]], work: Work) -> int:
     """Of a step by blocks of rows, and of the launch that moves its weights after it."""
     sms = work.setting.multiprocessors
-    updates = min(update_clocks(tile, moved, work.rows, sms) for tile in (None, WARP_SPLIT_WEIGHT))
     weights = sum(k * n for k, n in shapes)
-    return row_step_clocks(weights, work.rows, sms) + updates + 2 * thresholds.LAUNCH_CLOCKS
+    return row_step_clocks(weights, work.rows, sms) + small_update_clocks(moved, work) + 2 * thresholds.LAUNCH_CLOCKS

@@ -190,6 +190,12 @@ WARP_SPLIT_LEAST_ROWS = 32
 WARP_SPLIT_WEIGHT_CLOCKS = 5800
 SMALL_N_CLOCKS = 7000
 
+# Updates of at most 16 columns give a thread a row of W up to so many rows of the batch, whose dz lies in shared memory
+# at once; each 16 rows take so many clocks, a load's latency and their multiply-adds.  An H100 under ncu without tiles:
+# 6,144 × 4 weights at 49 rows 22.6 µs, 1,536 × 7 at 16 11, 768 × 2 at 4 6.5.  Not measured.
+FEW_COLUMNS_MOST_ROWS = 64
+FEW_COLUMNS_CLOCKS = 1200
+
 # True: where it is counted to take less, several blocks have a tile of a weight, each a part of the rows, whose sums
 # the last one adds up.  What that takes beside the slices: a store, a fence and a count of blocks, and loads that wait
 # for them, some 1,000 clocks of latency each, and half as much again until a card has timed it.  Not measured: follows

@@ -15,13 +15,14 @@ from .....activations import ACTIVATIONS
 from .....random import Purpose
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import At
-from ...select.dense import WarpSplit
+from ...kernels.launches import At, Value
+from ...select.dense import SmallN, UpdateByParts
 from ..groups import RowStep, UpdateLayers
 from .rows import statistics, weighed
 from .shard import Shard
 
 LEVELS, LAYERS, Y, DZ = "row step.levels", "row step.layers", "row step.y", "row step.dz"
+SUMS, ARRIVED = "row step.sums of parts", "row step.parts arrived"
 
 
 def forward_and_back(shard: Shard, group: RowStep) -> None:
@@ -66,7 +67,8 @@ def update(shard: Shard, group: UpdateLayers) -> None:
     offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
     partials = {partial.name: partial.parameter for partial in shard.plan.partials}
     words, blocks, first = [], 0, None
-    tile = group.path.tile if isinstance(group.path, WarpSplit) else None
+    path = group.path
+    tile = None if isinstance(path, SmallN) else path.tile
     shapes = [shard.shapes[op.weight] for op in group.ops]
     for op, (k, n) in zip(group.ops, shapes, strict=True):
         x, dz = shard.ref(op.x), shard.ref(op.dz)
@@ -80,8 +82,15 @@ def update(shard: Shard, group: UpdateLayers) -> None:
         blocks += across * down
     shard.lowered.words[LAYERS] = tuple(words)
     rows = shard.rows_of(first, group.by_order) if first else {"x": None, "order": None}
+    parts, of_parts = 1, dict[str, Value]()
+    if isinstance(path, UpdateByParts):
+        parts = path.parts
+        of_parts = {
+            "partials": shard.room(SUMS, 4 * blocks * parts * kernels.PARTS_SUMS),
+            "arrived": shard.room(ARRIVED, 4 * blocks), "part": path.part,
+        }  # fmt: skip
     shard.add(
-        group, kernels.update_layers(shard.rule, tile), (blocks, 1, 1),
+        group, kernels.update_layers(shard.rule, tile, by_parts=bool(of_parts)), (blocks, parts, 1), **of_parts,
         described=At(LAYERS), layer_count=len(group.ops), inputs=rows["x"], order=rows["order"],
         y=At(Y) if Y in shard.lowered.bytes else None, dz=At(DZ), totals=At("totals"), parameters=At("parameters"),
         slots=At("slots") if shard.plan.optimizer and shard.plan.optimizer.slots else None,

@@ -8,7 +8,7 @@ from ..... import plan as ops
 from ... import kernels
 from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
-from ...select.dense import FewRows, LargeK, SmallN, SplitK, UpdateByParts, WholeBatch
+from ...select.dense import FewColumns, FewRows, LargeK, SmallN, SplitK, UpdateByParts, WholeBatch
 from ..groups import (
     AddPartials,
     DenseAtomic,
@@ -167,6 +167,8 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         }  # fmt: skip
     elif isinstance(path, SmallN):
         tile, grid = "small_n", kernels.small_n_grid(k, n)
+    elif isinstance(path, FewColumns):
+        tile, grid = "few_columns", kernels.few_columns_grid(k)
     elif isinstance(path, LargeK):
         tile, grid = "large_k", (min(shard.multiprocessors, ceil_div(k, kernels.LARGE_K_ROWS)), 1, 1)
     else:
