@@ -15,35 +15,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from mlpgpu import text
-from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
 from mlpgpu.backends.cuda.kernels.launches import Launch
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
-from mlpgpu.backends.cuda.profile.costs import array_bytes, lengths_of
 from mlpgpu.backends.cuda.profile.paths import CARDS
+from mlpgpu.backends.cuda.profile.predicted import predicted_seconds
 from mlpgpu.backends.cuda.select import thresholds
-from mlpgpu.backends.cuda.select.counted import (
-    cluster_clocks,
-    few_columns_clocks,
-    gemm_clocks,
-    parts_of_rows,
-    row_step_clocks,
-    simt_clocks,
-    summing_clocks,
-    update_clocks,
-    weight_clocks,
-)
 from mlpgpu.backends.cuda.select.persistent import choose_kernel
 from mlpgpu.bench import PRECISIONS, Workload
 
 CARD = CARDS["H200"]
-CLOCKS = 1950  # in a microsecond
-LAUNCH = 3.3  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
-PASS, BIASES = 6.0, 3.3  # measured: a pass that splits, the launch that moves biases
-HEAD = 5.0  # 7.5 measured at 1,024 rows, of which two thirds at few
-OTHER = 2.0
-CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
 
 # (widths, batch size): those whose times of before are known, and others.
 NETWORKS = {
@@ -119,71 +100,7 @@ class Counted:
 
 def count(launch: Launch, rows: int, share: float = 1.0) -> Counted:
     """A launch for so many rows, of which a step has a share."""
-    function = launch.entry.function.partition("<")[0]
-    if not launch.entry.products:
-        passes = function.startswith(("split_", "sum_columns"))
-        return Counted(launch, share * (BIASES if function == "update_biases" else PASS if passes else OTHER))
-    if launch.entry.name.startswith("head"):
-        return Counted(launch, HEAD)
-    if function in ("row_step", "update_layers"):
-        return Counted(launch, LAUNCH + _clocks_of_blocks(launch, rows) / CLOCKS)
-    clocks = _product_clocks(launch, rows)
-    lengths, blocks = lengths_of(launch, rows), launch.grid[0] * launch.grid[1] * launch.grid[2]
-    stored = sum(
-        array_bytes(argument, lengths) * (2 if argument.is_updated else 1)
-        for argument in launch.entry.arguments
-        if argument.is_array and not argument.ctype.startswith("const ") and launch.values[argument.name] is not None
-    )
-    stores = stored / (CACHE_BYTES * min(blocks, CARD.multiprocessors))
-    return Counted(launch, LAUNCH + (clocks + stores) / CLOCKS)
-
-
-def _clocks_of_blocks(launch: Launch, rows: int) -> int:
-    """Of the two launches of a step by blocks of rows."""
-    if launch.entry.name.startswith("row_step"):
-        return row_step_clocks(launch.lengths["products"], rows, CARD.multiprocessors)
-    if launch.entry.name.endswith("_by_parts"):
-        slices = kernels.ceil_div(kernels.ceil_div(rows, kernels.WARP_SPLIT_WEIGHT.K), launch.grid[1])
-        return slices * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
-    is_small_n = launch.entry.name.endswith("_small_n")
-    depth = kernels.SMALL_N_BATCH if is_small_n else kernels.WARP_SPLIT_WEIGHT.K
-    clocks = thresholds.SMALL_N_CLOCKS if is_small_n else thresholds.WARP_SPLIT_WEIGHT_CLOCKS
-    return -(-launch.grid[0] // CARD.multiprocessors) * -(-rows // depth) * clocks
-
-
-def _product_clocks(launch: Launch, rows: int) -> int:
-    """Of a product's slices."""
-    entry, k, n = launch.entry, launch.values["k"], launch.values["n"]
-    assert isinstance(k, int) and isinstance(n, int)
-    function = entry.function.partition("<")[0]
-    is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
-    has_padding = entry.operand_format is not None and not entry.operand_format.scaled
-    m = padded_rows(rows) if has_padding else rows
-    shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
-    weight = kernels.WARP_SPLIT_WEIGHT
-    if entry.name.endswith("_few_columns"):
-        return few_columns_clocks(rows)
-    if entry.name.endswith("_small_n"):
-        return update_clocks(None, [(k, n)], rows, CARD.multiprocessors)
-    if function == "dense_backward_update_by_parts":
-        return parts_of_rows([(k, n)], rows, CARD.multiprocessors)[1]
-    if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
-        return update_clocks(weight, [(k, n)], rows, CARD.multiprocessors)
-    if entry.operand_format is None:
-        plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
-        tile = next(tile for tile in plain if entry.name.endswith(f"_{tile.name}"))
-        return simt_clocks(tile, *shape, CARD.multiprocessors)
-    for shared in kernels.cluster_split_tiles(entry.operand_format):
-        if entry.name.endswith(f"_{shared.name}"):
-            return cluster_clocks(shared, k, n, rows, CARD.multiprocessors)
-    narrow = kernels.narrow_tiles(entry.operand_format)
-    tiles: tuple[Sm90Tile, ...] = (*kernels.sm90_tiles(entry.operand_format), *narrow)
-    found = next(tile for tile in tiles if entry.name.endswith(f"_{tile.name}"))
-    if is_forward or is_input:
-        return gemm_clocks(found, *shape, CARD.multiprocessors)
-    clocks = weight_clocks(found, k, n, rows, CARD.multiprocessors)
-    sums = launch.values.get("db_partials") is not None
-    return max(clocks, summing_clocks(found, k, n, rows, CARD.multiprocessors)) if sums else clocks
+    return Counted(launch, 1e6 * share * predicted_seconds(launch, rows, CARD.multiprocessors))
 
 
 def step(workload: Workload, precision: str) -> list[Counted] | str:

@@ -1,7 +1,8 @@
 """A plan's launches one by one: what each asks of the card, and how long it takes there, as tables.
 
 The floor of a launch is the time that the least it must do (:mod:`.costs`) takes at the card's peak rates
-(:mod:`.peak_rates`); its time is measured (:mod:`.probe`).
+(:mod:`.peak_rates`); what it is predicted to take follows from counts (:mod:`.predicted`); its time is measured
+(:mod:`.probe`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Profile:
 
     def _kernels(self) -> str:
         heads = ("operation", "kernel", "launches", "grid", "threads", "registers", "shared B", "MFLOP", "kB")
-        rows = [(*heads, "floor µs", "time µs", "floor/time")]
+        rows = [(*heads, "floor µs", "predicted µs", "time µs", "floor/time")]
         for each in self.launches:
             entry = each.launch.entry
             rows.append(
@@ -77,13 +78,16 @@ class Profile:
                     f"{each.flops / 1e6:,.3f}" if each.flops else "",
                     f"{each.bytes / 1e3:,.1f}",
                     f"{each.floor * 1e6:,.2f}",
+                    "–" if each.predicted is None else f"{each.predicted * 1e6:,.2f}",
                     f"{each.seconds * 1e6:,.2f}",
                     f"{each.floor / each.seconds:.1%}",
                 )
             )
+        known = [each.count * each.predicted for each in self.launches if each.predicted is not None]
+        predicted = f", predicted {float(sum(known)) * 1e6:,.2f} µs" if len(known) == len(self.launches) else ""
         ratio = self.kernel_seconds / self.seconds
         total = (
-            f"sum of the launches {self.kernel_seconds * 1e6:,.2f} µs, the whole as one graph "
+            f"sum of the launches {self.kernel_seconds * 1e6:,.2f} µs{predicted}, the whole as one graph "
             f"{self.seconds * 1e6:,.2f} µs (ratio {ratio:.2f}"
         )
         beside = ", as shards run side by side" if any(each.count > 1 for each in self.launches) else ""

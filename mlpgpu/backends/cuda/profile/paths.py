@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....plan import Plan
-from ..lower.lowering import passes
+from ....text import table
+from ..lower.lowering import lower, passes
 from ..persistent.kernel import PersistentKernel
 from ..select.persistent import choose_kernel
 from ..select.setting import Setting
+from .predicted import FITTED_TO, predicted_seconds
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,24 @@ def describe_on(plan: Plan, card: Card, source: str) -> str:
     paths = describe_paths(plan, card.multiprocessors, card.arch, source)
     if not plan.training:
         return paths
+    if card.arch == FITTED_TO:
+        paths = f"{paths}\n\n{_predicted(plan, card, source)}"
     kernel = choose_kernel(plan, multiprocessors=card.multiprocessors, shared_bytes=card.shared_bytes, arch=card.arch)
     way = f"trains launch by launch, since {kernel}:"
     if isinstance(kernel, PersistentKernel):
         way = f"trains inside one kernel on {kernel.layout.blocks} multiprocessors.  Launch by launch it would be:"
     return f"{way}\n\n{paths}"
+
+
+def _predicted(plan: Plan, card: Card, source: str) -> str:
+    """What the launches of a step are predicted to take, those of the first shard standing for all of them."""
+    lowered = lower(plan, multiprocessors=card.multiprocessors, source=source, arch=card.arch)
+    rows = plan.shard_rows(plan.capacity)[0].stop
+    launches = [*lowered.begin, *(lowered.shards[0] if lowered.shards else ()), *lowered.finish]
+    found = [(each, predicted_seconds(each, rows, card.multiprocessors)) for each in launches]
+    table_rows = [("operation", "kernel", "grid", "predicted µs")]
+    for launch, seconds in found:
+        grid = "×".join(map(str, launch.grid))
+        table_rows.append((launch.operation, launch.entry.name, grid, f"{seconds * 1e6:,.1f}"))
+    table_rows.append(("", "in all", "", f"{sum(seconds for _, seconds in found) * 1e6:,.1f}"))
+    return table(table_rows, "<<>>")

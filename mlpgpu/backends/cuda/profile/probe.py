@@ -26,6 +26,7 @@ from ..run.training import Training
 from ..runtime import MOST_REPEATS, TRIALS, Device, Function, Stopwatch, Stream, seconds_of
 from .costs import flops, moved_bytes, speed_of
 from .peak_rates import PeakRates
+from .predicted import FITTED_TO, predicted_seconds
 
 PIECES = 4  # of the data, in a timeline of their copies
 
@@ -40,6 +41,7 @@ class TimedLaunch:
         flops: multiplications and additions of its matrix products.
         bytes: the fewest that it moves.
         floor: the fewest seconds in which the card can do both.
+        predicted: the seconds that it is predicted to take (:mod:`.predicted`), or None on cards of other kinds.
         seconds: the measured time.
     """
 
@@ -50,6 +52,7 @@ class TimedLaunch:
     flops: int
     bytes: int
     floor: float
+    predicted: float | None
     seconds: float
 
 
@@ -165,6 +168,7 @@ class Probe:
         rows = plan.shard_rows(plan.capacity)[0].stop if is_of_shards else plan.capacity
         rows *= bound.steps
         operations = flops(launch, rows)
+        sms = self._device.multiprocessors
         nbytes = moved_bytes(launch, rows)
         return TimedLaunch(
             launch=launch,
@@ -174,6 +178,7 @@ class Probe:
             flops=operations,
             bytes=nbytes,
             floor=rates.floor(operations, nbytes, speed_of(launch)),
+            predicted=predicted_seconds(launch, rows, sms, rates) if self._device.arch == FITTED_TO else None,
             seconds=seconds,
         )
 
