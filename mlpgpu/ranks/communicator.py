@@ -12,12 +12,14 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigurationError, RankError, ShapeError, shown
-from .watch import INTERRUPTED, Watch
+from .deadline import Deadline
+from .watch import GRACE_SECONDS, INTERRUPTED, Watch
 
 CALLS = ("broadcast", "gather", "all_gather", "exchange", "barrier")
 MOST_BYTES = 1 << 30  # of one message, since MPI counts by 32 bits
@@ -51,6 +53,7 @@ class Communicator:
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank, self.size = int(comm.rank), int(comm.size)
         self._mpi, self._comm, self._seconds, self._watch = mpi, comm, seconds, watch
+        self._deadline = Deadline(self._end)
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._calls = 0
         self._is_forbidden = False
@@ -176,6 +179,20 @@ class Communicator:
                 hint = "MLPGPU_RANKS_TIMEOUT sets the limit, in seconds"
                 expected = f"all ranks within {self._seconds:g} s"
                 raise RankError(what, expected=expected, got="one that does not come, or hangs", hint=hint)
+
+    def limited(self, what: str) -> AbstractContextManager[None]:
+        """End the process some seconds after the time limit, unless the block has ended.
+
+        It is for calls that may wait for other ranks without looking at the time, such as those of a card's driver.
+        """
+        return self._deadline.within(self._seconds + GRACE_SECONDS, what)
+
+    def _end(self, what: str) -> None:
+        got = "a call that waits for one of them without end"
+        error = RankError(
+            f"{what} on rank {self.rank} of {self.size}", expected=f"all ranks within {self._seconds:g} s", got=got
+        )
+        self._watch.end(f"failed: {type(error).__name__}: {error}")
 
     def _look_for_failure(self, what: str) -> None:
         """Raise if another rank has failed, or was interrupted."""

@@ -10,6 +10,7 @@ a rank that waits for one which has ended well.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hmac
 import os
 import secrets
@@ -18,13 +19,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import psutil
 
 GRACE_SECONDS = 5.0  # from hearing that another rank failed to the end of a rank that does not come to a call meanwhile
 LAST_SECONDS = 8.0  # that a rank which failed waits for the others to end before it
 CONNECT_SECONDS = 5.0
+LOCKED_SECONDS = 1.0  # more, for a process of which one thread keeps all others of Python's from running
 PROGRESS_SECONDS = 0.002
 LOOKS = 4  # at a silent connection within the time limit
 MOST_SILENT_SECONDS = 30000.0  # Linux takes some more between two looks
@@ -164,6 +166,13 @@ class Watch:
         self._end_within(LAST_SECONDS, code)
         return True
 
+    def end(self, text: str) -> NoReturn:
+        """End this process, whose main thread hangs where no exception reaches it, and tell why and where it was."""
+        tell(f"rank {self.rank} of {self.size} {text}")
+        faulthandler.dump_traceback(file=2)
+        self.fail(1, text)
+        os._exit(1)
+
     def leave(self, code: int, progress: Callable[[], object]) -> None:
         """Tell the others that this rank has come to its end, and wait until all have, or one fails.
 
@@ -275,6 +284,8 @@ class Watch:
         timer = threading.Timer(seconds, os._exit, (exit_status(code),))
         timer.daemon = True
         timer.start()
+        # A driver may hold Python's lock for ever, which this one does without.
+        faulthandler.dump_traceback_later(seconds + LOCKED_SECONDS, exit=True, file=2)
 
 
 def exit_status(code: int) -> int:

@@ -121,6 +121,21 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit_and_all_end(tmp_path: P
 
 
 @pytest.mark.thorough
+def test_a_rank_that_keeps_pythons_lock_ends_all_the_same(tmp_path: Path) -> None:
+    """As in a call of a driver that waits for another rank's card: no thread of Python's can end it."""
+    script = """
+    import atexit, ctypes
+    atexit.register(ctypes.PyDLL(None).sleep, 600)
+    if rank() == 0:
+        raise ValueError("no more")
+    work()
+    """
+    done = run_begun(tmp_path, 2, script, ALONE)
+    assert done.code == 1
+    assert "ValueError: no more" in done.errors and done.seconds < MOST_SECONDS
+
+
+@pytest.mark.thorough
 def test_a_patient_broadcast_has_no_time_limit(tmp_path: Path) -> None:
     script = """
     c._seconds = 1.0
