@@ -1,4 +1,4 @@
-"""A forked child of a process that uses a card: refused before any call of the driver, and nothing is freed there."""
+"""Cards that may not be called: in a forked child of the process that uses one, and when one was abandoned."""
 
 from __future__ import annotations
 
@@ -112,6 +112,22 @@ def test_a_child_is_refused_before_any_call_of_the_driver(driver: Driver) -> Non
     assert all("got a forked child of it" in message for message in messages)
     resource.close()
     assert driver.calls[-3:] == ["push", "destroyed", "pop"]
+
+
+def test_an_abandoned_card_is_never_called_again(driver: Driver) -> None:
+    """Not when it is used or freed, nor when Python exits: each of these might wait for it without end."""
+    card = find_device(0)
+    with card:
+        resource = Resource(card, Handle(driver.calls))
+        card.abandon()
+    driver.calls.clear()
+    with pytest.raises(BackendError, match=r"work that does not end after launching nothing.*a new process"), card:
+        pass
+    resource.close()
+    del resource
+    card._release()
+    del card
+    assert driver.calls == []
 
 
 def test_a_process_whose_parent_never_used_a_card_may(driver: Driver) -> None:

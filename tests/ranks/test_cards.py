@@ -11,6 +11,7 @@ import enum
 import itertools
 import re
 import sys
+import threading
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ class StandIn:
     Attributes:
         calls: what was called, with the arguments.
         looks: how often it says that it is at work before it is done.
+        is_aborted: an event, which is set once it was aborted.
+        frees: whether work on the card that waits for other ranks ends then, as NCCL says.
     """
 
     Result, DataType = Result, SimpleNamespace(Int8=0, Float32=7)
@@ -58,6 +61,7 @@ class StandIn:
         self._in_group = 0
         self._handle: object = None
         self.failure: Result | None = None
+        self.is_aborted, self.frees = threading.Event(), True
 
     class Config:
         """Whose fields NCCL reads from its address."""
@@ -118,6 +122,7 @@ class StandIn:
         assert comm is self._handle
         self._handle, self.failure = None, None
         self.calls.append(("abort",))
+        self.is_aborted.set()
 
     def _begin(self, *call: Any) -> None:
         self.calls.append(call)
@@ -159,26 +164,36 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             self.number, self.is_stuck = next(numbers), False
 
         def record(self, event: Event) -> None:
-            event.left = 1 << 30 if self.is_stuck else 3
+            event.left, event.is_stuck = 3, self.is_stuck
 
     class Event:
-        left = 0
+        left, is_stuck = 0, False
 
         def __init__(self, device: object) -> None: ...
 
         @property
         def is_reached(self) -> bool:
             self.left -= 1
-            return self.left <= 0
+            return self.left <= 0 and (not self.is_stuck or (made.frees and made.is_aborted.is_set()))
 
     for name, stand_in in {"Arena": Arena, "Stream": Stream, "Event": Event}.items():
         monkeypatch.setattr(nccl, name, stand_in)
     monkeypatch.setattr(nccl, "load_nccl", lambda: made)
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.2)
     return made
 
 
+class Abandonable(contextlib.nullcontext[None]):
+    """A device, which knows whether it was abandoned."""
+
+    is_abandoned = False
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
 def joined(clock: Clock | None = None) -> JoinedCards:
-    return JoinedCards(None, RANK, SIZE, IDENTITY, clock or Clock())  # type: ignore[arg-type]
+    return JoinedCards(Abandonable(), RANK, SIZE, IDENTITY, clock or Clock())  # type: ignore[arg-type]
 
 
 def stream() -> Any:
@@ -222,8 +237,7 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_the_limit(standin: Stand
     on.is_stuck = True
     with pytest.raises(RankError, match="steps of several cards"):
         cards.wait(on)
-    cards.abort()
-    cards.abort()
+    assert cards.abort(on) and cards.abort(on)
     assert standin.calls[-1] == ("abort",) and standin.calls.count(("abort",)) == 1 and cards.is_aborted
     for call in (lambda: cards.put([], [], on), lambda: cards.wait(on)):
         with pytest.raises(BackendError, match="broken off"):
@@ -234,6 +248,7 @@ def test_ranks_that_never_join_are_not_waited_for_either(standin: StandIn) -> No
     standin.looks = 1000
     with pytest.raises(RankError, match="joining cards"):
         joined()
+    assert standin.is_aborted.wait(10.0)
 
 
 class Refusing:
@@ -351,6 +366,9 @@ class Ranks:
     def broadcast(self, value: Any) -> Any:
         return self.first
 
+    def limited(self, what: str) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
 
 def test_all_ranks_join_by_the_word_of_rank_0_once(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     word = IDENTITY[::-1]
@@ -378,12 +396,15 @@ def test_a_collective_is_bound_to_addresses(standin: StandIn) -> None:
     ]  # fmt: skip
 
 
-def test_steps_that_cannot_end_are_broken_off_and_stay_so(standin: StandIn) -> None:
-    """Graphs go first, since NCCL waits for those that it is part of."""
+@pytest.mark.parametrize("frees", [True, False])
+def test_steps_that_cannot_end_are_broken_off_and_stay_so(frees: bool, standin: StandIn) -> None:
+    """Graphs are destroyed once the card is through with them; a card that never is is left alone."""
+    standin.frees = frees
+    cards: Any = joined()
     training: Any = object.__new__(Training)
     on = stream()
     on.is_stuck = True
-    training._stream, training._exchange = on, Exchange(Ranks(None), joined(), [])  # type: ignore[arg-type]
+    training._stream, training._exchange = on, Exchange(Ranks(None), cards, [])  # type: ignore[arg-type]
     training._workspace = SimpleNamespace(device=contextlib.nullcontext())
     training.graphs = SimpleNamespace(close=lambda: standin.calls.append(("graphs",)))
     log = StepLog(2)
@@ -391,7 +412,8 @@ def test_steps_that_cannot_end_are_broken_off_and_stay_so(standin: StandIn) -> N
     log.put(lambda: training._wait(np.ones((2, 2))))
     with pytest.raises(RankError, match="one that hangs"):
         log.finish()
-    assert standin.calls[-2:] == [("graphs",), ("abort",)]
+    assert standin.calls[-1] == (("graphs",) if frees else ("abort",)) and ("abort",) in standin.calls
+    assert cards.device.is_abandoned != frees
     with pytest.raises(BackendError, match="broken off"):
         log.finish()
     assert log.finished == 0 and not log.is_whole
@@ -448,3 +470,81 @@ def test_work_that_ends_is_waited_for(tmp_path: Path) -> None:
     """
     done = run_ranks(tmp_path, 2, dedent(WAITING + script))
     assert (done.code, done.output) == (0, "done\n" * 2), done.errors
+
+
+# --- a card that hangs with another rank, in calls that no exception ends ---
+
+HANGING = """
+    import os, signal, threading
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+    from unittest.mock import MagicMock
+    import numpy as np
+    from mlpgpu.backends import Sampling
+    from mlpgpu.backends.base import StepLog
+    from mlpgpu.backends.cuda.exchange import Exchange
+    from mlpgpu.backends.cuda.run.training import Training
+    from mlpgpu.backends.cuda.runtime import JoinedCards, nccl
+    from mlpgpu.ranks import communicator
+
+    c = communicator()
+    c.barrier()
+    c._seconds = 1.0
+    if c.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    class Card(nullcontext):
+        is_idle = is_abandoned = False
+        def abandon(self):
+            self.is_abandoned = True
+        def free(self):  # waits for the card, as the driver may
+            if not (self.is_idle or self.is_abandoned):
+                hang()
+        def hear(self, handle):
+            self.is_idle = {hears}
+            hang()
+
+    class Event:
+        def __init__(self, device):
+            self.device = device
+        @property
+        def is_reached(self):
+            return self.device.is_idle
+
+    def hang(*arguments):
+        threading.Event().wait()
+
+    nccl.Event, card = Event, Card()
+    cards = object.__new__(JoinedCards)
+    results = SimpleNamespace(Success=0, InProgress=7)
+    cards._nccl = SimpleNamespace(Result=results, comm_get_async_error=lambda handle: 0, comm_abort=card.hear)
+    cards.device, cards._handle, cards._wait = card, 1, c.wait_until
+    training = object.__new__(Training)
+    for name in ("_workspace", "_optimizer", "_orders", "_stream", "binder"):
+        setattr(training, name, MagicMock())
+    training._state, training._persistent, training._prologue = MagicMock(were_set=False), None, []
+    training.sampling, training.data = Sampling(8, 4, seed=1), MagicMock(reach=lambda row: 8)
+    training.graphs = SimpleNamespace(close=card.free, launch={launch})
+    training._exchange = Exchange(c, cards, [])
+    try:
+        training.run(0, np.ones(2), StepLog(2))
+    finally:
+        card.free()  # what a trainer does while an error passes
+"""
+HANGS = {
+    "NCCL waits for the other rank's process": ("True", "lambda count: None"),
+    "kernels do not hear that they are to end": ("False", "lambda count: None"),
+    "launches wait for kernels": ("True", "hang"),
+}
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("case", HANGS)
+def test_a_rank_ends_by_the_time_limit_wherever_the_card_hangs(case: str, tmp_path: Path) -> None:
+    hears, launch = HANGS[case]
+    script = dedent(HANGING).replace("{hears}", hears).replace("{launch}", launch)
+    done = run_ranks(tmp_path, 2, script)
+    assert done.code == 1
+    assert "mlpgpu: rank 0 of 2 failed:" in done.errors, done.errors
+    assert "RankError: steps of several cards on rank 0 of 2: expected all ranks within 1 s" in done.errors
+    assert done.seconds < 40.0

@@ -93,7 +93,11 @@ class Team:
 
     def wait(self, stream: Stream) -> None: ...
 
-    def abort(self) -> None: ...
+    def abort(self, stream: Stream) -> bool:
+        return True
+
+    def limited(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def run(self, work: Callable[[], Any]) -> list[Any]:
         """What ``work`` returns on each rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +22,7 @@ class Joined(Protocol):
 
     def wait(self, stream: Stream) -> None: ...
 
-    def abort(self) -> None: ...
+    def abort(self, stream: Stream) -> bool: ...
 
 
 class Exchange:
@@ -66,9 +67,17 @@ class Exchange:
         """
         self._cards.wait(stream)
 
-    def abort(self) -> None:
-        """End what is under way; nothing can be exchanged afterwards."""
-        self._cards.abort()
+    def limited(self) -> AbstractContextManager[None]:
+        """End the process some seconds after the time limit if the block, which calls the driver, has not ended."""
+        return self._ranks.limited("steps of several cards")
+
+    def abort(self, stream: Stream) -> bool:
+        """End what the stream was given; nothing can be exchanged afterwards.
+
+        Returns:
+            whether it has ended; otherwise the card is of no more use to this process.
+        """
+        return self._cards.abort(stream)
 
 
 def _message(transfer: Transfer, addresses: Mapping[str, int]) -> Message:

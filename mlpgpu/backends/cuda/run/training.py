@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -89,8 +90,10 @@ class Training:
                 self.begin_at(first_step + done, batch)
                 self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
                 log.begin()
-                self.put(count)
-                log.put(functools.partial(self._wait, numbers.download_losses(count)))
+                with self._together():
+                    self.put(count)
+                    losses = numbers.download_losses(count)
+                log.put(functools.partial(self._wait, losses))
                 self.data.prepare()
                 if batch + count == sampling.steps_per_epoch:
                     self._orders.prepare(epoch + 1)
@@ -107,13 +110,26 @@ class Training:
             if self._exchange is None:
                 self._stream.synchronize()
             else:
-                try:
+                with self._together():
                     self._exchange.wait(self._stream)
-                except BaseException:
-                    self.graphs.close()  # NCCL waits for graphs that it is part of
-                    self._exchange.abort()
-                    raise
         return losses
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """While steps are put or waited for: those that end by an error, as other ranks do not come, are broken off.
+
+        Whatever waits for the card later, be it to free memory, would else wait as long as a rank hangs.
+        """
+        if self._exchange is None:
+            yield
+            return
+        with self._exchange.limited():
+            try:
+                yield
+            except BaseException:
+                if self._exchange.abort(self._stream):
+                    self.graphs.close()  # NCCL waits for graphs that it is part of
+                raise
 
     def begin_at(self, step: int, batch: int) -> None:
         """Steps from here on begin with this number, at this batch of the epoch."""

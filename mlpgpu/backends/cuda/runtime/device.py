@@ -59,6 +59,7 @@ class Device:
         self._lock = Mutex()
         self._process = os.getpid()
         self._fault = ""
+        self._is_hung = False
         self._abandoned: list[object] = []
         self.last_launch = "nothing"
         attribute = drv.device_attribute
@@ -118,8 +119,9 @@ class Device:
         if not isinstance(error, (drv.Error, CallError)):
             drv.Context.pop()
             return
-        status = cu.cuCtxSynchronize()[0].name
-        self._fault = status if status in _FAULTS else ""
+        if not self._fault:  # an abandoned card would be waited for without end
+            status = cu.cuCtxSynchronize()[0].name
+            self._fault = status if status in _FAULTS else ""
         drv.Context.pop()
         if self._fault:
             raise self._faulted() from error
@@ -133,6 +135,15 @@ class Device:
         got = f"{self._fault} after launching {self.last_launch}"
         return BackendError(f"GPU {self.index}", expected="kernels that run to their end", got=got, hint=hint)
 
+    def abandon(self) -> None:
+        """Give up the card, whose work does not end: no further call of the driver, which might wait for it.
+
+        Nothing on it is destroyed, not even when Python exits: PyCUDA would keep all threads from running meanwhile.
+        """
+        self._fault, self._is_hung = "work that does not end", True
+        for kept in (self._context, self._abandoned):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
     def _retain(self) -> None:
         with self._lock:
             if self._context is None:
@@ -140,7 +151,7 @@ class Device:
                 atexit.register(self._release)
 
     def _release(self) -> None:
-        if self.is_forked:
+        if self.is_forked or self._is_hung:
             return
         # PyCUDA's objects destroy nothing once their context is gone.  Detaching it leaves it on CUDA's own stack,
         # where the push put it, so it is popped there.  A context that faulted may refuse; the process ends anyway.

@@ -1,11 +1,14 @@
 """Cards of several processes, joined by NCCL: what one sends another goes from memory to memory.
 
-A process joins one card.  The communicator is nonblocking: no call of NCCL's waits for another rank, so a rank can stop
-waiting, and :meth:`JoinedCards.abort` ends what is under way.
+A process joins one card.  The communicator is nonblocking: no call of NCCL's waits for another rank, but for that which
+aborts it.  So a rank can stop waiting, and :meth:`JoinedCards.abort` ends what is under way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +20,9 @@ from .streams import Event, Stream
 
 # Waits until a function says that all ranks have come: raises where one has failed, or the time limit is over.
 Wait = Callable[[Callable[[], bool], str], None]
+
+ABORT_SECONDS = 2.0  # that steps under way are given to end without messages
+NAP_SECONDS = 1e-3
 
 
 class Message(NamedTuple):
@@ -59,8 +65,13 @@ class JoinedCards:
         config = self._nccl.Config()
         config.blocking = 0
         self._handle: Any = self._nccl.comm_init_rank_scalable(size, rank, 1, bytearray(identity), config.ptr)
-        self._settle("joining cards by NCCL")
-        self._greet()
+        stream = Stream(device, "greeting")
+        try:
+            self._settle("joining cards by NCCL")
+            self._greet(stream)
+        except BaseException:
+            self.abort(stream)
+            raise
 
     @property
     def is_aborted(self) -> bool:
@@ -104,15 +115,36 @@ class JoinedCards:
 
         self._wait(is_done, "steps of several cards")
 
-    def abort(self) -> None:
-        """End what is under way, on this card; graphs with messages must have been destroyed."""
+    def abort(self, stream: Stream) -> bool:
+        """End what a stream of this card was given, whatever becomes of other ranks; nothing can be sent afterwards.
+
+        NCCL tells its kernels to end, and then waits: for graphs with messages to be destroyed, and for processes of
+        this host to close their connections, which one that hangs never does.  So a thread of its own calls it, and
+        nothing may be destroyed before the card is idle: the driver waits where the kernels do.
+
+        Returns:
+            whether the stream has come to its end; otherwise the device is abandoned.
+        """
         handle, self._handle = self._handle, None
         if handle is not None:
+            threading.Thread(target=self._abort, args=(handle,), name="mlpgpu abort", daemon=True).start()
+        reached, end = Event(self.device), time.monotonic() + ABORT_SECONDS
+        stream.record(reached)
+        while not reached.is_reached:
+            if time.monotonic() > end:
+                self.device.abandon()
+                return False
+            time.sleep(NAP_SECONDS)
+        return True
+
+    def _abort(self, handle: Any) -> None:
+        # NCCL makes the thread's card current again, which without a context is card 0.
+        with contextlib.suppress(Exception), self.device:  # what it says of a communicator that is given up
             self._nccl.comm_abort(handle)
 
-    def _greet(self) -> None:
+    def _greet(self, stream: Stream) -> None:
         """Send a byte to each rank: NCCL connects two cards at their first message, which is to be in no graph."""
-        arena, stream = Arena(self.device, 2 * self.size), Stream(self.device, "greeting")
+        arena = Arena(self.device, 2 * self.size)
         address = arena.take(2 * self.size)
         others = [rank for rank in range(self.size) if rank != self.rank]
         sent = [Message(other, address + other, 1) for other in others]
