@@ -54,8 +54,11 @@ def run_ranks(folder: Path, ranks: int, script: str, *options: str, seconds: flo
 
 
 def run(command: list[str], *, seconds: float = SECONDS, **variables: str) -> Done:
-    """Run a command; one that takes longer is killed with all that it started, and the test fails."""
-    started = time.monotonic()
+    """Run a command; one that takes longer is killed with all that it started, and the test fails.
+
+    So it is if the test is terminated meanwhile, as by ``timeout``.
+    """
+    started, before = time.monotonic(), signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(
         command,
         env=clean_environ(**variables),
@@ -73,6 +76,8 @@ def run(command: list[str], *, seconds: float = SECONDS, **variables: str) -> Do
     except BaseException:
         kill(process)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return Done(process.returncode, output, errors, time.monotonic() - started)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import importlib.util
 import os
 import shutil
@@ -10,7 +12,7 @@ import signal
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +26,7 @@ from .output import Output
 
 NAMES = ("mpirun", "mpiexec")
 VERSION_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 MOST_PRESSES = 2  # of Ctrl-C that go to the ranks; one more has mpirun end them
 
 
@@ -108,7 +111,8 @@ def options_of(mpirun: str, ranks: int) -> list[str]:
 def run(command: Sequence[str]) -> int:
     """Run mpirun and return its exit code; Ctrl-C goes to the ranks, as their own Ctrl-C, which may end a fit well.
 
-    mpirun itself would kill them.  So it has a session of its own, where a terminal's Ctrl-C does not reach it.
+    mpirun itself would kill them.  So it has a session of its own, where a terminal's Ctrl-C does not reach it.  Where
+    this process is killed, the system terminates mpirun, which ends the ranks.
 
     Raises:
         BackendError: it does not run.
@@ -117,7 +121,10 @@ def run(command: Sequence[str]) -> int:
         return subprocess.run(command).returncode
     try:
         started = subprocess.Popen(
-            command, start_new_session=True, env={**os.environ, INTERRUPT_VARIABLE: INTERRUPT.name}
+            command,
+            start_new_session=True,
+            env={**os.environ, INTERRUPT_VARIABLE: INTERRUPT.name},
+            preexec_fn=_termination_at_our_end(),
         )
     except OSError as error:
         raise BackendError(command[0], expected="a program that runs", got=str(error)) from error
@@ -136,3 +143,13 @@ def run(command: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _termination_at_our_end() -> Callable[[], object] | None:
+    """What a process that this one starts calls at its beginning, to be terminated when this one ends, even if killed.
+
+    None where the system cannot do so.
+    """
+    if sys.platform != "linux":
+        return None
+    return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from launched import SECONDS, clean_environ, kill, run, write_script
 
@@ -104,3 +105,37 @@ def test_ctrl_c_comes_to_the_ranks_as_their_own(handled: bool, tmp_path: Path) -
         assert (process.returncode, output) == (130, "")
         told = [line for line in errors.splitlines() if line.startswith(("mlpgpu: ", "Traceback"))]
         assert told == ["mlpgpu: interrupted"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_ranks_end_with_the_launch_that_is_killed(tmp_path: Path) -> None:
+    script = """
+    import os, signal, time
+    from mlpgpu.ranks import communicator, rank
+    print(communicator().gather(os.getpid()), flush=True)
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)  # in which it does not hear of SIGTERM
+    time.sleep(600)
+    """
+    process = subprocess.Popen(
+        [*LAUNCH, "-n", "2", write_script(tmp_path, script)],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    started: list[psutil.Process] = []
+    try:
+        assert process.stdout is not None
+        started = [psutil.Process(pid) for pid in eval(process.stdout.readline())]
+        process.kill()
+        _, alive = psutil.wait_procs(started, timeout=SECONDS)
+        assert not alive
+    finally:
+        if process.poll() is None:
+            kill(process)
+        for each in started:
+            if each.is_running():
+                each.kill()
+        process.communicate()
