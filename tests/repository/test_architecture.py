@@ -45,7 +45,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
-    "ranks": ("launchers", "watch", "communicator", "agreement", "ends", "world", "__init__"),
+    "ranks": ("launchers", "watch", "deadline", "communicator", "agreement", "ends", "world", "__init__"),
     "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "sharding", "links", "tensor_split", "plan", "costs", "tensor", "construction", "__init__"),
     "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
