@@ -14,82 +14,113 @@ namespace mlpgpu {
 // A warp takes LANE_ROWS neighbouring rows of W along their columns, COLUMNS at a time, and a lane every 32nd of these. So
 // an element of W, which is read once, gives its part of dx, then makes its step: what a lane adds up for dx, of at most
 // ROWS rows of the batch, stays in registers till the end of the rows of W. `column_warps` of a block's warps share rows,
-// at most MOST_COLUMN_WARPS. While a chunk of columns is multiplied, the next one comes by asynchronous copies: dz for the
-// whole block, and for each lane its elements of W and of the slots.
+// at most MOST_COLUMN_WARPS. While a chunk of columns is multiplied, others come by asynchronous copies: W and its slots
+// from memory two chunks ahead, dz from the second-level cache one ahead.
 template <int ROWS_>
 struct WholeBatchBackward {
     static constexpr int ROWS = ROWS_, WARPS = 4, THREADS = WARPS * WARP;
+    static constexpr int BLOCKS = ROWS == 16 ? 3 : 4;  // of a multiprocessor of sm_90a
     static constexpr int LANE_ROWS = ROWS > 16 ? 2 : 4, LANE_COLUMNS = 2, COLUMNS = LANE_COLUMNS * WARP;
     static constexpr int MOST_COLUMN_WARPS = ROWS > 16 ? 2 : 4;
     static constexpr int DELTA_PITCH = MOST_COLUMN_WARPS * COLUMNS + 4, DELTAS = ROWS * DELTA_PITCH;  // of a chunk of dz
     static constexpr int COLUMN_VECTORS = COLUMNS / 4, COPIED_ROWS = THREADS / COLUMN_VECTORS;  // of dz, at once
-    static constexpr int ELEMENTS = LANE_ROWS * LANE_COLUMNS, MOST_ARRAYS = 3, LANES = MOST_ARRAYS * ELEMENTS * THREADS;
+    static constexpr int STAGES = 3, MOST_ARRAYS = 3, ELEMENTS = LANE_ROWS * LANE_COLUMNS;
+    static constexpr int WEIGHT_PITCH = COLUMNS + 4, WEIGHTS = MOST_ARRAYS * LANE_ROWS * WEIGHT_PITCH;  // of a warp's chunk
     static constexpr int PITCH = WARPS * LANE_ROWS;  // of staged x (ROWS, rows of W)
     static constexpr int SUMS = ROWS * LANE_ROWS;    // of dx, for each warp
-    static constexpr int SHARED_BYTES = 4 * (2 * DELTAS + 2 * LANES + ROWS * PITCH);
+    static constexpr int SHARED_BYTES = 4 * (2 * DELTAS + WARPS * STAGES * WEIGHTS + ROWS * PITCH);
+    static_assert(BLOCKS * (SHARED_BYTES + 1024) <= 228 * 1024, "a block's memory has 1,024 bytes more");
     static_assert(COPIED_ROWS % 4 == 0 && ROWS % COPIED_ROWS == 0, "rows of dz that a thread copies have one lead");
     static_assert(WARPS * SUMS <= 2 * DELTAS, "in the end the warps' sums lie where dz was");
-    static_assert(MOST_ARRAYS * ELEMENTS <= WARP, "a lane prefetches a cache line of one of the warp's elements");
+    static_assert(MOST_ARRAYS * LANE_ROWS <= WARP, "a lane copies the end of one of the warp's rows");
 };
 
-// The elements of W and its slots that a lane moves, one chunk after another; `weight` and `slots` are those of its first
-// row, of which `rows` are left. Element e lies i = e / LANE_COLUMNS rows on.
+// The rows of W and its slots that a warp moves, one chunk after another. They are copied by vectors, wherever they begin, so
+// that copies pass the first-level cache by: a row lies behind its place by its lead. Element e of a lane lies
+// e / LANE_COLUMNS rows on. Pointers advance with the chunks, since addresses made anew are a third of all instructions.
 template <class Rule, class T>
-struct LaneWeights {
-    static constexpr int ARRAYS = 1 + Rule::SLOTS;
+struct WarpWeights {
+    static constexpr int ARRAYS = 1 + Rule::SLOTS, VECTORS = T::COLUMNS / 4;
     static_assert(ARRAYS <= T::MOST_ARRAYS);
-    float *weight, *slots;
-    int64_t size;
-    int rows, n;
-    float* staged;  // of this thread
+    float* elements[ARRAYS];  // the lane's first one in this chunk
+    const float* end;         // of one of the rows, the vector behind what the warp has of this chunk
+    int lead[ARRAYS][T::LANE_ROWS];
+    int lane, rows, n, stride;  // `rows` are left
+    float* staged;              // of this warp and chunk
+    int stage = 0;
 
-    __device__ __forceinline__ bool is_inside(int e, int column) const {
-        return e / T::LANE_COLUMNS < rows && column + e % T::LANE_COLUMNS * WARP < n;
-    }
-    __device__ __forceinline__ float* stored(int array, int e, int column) const {
-        float* const base = array == 0 ? weight : slots + (array - 1) * size;
-        return base + e / T::LANE_COLUMNS * n + column + e % T::LANE_COLUMNS * WARP;
-    }
-    __device__ __forceinline__ float& element(int array, int e, int stage) const {
-        return staged[((stage * T::MOST_ARRAYS + array) * T::ELEMENTS + e) * T::THREADS];
-    }
-
-    // A cache line for each element of the first lane of the warp, in which those of other lanes lie.
-    __device__ __forceinline__ void prefetch(int first_column) const {
-        const int lane = threadIdx.x % WARP, e = lane % T::ELEMENTS, array = lane / T::ELEMENTS;
-        if (array < ARRAYS && is_inside(e, first_column)) prefetch_to_l2(stored(array, e, first_column));
-    }
-
-    // Elements outside W are never stored; what they give to dx is multiplied by a dz of 0, so they must be numbers.
-    __device__ __forceinline__ void clear() const {
+    __device__ __forceinline__ WarpWeights(float* weight, float* slots, int64_t size, int row, int column, int k, int n,
+                                           int stride, float* staged)
+        : lane(threadIdx.x % WARP), rows(k - row), n(n), stride(stride), staged(staged) {
+        const auto first = [&](int array) {
+            return (array == 0 ? weight : slots + (array - 1) * size) + static_cast<int64_t>(row) * n + column;
+        };
 #pragma unroll
-        for (int e = 0; e < T::ELEMENTS; ++e) element(0, e, 0) = 0.0f, element(0, e, 1) = 0.0f;
-    }
-
-    __device__ __forceinline__ void fetch(int column, int stage) const {
+        for (int array = 0; array < ARRAYS; ++array) {
+            elements[array] = first(array) + lane;
 #pragma unroll
-        for (int e = 0; e < T::ELEMENTS; ++e) {
-            if (!is_inside(e, column)) continue;
-#pragma unroll
-            for (int array = 0; array < ARRAYS; ++array) copy_async<4>(&element(array, e, stage), stored(array, e, column));
+            for (int i = 0; i < T::LANE_ROWS; ++i) lead[array][i] = lead_of(first(array), i, n);
         }
+        end = first(min(lane / T::LANE_ROWS, ARRAYS - 1)) + lane % T::LANE_ROWS * n + T::COLUMNS;
+    }
+
+    __device__ __forceinline__ float* place(int array, int row) const {
+        return staged + (array * T::LANE_ROWS + row) * T::WEIGHT_PITCH;
+    }
+
+    // Starts to copy the chunk so many ahead, of which `left` columns are left from the warp's first one on. What lies behind
+    // a row becomes 0, as a dz of 0 is multiplied by it; rows that there are not give sums that are not stored.
+    template <bool IS_WHOLE>
+    __device__ __forceinline__ void fetch(int ahead, int left) const {
+        const int shift = (stage + ahead < T::STAGES ? ahead : ahead - T::STAGES) * T::WEIGHTS;
+        const int copied_row = lane / VECTORS, vector = lane % VECTORS * 4;
+#pragma unroll
+        for (int i = 0; i < T::LANE_ROWS; i += WARP / VECTORS) {
+            const int row = copied_row + i;
+            if (row >= rows) break;
+#pragma unroll
+            for (int array = 0; array < ARRAYS; ++array)
+                copy_vector_of<IS_WHOLE>(place(array, row) + shift + vector,
+                                         elements[array] + (row * n + ahead * stride + vector - lane), left - vector);
+        }
+        const int row = lane % T::LANE_ROWS;
+        if (lane < ARRAYS * T::LANE_ROWS && row < rows && lead_of(end, 0, 0) > 0)
+            copy_vector_of<IS_WHOLE>(place(0, 0) + shift + lane * T::WEIGHT_PITCH + T::COLUMNS, end + ahead * stride,
+                                     left - T::COLUMNS);
+    }
+    __device__ __forceinline__ void fetch(int ahead, int left) const {
+        left >= T::COLUMNS + 4 ? fetch<true>(ahead, left) : fetch<false>(ahead, left);
+    }
+
+    __device__ __forceinline__ float element(int array, int e) const {
+        const int row = e / T::LANE_COLUMNS;
+        return place(array, row)[lead[array][row] + lane + e % T::LANE_COLUMNS * WARP];
     }
 
     // Moves the elements, of which `w` are the weights, along the sums of their gradient.
-    __device__ __forceinline__ void move(int column, int stage, float (&w)[T::ELEMENTS], const float (&sums)[T::ELEMENTS],
-                                         float scale, const float* rates) const {
+    __device__ __forceinline__ void move(int left, float (&w)[T::ELEMENTS], const float (&sums)[T::ELEMENTS], float scale,
+                                         const float* rates) const {
 #pragma unroll
         for (int e = 0; e < T::ELEMENTS; ++e) {
+            const int row = e / T::LANE_COLUMNS, apart = e % T::LANE_COLUMNS * WARP;
             float slot[T::MOST_ARRAYS];
 #pragma unroll
-            for (int array = 1; array < ARRAYS; ++array) slot[array - 1] = element(array, e, stage);
+            for (int array = 1; array < ARRAYS; ++array) slot[array - 1] = element(array, e);
             step_parameter<Rule>(w[e], slot, sums[e], scale, rates, penalty_slope(w[e]));
-            const bool is_stored = is_inside(e, column);
-            if (is_stored) *stored(0, e, column) = w[e];
+            if (row >= rows || lane + apart >= left) continue;
 #pragma unroll
-            for (int array = 1; array < ARRAYS; ++array)
-                if (is_stored) *stored(array, e, column) = slot[array - 1];
+            for (int array = 0; array < ARRAYS; ++array)
+                (elements[array] + row * n)[apart] = array == 0 ? w[e] : slot[array - 1];
         }
+    }
+
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int array = 0; array < ARRAYS; ++array) elements[array] += stride;
+        end += stride;
+        const bool is_last = stage == T::STAGES - 1;
+        stage = is_last ? 0 : stage + 1;
+        staged += is_last ? -(T::STAGES - 1) * T::WEIGHTS : T::WEIGHTS;
     }
 };
 
@@ -101,44 +132,43 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
                                                  int64_t step) {
     SHARED(float, shared);
     float* const staged_dz = shared;  // two chunks (ROWS, chunk), each row behind its place by its lead
-    float* const staged_x = shared + 2 * T::DELTAS + 2 * T::LANES;
+    float* const staged_weights = shared + 2 * T::DELTAS;
+    float* const staged_x = staged_weights + T::WARPS * T::STAGES * T::WEIGHTS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, groups = T::WARPS / column_warps;
     const int group = warp / column_warps, block_row = blockIdx.x * groups * T::LANE_ROWS;
     const int first_row = block_row + group * T::LANE_ROWS, chunk = column_warps * T::COLUMNS, stride = gridDim.y * chunk;
-    const int of_warp = warp % column_warps * T::COLUMNS + lane;  // in a chunk
-    const int64_t begin = static_cast<int64_t>(first_row) * n;
-    const LaneWeights<Rule, T> lane_weights = {
-        weight + begin, Rule::SLOTS > 0 ? slots + begin : nullptr, size, k - first_row, n,
-        shared + 2 * T::DELTAS + threadIdx.x,
-    };
-    // Rows of dz are copied by vectors, wherever they begin: a thread copies the same ones of every COPIED_ROWS-th row.
+    const int of_warp = warp % column_warps * T::COLUMNS;  // in a chunk
+    int first = blockIdx.y * chunk, stage = 0;
+    WarpWeights<Rule, T> of_weights(weight, slots, size, first_row, first + of_warp, k, n, stride,
+                                    staged_weights + warp * T::STAGES * T::WEIGHTS);
+#pragma unroll
+    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) of_weights.fetch(ahead, n - first - of_warp - ahead * stride);
+
+    // A thread copies the same vectors of every COPIED_ROWS-th row of dz, and that behind the chunk, which has the end of a
+    // row with a lead.
     const int copied_row = threadIdx.x / T::COLUMN_VECTORS, copied_column = threadIdx.x % T::COLUMN_VECTORS * 4;
-    const int lead = lead_of(dz, copied_row, n), end_row = threadIdx.x;
-    const float* const copied = dz + copied_row * n + (copied_column - lead);
-    const auto fetch = [&](int first, int stage) {
-        lane_weights.fetch(first + of_warp, stage);
-        float* const to = staged_dz + stage * T::DELTAS;
+    const int end_row = threadIdx.x;
+    const float *copied = dz + copied_row * n + first + copied_column, *copied_end = dz + end_row * n + first + chunk;
+    const auto fetch_part = [&](auto is_whole, int left, float* to) {
+        constexpr bool IS_WHOLE = decltype(is_whole)::value;
 #pragma unroll 1
-        for (int column = 0; column < chunk; column += T::COLUMNS) {
-            const int place = copied_row * T::DELTA_PITCH + copied_column + column;
-            const int left = n - first - column - copied_column + lead;
+        for (int column = 0; column < chunk; column += T::COLUMNS)
 #pragma unroll
             for (int i = 0; i < T::ROWS; i += T::COPIED_ROWS)
                 if (copied_row + i < rows.count)
-                    copy_vector(to + place + i * T::DELTA_PITCH, copied + first + column + i * n, left);
-        }
-        if (end_row < rows.count) {  // the vector behind the chunk, which has the end of a row with a lead
-            const int from = first + chunk - lead_of(dz, end_row, n);
-            copy_vector(to + end_row * T::DELTA_PITCH + chunk, dz + end_row * n + from, n - from);
-        }
-        commit_copies();
+                    copy_vector_of<IS_WHOLE>(to + (copied_row + i) * T::DELTA_PITCH + column + copied_column,
+                                             copied + (column + i * n), left - column - copied_column);
+        if (end_row < rows.count)
+            copy_vector_of<IS_WHOLE>(to + end_row * T::DELTA_PITCH + chunk, copied_end, left - chunk);
+    };
+    const auto fetch_dz = [&](int left, int stage) {
+        float* const to = staged_dz + stage * T::DELTAS;
+        left >= chunk + 4 ? fetch_part(Is<true>(), left, to) : fetch_part(Is<false>(), left, to);
+        copied += stride, copied_end += stride;
     };
     const auto staged_row = [&](int stage, int r) {
         return staged_dz + stage * T::DELTAS + r * T::DELTA_PITCH + lead_of(dz, r, n);
     };
-    int first = blockIdx.y * chunk, stage = 0;
-    lane_weights.prefetch(first + of_warp - lane);
-    lane_weights.clear();
     for (int i = rows.count * T::DELTA_PITCH + threadIdx.x; i < T::DELTAS; i += T::THREADS)  // rows that are never copied
         staged_dz[i] = staged_dz[T::DELTAS + i] = 0.0f;
     pdl_wait_and_trigger();
@@ -147,7 +177,9 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         const bool is_inside = r < rows.count && row < k;
         copy_or_clear(staged_x + i, x + (is_inside ? static_cast<int64_t>(indices ? indices[r] : r) * k + row : 0), is_inside);
     }
-    fetch(first, 0);
+    fetch_dz(n - first, 0);
+    commit_copies();
+    commit_copies();  // as if of W alone, like the last one of each chunk
     const float scale = mean_scale(totals);
     of_bias.scale = scale;
     float of_dx[T::SUMS] = {};
@@ -162,9 +194,13 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         for (int r = 0; r < T::ROWS; ++r) read_x(r, kept_x[r]);
     }
     for (int until_bias = blockIdx.x; first < n; first += stride, stage ^= 1, --until_bias) {
-        wait_copies();
-        __syncthreads();  // the chunk is there for all, and all have read the one before
-        if (first + stride < n) fetch(first + stride, stage ^ 1);
+        wait_copies<1>();  // of W two chunks ahead
+        __syncthreads();   // the chunk is there for all, and all have read the one before
+        const int left = n - first - of_warp, following = n - first - stride, ahead = T::STAGES - 1;
+        if (following > 0) fetch_dz(following, stage ^ 1);
+        commit_copies();
+        if (n - first > ahead * stride) of_weights.fetch(ahead, left - ahead * stride);
+        commit_copies();
         if (until_bias == 0) {  // of the blocks that have this chunk one moves its biases
             until_bias = gridDim.x;
             for (int column = threadIdx.x; of_bias.weight && column < min(chunk, n - first); column += T::THREADS) {
@@ -176,13 +212,13 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
         }
         float w[T::ELEMENTS], sums[T::ELEMENTS] = {};
 #pragma unroll
-        for (int e = 0; e < T::ELEMENTS; ++e) w[e] = lane_weights.element(0, e, stage);
+        for (int e = 0; e < T::ELEMENTS; ++e) w[e] = of_weights.element(0, e);
 #pragma unroll
         for (int r = 0; r < T::ROWS; ++r) {
             float delta[T::LANE_COLUMNS];
             if (HAS_DX) read_x(r, kept_x[r]);
 #pragma unroll
-            for (int q = 0; q < T::LANE_COLUMNS; ++q) delta[q] = staged_row(stage, r)[of_warp + q * WARP];
+            for (int q = 0; q < T::LANE_COLUMNS; ++q) delta[q] = staged_row(stage, r)[of_warp + lane + q * WARP];
 #pragma unroll
             for (int e = 0; e < T::ELEMENTS; ++e) {
                 const int i = e / T::LANE_COLUMNS, q = e % T::LANE_COLUMNS;
@@ -191,7 +227,8 @@ __device__ __forceinline__ void backward_of_rows(const Rows& rows, const float* 
                 if (HAS_DX) sum = fmaf(delta[q], w[e], sum);
             }
         }
-        lane_weights.move(first + of_warp, stage, w, sums, scale, rates);
+        of_weights.move(left, w, sums, scale, rates);
+        of_weights.advance();
     }
     if (!HAS_DX) return;
 

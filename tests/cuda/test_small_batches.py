@@ -454,6 +454,17 @@ def test_tensor_cores_multiply_more_rows_by_very_large_weights(operand_format: O
     assert isinstance(dense_path(8192, 8192, of(32, operand_format=BFLOAT16_PAIR)).forward, WholeBatch)
 
 
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "blocks", "warps"),
+    [(4096, 3072, 8, 512, 2), (3072, 768, 8, 384, 2), (1061, 4096, 8, 266, 4), (6144, 6144, 8, 384, 1),
+     (1536, 1536, 16, 384, 4), (1536, 1536, 32, 384, 2), (16384, 1024, 16, 1024, 1), (1536, 64, 8, 96, 1)],
+)  # fmt: skip
+def test_as_many_warps_share_rows_as_leave_all_blocks_on_the_card(
+    k: int, n: int, rows: int, blocks: int, warps: int
+) -> None:
+    assert kernels.whole_batch_backward_grid(k, n, rows, 132, has_dx=True) == ((blocks, 1, 1), warps)
+
+
 @pytest.mark.parametrize(("in_place", "is_frozen"), [(False, False), (True, True)])
 def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place: bool, is_frozen: bool) -> None:
     path = dense_path(784, 512, of(8, in_place=in_place), is_frozen=is_frozen)

@@ -316,8 +316,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "the end of rows of dz not copied": (
         "whole_batch/backward.cuh",
-        "if (end_row < rows.count) {",
-        "if (end_row + 1 < rows.count) {",
+        "if (end_row < rows.count)\n",
+        "if (end_row + 1 < rows.count)\n",
         kernels.dense_backward_whole_batch("SGD", kernels.WHOLE_BATCHES[0]),
     ),
     "rows of dz that there are not left as they were": (
@@ -325,6 +325,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "staged_dz[i] = staged_dz[T::DELTAS + i] = 0.0f;",
         "staged_dz[i] = 0.0f;",
         kernels.dense_backward_whole_batch("Adam", kernels.WHOLE_BATCHES[0]),
+    ),
+    "the end of rows of W not copied": (
+        "whole_batch/backward.cuh",
+        "if (lane < ARRAYS * T::LANE_ROWS && row",
+        "if (lane + 1 < ARRAYS * T::LANE_ROWS && row",
+        kernels.dense_backward_whole_batch("Adam", kernels.WHOLE_BATCHES[0]),
+    ),
+    "a chunk of W copied where the one before is read": (
+        "whole_batch/backward.cuh",
+        "? ahead : ahead - T::STAGES)",
+        "? ahead - 1 : ahead - T::STAGES)",
+        kernels.dense_backward_whole_batch("Momentum", kernels.WHOLE_BATCHES[-1]),
+    ),
+    "rows of W taken for whole at their ends": (
+        "whole_batch/backward.cuh",
+        "left >= T::COLUMNS + 4 ? fetch<true>",
+        "left >= 0 ? fetch<true>",
+        kernels.dense_backward_whole_batch("Adam", kernels.WHOLE_BATCHES[1]),
     ),
     "a block moves the biases of its first chunk alone": (
         "whole_batch/backward.cuh",

@@ -442,11 +442,13 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     )
     name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
     threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)
-    deltas, lanes = rows * (most_column_warps * WHOLE_BATCH_COLUMNS + 4), 3 * 2 * lane_rows * threads
+    deltas = rows * (most_column_warps * WHOLE_BATCH_COLUMNS + 4)
+    weights = WHOLE_BATCH_WARPS * 3 * lane_rows * (WHOLE_BATCH_COLUMNS + 4)
     return Entry(
         f"{name}_{rule}_{rows}", "whole_batch/backward.cuh", f"{name}<{rule}Rule, {block}>", arguments(signature),
-        threads, 4 * (2 * deltas + 2 * lanes + rows * WHOLE_BATCH_WARPS * lane_rows), blocks=4, needs="sm_80",
-        constants=True, prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=_WEIGHT_SPILL_BYTES,
+        threads, 4 * (2 * deltas + 3 * weights + rows * WHOLE_BATCH_WARPS * lane_rows),
+        blocks=_whole_batch_blocks(rows), needs="sm_80", constants=True,
+        prefetched=(("weight", 0), ("weight_slots", 0)), spill_bytes=24,
         products=(DENSE_PRODUCT, replace(DENSE_PRODUCT, when=("dx",))), block=block,
     )  # fmt: skip
 
@@ -456,19 +458,28 @@ def _whole_batch_warps(rows: int) -> tuple[int, int]:
     return (2, 2) if rows > 16 else (4, 4)
 
 
+def _whole_batch_blocks(rows: int) -> int:
+    """Blocks of the backward pass that a multiprocessor of sm_90a has at once."""
+    return 3 if rows == 16 else 4
+
+
 def whole_batch_backward_grid(
     k: int, n: int, rows: int, multiprocessors: int, *, has_dx: bool
 ) -> tuple[tuple[int, int, int], int]:
     """Blocks of the backward pass of a weight (k, n), and how many warps of each share rows of W.
 
-    Rows are shared by so few warps that the blocks fill the card, since blocks of more rows read dz less often.
+    As many share them as leave all blocks on the card at once: it would be half empty while the last ones run.
     """
     (lane_rows, most_warps), slices = _whole_batch_warps(rows), ceil_div(n, WHOLE_BATCH_COLUMNS)
-    across, warps = ceil_div(k, lane_rows * WHOLE_BATCH_WARPS), 1
-    while warps < min(most_warps, slices) and across < 3 * multiprocessors:
+    room, warps = multiprocessors * _whole_batch_blocks(rows), 1
+
+    def blocks(warps: int) -> int:
+        return ceil_div(k, lane_rows * WHOLE_BATCH_WARPS // warps)
+
+    while warps < min(most_warps, slices) and blocks(2 * warps) <= room:
         warps *= 2
-        across = ceil_div(k, lane_rows * WHOLE_BATCH_WARPS // warps)
-    down = 1 if has_dx else max(1, min(ceil_div(slices, warps), 3 * multiprocessors // across))
+    across = blocks(warps)
+    down = 1 if has_dx else max(1, min(ceil_div(slices, warps), room // across))
     return (across, down, 1), warps
 
 
