@@ -91,6 +91,22 @@ __device__ __forceinline__ float4 load_of_block(uint32_t address, int rank) {
     return four;
 }
 
+// A float at this address of shared memory of block `rank` of the cluster.
+template <int CLUSTER>
+__device__ __forceinline__ float load_number_of_block(uint32_t address, int rank) {
+    float number;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [remote];\n"
+        "}"
+        : "=f"(number)
+        : "r"(address), "r"(rank)
+        : "memory");
+    return number;
+}
+
 // A barrier of all threads of all blocks of the cluster.
 template <int CLUSTER>
 __device__ __forceinline__ void cluster_synchronize() {

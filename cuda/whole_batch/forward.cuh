@@ -12,7 +12,8 @@ namespace mlpgpu {
 // A block computes COLUMNS columns of z for the whole batch, of at most ROWS rows. Its warps take slices of K rows of W in
 // turn, each with a ring of its own: a slice of W and the batch's x along it come by asynchronous copies STAGES - 1 slices
 // ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and a quarter of a slice's
-// rows of W, so that a number that it reads from shared memory serves several products.
+// rows of W, so that a number that it reads from shared memory serves several products. Of few columns the SPLIT blocks of a
+// cluster share the slices, and each finishes a part of z, whose sums it reads from the memory of all.
 template <int ROWS_>
 struct WholeBatchForward {
     static constexpr int ROWS = ROWS_, COLUMNS = 16, K = 16, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;
@@ -24,20 +25,23 @@ struct WholeBatchForward {
     static constexpr int SHARED_BYTES = 4 * WARPS * STAGES * STAGE;
     static_assert(QUARTER == 4, "a lane reads x along its rows of W as a vector");
     static_assert(COLUMNS == TileCopies::WIDTH && K == TileCopies::WIDTH && ROWS % 8 == 0);
+    static_assert(ROWS * COLUMNS / 2 <= THREADS, "a thread finishes an element where blocks share slices");
     static_assert(WARPS * ROWS * COLUMNS <= WARPS * STAGES * STAGE, "in the end the warps' sums lie where the slices were");
 };
 
 // z = x W + b, y = f(z), f being the activation of this number; x (B, k), or the data set by the order. z is null where f'
 // takes y; unless `dropped` is null it receives the dropout of y. An element's sum follows a fixed order, which is not that
-// of gemm/simt.cuh. Grid: (column tiles).
-template <class T>
+// of gemm/simt.cuh. Grid: (SPLIT blocks for each column tile).
+template <class T, int SPLIT>
 __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int shard, int shards, const float* x,
                                                           const int* order, const float* w, const float* b, float* z,
                                                           float* y, float* dropped, int k, int n, int activation,
                                                           uint64_t seed, uint64_t purpose, uint64_t layer,
                                                           uint64_t threshold, float keep) {
     SHARED(float, shared);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x * T::COLUMNS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x / SPLIT * T::COLUMNS;
+    constexpr int WARPS = SPLIT * T::WARPS;
+    const int rank = cluster_rank<SPLIT>(), first_slice = rank * T::WARPS + warp;
     float* const ring = shared + warp * T::STAGES * T::STAGE;
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
@@ -54,7 +58,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     // Floats that are copied one by one pass through the first-level cache, which may hold what earlier launches left.
     if (!w_copies.vectored) pdl_wait_and_trigger();
 #pragma unroll
-    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) fetch_w(warp + ahead * T::WARPS, ahead);
+    for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) fetch_w(first_slice + ahead * WARPS, ahead);
     if (w_copies.vectored) pdl_wait_and_trigger();
 
     const int* const indices = row_indices(rows, order);
@@ -75,7 +79,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     };
 #pragma unroll
     for (int ahead = 0; ahead < T::STAGES - 1; ++ahead) {
-        fetch_x(warp + ahead * T::WARPS, ahead);
+        fetch_x(first_slice + ahead * WARPS, ahead);
         commit_copies();
     }
 
@@ -83,10 +87,10 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
     float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
     int stage = 0;
-    for (int slice = warp; slice * T::K < k; slice += T::WARPS) {
+    for (int slice = first_slice; slice * T::K < k; slice += WARPS) {
         wait_copies<T::STAGES - 2>();
         __syncwarp();  // the slice is there for all lanes, and all have read the one before
-        const int freed = stage == 0 ? T::STAGES - 1 : stage - 1, following = slice + (T::STAGES - 1) * T::WARPS;
+        const int freed = stage == 0 ? T::STAGES - 1 : stage - 1, following = slice + (T::STAGES - 1) * WARPS;
         fetch_w(following, freed);
         fetch_x(following, freed);
         commit_copies();
@@ -123,18 +127,37 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
             if (quarter == 0) shared[row * T::COLUMNS + lane_column + q] = sum;
         }
     __syncthreads();
-    for (int element = threadIdx.x; element < T::ROWS * T::COLUMNS; element += T::THREADS) {
+    const auto finish = [&](int element, float sum) {
         const int row = element / T::COLUMNS, column = n0 + element % T::COLUMNS;
-        if (row >= rows.count || column >= n) continue;
-        float sum = shared[element];
-#pragma unroll
-        for (int other = 1; other < T::WARPS; ++other) sum += shared[other * T::ROWS * T::COLUMNS + element];
+        if (row >= rows.count || column >= n) return;
         float value[1] = {sum + (b ? b[column] : 0.0f)};
         const int64_t offset = static_cast<int64_t>(rows.first + row) * n + column;
         if (z) z[offset] = value[0];
         Activations::forwards(activation, value);
         y[offset] = value[0];
         if (dropped) dropped[offset] = LayerDropout{seed, purpose, layer, threshold, keep}(step->number, offset, value[0]);
+    };
+    for (int element = threadIdx.x; element < T::ROWS * T::COLUMNS; element += T::THREADS) {
+        float sum = shared[element];
+#pragma unroll
+        for (int other = 1; other < T::WARPS; ++other) sum += shared[other * T::ROWS * T::COLUMNS + element];
+        if (SPLIT == 1)
+            finish(element, sum);
+        else
+            shared[element] = sum;
+    }
+    if constexpr (SPLIT > 1) {
+        constexpr int PART = T::ROWS * T::COLUMNS / SPLIT;
+        cluster_synchronize<SPLIT>();
+        const int element = rank * PART + threadIdx.x;
+        if (threadIdx.x < PART) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int block = 0; block < SPLIT; ++block)
+                sum += load_number_of_block<SPLIT>(shared_address(shared + element), block);
+            finish(element, sum);
+        }
+        cluster_synchronize<SPLIT>();  // others still read this block's sums
     }
 }
 

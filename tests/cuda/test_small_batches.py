@@ -465,6 +465,37 @@ def test_as_many_warps_share_rows_as_leave_all_blocks_on_the_card(
     assert kernels.whole_batch_backward_grid(k, n, rows, 132, has_dx=True) == ((blocks, 1, 1), warps)
 
 
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "split"),
+    [
+        (3072, 768, 4, 2),
+        (1536, 335, 32, 4),
+        (1536, 1536, 16, 1),
+        (133, 256, 32, 1),
+        (4000, 40, 8, 4),
+        (2048, 17, 32, 8),
+    ],
+)
+def test_blocks_share_k_where_columns_make_few(k: int, n: int, rows: int, split: int) -> None:
+    path = dense_path(k, n, of(rows))
+    assert isinstance(path.forward, WholeBatch) and path.forward.split == split
+    assert str(path.forward).endswith(f"k by {split} blocks") == (split > 1)
+    assert isinstance(path.dx, WholeBatch) and path.dx == path.update and path.dx.split == 1
+    older = dense_path(k, n, of(rows, setting=dataclasses.replace(STEP.setting, arch="sm_80"))).forward
+    assert isinstance(older, WholeBatch) and older.split == 1
+
+
+def test_a_forward_product_by_clusters_is_launched_as_such() -> None:
+    low = lowered(make_plan([Dense(1024, 256, "relu"), Dense(256, 700)], capacity=8), 132, arch="sm_90a")
+    made = [
+        (launch.entry.name, launch.grid)
+        for shard in low.shards
+        for launch in shard
+        if "forward_whole" in launch.entry.name
+    ]
+    assert made == [("dense_forward_whole_batch_8_by_2", (32, 1, 1)), ("dense_forward_whole_batch_8", (44, 1, 1))]
+
+
 @pytest.mark.parametrize(("in_place", "is_frozen"), [(False, False), (True, True)])
 def test_without_an_update_in_place_the_forward_product_alone_keeps_it(in_place: bool, is_frozen: bool) -> None:
     path = dense_path(784, 512, of(8, in_place=in_place), is_frozen=is_frozen)

@@ -362,6 +362,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "lane_row * T::K + 4 * quarter;",
         kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[-1]),
     ),
+    "sums of a cluster's last block left out": (
+        "whole_batch/forward.cuh",
+        "block < SPLIT; ++block)",
+        "block + 1 < SPLIT; ++block)",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[0], 4),
+    ),
+    "sums of a cluster's blocks read before they are there": (
+        "whole_batch/forward.cuh",
+        "        cluster_synchronize<SPLIT>();\n        const int element",
+        "        const int element",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[-1], 2),
+    ),
+    "all blocks of a cluster take the slices of the first one": (
+        "whole_batch/forward.cuh",
+        "first_slice = rank * T::WARPS + warp;",
+        "first_slice = warp;",
+        kernels.dense_forward_whole_batch(kernels.WHOLE_BATCHES[1], 8),
+    ),
     "a piece of a long row split with the scale of the others": (
         "gemm/split_operands.cuh",
         "first + (n - 1) / piece * piece : first;",

@@ -23,6 +23,7 @@ def dense_forward_whole_batch(
     k: int,
     n: int,
     *,
+    split: int = 1,
     plain: bool = False,
     fetched: bool = False,
     shift: bool = False,
@@ -33,8 +34,8 @@ def dense_forward_whole_batch(
     shape, outputs = (batch.capacity, n), finish(activation, *chained(x, w), b, batch, with_z=not plain)
     return Case(
         f"{batch}-{k}x{n}-{activation}-rate{rate}" + "-plain" * plain + "-fetched" * fetched + "-shifted" * shift,
-        kernels.dense_forward_whole_batch(most),
-        kernels.whole_batch_forward_grid(n),
+        kernels.dense_forward_whole_batch(most, split),
+        kernels.whole_batch_forward_grid(n, split),
         {
             **batch.args, **given, "w": Shifted(w) if shift else w, "b": b, "z": None if plain else blank(*shape),
             "y": blank(*shape), "dropped": blank(*shape) if rate else None, "k": k, "n": n,
@@ -102,6 +103,12 @@ def whole_batch_cases() -> Iterator[Case]:
         for warps in (1, 2, 4, 8):  # of a block that share rows of W
             yield dense_backward_whole_batch("RMSprop", most, whole(most), 70, 900, multiprocessors=warps * warps)
         yield dense_forward_whole_batch("gelu", most, whole(most), 68, 36, shift=True)
+        for split in kernels.WHOLE_BATCH_SPLITS[1:]:  # warps without a slice, some with more than the ring holds
+            for rows, (k, n) in product({1, most - 1}, [(1, 33), (262, 36), (1500, 37), (130 * split, 18)]):
+                yield dense_forward_whole_batch("tanh", most, whole(rows), k, n, split=split, plain=k % 4 == 0)
+            yield dense_forward_whole_batch(
+                "silu", most, batches(most)[1], 270, 19, split=split, fetched=True, rate=0.3
+            )
     for activation in ACTIVATIONS:
         yield dense_forward_whole_batch(activation, SMALLEST, whole(3), 20, 21)
         yield dense_backward_whole_batch("SGD", SMALLEST, whole(3), 21, 20, activation=activation)

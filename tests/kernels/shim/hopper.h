@@ -80,6 +80,11 @@ float4 load_of_block(uint32_t address, int rank) {
     return shared_at<float4>(address, blockIdx.x / CLUSTER * CLUSTER + rank);
 }
 
+template <int CLUSTER>
+float load_number_of_block(uint32_t address, int rank) {
+    return shared_at<float>(address, blockIdx.x / CLUSTER * CLUSTER + rank);
+}
+
 // A block's threads meet, and then one of each block at a barrier of this function's own.
 template <int CLUSTER>
 void cluster_synchronize() {

@@ -404,6 +404,7 @@ def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
 
 WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
 _FORWARD_COLUMNS, _FORWARD_K = 16, 16  # of a block of the forward pass; rows of W of a slice
+WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
 _DROPOUT = "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"  # keep is 0 without one
@@ -414,24 +415,40 @@ def whole_batch(rows: int) -> int:
     return next(most for most in WHOLE_BATCHES if rows <= most)
 
 
-def dense_forward_whole_batch(rows: int) -> Entry:
-    """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read."""
+def _forward_warps(rows: int) -> int:
+    """Of a block of the forward pass, whose warps take slices in turn."""
+    return 8 if rows > 16 else 16
+
+
+def dense_forward_whole_batch(rows: int, split: int = 1) -> Entry:
+    """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read.
+
+    ``split``, one of WHOLE_BATCH_SPLITS, blocks have the same columns, each of them a part of k.
+    """
     signature = (
         f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
         f"float* dropped[rows,n], int k, int n, int activation, {_DROPOUT}"
     )
     name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}>"
-    warps, stages = (8 if rows > 16 else 16), (3 if rows == 16 else 4)
+    warps, stages = _forward_warps(rows), (3 if rows == 16 else 4)
     return Entry(
-        f"{name}_{rows}", "whole_batch/forward.cuh", f"{name}<{block}>", arguments(signature),
-        warps * WARP, 4 * warps * stages * _FORWARD_K * (_FORWARD_COLUMNS + rows), blocks=16 // warps, needs="sm_80",
-        spill_bytes=64, prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
+        f"{name}_{rows}" + f"_by_{split}" * (split > 1), "whole_batch/forward.cuh", f"{name}<{block}, {split}>",
+        arguments(signature), warps * WARP, 4 * warps * stages * _FORWARD_K * (_FORWARD_COLUMNS + rows),
+        blocks=16 // warps, needs="sm_90a" if split > 1 else "sm_80", cluster=split, spill_bytes=64,
+        prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
     )  # fmt: skip
 
 
-def whole_batch_forward_grid(n: int) -> tuple[int, int, int]:
+def whole_batch_forward_grid(n: int, split: int = 1) -> tuple[int, int, int]:
     """Blocks for n columns."""
-    return ceil_div(n, _FORWARD_COLUMNS), 1, 1
+    return split * ceil_div(n, _FORWARD_COLUMNS), 1, 1
+
+
+def whole_batch_split(k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """Of WHOLE_BATCH_SPLITS the largest that leaves at most one block for a multiprocessor and each warp two slices."""
+    slices = ceil_div(k, _FORWARD_K) // (2 * _forward_warps(rows))
+    most = min(multiprocessors // ceil_div(n, _FORWARD_COLUMNS), slices)
+    return max(split for split in WHOLE_BATCH_SPLITS if split <= max(1, most))
 
 
 def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
@@ -520,6 +537,6 @@ def dense_entries() -> list[Entry]:
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
-    entries += [dense_forward_whole_batch(rows) for rows in WHOLE_BATCHES]
+    entries += [dense_forward_whole_batch(rows, split) for rows in WHOLE_BATCHES for split in WHOLE_BATCH_SPLITS]
     entries += [dense_backward_whole_batch(rule, rows) for rule in RULES for rows in WHOLE_BATCHES]
     return [*entries, dense_backward_atomic()]

@@ -160,13 +160,17 @@ class FewRows:
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one."""
+    """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one.
+
+    ``split`` blocks of a forward product have the same columns, each a part of k.
+    """
 
     rows: int
     why: str
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"whole batch of {self.rows} rows"
+        return f"whole batch of {self.rows} rows" + f", k by {self.split} blocks" * (self.split > 1)
 
 
 @dataclass(frozen=True)
@@ -477,7 +481,8 @@ def dense_path(k: int, n: int, work: Work, *, is_frozen: bool = False) -> DenseP
         both = Atomic('reduction="atomic": blocks of both products add their sums to memory by atomicAdd')
         return DensePath(forward, both, both)
     if isinstance(forward, WholeBatch) and work.in_place and not is_frozen:
-        return DensePath(forward, forward, forward)
+        backward = replace(forward, split=1)
+        return DensePath(forward, backward, backward)
     tile, reason = small_batch_tile(work.rows, k, n, work.setting.multiprocessors)
     dx = _of_tile(tile, f"{_why_simt(k, n, work)}; {reason}")
     return DensePath(forward, dx, None if is_frozen else _update(k, n, work))
@@ -510,7 +515,8 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
-        return WholeBatch(most, why)
+        may_split = thresholds.WHOLE_BATCH_MAY_SPLIT and card.arch == "sm_90a"
+        return WholeBatch(most, why, kernels.whole_batch_split(k, n, most, card.multiprocessors) if may_split else 1)
     if not is_cut(k, n):
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)

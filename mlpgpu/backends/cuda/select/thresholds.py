@@ -245,6 +245,11 @@ COUNTED_TENTHS = 12
 # by 6144 at 4 rows: 1,784 -> 814; 2738-4096-4096-8 at 32 rows in tf32: 394 -> 356, in bfloat16 320 -> 357.
 WHOLE_BATCH_IS_USED = True
 
+# True: where columns make blocks for at most half the card, those of a cluster share k in a forward product.  Not
+# measured: follows from 48 blocks, for 3072 by 768 at 4 rows, which take 10 µs, 5 of them for the bytes that a
+# multiprocessor has from the second-level cache.
+WHOLE_BATCH_MAY_SPLIT = True
+
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 

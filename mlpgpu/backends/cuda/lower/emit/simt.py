@@ -36,7 +36,8 @@ def forward(shard: Shard, group: DenseForward) -> None:
     if isinstance(path, WholeBatch):
         values |= {"activation": kernels.activation_number(op.activation), **shard.dropout(group.dropout)}
         values["dropped"] = shard.stored(group.dropout.y) if group.dropout else None
-        entry, grid = kernels.dense_forward_whole_batch(path.rows), kernels.whole_batch_forward_grid(n)
+        entry = kernels.dense_forward_whole_batch(path.rows, path.split)
+        grid = kernels.whole_batch_forward_grid(n, path.split)
     else:
         entry, grid = kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n)
     shard.add(group, entry, grid, **values)
