@@ -20,13 +20,10 @@ namespace mlpgpu {
 
 // The shape of a block's work. A cluster is CLUSTER tiles, one below the other, that share their columns of B. ACROSS
 // consumers share 64 rows: in a small tile, where the epilogue takes a large part of the time, more warps finish it. Tiles
-// of 16 columns let products of few rows fill the card. Of short products BLOCKS share a multiprocessor, so that one's
-// epilogue waits for memory while another one's computes; then a thread has no registers for what an epilogue would load
-// ahead.
-template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_, int BLOCKS_ = 1>
+// of 16 columns let products of few rows fill the card.
+template <class Format_, int M_, int N_, int STAGES_, int CLUSTER_, int ACROSS_>
 struct Sm90Tile {
     using Format = Format_;  // of gemm/operand_formats.cuh
-    static constexpr int BLOCKS = BLOCKS_;
     static constexpr int COMPONENTS = Format::COMPONENTS, M = M_, N = N_, STAGES = STAGES_, CLUSTER = CLUSTER_, ACROSS = ACROSS_;
     static constexpr int K = 64, ROW_BYTES = 128;  // elements of a slice along k, and their bytes
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer

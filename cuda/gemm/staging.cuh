@@ -21,8 +21,7 @@ struct StagedEpilogue {
     static constexpr int SUMS = (T::COMPONENTS + T::Format::PROMOTED) * T::COUNT;
     static constexpr int READ_WORDS = sizeof(Read) / 4, SCALE_WORDS = sizeof(Scales) / 4;
     static constexpr bool RESCALES = SCALE_WORDS > 0;  // this makes the code of an epilogue long
-    static constexpr bool PREFETCHES =
-        T::BLOCKS == 1 && !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
+    static constexpr bool PREFETCHES = !Epilogue::READS_COMPONENTS && !RESCALES && SUMS + PIECES * QUADS * READ_WORDS <= 192;
     static constexpr bool READS_IN_GROUPS = READ_WORDS > 8;  // of quads, not in whole pieces
 
     const Epilogue& epilogue;

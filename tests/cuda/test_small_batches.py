@@ -31,13 +31,12 @@ from mlpgpu.backends.cuda.kernels import (
     OPERAND_FORMATS,
     WARP_SPLIT_TILES,
     OperandFormat,
-    Sm90Tile,
     all_entries,
     narrow_tiles,
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import dense, thresholds
-from mlpgpu.backends.cuda.select.counted import cluster_clocks, gemm_clocks, is_faster, product_clocks, simt_clocks
+from mlpgpu.backends.cuda.select.counted import cluster_clocks, gemm_clocks, is_faster, simt_clocks
 from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
@@ -52,14 +51,7 @@ from mlpgpu.backends.cuda.select.dense import (
 )
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting, Work
-from mlpgpu.backends.cuda.select.tiles import (
-    gemm_tile,
-    product_gemm_tile,
-    product_tile,
-    simt_tile,
-    small_batch_tile,
-    weight_tile,
-)
+from mlpgpu.backends.cuda.select.tiles import gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
 from mlpgpu.layers import Layer
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
@@ -70,7 +62,7 @@ STEP = Work(
 )  # fmt: skip
 EVERYWHERE = {
     "NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1,
-    "COUNTED_TENTHS": 0, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False, "SHORT_PRODUCTS_SHARE": False,
+    "COUNTED_TENTHS": 0, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False,
 }  # fmt: skip
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
@@ -622,38 +614,6 @@ def test_an_epoch_on_narrow_tiles(
             not sums_apart,
         ]
     check_epoch(epoch, host, operand_format, len(made))
-
-
-@pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("case", STEPS)
-def test_an_epoch_whose_blocks_share_multiprocessors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the product that ends with the loss, which takes a block's registers."""
-    monkeypatch.setattr(thresholds, "SHORT_PRODUCTS_SHARE", True)
-    epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision="bfloat16")
-    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
-    made = [launch.entry for shard in host.low.shards for launch in shard if launch.entry.products]
-    (tile,) = kernels.short_tiles(BFLOAT16)
-    for entry in made:
-        is_of_rows = entry.name.startswith(("tensor_forward", "tensor_backward_input")) and "loss" not in entry.name
-        assert entry.name.endswith(f"_{tile.name}") == is_of_rows and entry.blocks == (
-            2 if is_of_rows else entry.blocks
-        )
-    check_epoch(epoch, host, BFLOAT16, len(made))
-
-
-@given(st.integers(1, 20_000), st.integers(1, 2000), st.integers(1, 2000), st.sampled_from([1, 20, 132]))
-def test_blocks_share_a_multiprocessor_where_that_is_counted_least(
-    m: int, n: int, k: int, multiprocessors: int
-) -> None:
-    for operand_format in OPERAND_FORMATS:
-        usual = gemm_tile(operand_format, m, n, multiprocessors, "sm_90a")[0]
-        tile, why = product_gemm_tile(operand_format, m, n, k, multiprocessors, "sm_90a")
-        short = kernels.short_tiles(operand_format)
-        assert tile == usual or (tile in short and k <= thresholds.SHORT_MOST_TERMS)
-        if tile != usual:
-            assert isinstance(usual, Sm90Tile) and isinstance(tile, Sm90Tile)
-            counted = [product_clocks(each, m, n, k, multiprocessors) for each in (tile, usual)]
-            assert is_faster(*counted) and all(f"{clocks:,}" in why for clocks in counted)
 
 
 @pytest.mark.usefixtures("everywhere")

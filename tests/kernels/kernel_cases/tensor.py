@@ -33,7 +33,6 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_weight_tiles,
     padded_columns,
     padded_rows,
-    short_tiles,
     sm80_tiles,
     sm90_tiles,
 )
@@ -75,12 +74,7 @@ ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16
 def makes_weights(tile: GemmTile) -> bool:
     """Whether gradients of weights are made with a tile, as all but the narrowest make them."""
     few_columns, of_weights = narrow_tiles(tile.operand_format), narrow_weight_tiles(tile.operand_format)
-    return tile not in (*few_columns, *short_tiles(tile.operand_format)) or tile in of_weights
-
-
-def makes_losses(tile: GemmTile) -> bool:
-    """Whether forward products that end with a loss are made with a tile."""
-    return tile.operand_format.is_single and makes_activations(tile) and tile not in short_tiles(tile.operand_format)
+    return tile not in few_columns or tile in of_weights
 
 
 def makes_activations(tile: GemmTile) -> bool:
@@ -95,8 +89,8 @@ SAMPLED_TILES = [
     tile
     for operand_format in OPERAND_FORMATS
     for tile in (
-        *sm90_tiles(operand_format), *narrow_tiles(operand_format), *short_tiles(operand_format),
-        *cluster_split_tiles(operand_format), sm80_tiles(operand_format)[0],
+        *sm90_tiles(operand_format), *narrow_tiles(operand_format), *cluster_split_tiles(operand_format),
+        sm80_tiles(operand_format)[0],
     )
 ]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
@@ -114,7 +108,11 @@ SAMPLE = {
             for activation in ("identity", "relu", "tanh", "gelu")
             if makes_activations(tile)
         ),
-        *(kernels.tensor_forward_loss(name, tile) for name in ("huber", "binary_cross_entropy") if makes_losses(tile)),
+        *(
+            kernels.tensor_forward_loss(name, tile)
+            for name in ("huber", "binary_cross_entropy")
+            if tile.operand_format.is_single and makes_activations(tile)
+        ),
     )
 }
 
@@ -717,7 +715,7 @@ def products(
 ) -> Iterator[tuple[Case, str]]:
     """A · B as each of a layer's three products, on these tiles or all; and the array that it is left in."""
     usual = *sm80_tiles(operand_format), *sm90_tiles(operand_format), *narrow_tiles(operand_format)
-    for tile in tiles or (*usual, *short_tiles(operand_format), *cluster_split_tiles(operand_format)):
+    for tile in tiles or (*usual, *cluster_split_tiles(operand_format)):
         if makes_activations(tile):
             yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
             transposed = np.ascontiguousarray(b.T)
@@ -850,7 +848,7 @@ def product_cases() -> Iterator[Case]:
 def narrow_cases() -> Iterator[Case]:
     """Tiles of few columns: each format, each way its operands lie, borders, several tiles a block, each epilogue."""
     for operand_format in OPERAND_FORMATS:
-        for tile in (*narrow_tiles(operand_format), *short_tiles(operand_format)):
+        for tile in narrow_tiles(operand_format):
             yield from _narrow_cases(tile)
 
 
@@ -873,7 +871,7 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
             x, w = normal(batch.capacity, 67), normal(67, 136)
             yield tensor_forward(tile, "tanh", batch, x, w, components_alone=True)
             yield tensor_backward_input(tile, "gelu", batch, x, np.ascontiguousarray(w.T))
-    if makes_losses(tile):
+    if tile.operand_format.is_single:
         for name in kernels.SUMS_OF_TERMS:
             yield tensor_forward_loss(tile, name, whole(33), 37, 72)
     if not makes_weights(tile):

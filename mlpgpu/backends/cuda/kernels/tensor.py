@@ -78,25 +78,23 @@ class Sm80Tile:
 
 @dataclass(frozen=True)
 class Sm90Tile:
-    """How gemm/gemm_sm90.cuh makes a product of components: the blocks that fit on the card take one tile of C after
+    """How gemm/gemm_sm90.cuh makes a product of components: a block for each multiprocessor takes one tile of C after
     another.
 
     Attributes:
         across: warpgroups that share 64 rows.  Two finish the epilogue of a small tile in half the time, and read a
             third more of shared memory for its product.
-        blocks: that share a multiprocessor.  Of a short product the epilogue takes most of the time, and one block's
-            waits for memory while another one's computes.
     """
 
     operand_format: OperandFormat
     m: int
     n: int
     across: int = 1
-    blocks: int = 1
 
     main_loop = "gemm/gemm_sm90.cuh"
     source = "const TensorMap*"
     needs = "sm_90a"
+    blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True  # programmatic dependent launch
     K = 64
@@ -120,15 +118,11 @@ class Sm90Tile:
     def stages(self) -> int:
         """Stages of the ring: as many as shared memory holds, for more than 6 gain nothing but where they are small."""
         enough = max(6, ceil_div(self.ON_THEIR_WAY, self.stage_bytes))
-        room = self.SHARED_BYTES // self.blocks - self.BLOCK_BYTES - self._staging_bytes
-        return min(enough, room // (self.stage_bytes + self.BARRIER_BYTES))
+        return min(enough, (self.SHARED_BYTES - self._staging_bytes) // (self.stage_bytes + self.BARRIER_BYTES))
 
     ON_THEIR_WAY = 64 << 10  # bytes of stages, at least: 64 a clock from the cache, for the 1,000 clocks that they take
     BARRIER_BYTES, END_BYTES = 16, 16  # of a stage's barriers, and of the one after them
-    SHARED_BYTES = 228 << 10  # of a multiprocessor
-    BLOCK_BYTES = (
-        2048 + END_BYTES
-    )  # that each block takes besides: the card's own, and what aligning the stages may take
+    SHARED_BYTES = (227 << 10) - 1024 - END_BYTES  # of a block, less what aligning the stages may take
 
     @property
     def _staging_bytes(self) -> int:
@@ -143,13 +137,13 @@ class Sm90Tile:
     @property
     def name(self) -> str:
         """The tile as part of an entry's name."""
-        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}" + f"_of_{self.blocks}" * (self.blocks > 1)
+        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}"
 
     @property
     def struct(self) -> str:
         """The product of dense/tensor_dense.cuh."""
         shape = f"{self.operand_format.struct}, {self.m}, {self.n}, {self.stages}, {self.cluster}, {self.across}"
-        return f"GemmSm90<Sm90Tile<{shape}{f', {self.blocks}' if self.blocks > 1 else ''}>>"
+        return f"GemmSm90<Sm90Tile<{shape}>>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
         """The staging tiles, then the stages, aligned to 1024, and their barriers."""
@@ -180,7 +174,7 @@ class Sm90Tile:
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
-        return self.cluster * min(self.clusters(m, n), max(1, self.blocks * multiprocessors // self.cluster)), 1, 1
+        return self.cluster * min(self.clusters(m, n), max(1, multiprocessors // self.cluster)), 1, 1
 
 
 @dataclass(frozen=True)
@@ -281,15 +275,6 @@ def narrow_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     There are none of single halves, whose networks have wide layers.
     """
     return () if operand_format == HALF else (Sm90Tile(operand_format, 64, 64), Sm90Tile(operand_format, 64, 16))
-
-
-def short_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
-    """Those of products with so few terms that finishing a tile takes longer than multiplying it.
-
-    Of two components two warpgroups finish a tile anyway.
-    """
-    is_light = operand_format.is_single and not operand_format.scaled
-    return tuple(replace(tile, blocks=2) for tile in narrow_tiles(operand_format)[:1]) if is_light else ()
 
 
 def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
@@ -412,10 +397,9 @@ def tensor_entries() -> list[Entry]:
         for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_split_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
             entries += [tensor_backward_update(rule, tile) for rule in RULES]
-        of_rows = *usual, *narrow_tiles(operand_format)
-        for tile in (*of_rows, *short_tiles(operand_format)):
+        for tile in (*usual, *narrow_tiles(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
-        if operand_format.is_single:
-            entries += [tensor_forward_loss(loss, tile) for tile in of_rows for loss in SUMS_OF_TERMS]
+            if operand_format.is_single:
+                entries += [tensor_forward_loss(loss, tile) for loss in SUMS_OF_TERMS]
     return entries

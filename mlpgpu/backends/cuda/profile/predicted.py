@@ -13,8 +13,8 @@ from ..select import thresholds
 from ..select.counted import (
     cluster_clocks,
     few_columns_clocks,
+    gemm_clocks,
     parts_of_rows,
-    product_clocks,
     row_step_clocks,
     simt_clocks,
     summing_clocks,
@@ -105,13 +105,12 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
             return cluster_clocks(shared, k, n, rows, multiprocessors)
     tiles: tuple[Sm90Tile, ...] = (
         *kernels.sm90_tiles(entry.operand_format), *kernels.narrow_tiles(entry.operand_format),
-        *kernels.short_tiles(entry.operand_format),
     )  # fmt: skip
     found = next((tile for tile in tiles if entry.name.endswith(f"_{tile.name}")), None)
     if found is None:
         return None
     if is_forward or is_input:
-        return product_clocks(found, *shape, multiprocessors)
+        return gemm_clocks(found, *shape, multiprocessors)
     clocks = weight_clocks(found, k, n, rows, multiprocessors)
     has_sums = launch.values.get("db_partials") is not None
     return max(clocks, summing_clocks(found, k, n, rows, multiprocessors)) if has_sums else clocks

@@ -130,7 +130,6 @@ class Products:
             *kernels.sm80_tiles(operand_format),
             *kernels.sm90_tiles(operand_format),
             *kernels.narrow_tiles(operand_format),
-            *kernels.short_tiles(operand_format),
             *kernels.cluster_split_tiles(operand_format),
         )
         return next(tile for tile in tiles if launch.entry.name.endswith(f"_{tile.name}"))

@@ -35,23 +35,6 @@ def slice_clocks(tile: Sm90Tile, m: int, n: int, multiprocessors: int) -> int:
     return waves * max(multiply, shared_memory)
 
 
-def product_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) -> int:
-    """Of a forward product or dx (m, n) over k terms on tensor cores, with what finishes tiles.
-
-    The producer loads the next tile's slices meanwhile, so the longer of both counts, and the first tile's slices.
-    """
-    tile, slices = tile.with_light_epilogue(), ceil_div(k, tile.K)
-    of_slice = max(
-        slice_clocks(tile, tile.m, tile.n, multiprocessors),
-        tile.stage_bytes // thresholds.CACHE_BYTES_PER_BLOCK_CLOCK,
-    )
-    clusters, at_once = tile.clusters(m, n), max(1, multiprocessors // tile.cluster)
-    multiplied = ceil_div(clusters, at_once) * slices * of_slice
-    elements = tile.n // (2 * tile.across)  # of a thread
-    finished = elements * thresholds.FINISHED_CLOCKS[tile.operand_format.components]
-    return max(multiplied, ceil_div(clusters, tile.blocks * at_once) * finished) + slices * of_slice
-
-
 def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) -> int:
     """Of an m by n product over k on tensor cores."""
     return ceil_div(k, tile.K) * slice_clocks(tile, m, n, multiprocessors)

@@ -30,7 +30,7 @@ from .counted import (
     update_clocks,
 )
 from .setting import Verdict, Work
-from .tiles import fills, product_gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
+from .tiles import fills, gemm_tile, product_tile, simt_tile, small_batch_tile, weight_tile
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
-        tile, _ = product_gemm_tile(operand_format, rows, columns, depth, sms, arch)
+        tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
         clocks += gemm_clocks(tile, rows, columns, depth, sms) if is_made else 0
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
@@ -497,16 +497,16 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     if work.is_training and not _is_large(k, n, work):
         why = _on_narrow_tiles(k, n, work).why
 
-    def made(m: int, columns: int, terms: int) -> Gemm:
-        tile, reason = product_gemm_tile(operand_format, m, columns, terms, card.multiprocessors, card.arch)
+    def made(m: int, columns: int) -> Gemm:
+        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
         return Gemm(tile, f"{why}; {reason}")
 
     rows = _product_rows(work)
-    forward = made(rows, n, k)
+    forward = made(rows, n)
     if not work.is_training:
         return DensePath(forward, None, None)
     of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch, in_place=work.in_place)
-    return DensePath(forward, made(rows, k, n), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
+    return DensePath(forward, made(rows, k), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
 
 
 def _forward(k: int, n: int, work: Work) -> Forward:

@@ -68,15 +68,6 @@ MOST_UNSCALED_WEIGHTS = 1 << 21
 MULTIPLIED_PER_CLOCK = 2048
 SHARED_BYTES_PER_CLOCK = 128
 
-# True: forward and dx of so few terms that to finish a tile takes longer than to multiply it have small tiles, of which
-# two blocks share a multiprocessor, where these are counted to take less.  An H100 under ncu: 8,192 × 256 by 64 × 128,
-# one block a multiprocessor, 10.1 µs over 12 terms, 10.1 over 256; its warps issue an instruction in a fifth of their
-# cycles.  So a thread takes so many clocks to finish an element of C, by components.
-SHORT_PRODUCTS_SHARE = True
-SHORT_MOST_TERMS = 512
-FINISHED_CLOCKS = {1: 80, 2: 130}
-CACHE_BYTES_PER_BLOCK_CLOCK = 64  # that the copy engine brings from the second-level cache
-
 # --- small batches ---
 
 # True: narrow tiles on tensor cores and tiles of multiply-adds whose warps share k, wherever they are counted to take

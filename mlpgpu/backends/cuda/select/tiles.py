@@ -19,12 +19,11 @@ from ..kernels import (
     cluster_split_tiles,
     narrow_tiles,
     narrow_weight_tiles,
-    short_tiles,
     sm80_tiles,
     sm90_tiles,
 )
 from . import thresholds
-from .counted import cluster_clocks, gradient_clocks, is_faster, product_clocks, simt_clocks, slice_clocks
+from .counted import cluster_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -100,24 +99,6 @@ def gemm_tile(
     enough = "enough" if has_work else "too few"
     why = f"tiles of {largest.m}×{largest.n} make {blocks:,} blocks, {enough} for {multiprocessors} SMs"
     return largest if has_work else smallest, why
-
-
-def product_gemm_tile(
-    operand_format: OperandFormat, m: int, n: int, k: int, multiprocessors: int, arch: str
-) -> tuple[GemmTile, str]:
-    """The tile on tensor cores of a forward product or dx (m, n) over k terms, and why: that of :func:`gemm_tile`,
-    unless one of which several blocks share a multiprocessor is counted to take less."""
-    usual, why = gemm_tile(operand_format, m, n, multiprocessors, arch)
-    may_share = thresholds.NARROW_TILES_ARE_USED and thresholds.SHORT_PRODUCTS_SHARE
-    if not isinstance(usual, Sm90Tile) or not may_share or k > thresholds.SHORT_MOST_TERMS:
-        return usual, why
-    known = product_clocks(usual, m, n, k, multiprocessors)
-    for tile in short_tiles(operand_format):
-        clocks = product_clocks(tile, m, n, k, multiprocessors)
-        if is_faster(clocks, known):
-            named = f"{tile.m}×{tile.n}, {tile.blocks} blocks a multiprocessor"
-            return tile, f"counted clocks: {clocks:,} by {named}, {known:,} by {usual.m}×{usual.n}"
-    return usual, why
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import zip_longest
 
 from ... import kernels
-from ...kernels import GemmTile, Sm80Tile, Sm90Tile, padded_columns, padded_rows
+from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
 from .operands import (
@@ -149,8 +148,6 @@ def forward(shard: Shard, group: GemmForward) -> None:
 
 def forward_loss(shard: Shard, group: GemmForwardLoss) -> None:
     op, loss, tile = group.op, group.loss, group.path.tile
-    if isinstance(tile, Sm90Tile):  # a loss takes a block's registers
-        tile = replace(tile, blocks=1)
     k, n = shard.shapes[op.weight]
     assert loss.delta is not None
     delta_components = components_of(shard, loss.delta)
