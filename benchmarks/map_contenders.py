@@ -59,6 +59,7 @@ WAYS: dict[str, dict[str, float]] = {
     "no clusters": {"CLUSTERS_SHARE_ROWS": False},
     "split along k": {"UNCUT_LEAST_N": NEVER, "UNCUT_LEAST_N_OF_SCALED": NEVER},
     "heads by rows": {"COLUMN_HEADS_ARE_USED": False},
+    "no few columns": {"FEW_COLUMNS_MOST_ROWS": 0},
     "sums beside": {"COLUMNS_MAY_BE_SUMMED_APART": False},
     "usual tiles": {"TILES_ARE_COUNTED": False, "UPDATES_HAVE_PARTS": False},
 }

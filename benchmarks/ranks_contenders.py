@@ -62,10 +62,7 @@ class Task:
 def by_mlpgpu(task: Task) -> float | None:
     """Ours: the batch in as many shards as ranks, which is what a script without ``streams=`` gets."""
     import mlpgpu as mg
-    from mlpgpu.backends.cuda.select import thresholds
 
-    if task.is_on_cards:
-        thresholds.RANKS_ON_CARDS = True  # whose time is asked for
     widths, batch, rows, seconds = task.widths, task.batch, task.rows, task.seconds
 
     layers = [

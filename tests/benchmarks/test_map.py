@@ -166,6 +166,49 @@ def test_a_ratio_is_of_the_fastest_contender_of_a_library(script: ModuleType) ->
     assert map_measure.ratios({"JAX, a": [1.0]}) == {}
 
 
+def test_ways_of_mlpgpu_are_no_peers(script: ModuleType) -> None:
+    from map_measure import ratios
+    from map_report import report
+
+    found = ratios({"mlpgpu": [2.0], "mlpgpu, plain cores": [1.5], "mlpgpu, one": [4.0], "JAX, plain scan": [3.0]})
+    assert found["ratio"] == 1.5 and found["ways"] == {"plain cores": 0.75, "one": 2.0}
+    point = {"seed": "s", "widths": [2, 3], "batch_size": 4, "precision": "tf32", "optimizer": "adam"}
+    point |= {"activation": "relu", "dropout": 0.0, "source": "float32", "backend": "cuda", "contenders": {}}
+    lines = [{**point, "number": number, "ways": ways} for number, ways in enumerate((found["ways"], {"one": 0.95}))]
+    text = report(lines)
+    assert "of 2 points with other ways the chosen one takes at most 1.1 times the fastest: 1" in text
+    assert [line.split()[-3:] for line in text.splitlines()[-2:]] == [
+        ["plain", "cores", "0.75"],
+        ["relu", "one", "0.95"],
+    ]
+
+
+def test_thresholds_of_ways_are_put_back(script: ModuleType) -> None:
+    from counted import thresholds_of
+    from map_contenders import WAYS
+
+    from mlpgpu.backends.cuda.select import thresholds
+
+    before = dict(vars(thresholds))
+    for changed in WAYS.values():
+        with pytest.raises(ZeroDivisionError), thresholds_of(changed):
+            assert set(changed) <= set(before)
+            raise ZeroDivisionError
+    assert vars(thresholds) == before
+
+
+@pytest.mark.parametrize("rows", [16, 2000])
+def test_kernels_are_known_without_a_card(rows: int, script: ModuleType) -> None:
+    """Those of the persistent kernel where the plan trains in it, else of its launches."""
+    import ahead
+
+    point = small_point(script, widths=(784, 128, 10), batch_size=rows, rows=2 * rows)
+    entries = ahead.entries_of(point, {}, ahead.CARDS["H200"])
+    assert any(entry.header.startswith("persistent/") for entry in entries) == (rows == 16)
+    launches = ahead.entries_of(point, ahead.WAYS["launch by launch"], ahead.CARDS["H200"])
+    assert not any(entry.header.startswith("persistent/") for entry in launches)
+
+
 # --- processes ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -12,16 +13,20 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from helpers import EPS32
+from hypothesis import given
+from hypothesis import strategies as st
 from shim_runner import Unwritten, run
+from test_cuda_lowering import on_tensor_cores, plans
 
 import mlpgpu as mg
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered, Map
 from mlpgpu.backends.cuda.lower.lowering import lower
-from mlpgpu.backends.cuda.profile import explain
+from mlpgpu.backends.cuda.profile import explain, predicted
 from mlpgpu.backends.cuda.profile.costs import array_bytes, flops, lengths_of, moved_bytes
 from mlpgpu.backends.cuda.profile.explain import Profile, gantt
+from mlpgpu.backends.cuda.profile.paths import CARDS, describe_on
 from mlpgpu.backends.cuda.profile.peak_rates import PeakRates
 from mlpgpu.backends.cuda.profile.predictions import describe_predictions
 from mlpgpu.backends.cuda.profile.probe import TimedLaunch
@@ -410,3 +415,56 @@ def test_predictions_are_explained_by_the_launches_that_make_them(arch: str, sou
     first = describe_predictions(large, 132, arch, source).split("\n\n")[0]
     on_tensor_cores = "the network is not one launch: 2 Dense is made otherwise than by chains of multiply-adds"
     assert (on_tensor_cores in first) == (arch != "sm_75")
+
+
+# --- predicted ---
+
+
+def dense_plan(*widths: int, rows: int, precision: str = "float32") -> Plan:
+    layers = [mg.Dense(*pair, "relu") for pair in pairwise(widths)]
+    return mg.Network(layers, seed=1).lower(
+        capacity=rows, loss="squared_error", optimizer=mg.Adam(0.1), precision=precision
+    )
+
+
+def predicted_step(*widths: int, rows: int, precision: str = "float32") -> list[Launch]:
+    plan = dense_plan(*widths, rows=rows, precision=precision)
+    low = lower(plan, multiprocessors=132, source="float32", arch="sm_90a")
+    return [*low.begin, *low.shards[0], *low.finish]
+
+
+def seconds(launches: list[Launch], rows: int, rates: PeakRates = predicted.H200) -> float:
+    return sum(predicted.predicted_seconds(launch, rows, 132, rates) for launch in launches)
+
+
+@given(plans(), st.booleans())
+def test_every_launch_of_a_step_is_predicted(plan: Plan, large: bool) -> None:
+    low = on_tensor_cores(plan, large=large, multiprocessors=132, arch="sm_90a")
+    for launch in (*low.begin, *low.shards[0], *low.finish):
+        found = predicted.predicted_seconds(launch, plan.capacity, 132)
+        assert 1e-6 < found < 1.0 and math.isfinite(found), launch.entry.name
+
+
+def test_more_rows_take_longer_and_so_does_less_memory() -> None:
+    widths = 784, 1024, 1024, 10
+    for precision in ("float32", "tf32", "bfloat16"):
+        few, many = (seconds(predicted_step(*widths, rows=rows, precision=precision), rows) for rows in (1024, 16_384))
+        assert 3 * few < many
+    slow = PeakRates(copied=1e12, cached=1e12, computed=predicted.H200.computed, cache_bytes=predicted.H200.cache_bytes)
+    large = predicted_step(64, 8192, 8192, 10, rows=4)
+    assert seconds(large, 4, slow) > 2 * seconds(large, 4)
+
+
+def test_no_launch_is_predicted_to_outrun_memory() -> None:
+    for launch in predicted_step(64, 8192, 8192, 10, rows=4):
+        assert predicted.predicted_seconds(launch, 4, 132) >= predicted.H200.floor(0, moved_bytes(launch, 4))
+
+
+def test_a_step_on_a_card_that_is_not_here_is_described_with_its_prediction() -> None:
+    plan = dense_plan(784, 1024, 1024, 10, rows=1024)
+    text = describe_on(plan, CARDS["H200"], "float32")
+    launches = predicted_step(784, 1024, 1024, 10, rows=1024)
+    *_, last = text.splitlines()
+    assert last.split() == ["in", "all", f"{seconds(launches, 1024) * 1e6:,.1f}"]
+    assert all(launch.entry.name in text for launch in launches)
+    assert "predicted" not in describe_on(plan, CARDS["A100"], "float32")

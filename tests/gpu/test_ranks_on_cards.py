@@ -1,8 +1,7 @@
 """Ranks that train one network on two cards or more, under mpirun: the bits of one card, and how such runs end.
 
-These have not run yet: with them the switch ``RANKS_ON_CARDS`` of mlpgpu/backends/cuda/select/thresholds.py can be
-turned on, if they pass.  On a machine with two cards, with PyCUDA, cuda-bindings, mpi4py with an mpirun, nccl4py and
-NCCL's library (``pip install -e ".[cuda,mpi,nccl,test]"``):
+On a machine with two cards, with PyCUDA, cuda-bindings, mpi4py with an mpirun, nccl4py and NCCL's library
+(``pip install -e ".[cuda,mpi,nccl,test]"``):
 
     python -m pytest tests/gpu/test_ranks_on_cards.py -m gpu -v
     python benchmarks/ranks.py --backend cuda --json ranks_on_cards.jsonl

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.select import thresholds
 
 TIED = mg.Dense(64, 64, "tanh")
 
@@ -94,5 +93,4 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
 
 
 if __name__ == "__main__":
-    thresholds.RANKS_ON_CARDS = True  # what these runs are to show
     main(Path(sys.argv[1]), sys.argv[2], ends=next(iter(sys.argv[3:]), ""))

@@ -434,6 +434,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "block, layer",
         kernels.update_layers("Momentum", None),
     ),
+    "a layer's parts of the rows counted with another layer's": (
+        "fused/update_layers.cuh",
+        "rows.arrived + tile",
+        "rows.arrived + place",
+        kernels.update_layers("Adam", kernels.WARP_SPLIT_WEIGHT, by_parts=True),
+    ),
+    "rows of dz staged second left out": (
+        "dense/small_n_update.cuh",
+        "row0 += T::STAGED_ROWS",
+        "row0 += 2 * T::STAGED_ROWS",
+        kernels.dense_backward_update("Adam", "few_columns"),
+    ),
+    "a bias moved by the sum of the first rows alone": (
+        "dense/small_n_update.cuh",
+        "of_column += delta[threadIdx.x]",
+        "of_column = delta[threadIdx.x]",
+        kernels.dense_backward_update("Momentum", "few_columns"),
+    ),
     "the order applied to inputs of a hidden layer": (
         "fused/update_layers.cuh",
         "is_first ? order : nullptr,",

@@ -22,14 +22,12 @@ import pytest
 from launched import run_ranks
 
 import mlpgpu.backends.cuda as cuda_backend
-from mlpgpu import SGD, Dense, Network
 from mlpgpu.backends.base import StepLog
-from mlpgpu.backends.cuda import check_plan, exchange, own_card
+from mlpgpu.backends.cuda import exchange, own_card
 from mlpgpu.backends.cuda.exchange import Card, Exchange, check_cards, join, warn_of_kinds
 from mlpgpu.backends.cuda.kernels.launches import At, Collective, Transfer
 from mlpgpu.backends.cuda.run.training import Training
 from mlpgpu.backends.cuda.runtime import JoinedCards, Message, bindings, nccl
-from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.errors import BackendError, ConfigurationError, MissingPackageError, RankError
 
 RANK, SIZE, IDENTITY = 1, 3, bytes(range(128))
@@ -327,7 +325,6 @@ def test_a_rank_has_the_card_of_its_number_on_the_host(
     cards: int, local: int, expected: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one card in sight, its launcher may have shown it that one alone; that no two have it is checked later."""
-    monkeypatch.setattr(thresholds, "RANKS_ON_CARDS", True)
     for name, value in {"ranks": 8, "local_rank": local, "count_devices": cards}.items():
         monkeypatch.setattr(cuda_backend, name, lambda value=value: value)
     if isinstance(expected, int):
@@ -335,16 +332,6 @@ def test_a_rank_has_the_card_of_its_number_on_the_host(
     else:
         with pytest.raises(ConfigurationError, match=expected):
             own_card()
-
-
-def test_ranks_on_cards_are_refused_until_they_have_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Network([Dense(2, 2)]).lower(capacity=4, loss="squared_error", optimizer=SGD(0.1), shards=2, ranks=2)
-    with pytest.raises(ConfigurationError, match=r"ranks on the cuda backend: expected 1, got 2.*backend='cpu'"):
-        check_plan(plan, "H200", (9, 0))
-    monkeypatch.setattr(cuda_backend, "ranks", lambda: 2)
-    assert own_card() == 0
-    monkeypatch.setattr(thresholds, "RANKS_ON_CARDS", True)
-    check_plan(plan, "H200", (9, 0))
 
 
 # --- joining, and what a step asks for ---

@@ -151,7 +151,8 @@ INNER_LEVELS = {
     ),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": (
-        *("peak_rates", "paths", "predictions", "costs", "probe", "explain", "products", "workbench", "__init__"),
+        *("peak_rates", "costs", "predicted", "paths", "predictions", "probe", "explain", "products", "workbench"),
+        "__init__",
     ),
     "backends/cuda/kernels": (
         *(

@@ -12,7 +12,6 @@ from .run.card_arrays import open_card_array
 from .run.program import CudaProgram
 from .runtime import Device, count_devices, find_device
 from .select.inference import most_rows
-from .select.ranks import trains_on_cards
 
 __all__ = ["CudaBackend", "check_plan", "open_card_array"]
 
@@ -39,9 +38,6 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
     if plan.reduction == "fast":
         expected = "'ordered' or 'atomic' for several ranks"
         raise ConfigurationError("reduction on the cuda backend", expected=expected, got="'fast'")
-    if plan.ranks != 1 and not trains_on_cards():
-        hint = "backend='cpu' trains one network on all of them, parallel='none' a network on each"
-        raise ConfigurationError("ranks on the cuda backend", expected=1, got=plan.ranks, hint=hint)
 
 
 def own_card() -> int:
@@ -52,7 +48,7 @@ def own_card() -> int:
     Raises:
         ConfigurationError: there are fewer cards than ranks on this host.
     """
-    if ranks() == 1 or not trains_on_cards():
+    if ranks() == 1:
         return 0
     cards = count_devices()
     own = local_rank() if cards > 1 else 0

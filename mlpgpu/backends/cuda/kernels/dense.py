@@ -289,7 +289,7 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
         )  # fmt: skip
     if tile == "few_columns":
         return Entry(
-            entry, "dense/few_columns_update.cuh", function, signature, *FEW_COLUMNS_SHAPE, constants=True,
+            entry, "dense/small_n_update.cuh", function, signature, *FEW_COLUMNS_SHAPE, constants=True,
             prefetched=(), unawaited=True, products=(DENSE_PRODUCT,), block="FewColumns",
         )  # fmt: skip
     prefetched = tuple((name, 0) for name in ("x", "order", "weight", "bias", "weight_slots", "bias_slots"))
@@ -329,7 +329,7 @@ def _large_k_shape(slots: int) -> tuple[int, int]:
 SMALL_N_ROWS, SMALL_N_COLUMNS = 8, 16
 SMALL_N_BATCH = 512  # rows at a time, of 16 columns
 SMALL_N_SHAPE = 256, 4 * (1024 * 10 + 4)  # threads and shared bytes of a block
-FEW_COLUMNS_SHAPE = 64, 4 * 65 * SMALL_N_COLUMNS  # FewColumns of dense/few_columns_update.cuh
+FEW_COLUMNS_SHAPE = 64, 4 * 65 * SMALL_N_COLUMNS  # FewColumns of dense/small_n_update.cuh
 
 
 def small_n_grid(k: int, n: int) -> tuple[int, int, int]:

@@ -49,7 +49,7 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         is_pass = function.startswith(("split_", "sum_columns"))
         usual = BIASES_SECONDS if function == "update_biases" else PASS_SECONDS if is_pass else OTHER_SECONDS
         return max(usual, least)
-    return LAUNCH_SECONDS + clocks / CLOCKS + _storing_clocks(launch, rows, multiprocessors) / CLOCKS
+    return LAUNCH_SECONDS + max(least, (clocks + _storing_clocks(launch, rows, multiprocessors)) / CLOCKS)
 
 
 def _storing_clocks(launch: Launch, rows: int, multiprocessors: int) -> float:
@@ -86,6 +86,7 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
     is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
     has_padding = entry.operand_format is not None and not entry.operand_format.scaled
     m = padded_rows(rows) if has_padding else rows
+    k = part if is_forward and isinstance(part := launch.values.get("part"), int) else k
     shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
     weight = kernels.WARP_SPLIT_WEIGHT
     if entry.name.endswith("_few_columns"):

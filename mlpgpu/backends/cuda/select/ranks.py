@@ -1,14 +1,9 @@
-"""Whether ranks train on cards, and how much of the gradient they exchange at a time."""
+"""How much of the gradient ranks exchange at a time."""
 
 from __future__ import annotations
 
 from . import thresholds
 from .setting import Verdict
-
-
-def trains_on_cards() -> Verdict:
-    """Whether several ranks may train a network together, each on a card."""
-    return Verdict(thresholds.RANKS_ON_CARDS, "not run on cards yet")
 
 
 def exchanged_apart(elements: int, rest: int, *, in_one: bool) -> Verdict:

@@ -329,9 +329,6 @@ MOST_STAGED_BYTES = 16 << 20
 
 # --- several cards ---
 
-# False: a plan of several ranks is refused.  Not run on cards yet; tests/gpu/test_ranks_on_cards.py says how.
-RANKS_ON_CARDS = False
-
 # Ranks exchange the gradient in pieces of at least so many elements, of which each is under way beside the products of
 # the next: an exchange of 0.4 MB takes 10 to 17 µs, of 16 MB 76, so 4 MB cost about two latencies.  Not measured here.
 EXCHANGE_LEAST_ELEMENTS = 1 << 20
