@@ -24,8 +24,7 @@ SPLIT_K_MOST_N = 512
 
 # A step of so many rows that its tiles fill half a card leaves the split to evaluations, and multiplies such a layer of
 # so many columns on tensor cores; of more where operands have scales, since passes over x make them.  87-5919-380 at
-# 2,048 rows in tf32: 1,142 µs with the split, JAX 500.  Without it not measured: follows from the 50 TFLOP/s of
-# products that split their operands themselves, and some 600 of others.
+# 2,048 rows in tf32, on an H100: 1,178 µs with the split, 384 without.
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
@@ -192,14 +191,15 @@ SMALL_N_CLOCKS = 7000
 
 # Updates of at most 16 columns give a thread a row of W up to so many rows of the batch, whose dz lies in shared memory
 # at once; each 16 rows take so many clocks, a load's latency and their multiply-adds.  An H100 under ncu without tiles:
-# 6,144 × 4 weights at 49 rows 22.6 µs, 1,536 × 7 at 16 11, 768 × 2 at 4 6.5.  Not measured.
+# 6,144 × 4 weights at 49 rows 22.6 µs, 1,536 × 7 at 16 11, 768 × 2 at 4 6.5.  A step of
+# 10-768-6144-4 at 49 rows: 151 µs without this, 135 with it; FEW_COLUMNS_CLOCKS is counted.
 FEW_COLUMNS_MOST_ROWS = 64
 FEW_COLUMNS_CLOCKS = 1200
 
 # True: where it is counted to take less, several blocks have a tile of a weight, each a part of the rows, whose sums
 # the last one adds up.  What that takes beside the slices: a store, a fence and a count of blocks, and loads that wait
-# for them, some 1,000 clocks of latency each, and half as much again until a card has timed it.  Not measured: follows
-# from that.
+# for them, some 1,000 clocks of latency each, and half as much again.  Behind a step by blocks of rows, on an H100:
+# 12-256-1 at 3,653 rows 70.9 -> 52.4 µs, 20-64-64-2 at 8,192 132 -> 81.
 UPDATES_HAVE_PARTS = True
 ADDED_PARTS_CLOCKS = 6000
 
@@ -236,9 +236,8 @@ COUNTED_TENTHS = 12
 # by 6144 at 4 rows: 1,784 -> 814; 2738-4096-4096-8 at 32 rows in tf32: 394 -> 356, in bfloat16 320 -> 357.
 WHOLE_BATCH_IS_USED = True
 
-# True: where columns make blocks for at most half the card, those of a cluster share k in a forward product.  Not
-# measured: follows from 48 blocks, for 3072 by 768 at 4 rows, which take 10 µs, 5 of them for the bytes that a
-# multiprocessor has from the second-level cache.
+# True: where columns make blocks for at most half the card, those of a cluster share k in a forward product.  1536 by
+# 335 at 32 rows, 21 blocks: 14 µs, and 7.5 by clusters of four (an H100, the first under ncu).
 WHOLE_BATCH_MAY_SPLIT = True
 
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
