@@ -6,6 +6,7 @@
 #     tests/gpu/check.sh tests sanitize        # and compute-sanitizer's tools
 #     tests/gpu/check.sh versions OLD          # another checkout, in turns: is a row slower, or has other bits?
 #     tests/gpu/check.sh predict               # predictions beside PyTorch and JAX
+#     tests/gpu/check.sh cards                 # ranks, on a machine with two cards or more
 #
 # PYTHON names another interpreter, PROCESSES how many share the card in tests (6), which needs pytest-xdist, and OUT a
 # folder for what stages print and for their JSON.
@@ -40,7 +41,8 @@ while (($#)); do
             # One process compiles what all of them load.
             stage compile '(passed|failed|error)' "${pytest[@]}" tests/gpu/test_parity.py -m gpu -k all_tiles_give
             stage together '(passed|failed|error)' "${pytest[@]}" tests/gpu -m "gpu and not alone" -n "${PROCESSES:-6}" --dist load
-            stage alone '(passed|failed|error)' "${pytest[@]}" tests/gpu -m "gpu and alone"
+            stage alone '(passed|failed|error)' "${pytest[@]}" tests/gpu -m "gpu and alone" \
+                --ignore tests/gpu/test_ranks_on_cards.py
             ;;
         sanitize)
             stage sanitize 'tools report nothing' tests/gpu/sanitize.sh
@@ -53,8 +55,12 @@ while (($#)); do
         predict)
             stage predict '.' "$python" benchmarks/predict.py --backend cuda --only mlpgpu PyTorch JAX --json "$out/predict.jsonl"
             ;;
+        cards)
+            stage cards '(passed|failed|error)' "${pytest[@]}" tests/gpu/test_ranks_on_cards.py -m gpu
+            stage ranks '.' "$python" benchmarks/ranks.py --backend cuda --json "$out/ranks.jsonl"
+            ;;
         *)
-            echo "expected tests, sanitize, versions OLD or predict, got $1"
+            echo "expected tests, sanitize, versions OLD, predict or cards, got $1"
             exit 2
             ;;
     esac
