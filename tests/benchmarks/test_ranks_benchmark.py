@@ -31,7 +31,9 @@ def test_efficiencies_and_ratios_are_of_the_same_round(ranks: Any, monkeypatch: 
         return disturbed * of_one[contender] * batch / 64 / count * (1.25 if count > 1 else 1.0)
 
     monkeypatch.setattr(ranks, "microseconds", microseconds)
-    options = argparse.Namespace(ranks=[1, 2], only=["mlpgpu", "ddp"], rounds=3, seconds=0.1, backend="cuda")
+    options = argparse.Namespace(
+        ranks=[1, 2], only=["mlpgpu", "ddp"], rounds=3, seconds=0.1, backend="cuda", scaling=["strong", "weak"]
+    )
     results = ranks.measure("8-4-2", 64, "tf32", options)
     assert calls[:6] == [(name, batch, count) for batch, count in ((64, 1), (64, 2), (128, 2)) for name in of_one]
     assert len(calls) == 3 * 6

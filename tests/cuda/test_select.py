@@ -69,7 +69,8 @@ BOTH_SIDES: list[tuple[str, tuple[int, int, Work], tuple[int, int, Work], int, s
     ("columns of a stream", (90_000, 97, of_rows(8)), (90_000, 96, of_rows(8)), 1, "FewRows", "FewRows stream"),
     ("rows of large k", (90_000, 90, of_rows(129)), (90_000, 90, of_rows(128)), 1, "SplitOperands", "LargeK"),
     ("columns of large k", (90_000, 97, of_rows(64)), (90_000, 96, of_rows(64)), 1, "SplitOperands", "LargeK"),
-    ("columns of small n", (90_000, 17, PLAIN), (90_000, 16, PLAIN), 1, "Simt", "SmallN"),
+    ("columns of small n", (90_000, 17, of_rows(65, PLAIN)), (90_000, 16, of_rows(65, PLAIN)), 1, "Simt", "SmallN"),
+    ("rows of few columns", (500, 16, of_rows(65, PLAIN)), (500, 16, of_rows(64, PLAIN)), 1, "SmallN", "FewColumns"),
     ("tiles that fill the card", (32 * 119, 32, PLAIN), (32 * 118, 32, PLAIN), 1, "Simt", "SmallN"),
 ]  # fmt: skip
 
@@ -352,5 +353,15 @@ def test_bounds_and_alignment_are_no_choice(bound: str) -> None:
 
 def test_paths_say_what_they_are_in_words_of_the_table() -> None:
     told = [str(dense_path(*case[side])) for case in BOTH_SIDES for side in (1, 2)]
-    for word in ("simt", "gemm_sm90", "split-K,", "split_sm90", "split_sm80", "few rows", "small n", "large k"):
+    for word in (
+        "simt",
+        "gemm_sm90",
+        "split-K,",
+        "split_sm90",
+        "split_sm80",
+        "few rows",
+        "few columns",
+        "small n",
+        "large k",
+    ):
         assert any(word in each for each in told), word

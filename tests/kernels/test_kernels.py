@@ -532,20 +532,20 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a part of the rows left out": (
         "dense/split_k.cuh",
-        "for (int i = 0; i < static_cast<int>(gridDim.z); ++i) sum +=",
-        "for (int i = 1; i < static_cast<int>(gridDim.z); ++i) sum +=",
+        "for (int i = 0; i < parts; ++i) sum +=",
+        "for (int i = 1; i < parts; ++i) sum +=",
         kernels.dense_backward_update_by_parts("SGD"),
     ),
     "a tile moved before all parts have arrived": (
         "dense/split_k.cuh",
-        "shared, gridDim.z)) return;",
-        "shared, gridDim.z - (gridDim.z > 1))) return;",
+        "shared, parts)) return;",
+        "shared, parts - (parts > 1))) return;",
         kernels.dense_backward_update_by_parts("SGD"),
     ),
     "a barrier removed before dz is staged again": (
         "dense/small_n_update.cuh",
-        "        if (row0 > 0) __syncthreads();\n",
-        "",
+        "        if (row0 > 0) __syncthreads();\n        float values[T::BATCH][T::PER_LANE]",
+        "        float values[T::BATCH][T::PER_LANE]",
         kernels.dense_backward_update("Momentum", "small_n"),
     ),
     "a team's sums of the next step's z left out": (

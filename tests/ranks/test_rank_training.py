@@ -12,10 +12,6 @@ from typing import Any
 import pytest
 from launched import mpirun, run, run_ranks
 
-import mlpgpu as mg
-from mlpgpu.backends.cuda import check_plan
-from mlpgpu.errors import ConfigurationError
-
 SCRIPT = Path(__file__).with_name("train_together.py")
 RUNS = 30
 
@@ -318,14 +314,6 @@ def test_rank_0_alone_calls_callbacks_and_all_end_alike(way: str, tmp_path: Path
         *["Checkpoint path /nowhere/run.h5"] * 2,
         *["KeyError a plain mistake"] * 2,
     ]
-
-
-def test_a_card_trains_no_network_of_several_ranks() -> None:
-    """That ranks train on cards is not built: nobody is to find out by the time it takes."""
-    network = mg.Network([mg.Dense(4, 2)])
-    plan = network.lower(capacity=8, loss="softmax_cross_entropy", optimizer=mg.SGD(0.1), shards=2, ranks=2)
-    with pytest.raises(ConfigurationError, match=r"ranks on the cuda backend: expected 1, got 2 \(backend='cpu'"):
-        check_plan(plan, "a card", (9, 0))
 
 
 @WAYS

@@ -514,7 +514,7 @@ def dense_cases() -> Iterator[Case]:
     for rows, k, n in ((1, 1, 1), (64, 64, 16), (65, 65, 15), (130, 200, 4)):  # dz is staged up to three times
         for fetched in (False, True):
             yield dense_backward_update(
-                "Adam", "few_columns", Batch(rows, 2 * rows + 1, 2), k, n, plain=rows == 64, fetched=fetched
+                "Adam", "few_columns", Batch(rows, 2 * rows + 1, 1), k, n, plain=rows == 64, fetched=fetched
             )
     yield dense_update_few_rows("SGD", Batch(2, 4), 260, 300, part=64)  # several blocks of columns
     yield dense_update_few_rows(

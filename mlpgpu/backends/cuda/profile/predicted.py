@@ -7,9 +7,8 @@ has predictions beside what was measured.
 from __future__ import annotations
 
 from .. import kernels
-from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, ceil_div, padded_rows
+from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
 from ..kernels.launches import Launch
-from ..select import thresholds
 from ..select.counted import (
     cluster_clocks,
     few_columns_clocks,
@@ -18,6 +17,7 @@ from ..select.counted import (
     row_step_clocks,
     simt_clocks,
     summing_clocks,
+    update_blocks_clocks,
     update_clocks,
     weight_clocks,
 )
@@ -65,16 +65,11 @@ def _storing_clocks(launch: Launch, rows: int, multiprocessors: int) -> float:
 
 def _clocks_of_blocks(launch: Launch, rows: int, multiprocessors: int) -> int:
     """Of the two launches of a step by blocks of rows."""
-    name, slices = launch.entry.name, ceil_div(rows, kernels.WARP_SPLIT_WEIGHT.K)
+    name, (blocks, parts, _) = launch.entry.name, launch.grid
     if name.startswith("row_step"):
         return row_step_clocks(launch.lengths["products"], rows, multiprocessors)
-    waves = ceil_div(launch.grid[0], multiprocessors)
-    if name.endswith("_by_parts"):
-        of_part = ceil_div(slices, launch.grid[1])
-        return waves * of_part * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
-    if name.endswith("_small_n"):
-        return waves * ceil_div(rows, kernels.SMALL_N_BATCH) * thresholds.SMALL_N_CLOCKS
-    return waves * slices * thresholds.WARP_SPLIT_WEIGHT_CLOCKS
+    tile = None if name.endswith("_small_n") else kernels.WARP_SPLIT_WEIGHT
+    return update_blocks_clocks(tile, blocks, parts, rows, multiprocessors)
 
 
 def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | None:

@@ -121,11 +121,17 @@ def update_clocks(
     tile: WarpSplitTile | None, shapes: Sequence[tuple[int, int]], rows: int, multiprocessors: int
 ) -> int:
     """Of one launch that moves small weights (k, n), by a tile or without."""
+    grids = (small_n_grid(k, n) if tile is None else tile.grid(k, n) for k, n in shapes)
+    return update_blocks_clocks(tile, sum(map(math.prod, grids)), 1, rows, multiprocessors)
+
+
+def update_blocks_clocks(tile: WarpSplitTile | None, blocks: int, parts: int, rows: int, multiprocessors: int) -> int:
+    """Of such a launch of so many blocks for each of ``parts`` of the rows."""
+    waves = ceil_div(blocks, multiprocessors)
     if tile is None:
-        blocks, clocks = sum(math.prod(small_n_grid(k, n)) for k, n in shapes), thresholds.SMALL_N_CLOCKS
-    else:
-        blocks, clocks = sum(math.prod(tile.grid(k, n)) for k, n in shapes), thresholds.WARP_SPLIT_WEIGHT_CLOCKS
-    return ceil_div(blocks, multiprocessors) * ceil_div(rows, SMALL_N_BATCH if tile is None else tile.K) * clocks
+        return waves * ceil_div(rows, SMALL_N_BATCH) * thresholds.SMALL_N_CLOCKS
+    added = thresholds.ADDED_PARTS_CLOCKS if parts > 1 else 0
+    return waves * ceil_div(ceil_div(rows, tile.K), parts) * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + added
 
 
 def few_columns_clocks(rows: int) -> int:
@@ -140,10 +146,8 @@ def parts_of_rows(shapes: Sequence[tuple[int, int]], rows: int, multiprocessors:
     """
     tile = WARP_SPLIT_WEIGHT
     slices, tiles = ceil_div(rows, tile.K), sum(math.prod(tile.grid(k, n)) for k, n in shapes)
-    of_part = ceil_div(slices, max(1, min(slices, multiprocessors // tiles)))
-    waves = ceil_div(tiles, multiprocessors)
-    parts = ceil_div(slices, of_part)
-    return parts, waves * of_part * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
+    parts = ceil_div(slices, ceil_div(slices, max(1, min(slices, multiprocessors // tiles))))
+    return parts, update_blocks_clocks(tile, tiles, parts, rows, multiprocessors)
 
 
 def is_faster(one: int, other: int) -> bool:
