@@ -191,7 +191,7 @@ class Abandonable(contextlib.nullcontext[None]):
 
 
 def joined(clock: Clock | None = None) -> JoinedCards:
-    return JoinedCards(Abandonable(), RANK, SIZE, IDENTITY, clock or Clock())  # type: ignore[arg-type]
+    return JoinedCards(Abandonable(), RANK, SIZE, IDENTITY, clock or Clock())  # type: ignore[arg-type]  # a stand-in
 
 
 def stream() -> Any:
@@ -391,7 +391,8 @@ def test_steps_that_cannot_end_are_broken_off_and_stay_so(frees: bool, standin: 
     training: Any = object.__new__(Training)
     on = stream()
     on.is_stuck = True
-    training._stream, training._exchange = on, Exchange(Ranks(None), cards, [])  # type: ignore[arg-type]
+    made = Exchange(Ranks(None), cards, [])  # type: ignore[arg-type]  # stand-ins
+    training._stream, training._exchange = on, made
     training._workspace = SimpleNamespace(device=contextlib.nullcontext())
     training.graphs = SimpleNamespace(close=lambda: standin.calls.append(("graphs",)))
     log = StepLog(2)

@@ -81,8 +81,9 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
     is_forward, is_input = "forward" in entry.function, "backward_input" in entry.function
     has_padding = entry.operand_format is not None and not entry.operand_format.scaled
     m = padded_rows(rows) if has_padding else rows
-    k = part if is_forward and isinstance(part := launch.values.get("part"), int) else k
-    shape = (m, n, k) if is_forward else (m, k, n) if is_input else (k, n, rows)
+    part = launch.values.get("part")
+    depth = part if isinstance(part, int) else k  # of a block's sums, where the forward product is split along k
+    shape = (m, n, depth) if is_forward else (m, k, n) if is_input else (k, n, rows)
     weight = kernels.WARP_SPLIT_WEIGHT
     if entry.name.endswith("_few_columns"):
         return few_columns_clocks(rows)

@@ -191,8 +191,8 @@ SMALL_N_CLOCKS = 7000
 
 # Updates of at most 16 columns give a thread a row of W up to so many rows of the batch, whose dz lies in shared memory
 # at once; each 16 rows take so many clocks, a load's latency and their multiply-adds.  An H100 under ncu without tiles:
-# 6,144 × 4 weights at 49 rows 22.6 µs, 1,536 × 7 at 16 11, 768 × 2 at 4 6.5.  A step of
-# 10-768-6144-4 at 49 rows: 151 µs without this, 135 with it; FEW_COLUMNS_CLOCKS is counted.
+# 6,144 × 4 weights at 49 rows 22.6 µs, 1,536 × 7 at 16 rows 11, 768 × 2 at 4 rows 6.5.
+# A step of 10-768-6144-4 at 49 rows: 151 µs without this, 135 with it.  FEW_COLUMNS_CLOCKS is counted, not measured.
 FEW_COLUMNS_MOST_ROWS = 64
 FEW_COLUMNS_CLOCKS = 1200
 
