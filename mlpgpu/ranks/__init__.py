@@ -8,6 +8,16 @@ The function :func:`mlpgpu.ranks` hides this package as an attribute: import fro
 
 from .agreement import check_agreement
 from .communicator import Communicator
+from .shared import share_memory
 from .world import communicator, local_rank, on_one_host, rank, ranks
 
-__all__ = ["Communicator", "check_agreement", "communicator", "local_rank", "on_one_host", "rank", "ranks"]
+__all__ = [
+    "Communicator",
+    "check_agreement",
+    "communicator",
+    "local_rank",
+    "on_one_host",
+    "rank",
+    "ranks",
+    "share_memory",
+]

@@ -68,6 +68,8 @@ class WrittenEvent:
 class Rank:
     """One rank: its program's launches on the host, and its streams."""
 
+    lanes = 2  # as of cards that are linked: more is left open than by one
+
     def __init__(self, rank: int, plan: Plan, data: Dataset, sampling: Sampling, **options: Any) -> None:
         self.rank, self.plan = rank, plan
         self.host = HostProgram(plan, data, sampling, rank=rank, **options)
@@ -134,7 +136,7 @@ class Lockstep:
         waiting = [work for each in self.ranks for work in each.works]
         done: set[Work] = set()
         begun: list[Work] = []  # collectives
-        channels: dict[tuple[int, int], deque[tuple[Work, Transfer, np.ndarray | None]]] = {}
+        channels: dict[tuple[int, int, str], deque[tuple[Work, Transfer, np.ndarray | None]]] = {}
         while waiting or begun:
             ready = [work for work in waiting if work.after <= done]
             if ready:
@@ -146,7 +148,8 @@ class Lockstep:
                 else:
                     for transfer in work.what.sent:
                         read = self._elements(work.rank, transfer).copy() if self.draw.random() < 0.5 else None
-                        channels.setdefault((work.rank, transfer.peer), deque()).append((work, transfer, read))
+                        channel = channels.setdefault((work.rank, transfer.peer, work.stream), deque())
+                        channel.append((work, transfer, read))
                         work.untaken += 1
                     begun.append(work)
             moved = self._move(begun, channels)
@@ -160,17 +163,17 @@ class Lockstep:
     def _next(self, ready: Sequence[Work]) -> Work:
         if self.mode != "drawn":
             is_first = self.mode == "exchanges first"
-            preferred = [work for work in ready if (work.stream == "exchange") == is_first]
+            preferred = [work for work in ready if (work.stream in ("exchange", "gather")) == is_first]
             ready = preferred or ready
         return self.draw.choice(ready)
 
-    def _move(self, begun: Sequence[Work], channels: dict[tuple[int, int], deque[Any]]) -> bool:
+    def _move(self, begun: Sequence[Work], channels: dict[tuple[int, int, str], deque[Any]]) -> bool:
         """Take what has been sent, for collectives that wait for it; whether there was any."""
         has_moved = False
         for work in begun:
             for transfer in list(work.waiting):
                 earlier = work.waiting[: work.waiting.index(transfer)]
-                channel = channels.get((transfer.peer, work.rank))
+                channel = channels.get((transfer.peer, work.rank, work.stream))
                 if not channel or any(other.peer == transfer.peer for other in earlier):
                     continue
                 sender, sent, read = channel.popleft()

@@ -24,10 +24,10 @@ from launched import run_ranks
 import mlpgpu.backends.cuda as cuda_backend
 from mlpgpu.backends.base import StepLog
 from mlpgpu.backends.cuda import exchange, own_card
-from mlpgpu.backends.cuda.exchange import Card, Exchange, check_cards, join, warn_of_kinds
+from mlpgpu.backends.cuda.exchange import Card, Exchange, check_cards, check_problems, join, warn_of_kinds
 from mlpgpu.backends.cuda.kernels.launches import At, Collective, Transfer
 from mlpgpu.backends.cuda.run.training import Training
-from mlpgpu.backends.cuda.runtime import JoinedCards, Message, bindings, nccl
+from mlpgpu.backends.cuda.runtime import JoinedCards, Message, bindings, messages, nccl
 from mlpgpu.errors import BackendError, ConfigurationError, MissingPackageError, RankError
 
 RANK, SIZE, IDENTITY = 1, 3, bytes(range(128))
@@ -176,8 +176,9 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
     for name, stand_in in {"Arena": Arena, "Stream": Stream, "Event": Event}.items():
         monkeypatch.setattr(nccl, name, stand_in)
+    monkeypatch.setattr(messages, "Event", Event)
     monkeypatch.setattr(nccl, "load_nccl", lambda: made)
-    monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.2)
+    monkeypatch.setattr(messages, "ABORT_SECONDS", 0.2)
     return made
 
 
@@ -315,7 +316,7 @@ def test_one_shard_is_for_cards_of_one_kind() -> None:
 
 def test_a_rank_that_cannot_join_is_an_error_on_all() -> None:
     with pytest.raises(MissingPackageError, match=r"rank 1 of 2 on b.*No module"):
-        check_cards([CARDS[0], Card("b", "0", CARDS[0].kind, "No module named 'nccl'")])
+        check_problems([CARDS[0], Card("b", "0", CARDS[0].kind)], ["", "No module named 'nccl'"])
 
 
 @pytest.mark.parametrize(
@@ -361,12 +362,15 @@ def test_all_ranks_join_by_the_word_of_rank_0_once(standin: StandIn, monkeypatch
     word = IDENTITY[::-1]
     monkeypatch.setattr(exchange, "communicator", lambda: Ranks(word))
     monkeypatch.setattr(exchange, "_joined", [])
-    card: Any = SimpleNamespace(name="H200", arch="sm_90a", multiprocessors=132, bus_id="0000:01:00.0")
+    card: Any = SimpleNamespace(
+        name="H200", arch="sm_90a", multiprocessors=132, bus_id="0000:01:00.0", reaches=lambda bus: False
+    )
     assert join(card) is join(card)
     assert [call for call in standin.calls if call[0] == "init"] == [("init", SIZE, RANK, word)]
 
 
-def test_a_collective_is_bound_to_addresses(standin: StandIn) -> None:
+def test_a_collective_is_bound_to_addresses(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "check_collectives", lambda of_ranks: None)
     cards = joined()
     made = Exchange(Ranks(None), cards, [])  # type: ignore[arg-type]
     standin.calls.clear()
@@ -375,8 +379,7 @@ def test_a_collective_is_bound_to_addresses(standin: StandIn) -> None:
         (Transfer(2, At("nodes", 7), 6, 4),),
     )  # fmt: skip
     on = stream()
-    put = made.bind(collective, {"partials": 1024, "sums": 4096, "nodes": 8192})
-    put(on)
+    made.bind([collective], {"partials": 1024, "sums": 4096, "nodes": 8192}).bind(collective)(on)
     assert standin.calls[1:-1] == [
         ("send", 0, 1024 + 12, 20, on.number), ("send", 2, 4096 + 8, 16, on.number),
         ("recv", 2, 8192 + 28, 24, on.number),
@@ -472,7 +475,7 @@ HANGING = """
     from mlpgpu.backends.base import StepLog
     from mlpgpu.backends.cuda.exchange import Exchange
     from mlpgpu.backends.cuda.run.training import Training
-    from mlpgpu.backends.cuda.runtime import JoinedCards, nccl
+    from mlpgpu.backends.cuda.runtime import JoinedCards, messages, nccl
     from mlpgpu.ranks import communicator
 
     c = communicator()
@@ -502,7 +505,8 @@ HANGING = """
     def hang(*arguments):
         threading.Event().wait()
 
-    nccl.Event, card = Event, Card()
+    nccl.Event = messages.Event = Event
+    card = Card()
     cards = object.__new__(JoinedCards)
     results = SimpleNamespace(Success=0, InProgress=7)
     cards._nccl = SimpleNamespace(Result=results, comm_get_async_error=lambda handle: 0, comm_abort=card.hear)

@@ -52,10 +52,10 @@ class Team:
     """The ranks: threads, what they tell each other, and the messages between their cards."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.own = size, threading.local()
+        self.size, self.own, self.lanes = size, threading.local(), 2
         self._barrier = threading.Barrier(size, timeout=SECONDS)
         self._told: list[Any] = [None] * size
-        self._channels: dict[tuple[int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
+        self._channels: dict[tuple[int, int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
 
     @property
     def rank(self) -> int:
@@ -71,14 +71,17 @@ class Team:
     def broadcast(self, value: Any) -> Any:
         return self.gather(value)[0]
 
-    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream) -> None:
+    def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]:
+        return list(sent)
+
+    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None:
         card, me = stream.device, self.rank
 
         def move() -> None:
-            for peer, address, nbytes in sent:
-                self._channels[me, peer].put(card.bytes_at(address, nbytes).copy())
-            for peer, address, nbytes in received:
-                card.bytes_at(address, nbytes)[:] = self._arrived(self._channels[peer, me])
+            for peer, address, nbytes, _ in sent:
+                self._channels[me, peer, lane].put(card.bytes_at(address, nbytes).copy())
+            for peer, address, nbytes, _ in received:
+                card.bytes_at(address, nbytes)[:] = self._arrived(self._channels[peer, me, lane])
 
         card.do(move)
 

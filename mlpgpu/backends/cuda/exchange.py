@@ -10,23 +10,48 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import MissingPackageError, RankError
-from ...ranks import Communicator, communicator
+from ...ranks import Communicator, communicator, share_memory
 from .kernels.launches import Collective, Transfer
-from .runtime import Device, JoinedCards, Message, Stream, check_nccl, new_identity
+from .runtime import Device, JoinedCards, LinkedCards, Message, Stream, Words, check_nccl, new_identity
+
+CARDS_MAY_BE_LINKED = True  # benchmarks compare both ways
 
 
 class Joined(Protocol):
-    """What an exchange asks of the cards: :class:`JoinedCards`, or in tests what stands in for it."""
+    """What an exchange asks of the cards: :class:`LinkedCards`, :class:`JoinedCards`, in tests what stands in."""
 
-    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream) -> None: ...
+    @property
+    def lanes(self) -> int: ...
+
+    def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]: ...
+
+    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None: ...
 
     def wait(self, stream: Stream) -> None: ...
 
     def abort(self, stream: Stream) -> bool: ...
 
 
+@dataclass(frozen=True)
+class BoundExchange:
+    """Collectives of a program, each with the messages that it sends and receives."""
+
+    cards: Joined
+    messages: Mapping[Collective, tuple[Sequence[Message], Sequence[Message]]]
+
+    @property
+    def lanes(self) -> int:
+        """How many streams may have messages at once."""
+        return self.cards.lanes
+
+    def bind(self, collective: Collective, lane: int = 0) -> Callable[[Stream], None]:
+        """What puts a collective on a stream, the one of this lane."""
+        sent, received = self.messages[collective]
+        return lambda stream: self.cards.put(sent, received, stream, lane)
+
+
 class Exchange:
-    """Collectives of a program, which all ranks put on their streams in the same order.
+    """Collectives of programs, which all ranks put on their streams in the same order.
 
     Arguments:
         ranks: by which they agree.
@@ -44,20 +69,25 @@ class Exchange:
             hint = "with streams=2 or more each rank computes some shards, and all have the same parameters"
             raise RankError("cards of ranks that train one shard", expected="one kind", got=got, hint=hint)
 
-    def check(self, collectives: Sequence[Collective]) -> None:
-        """Make sure that what each rank sends is what the other one expects; all ranks call this.
+    def bind(self, collectives: Sequence[Collective], addresses: Mapping[str, int]) -> BoundExchange:
+        """A program's collectives of arrays at these addresses; all ranks call this, of the same program.
 
         Raises:
-            RankError: two do not agree, on all ranks.
+            RankError: what one sends is not what another one expects, on all ranks.
+            BackendError: another rank's memory cannot be reached.
         """
         check_collectives(self._ranks.gather(tuple(collectives)))
-
-    def bind(self, collective: Collective, addresses: Mapping[str, int]) -> Callable[[Stream], None]:
-        """What puts a collective of arrays at these addresses on a stream."""
-        sent, received = (
-            [_message(each, addresses) for each in transfers] for transfers in (collective.sent, collective.received)
-        )
-        return lambda stream: self._cards.put(sent, received, stream)
+        sent = [_message(each, addresses) for collective in collectives for each in collective.sent]
+        received = [_message(each, addresses) for collective in collectives for each in collective.received]
+        reached = iter(self._cards.reach(sent, received))
+        bound = {
+            collective: (
+                [next(reached) for _ in collective.sent],
+                [_message(each, addresses) for each in collective.received],
+            )
+            for collective in collectives
+        }
+        return BoundExchange(self._cards, bound)
 
     def wait(self, stream: Stream) -> None:
         """Wait for what the stream was given.
@@ -122,13 +152,11 @@ class Card:
     Attributes:
         host, bus: where it is.
         kind: its name, architecture and number of multiprocessors.
-        problem: why the rank cannot join it, or nothing.
     """
 
     host: str
     bus: str
     kind: Kind
-    problem: str = ""
 
 
 _joined: list[tuple[Device, Exchange]] = []  # the exchange of this process's card, once it has joined
@@ -147,34 +175,57 @@ def join(device: Device) -> Exchange:
     if not _joined or _joined[0][0] is not device:
         ranks = communicator()
         assert ranks is not None
-        problem = ""
-        try:
-            check_nccl()
-        except MissingPackageError as error:
-            problem = str(error)
         kind = device.name, device.arch, device.multiprocessors
-        cards = ranks.gather(Card(platform.node(), device.bus_id, kind, problem))
+        cards = ranks.gather(Card(platform.node(), device.bus_id, kind))
         check_cards(cards)
         if ranks.rank == 0:
             warn_of_kinds(cards)
-        identity = ranks.broadcast(new_identity() if ranks.rank == 0 else None)
-        joined = JoinedCards(device, ranks.rank, ranks.size, identity, ranks.wait_until)
+        joined = _linked(device, ranks, cards) or _by_nccl(device, ranks, cards)
         _joined[:] = [(device, Exchange(ranks, joined, [card.kind for card in cards]))]
     return _joined[0][1]
 
 
-def check_cards(cards: Sequence[Card]) -> None:
-    """Refuse cards by which ranks cannot train together.
+def _linked(device: Device, ranks: Communicator, cards: Sequence[Card]) -> LinkedCards | None:
+    """Cards whose copy engines reach each other, or None, on all ranks, where those of one do not."""
+    others = [card.bus for card in cards if card.bus != device.bus_id]
+    reaches = len({card.host for card in cards}) == 1 and all(map(device.reaches, others))
+    if not (CARDS_MAY_BE_LINKED and all(ranks.gather(reaches))):
+        return None
+    memory = share_memory(ranks, Words.nbytes(ranks.size))
+    if memory is None:
+        return None
+    linked = LinkedCards(device, ranks.rank, ranks.size, memory, ranks.gather, ranks.wait_until)
+    return linked if all(ranks.gather(linked.greet())) else None
+
+
+def _by_nccl(device: Device, ranks: Communicator, cards: Sequence[Card]) -> JoinedCards:
+    """Cards that NCCL joins, on any hosts.
 
     Raises:
-        MissingPackageError: one cannot join.
-        RankError: two ranks have the same card.
+        MissingPackageError: nccl4py or NCCL's library is missing on a rank, on all of them.
+        BackendError: NCCL refuses.
     """
-    for rank, card in enumerate(cards):
-        if card.problem:
+    problem = ""
+    try:
+        check_nccl()
+    except MissingPackageError as error:
+        problem = str(error)
+    check_problems(cards, ranks.gather(problem))
+    identity = ranks.broadcast(new_identity() if ranks.rank == 0 else None)
+    return JoinedCards(device, ranks.rank, ranks.size, identity, ranks.wait_until)
+
+
+def check_problems(cards: Sequence[Card], problems: Sequence[str]) -> None:
+    """Raise MissingPackageError where a rank has a reason why NCCL cannot join its card."""
+    for rank, (card, problem) in enumerate(zip(cards, problems, strict=True)):
+        if problem:
             what = f"rank {rank} of {len(cards)} on {card.host}"
             hint = 'pip install "mlpgpu[nccl]", or nccl4py for a libnccl.so.2 that is there'
-            raise MissingPackageError(what, expected="nccl4py and NCCL's library", got=card.problem, hint=hint)
+            raise MissingPackageError(what, expected="nccl4py and NCCL's library", got=problem, hint=hint)
+
+
+def check_cards(cards: Sequence[Card]) -> None:
+    """Raise RankError where two ranks have the same card."""
     places: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
         first = places.setdefault((card.host, card.bus), rank)

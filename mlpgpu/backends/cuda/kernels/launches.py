@@ -12,6 +12,7 @@ from . import Entry, padded_columns, padded_rows
 
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
 BLOCKS_PER_MULTIPROCESSOR = 8  # at most, of a kernel whose threads stride over an array
+PARAMETERS = "parameters"  # the kind of an exchange
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 
 
@@ -103,7 +104,7 @@ class Piece:
 
     Attributes:
         shards: what each shard's stream runs to make it.
-        exchange: what one further stream runs when all shards have, piece after piece.
+        exchange: what further streams run when all shards have, piece after piece; its parameters come last.
     """
 
     shards: list[list[Launch]]

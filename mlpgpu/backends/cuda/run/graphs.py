@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ..exchange import Exchange
-from ..kernels.launches import GRAPH_STEPS, Collective, Launch
+from ..exchange import BoundExchange
+from ..kernels.launches import GRAPH_STEPS, PARAMETERS, Collective, Launch, Piece
 from ..runtime import Device, Event, Replay, Stream, capture
 from .binding import Binder, Put
 from .steps import STEP
@@ -15,10 +15,16 @@ from .steps import STEP
 
 @dataclass(frozen=True)
 class BoundPiece:
-    """A piece of the gradient, ready for streams: each shard's launches, and what the stream of exchanges runs then."""
+    """A piece of the gradient, ready for streams: each shard's launches, and what follows them.
+
+    Attributes:
+        exchange: what the stream of exchanges runs: it has all sums of this rank's slice, and moves it.
+        gather: what the stream that gathers parameters runs then.
+    """
 
     shards: Sequence[Sequence[tuple[Put, Launch]]]
     exchange: Sequence[Put]
+    gather: Sequence[Put]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class BoundStep:
 class ShardStreams:
     """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for.
 
-    What ranks exchange has a further stream, on which pieces follow one another.
+    What ranks exchange has two further streams, on each of which pieces follow one another: one piece's parameters are
+    on their way to other ranks while sums of the next one come from them.
 
     Arguments:
         first: the first shard's; that of a rank without shards.
@@ -46,8 +53,9 @@ class ShardStreams:
 
     def __init__(self, device: Device, first: Stream, shards: int, *, exchanges: bool = False) -> None:
         self.all = [first, *(Stream(device, str(shard)) for shard in range(1, shards))]
-        self._exchange = Stream(device, "exchange") if exchanges else None
+        self._exchange, self._gather = (Stream(device, name) if exchanges else None for name in ("exchange", "gather"))
         self._made = [Event(device) for _ in self.all] if exchanges else []
+        self._moved = Event(device)
         # When each piece is exchanged: of the step that is being put, and of the one before, in turns.
         self._exchanged: tuple[list[Event], list[Event]] = [], []
         self._turn, self._device = 0, device
@@ -106,9 +114,9 @@ class ShardStreams:
 
     def _put_pieces(self, pieces: Sequence[BoundPiece], put_one: Callable[[Stream, Put, Launch], None]) -> None:
         """Each piece is exchanged when all shards have made it, beside the products of those after it."""
-        exchange = self._exchange
+        exchange, gather = self._exchange, self._gather
         for piece, exchanged in zip(pieces, self._events(len(pieces)), strict=True):
-            assert exchange is not None
+            assert exchange is not None and gather is not None
             for stream, shard in zip(self.all, piece.shards, strict=bool(piece.shards)):
                 for put, launch in shard:
                     put_one(stream, put, launch)
@@ -117,7 +125,11 @@ class ShardStreams:
                 exchange.wait(made)
             for over in piece.exchange:
                 over(exchange)
-            exchange.record(exchanged)
+            exchange.record(self._moved)
+            gather.wait(self._moved)
+            for over in piece.gather:
+                over(gather)
+            gather.record(exchanged)
 
     def _events(self, pieces: int) -> list[Event]:
         """When each piece of the step that is being put is exchanged."""
@@ -136,7 +148,7 @@ class StepGraphs:
     """
 
     def __init__(
-        self, binder: Binder, streams: ShardStreams, addresses: Mapping[str, int], exchange: Exchange | None = None
+        self, binder: Binder, streams: ShardStreams, addresses: Mapping[str, int], exchange: BoundExchange | None = None
     ) -> None:
         self._binder, self._streams, self._addresses, self._exchange = binder, streams, addresses, exchange
         self._bound: dict[int, BoundStep] = {}  # by their place in a graph
@@ -180,10 +192,10 @@ class StepGraphs:
             stage = place % lowered.stages
             first = next(iter([*lowered.begin, *chain.from_iterable(lowered.shards[:1])]), None)
 
-            def bind(launch: Launch | Collective) -> Put:
+            def bind(launch: Launch | Collective, lane: int = 0) -> Put:
                 if isinstance(launch, Collective):
                     assert self._exchange is not None
-                    return self._exchange.bind(launch, self._addresses)
+                    return self._exchange.bind(launch, lane)
                 if launch is first and stage == 0:  # it does not follow the step before
                     launch = replace(launch, pdl=False)
                 return self._binder.bind(launch, stage, step=self.step_address(place), **staged)
@@ -195,13 +207,21 @@ class StepGraphs:
                 [
                     BoundPiece(
                         [[(bind(launch), launch) for launch in shard] for shard in piece.shards],
-                        [bind(each) for each in piece.exchange],
+                        [bind(each) for each in piece.exchange[: self._gathers_at(piece)]],
+                        [bind(each, lane=1) for each in piece.exchange[self._gathers_at(piece) :]],
                     )
                     for piece in lowered.pieces
                 ],
                 [bind(launch) for launch in lowered.finish],
             )
         return self._bound[place]
+
+    def _gathers_at(self, piece: Piece) -> int:
+        """What of a piece's exchange a stream of its own runs: from its parameters on, if messages may overlap."""
+        if self._exchange is None or self._exchange.lanes == 1:
+            return len(piece.exchange)
+        is_gathered = [isinstance(each, Collective) and each.kind == PARAMETERS for each in piece.exchange]
+        return [*is_gathered, True].index(True)
 
     def close(self) -> None:
         """Destroy the graphs; those that are under way end by themselves."""

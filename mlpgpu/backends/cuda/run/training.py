@@ -50,10 +50,9 @@ class Training:
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
         self.data = workspace.feed(dataset, sampling.batch_size)
         self.binder = binder = Binder(workspace, self.data, sampling.seed)
-        self._exchange = exchange
-        if exchange is not None:
-            exchange.check(binder.lowered.collectives())
-        self.graphs = StepGraphs(binder, streams, workspace.arrays.addresses, exchange)
+        self._exchange, addresses = exchange, workspace.arrays.addresses
+        bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None
+        self.graphs = StepGraphs(binder, streams, addresses, bound)
         self._run_begin: list[Put] = []
         self._prologue: list[Put] = []
         if persistent is None:

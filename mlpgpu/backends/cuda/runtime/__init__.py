@@ -6,10 +6,12 @@ Callers need not know the files: what they use stands here.
 from .descriptors import Texture, tensor_map
 from .device import Device
 from .graphs import Graph, Replay, capture
+from .links import LinkedCards, Words
 from .machine import count_devices, describe_machine, find_device
 from .memory import Arena, aligned, card_of_address, pinned
+from .messages import Message
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
-from .nccl import JoinedCards, Message, check_nccl, new_identity
+from .nccl import JoinedCards, check_nccl, new_identity
 from .streams import Event, Stream, wait_for_stream
 from .timing import MOST_REPEATS, TRIALS, Stopwatch, seconds_of
 
@@ -23,6 +25,7 @@ __all__ = [
     "Function",
     "Graph",
     "JoinedCards",
+    "LinkedCards",
     "LoadedKernels",
     "Message",
     "Module",
@@ -31,6 +34,7 @@ __all__ = [
     "Stopwatch",
     "Stream",
     "Texture",
+    "Words",
     "aligned",
     "capture",
     "card_of_address",

@@ -82,6 +82,13 @@ class Device:
         """Where the card is in its host, whatever number a process knows it by."""
         return str(self._device.pci_bus_id())
 
+    def reaches(self, bus_id: str) -> bool:
+        """Whether this card can copy to and from the memory of another one, which this process sees."""
+        try:
+            return bool(self._device.can_access_peer(drv.Device(bus_id)))
+        except drv.Error:
+            return False
+
     @property
     def free_bytes(self) -> int:
         """How much of the card's memory no process has taken."""

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from ....errors import BackendError
 from .bindings import load_nccl
 from .device import Device
 from .memory import Arena
+from .messages import Message, Wait, broken_off, comes_to_rest
 from .streams import Event, Stream
-
-# Waits until a function says that all ranks have come: raises where one has failed, or the time limit is over.
-Wait = Callable[[Callable[[], bool], str], None]
-
-ABORT_SECONDS = 2.0  # that steps under way are given to end without messages
-NAP_SECONDS = 1e-3
-
-
-class Message(NamedTuple):
-    """Bytes of this card's memory that go to another rank, ``peer``, or come from it."""
-
-    peer: int
-    address: int
-    nbytes: int
 
 
 def check_nccl() -> None:
@@ -58,6 +44,8 @@ class JoinedCards:
         MissingPackageError: nccl4py or NCCL's library is not installed.
     """
 
+    lanes = 1  # NCCL's messages between two cards come one after another
+
     def __init__(self, device: Device, rank: int, size: int, identity: bytes, wait: Wait) -> None:
         self.device, self.rank, self.size = device, rank, size
         self._nccl: Any = load_nccl()
@@ -78,7 +66,11 @@ class JoinedCards:
         """Whether it is of no more use."""
         return self._handle is None
 
-    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream) -> None:
+    def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]:
+        """What is sent: NCCL knows where it goes."""
+        return list(sent)
+
+    def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None:
         """Put messages on a stream, all of them as one piece of work, or into the graph that it is captured in.
 
         Between two ranks the first that one sends is the first that the other receives; sizes must agree.
@@ -128,14 +120,7 @@ class JoinedCards:
         handle, self._handle = self._handle, None
         if handle is not None:
             threading.Thread(target=self._abort, args=(handle,), name="mlpgpu abort", daemon=True).start()
-        reached, end = Event(self.device), time.monotonic() + ABORT_SECONDS
-        stream.record(reached)
-        while not reached.is_reached:
-            if time.monotonic() > end:
-                self.device.abandon()
-                return False
-            time.sleep(NAP_SECONDS)
-        return True
+        return comes_to_rest(self.device, stream)
 
     def _abort(self, handle: Any) -> None:
         # NCCL makes the thread's card current again, which without a context is card 0.
@@ -159,8 +144,7 @@ class JoinedCards:
             BackendError: it has failed, or was aborted.
         """
         if self._handle is None:
-            got = "one that was broken off"
-            raise BackendError("messages between cards", expected="an exchange that goes on", got=got)
+            raise broken_off()
         nccl = self._nccl
         state = nccl.comm_get_async_error(self._handle)
         if state not in (nccl.Result.Success, nccl.Result.InProgress):

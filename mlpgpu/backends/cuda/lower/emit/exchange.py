@@ -32,7 +32,7 @@ from .....plan import (
 )
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import At, Collective, Launch, Transfer, Value
+from ...kernels.launches import PARAMETERS, At, Collective, Launch, Transfer, Value
 from .finish import factor, loss_and_weight, over, squares
 from .shard import Shard, partials_pitch
 
@@ -254,7 +254,7 @@ class Exchange:
             return
         ranges = [_ranges(plan, _common(elements, other.gradient)) for other in plan.slices]
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
-        yield from self._gather("parameters", self._title(GatherParameters), parts, FLOAT)
+        yield from self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT)
 
     # ---
 
