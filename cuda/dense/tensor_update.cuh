@@ -8,8 +8,9 @@
 
 namespace mlpgpu {
 
-// An epilogue: updates parameters along quads of dW, and biases along db.
-template <class Format, class Rule>
+// An epilogue: updates parameters along quads of dW, and biases along db.  If it RECEIVES, dW is that of one of two shards
+// of the batch, and the other one's lies in memory.
+template <class Format, class Rule, bool RECEIVES>
 struct UpdateEpilogue : NoComponents {
     static constexpr int SLOTS = Rule::SLOTS;
     float* weight;  // (k, n)
@@ -24,6 +25,7 @@ struct UpdateEpilogue : NoComponents {
     int n;
     const Step* of_step;
     const double* totals;
+    const float* received;  // (k, n)
     float scale = 0.0f;
     float rates[RATES_PER_STEP] = {};  // this step's
 
@@ -37,18 +39,19 @@ struct UpdateEpilogue : NoComponents {
     struct Read {
         float4 w;
         float4 slot[SLOTS > 0 ? SLOTS : 1];
+        float4 received;
     };
 
     __device__ __forceinline__ bool is_aligned() const {
-        bool all = is_vectored_or_null(weight, n);
+        bool all = is_vectored_or_null(weight, n) && (!RECEIVES || is_vectored_or_null(received, n));
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) all = all && is_vectored_or_null(weight_slots + s * pitch, n);
         return all;
     }
 
-    static constexpr int PREFETCHED = 1 + SLOTS;
+    static constexpr int PREFETCHED = 1 + SLOTS + RECEIVES;
     __device__ __forceinline__ void prefetch(int row, int column, int count, int array) const {
-        const float* const of = array == 0 ? weight : weight_slots + (array - 1) * pitch;
+        const float* const of = array == 0 ? weight : array > SLOTS ? received : weight_slots + (array - 1) * pitch;
         const float* const from = of + static_cast<int64_t>(row) * n + column;
         const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~15, end = reinterpret_cast<uintptr_t>(from + count) & ~15;
         if (end > begin) bulk_prefetch(reinterpret_cast<const void*>(begin), static_cast<int>(end - begin));
@@ -61,13 +64,14 @@ struct UpdateEpilogue : NoComponents {
         found.w = load_row<ALIGNED, APART>(weight + offset, n, column);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) found.slot[s] = load_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column);
+        if constexpr (RECEIVES) found.received = load_row<ALIGNED, APART>(received + offset, n, column);
         return found;
     }
 
     template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
         const int64_t offset = static_cast<int64_t>(row) * n;
-        step(found, sum);
+        step(found, RECEIVES ? added(sum, found.received) : sum);
         store_row<ALIGNED, APART>(weight + offset, n, column, found.w);
         if (!Format::SCALED && components)
             store_quad<Format, ALIGNED, APART>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n,
@@ -82,6 +86,10 @@ struct UpdateEpilogue : NoComponents {
     }
 
     __device__ __forceinline__ float* column_partials() const { return db_partials; }
+
+    static __device__ __forceinline__ float4 added(const float4& a, const float4& b) {
+        return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    }
 
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {
         step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
@@ -103,8 +111,9 @@ struct UpdateEpilogue : NoComponents {
 
 // Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements
 // after the first. If db is not known yet, its partials are stored, and `bias` is null. Components of W are stored if the
-// format has no scales; else they are null. Other arrays are those of tensor_backward_weight.
-template <class Product, class Rule>
+// format has no scales; else they are null. `received` (k, n) is added to dW if it RECEIVES. Other arrays are those of
+// tensor_backward_weight.
+template <class Product, class Rule, bool RECEIVES = false>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
                                                        typename Product::Source x_components, int64_t x_stride,
                                                        typename Product::Source dz_components, int64_t dz_stride,
@@ -112,10 +121,11 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        const float* x, const float* dz, const float* db,
                                                        float* db_partials, const double* totals, float* weight,
                                                        float* bias, uint16_t* w_components, float* weight_slots,
-                                                       float* bias_slots, int64_t size, int prefetch, int k, int n) {
-    UpdateEpilogue<typename Product::Format, Rule> end = {
+                                                       float* bias_slots, int64_t size, int prefetch, int k, int n,
+                                                       const float* received = nullptr) {
+    UpdateEpilogue<typename Product::Format, Rule, RECEIVES> end = {
         {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, n,
-        step, totals};
+        step, totals, received};
     if constexpr (!Product::BEGINS_EPILOGUE) {
         if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();
         end.begin();

@@ -311,10 +311,15 @@ class Plan:
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
-        """What each rank moves."""
+        """What each rank moves: whole parameters where that deals them nearly as evenly.
+
+        A norm, which is clipped, is a sum over blocks, of which each lies in one slice.
+        """
         if self.moves_all:
             return (Slice(slice(0, self.parameter_count), slice(0, self.gradient_count)),) * self.ranks
-        parts = parts_of(self.gradient_count, self.ranks)
+        is_clipped = any(isinstance(operation, Norm) for operation in self.training)
+        ends = () if is_clipped else [segment.end for segment in self.gradient]
+        parts = parts_of(self.gradient_count, self.ranks, ends)
         starts = [0, *(self._parameter_at(part.start) for part in parts[1:]), self.parameter_count]
         return tuple(Slice(slice(*ends), part) for ends, part in zip(pairwise(starts), parts, strict=True))
 

@@ -53,9 +53,16 @@ def block_size(count: int) -> int:
     return min(max(-(-count // MOST_BLOCKS), LEAST_BLOCK), MOST_BLOCK)
 
 
-def parts_of(count: int, ranks: int) -> list[slice]:
-    """Each rank's part of a flat array of ``count``: whole blocks, as many as the others' or one more; perhaps none."""
+def parts_of(count: int, ranks: int, ends: Sequence[int] = ()) -> list[slice]:
+    """Each rank's part of a flat array of ``count``: whole blocks, as many as the others' or one more; perhaps none.
+
+    Where one of ``ends``, in order, is near, within a quarter of a part, a part ends there and not with a block.
+    """
     block = block_size(count)
     blocks = -(-count // block)
-    ends = [min(blocks * rank // ranks * block, count) for rank in range(ranks + 1)]
-    return [slice(first, end) for first, end in pairwise(ends)]
+    borders = [min(blocks * rank // ranks * block, count) for rank in range(ranks + 1)]
+    for rank in range(1, ranks):
+        nearest = min(ends, key=lambda end: abs(end - borders[rank]), default=borders[rank])
+        if 4 * ranks * abs(nearest - borders[rank]) <= count:
+            borders[rank] = nearest
+    return [slice(first, end) for first, end in pairwise(borders)]

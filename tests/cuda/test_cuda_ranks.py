@@ -25,9 +25,9 @@ from test_cuda_lowering import ARCHITECTURES, OWNED, on_tensor_cores, plans
 from mlpgpu import Dense, Dropout, Huber, LocallyConnected, Standardize
 from mlpgpu.backends.cuda.exchange import check_collectives
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Lowered
-from mlpgpu.backends.cuda.lower import lowering
 from mlpgpu.backends.cuda.lower import overlap as overlapping
 from mlpgpu.backends.cuda.lower.emit import exchange as emitted
+from mlpgpu.backends.cuda.lower.emit import pieces as emitted_pieces
 from mlpgpu.backends.cuda.lower.lowering import lower, passes
 from mlpgpu.backends.cuda.run.graphs import ShardStreams
 from mlpgpu.backends.cuda.select import thresholds
@@ -84,6 +84,17 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     "on tensor cores, scaled": (
         [Dense(9, 33, "relu"), Dense(33, 16)],
         {"loss": "mean_squared_error", "optimizer": OPTIMIZERS["AdamW"](0.01, clip_norm=0.5)},
+        {**ON_TENSOR_CORES, "MOST_UNSCALED_WEIGHTS": 0},
+    ),
+    # Of two ranks with a shard each, both move weights where they make their gradients.
+    "moved where made": (
+        [Dense(16, 33, "relu"), Dense(33, 20, "relu"), Dense(20, 34, "relu", bias=False), Dense(34, 18)],
+        {"precision": "bfloat16", "optimizer": OPTIMIZERS["Adam"](0.02, alpha=0.3, l2=0.1, l1=0.01)},
+        ON_TENSOR_CORES,
+    ),
+    "moved where made, scaled": (
+        [Dense(16, 24, "relu", bias=False), Dense(24, 24, "relu", bias=False), Dense(24, 16, bias=False)],
+        {"loss": "mean_squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)},
         {**ON_TENSOR_CORES, "MOST_UNSCALED_WEIGHTS": 0},
     ),
 }
@@ -169,6 +180,20 @@ def test_any_number_of_ranks_has_the_bits_of_one(
     check(name, shards, ranks, monkeypatch, seed=seed, mode=mode, one_exchange=one_exchange)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["moved where made", "moved where made, scaled"])
+def test_two_ranks_move_weights_where_they_make_the_gradient(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(name, 2, 2, monkeypatch, seed=5, mode=mode)
+    plan = epoch_of(name, 2, 2).plan
+    for rank in range(2):
+        lowered = lower(plan, multiprocessors=2, source="float32", arch="sm_80", rank=rank)
+        names = [launch.entry.name for launch in lowered.launches()]
+        assert sum("backward_update_received" in each for each in names) >= 1, names
+        assert sum("tensor_backward_weight" in each for each in names) >= 1
+
+
 @pytest.mark.parametrize("name", ["dropout and a penalty", "tied, clipped"])
 def test_in_one_piece_as_in_several(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the gradient is cut decides no bits."""
@@ -214,7 +239,7 @@ def _last_unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _stale_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of tensor cores are those of the weights before the step."""
-    monkeypatch.setattr(lowering, "_moved_weights", lambda training: [{} for _ in training.pieces])
+    monkeypatch.setattr(emitted_pieces, "_moved_weights", lambda training, pieces: [{} for _ in pieces])
 
 
 def _one_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +256,12 @@ def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = emitted.Exchange._updates
+    of_pieces = emitted.Exchange.of_pieces
 
-    def turned(self: emitted.Exchange, *args: Any, **options: Any) -> Any:
-        made = list(updates(self, *args, **options))
-        return [made[-1], *made[:-1]]
+    def turned(self: emitted.Exchange, *args: Any) -> Any:
+        return [[*made[:-2], made[-1], made[-2]] for made in of_pieces(self, *args)]
 
-    monkeypatch.setattr(emitted.Exchange, "_updates", turned)
+    monkeypatch.setattr(emitted.Exchange, "of_pieces", turned)
 
 
 def _half_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +302,24 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises((AssertionError, Deadlock)):
         for mode in MODES:
             check(name, 4, ranks, monkeypatch, mode=mode)
+
+
+def test_a_weight_moved_along_half_its_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank's half is that of the step before, unless the launch waits for it."""
+    put = ShardStreams._put_pieces
+
+    def at_once(self: ShardStreams, pieces: Any, put_one: Any) -> None:
+        def put_at_once(stream: Any, bound: Any, launch: Launch) -> None:
+            put_one(stream, bound, dataclasses.replace(launch, receives=()))
+
+        put(self, pieces, put_at_once)
+
+    limited(monkeypatch, "moved where made")
+    alone("moved where made", 2)
+    monkeypatch.setattr(ShardStreams, "_put_pieces", at_once)
+    with pytest.raises(AssertionError):
+        for mode in MODES:
+            check("moved where made", 2, 2, monkeypatch, mode=mode)
 
 
 # --- lowering, and what cards must agree about ---

@@ -40,9 +40,12 @@ class Case:
 
 
 SMALL = [mg.Dense(20, 64, "relu"), mg.Dense(64, 64, "tanh"), mg.Dense(64, 3)]
+EVEN = [mg.Dense(1024, 1024, "relu"), mg.Dense(1024, 1024, "relu"), mg.Dense(1024, 10)]
+LARGE = [mg.Dense(2048, 2048, "relu"), mg.Dense(2048, 2048, "relu", bias=False), mg.Dense(2048, 10)]
 WIDE = [mg.Dense(784, 2048, "relu"), mg.Dense(2048, 2048, "relu"), mg.Dense(2048, 10)]
 
-# In each the last batch of an epoch is short; "wide" is exchanged in several pieces, the others in one.
+# In each the last batch of an epoch is short; "wide" is exchanged in several pieces, "moved where made" as well, whose
+# weights each have a rank that moves them along the other one's gradient and its own; the others are exchanged in one.
 CASES = {
     "two shards": Case(SMALL, {"streams": 2, "optimizer": mg.Adam(0.01)}),
     "three shards": Case([mg.Standardize(20), *SMALL], {"streams": 3, "optimizer": mg.Momentum(0.05)}),
@@ -59,6 +62,11 @@ CASES = {
     "one shard": Case(SMALL, {"streams": 1, "optimizer": mg.Adam(0.01)}),
     "wide": Case(WIDE, {"streams": 2, "precision": "bfloat16"}, rows=4000, batch_size=512),
     "wide, float32": Case(WIDE, {"streams": 4, "optimizer": mg.Adam(0.001, clip_norm=1.0)}, rows=3000, batch_size=512),
+    "moved where made": Case(
+        EVEN, {"streams": 2, "precision": "bfloat16", "optimizer": mg.Adam(0.001, alpha=0.1)}, rows=3000, batch_size=512
+    ),
+    "moved where made, tf32": Case(EVEN, {"streams": 2, "precision": "tf32"}, rows=3000, batch_size=512),
+    "moved where made, large": Case(LARGE, {"streams": 2, "optimizer": mg.Momentum(0.01)}, rows=3000, batch_size=1024),
     "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
 }
 

@@ -57,7 +57,8 @@ class Launch:
     arrays' axes, by name, that no argument tells.  A launch ``on_side_stream`` may run beside all that follows
     in its step; ``after_others`` leaves room to those first.  With ``pdl``, programmatic dependent launch, a
     launch may begin before the launch before it is complete.  It ``awaits`` pieces, by their numbers, that ranks
-    exchanged at the end of the step before, beside which the launches before it may run.
+    exchanged at the end of the step before, beside which the launches before it may run, and ``receives`` those of its
+    own step.
     """
 
     entry: Entry
@@ -69,6 +70,7 @@ class Launch:
     after_others: bool = False
     pdl: bool = False
     awaits: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -378,15 +378,22 @@ def tensor_backward_weight(tile: GemmTile) -> Entry:
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
-def tensor_backward_update(rule: str, tile: GemmTile) -> Entry:
+def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False) -> Entry:
+    """It ``receives`` the gradient of the other one of two shards, which it adds to its own."""
     slots = slot_count(rule)
     rest = (
         f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], const double* totals[2], inout float* weight[k,n], "
         f"inout float* bias[n], uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
         f"inout float* bias_slots[{slots},n], int64_t size, int prefetch, int k, int n"
+        + ", const float* received[k,n]"
+        * receives
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
-    return _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)
+    made = _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)
+    if not receives:
+        return made
+    function = made.function.removesuffix(">") + ", true>"
+    return replace(made, name=made.name.replace(name, f"{name}_received", 1), function=function)
 
 
 def tensor_entries() -> list[Entry]:
@@ -396,7 +403,9 @@ def tensor_entries() -> list[Entry]:
         usual: tuple[GemmTile, ...] = (*sm80_tiles(operand_format), *sm90_tiles(operand_format))
         for tile in (*usual, *narrow_weight_tiles(operand_format), *cluster_split_tiles(operand_format)):
             entries.append(tensor_backward_weight(tile))
-            entries += [tensor_backward_update(rule, tile) for rule in RULES]
+            entries += [
+                tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)
+            ]
         for tile in (*usual, *narrow_tiles(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]

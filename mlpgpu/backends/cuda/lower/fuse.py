@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise, zip_longest
 
 from .... import plan as ops
+from ....plan import Plan
 from ..kernels import OperandFormat
 from ..select.dense import (
     Atomic,
@@ -291,7 +292,8 @@ def fuse(selection: Selection) -> Fused:
 def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.ExchangedPiece, ...]]:
     """The groups before the gradients, all deltas among them, and pieces of the gradient, from the first layer up.
 
-    So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.
+    So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.  Weights
+    that their movers move where they make the gradient are pieces by themselves, behind all others.
     """
     plan, of_partial = facts.selection.plan, {}
     for partial in plan.partials:
@@ -304,15 +306,49 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
             later.setdefault(of_partial[group.op.dweight], []).append(group)
         else:
             before.append(group)
+    found = (_moved_where_made(plan, each, later.get(each.name, [])) for each in plan.gradient)
+    moved = [piece for piece in found if piece]
+    apart = {piece.elements[0].start for piece in moved}
+    others = [segment for segment in plan.gradient if segment.offset not in apart]
     pieces: list[groups.ExchangedPiece] = []
-    first, taken = 0, list[Group]()
-    for segment, following in zip_longest(plan.gradient, plan.gradient[1:]):
+    taken, elements = list[Group](), list[slice]()
+    left = sum(segment.size for segment in others)
+    for segment, following in zip_longest(others, others[1:]):
         taken += later.get(segment.name, ())
-        ends = exchanged_apart(segment.end - first, plan.gradient_count - segment.end, in_one=plan.moves_all)
+        left -= segment.size
+        if elements and elements[-1].stop == segment.offset:
+            elements[-1] = slice(elements[-1].start, segment.end)
+        else:
+            elements.append(slice(segment.offset, segment.end))
+        ends = exchanged_apart(sum(each.stop - each.start for each in elements), left, in_one=plan.moves_all)
         if following is None or (following.name in later and ends):
-            pieces.append(groups.ExchangedPiece(tuple(taken), slice(first, segment.end), ends.why))
-            first, taken = segment.end, []
-    return before, tuple(pieces)
+            pieces.append(groups.ExchangedPiece(tuple(taken), tuple(elements), ends.why))
+            taken, elements = [], []
+    if not pieces:
+        pieces = [groups.ExchangedPiece((), (), "sums of the loss and of the batch's weight alone")]
+    return before, (*pieces, *moved)
+
+
+def _moved_where_made(plan: Plan, segment: ops.Segment, made: list[Group]) -> groups.ExchangedPiece | None:
+    """A weight's piece, if a rank can add the other one's gradient to its own and move the weight in one launch."""
+    is_clipped = any(isinstance(operation, ops.Norm) for operation in plan.training)
+    is_tied = len(plan.partials) > len(plan.gradient)
+    if plan.ranks != 2 or plan.shards != 2 or plan.moves_all or is_clipped or is_tied:
+        return None
+    is_alone = len(made) == 1 and isinstance(made[0], groups.GemmGradient)
+    mover = next(
+        (
+            rank
+            for rank, each in enumerate(plan.slices)
+            if each.gradient.start <= segment.offset and segment.end <= each.gradient.stop
+        ),
+        None,
+    )
+    apart = exchanged_apart(segment.size, segment.size, in_one=False)
+    if not is_alone or mover is None or not apart:
+        return None
+    why = f"{apart.why}; rank {mover} has all of its slots, and makes its gradient last"
+    return groups.ExchangedPiece(tuple(made), (slice(segment.offset, segment.end),), why, mover)
 
 
 def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:

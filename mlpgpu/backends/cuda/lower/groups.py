@@ -454,13 +454,16 @@ class ExchangedPiece:
 
     Attributes:
         groups: those that make them, for each shard; others are made with the deltas.
-        elements: of the flat gradient.
-        why: where it ends.
+        elements: of the flat gradient, slices in order.
+        why: where it ends, or why it is one.
+        mover: the rank that makes its part of the gradient last and moves the weight along the sum of both in one
+            launch; None where the sums are moved by launches behind the exchange.
     """
 
     groups: tuple[Group, ...]
-    elements: slice
+    elements: tuple[slice, ...]
     why: str
+    mover: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....plan import Norm, Plan, shards_of
+from ....plan import Plan, shards_of
 from .. import kernels
 from ..kernels import ceil_div
-from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Piece, Value
+from ..kernels.launches import GRAPH_STEPS, MOST_RUN_STEPS, At, Launch, Lowered, Value
 from ..select.loss import team_of
 from ..select.select import select
 from ..select.setting import Setting
@@ -21,6 +21,7 @@ from ..select.stages import stages_of
 from .emit.emit import emit
 from .emit.exchange import Exchange
 from .emit.gemm import split_weights
+from .emit.pieces import launches_of_piece, put_pieces
 from .emit.rows import SUMS_BYTES
 from .emit.shard import Shard, partials_pitch
 from .fuse import fuse
@@ -80,6 +81,7 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
     in_place = evaluation.selection.in_place.holds
     own = shards_of(rank, plan.ranks, plan.shards)
     of_pieces: list[list[list[Launch]]] = []  # of each shard
+    exchange = Exchange(Shard(training.selection, lowered), rank) if training and training.pieces else None
     for number in own if training else ():
         assert training is not None
         shard = Shard(training.selection, lowered, number, own.start)
@@ -88,7 +90,7 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
             is_split_before = training.updates_split_weights or training.pieces_split_weights
             lowered.run_begin, lowered.begin = (weights, []) if is_split_before else ([], weights)
         lowered.shards.append(emit(shard, training.groups))
-        of_pieces.append([emit(shard, piece.groups) for piece in training.pieces])
+        of_pieces.append([launches_of_piece(shard, piece, exchange) for piece in training.pieces if exchange])
     whole = Shard(evaluation.selection, lowered)
     lowered.evaluation_begin = split_weights(whole, evaluation.weights)
     lowered.evaluation = emit(whole, evaluation.groups)
@@ -100,8 +102,8 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
             lowered.run_begin.insert(0, forget_all)
             lowered.begin.insert(0, keep_used)
     of_rank: dict[str, int] = {}
-    if training and training.pieces:
-        of_rank = _emit_pieces(lowered, training, rank, of_pieces)
+    if training and exchange:
+        of_rank = put_pieces(lowered, training, exchange, of_pieces)
     if training:
         lowered.finish = emit(Shard(training.selection, lowered), training.finish)
         initial: dict[str, Value] = {"next": At("step"), "steps": At("steps"), "count": At("graph_steps")}
@@ -126,36 +128,6 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
         **of_rank,
     }
     return lowered
-
-
-def _emit_pieces(lowered: Lowered, training: Fused, rank: int, of_shards: list[list[list[Launch]]]) -> dict[str, int]:
-    """The pieces of a rank whose shards' launches are there; returns the bytes of arrays that follow from the rank."""
-    if not of_shards:  # a rank without shards has the sums of the others' all the same
-        some = Lowered()
-        emit(Shard(training.selection, some), training.groups)
-        lowered.bytes["sums"] = some.bytes["sums"]
-    exchange = Exchange(Shard(training.selection, lowered), rank)
-    following = exchange.of_pieces([piece.elements for piece in training.pieces])
-    if of_shards and training.pieces_split_weights:
-        for weights, exchanged in zip(_moved_weights(training), following, strict=True):
-            exchanged += split_weights(exchange.shard, weights)
-    for number, exchanged in enumerate(following):
-        lowered.pieces.append(Piece([shard[number] for shard in of_shards], exchanged))
-    return exchange.sizes()
-
-
-def _moved_weights(training: Fused) -> list[dict[str, str]]:
-    """The weights whose operands are made anew behind each piece, with titles; behind the last, if it moves all."""
-    plan, weights = training.selection.plan, training.weights
-    begins = {segment.name: segment.offset for segment in plan.gradient if segment.name in weights}
-    is_clipped = any(isinstance(operation, Norm) for operation in plan.training)
-    last = slice(0, plan.gradient_count)
-    parts = [piece.elements for piece in training.pieces]
-    if is_clipped:
-        parts = [*(slice(0, 0) for _ in parts[1:]), last]
-    return [
-        {name: weights[name] for name, begin in begins.items() if part.start <= begin < part.stop} for part in parts
-    ]
 
 
 def _mask_column_scales(lowered: Lowered, multiprocessors: int, mask: int) -> Launch:

@@ -129,7 +129,11 @@ def _awaiting(lowered: Lowered, plan: Plan) -> Lowered:
 
 
 class _PieceConflicts:
-    """Which pieces a launch must not run beside: those that move what it reads, or move or read what it writes."""
+    """Which pieces a launch must not run beside: those that move what it reads, or move or read what it writes.
+
+    A launch that moves a weight need not wait for the piece that sent it: the other rank's gradient, along which it
+    moves, comes from where the weight has arrived.
+    """
 
     def __init__(self, lowered: Lowered, plan: Plan) -> None:
         self._all = frozenset(range(len(lowered.pieces)))

@@ -77,6 +77,8 @@ class ShardStreams:
             if follows:
                 for piece in launch.awaits:
                     stream.wait(self._exchanged[1 - self._turn][piece])
+            for piece in launch.receives:
+                stream.wait(self._exchanged[self._turn][piece])
             put(stream)
 
         for put, launch in step.begin:

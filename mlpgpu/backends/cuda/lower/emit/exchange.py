@@ -33,7 +33,9 @@ from .....plan import (
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import PARAMETERS, At, Collective, Launch, Transfer, Value
+from ..groups import GemmGradient
 from .finish import factor, loss_and_weight, over, squares
+from .gemm import received_update
 from .shard import Shard, partials_pitch
 
 FLOAT, DOUBLE = 4, 8  # bytes
@@ -97,33 +99,59 @@ class Exchange:
             "slots": FLOAT * slots * (parameters.stop - parameters.start),
         }
 
-    def of_pieces(self, pieces: Sequence[slice]) -> list[list[Launch | Collective]]:
+    def of_pieces(self, pieces: Sequence[Sequence[slice]]) -> list[list[Launch | Collective]]:
         """What follows each of these pieces of the gradient, which follow one another."""
         is_clipped = any(isinstance(each.operation, Norm) for each in self.shard.selection.operations)
         made: list[list[Launch | Collective]] = []
-        for elements in pieces:
-            following: list[Launch | Collective] = [*self._add_own(elements), *self._sums(elements, first=not made)]
+        for piece in pieces:
+            following: list[Launch | Collective] = [launch for part in piece for launch in self._add_own(part)]
+            following += self.sums(piece, piece, first=not made)
             if not made:
                 following.append(loss_and_weight(self.shard, self._title(Loss)))
-            following += self._added(elements) if is_clipped else self._updates(elements, is_clipped=False)
+            if is_clipped:
+                following += [launch for part in piece for launch in self._added(part)]
+            else:
+                following += [launch for part in piece for launch in self._updates(part, is_clipped=False)]
+                following += self.parameters(piece, piece)
             made.append(following)
         if is_clipped:
-            made[-1] += [*self._norm(), *self._updates(slice(0, self.plan.gradient_count), is_clipped=True)]
+            whole = slice(0, self.plan.gradient_count)
+            made[-1] += [*self._norm(), *self._updates(whole, is_clipped=True), *self.parameters([whole], [whole])]
         return made
 
     # --- the gradient ---
 
-    def _sums(self, elements: slice, *, first: bool) -> Iterator[Collective]:
-        """The exchange by which this rank has all ranks' nodes of its slice of a piece.
+    def sums(self, given: Sequence[slice], taken: Sequence[slice], *, first: bool = False) -> Iterator[Collective]:
+        """The exchange by which ranks have all ranks' nodes of their slices.
 
         With the ``first`` come all shards' sums of the loss and the weight, which are then added as one rank adds them.
+
+        Arguments:
+            given: parts of the gradient that are sent to others, as far as they are in their slices.
+            taken: parts that are received, as far as they are in this rank's slice.
         """
         sent, received = self._losses() if first else ([], [])
+        for part in given:
+            sent += self._sent_sums(part)
+        for part in taken:
+            received += self._received_sums(part)
+        if sent or received:
+            yield Collective("partials", tuple(sent), tuple(received), self._title(ExchangePartials))
+
+    def _received_sums(self, elements: slice) -> list[Transfer]:
         here = _common(elements, self.moved.gradient)
+        if here is None:
+            return []
+        return [
+            Transfer(owner, self._node(place, here.start), here.stop - here.start, FLOAT)
+            for place, (owner, _) in enumerate(self.nodes)
+            if owner != self.rank
+        ]
+
+    def _sent_sums(self, elements: slice) -> list[Transfer]:
+        sent = []
         for place, (owner, node) in enumerate(self.nodes):
             if owner != self.rank:
-                if here is not None:
-                    received.append(Transfer(owner, self._node(place, here.start), here.stop - here.start, FLOAT))
                 continue
             for peer, other in enumerate(self.plan.slices):
                 theirs = _common(elements, other.gradient)
@@ -131,8 +159,7 @@ class Exchange:
                     start, count = theirs.start, theirs.stop - theirs.start
                     at = self._node(place, start) if self.plan.moves_all else self._kept(node, start)
                     sent.append(Transfer(peer, at, count, FLOAT))
-        if sent or received:
-            yield Collective("partials", tuple(sent), tuple(received), self._title(ExchangePartials))
+        return sent
 
     def _losses(self) -> tuple[list[Transfer], list[Transfer]]:
         """This rank's shards' sums of the loss and the weight, to all others; and theirs."""
@@ -229,7 +256,7 @@ class Exchange:
         yield factor(self.shard, title)
 
     def _updates(self, elements: slice, *, is_clipped: bool) -> Steps:
-        """Move the parameters of this rank's slice of a piece, and send them to all ranks.
+        """Move the parameters of this rank's slice of a piece.
 
         The nodes are added up on the way, unless a norm, or a tree of unequal nodes, comes between.
         """
@@ -250,11 +277,32 @@ class Exchange:
             }  # fmt: skip
             grid = over(self.shard, each.size)
             yield Launch(kernels.update(self.shard.optimizer), grid, values, self._title(Update))
+
+    def parameters(self, given: Sequence[slice], taken: Sequence[slice]) -> Iterator[Collective]:
+        """All ranks get the parameters that have moved, those of parts of the gradient.
+
+        Arguments:
+            given: parts of which this rank sends its slice.
+            taken: parts of which it receives the others'.
+        """
+        plan = self.plan
         if plan.moves_all:
             return
-        ranges = [_ranges(plan, _common(elements, other.gradient)) for other in plan.slices]
+        dealt = [given if rank == self.rank else taken for rank in range(plan.ranks)]
+        ranges = [
+            [each for part in of_rank for each in _ranges(plan, _common(part, other.gradient))]
+            for of_rank, other in zip(dealt, plan.slices, strict=True)
+        ]
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         yield from self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT)
+
+    def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
+        """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""
+        place = next(place for place, (owner, _) in enumerate(self.nodes) if owner != self.rank)
+        own, weight, optimizer = self.moved.parameters, shard.ref(group.op.weight), self.plan.optimizer
+        assert isinstance(weight, At) and optimizer is not None
+        slots = At("slots", weight.offset - own.start) if optimizer.slots else None
+        return received_update(shard, group, self._node(place, elements.start), slots, own.stop - own.start)
 
     # ---
 

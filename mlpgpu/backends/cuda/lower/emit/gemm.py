@@ -191,20 +191,9 @@ def backward_input(shard: Shard, group: GemmInput) -> None:
 
 
 def gradient(shard: Shard, group: GemmGradient) -> None:
-    op, tile, operand_format = group.op, group.path.tile, format_of(shard)
+    op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
-    x_source, dz_source = _sources(
-        tile, (components_of(shard, op.x), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
-        a_inner=False, b_inner=False,
-    )  # fmt: skip
-    operands: dict[str, Value] = {
-        "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
-        "dz_stride": component_elements(shard, n),
-        "x_column_scales": collected_column_scales(shard, of_shard(shard, f"{op.x}.column_scales"), k),
-        "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
-        "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
-    }  # fmt: skip
-    grid = tile.grid(k, n, shard.multiprocessors)
+    operands, grid = _gradient_operands(shard, group), tile.grid(k, n, shard.multiprocessors)
     if not group.is_update:
         shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
         return
@@ -215,8 +204,41 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     shard.add(
         group, kernels.tensor_backward_update(shard.rule, tile), grid,
         **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_partials=db_partials,
-        w_components=None if operand_format.scaled else weight_components(shard, op.weight), **updated,
+        w_components=_moved_components(shard, op.weight), **updated,
     )  # fmt: skip
+
+
+def received_update(shard: Shard, group: GemmGradient, received: At, slots: At | None, slot_pitch: int) -> Launch:
+    """The gradient, to which that of the other shard is added, and the weight's step; its bias is moved elsewhere."""
+    op, tile = group.op, group.path.tile
+    k, n = shard.shapes[op.weight]
+    updated = {**shard.updated(op), "bias": None, "bias_slots": None, "weight_slots": slots, "size": slot_pitch}
+    return shard.launch(
+        group, kernels.tensor_backward_update(shard.rule, tile, receives=True), tile.grid(k, n, shard.multiprocessors),
+        **_gradient_operands(shard, group), db=None, db_partials=None,
+        w_components=_moved_components(shard, op.weight), **updated, received=received,
+    )  # fmt: skip
+
+
+def _moved_components(shard: Shard, weight: str) -> Value:
+    """The operands of a weight that a product moves, where it can make them: they have no scales."""
+    return None if format_of(shard).scaled else weight_components(shard, weight)
+
+
+def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
+    op, tile = group.op, group.path.tile
+    k, n = shard.shapes[op.weight]
+    x_source, dz_source = _sources(
+        tile, (components_of(shard, op.x), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
+        a_inner=False, b_inner=False,
+    )  # fmt: skip
+    return {
+        "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
+        "dz_stride": component_elements(shard, n),
+        "x_column_scales": collected_column_scales(shard, of_shard(shard, f"{op.x}.column_scales"), k),
+        "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
+        "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
+    }  # fmt: skip
 
 
 def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
