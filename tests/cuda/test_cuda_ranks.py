@@ -180,6 +180,11 @@ def test_any_number_of_ranks_has_the_bits_of_one(
     check(name, shards, ranks, monkeypatch, seed=seed, mode=mode, one_exchange=one_exchange)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ranks_with_a_shard_each_have_all_launches_in_one_stream(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(name, 3, 3, monkeypatch, seed=9, mode="drawn")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["moved where made", "moved where made, scaled"])
 def test_two_ranks_move_weights_where_they_make_the_gradient(
@@ -259,7 +264,10 @@ def _before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     of_pieces = emitted.Exchange.of_pieces
 
     def turned(self: emitted.Exchange, *args: Any) -> Any:
-        return [[*made[:-2], made[-1], made[-2]] for made in of_pieces(self, *args)]
+        return [
+            dataclasses.replace(made, moves=made.moves[:-1], parameters=[*made.parameters, *made.moves[-1:]])
+            for made in of_pieces(self, *args)
+        ]
 
     monkeypatch.setattr(emitted.Exchange, "of_pieces", turned)
 

@@ -13,7 +13,7 @@ another layout than the gradient.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .....plan import (
@@ -43,6 +43,24 @@ NODES, OWN_NODES = "nodes", "own nodes"
 
 
 Steps = Iterator[Launch | Collective]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What follows a piece of the gradient.
+
+    Attributes:
+        added: the sums that this rank sends, or keeps where others' sums are added to them.
+        sums: by which ranks send them.
+        moves: what moves this rank's slice then; with the batch's loss and weight behind the first piece, and with
+            the exchange of squares where a norm is clipped.
+        parameters: by which all ranks get what has moved.
+    """
+
+    added: list[Launch]
+    sums: list[Collective]
+    moves: list[Launch | Collective]
+    parameters: list[Collective]
 
 
 @dataclass(frozen=True)
@@ -99,29 +117,39 @@ class Exchange:
             "slots": FLOAT * slots * (parameters.stop - parameters.start),
         }
 
-    def of_pieces(self, pieces: Sequence[Sequence[slice]]) -> list[list[Launch | Collective]]:
+    @property
+    def is_in_line(self) -> bool:
+        """Whether the stream of the rank's one shard has all launches: a norm comes between exchanges."""
+        return self.plan.shards == self.plan.ranks and not self._is_clipped
+
+    @property
+    def _is_clipped(self) -> bool:
+        return any(isinstance(each.operation, Norm) for each in self.shard.selection.operations)
+
+    def of_pieces(self, pieces: Sequence[Sequence[slice]]) -> list[Exchanged]:
         """What follows each of these pieces of the gradient, which follow one another."""
-        is_clipped = any(isinstance(each.operation, Norm) for each in self.shard.selection.operations)
-        made: list[list[Launch | Collective]] = []
+        made: list[Exchanged] = []
         for piece in pieces:
-            following: list[Launch | Collective] = [launch for part in piece for launch in self._add_own(part)]
-            following += self.sums(piece, piece, first=not made)
+            added = [launch for part in piece for launch in self._add_own(part)]
+            sums, moves = self.sums(piece, piece, first=not made), list[Launch | Collective]()
             if not made:
-                following.append(loss_and_weight(self.shard, self._title(Loss)))
-            if is_clipped:
-                following += [launch for part in piece for launch in self._added(part)]
-            else:
-                following += [launch for part in piece for launch in self._updates(part, is_clipped=False)]
-                following += self.parameters(piece, piece)
-            made.append(following)
-        if is_clipped:
+                moves.append(loss_and_weight(self.shard, self._title(Loss)))
+            if self._is_clipped:
+                moves += [launch for part in piece for launch in self._added(part)]
+                made.append(Exchanged(added, sums, moves, []))
+                continue
+            moves += [launch for part in piece for launch in self._updates(part)]
+            made.append(Exchanged(added, sums, moves, self.parameters(piece, piece)))
+        if self._is_clipped:
             whole = slice(0, self.plan.gradient_count)
-            made[-1] += [*self._norm(), *self._updates(whole, is_clipped=True), *self.parameters([whole], [whole])]
+            last = made[-1]
+            moves = [*last.moves, *self._norm(), *self._updates(whole)]
+            made[-1] = replace(last, moves=moves, parameters=self.parameters([whole], [whole]))
         return made
 
     # --- the gradient ---
 
-    def sums(self, given: Sequence[slice], taken: Sequence[slice], *, first: bool = False) -> Iterator[Collective]:
+    def sums(self, given: Sequence[slice], taken: Sequence[slice], *, first: bool = False) -> list[Collective]:
         """The exchange by which ranks have all ranks' nodes of their slices.
 
         With the ``first`` come all shards' sums of the loss and the weight, which are then added as one rank adds them.
@@ -135,8 +163,9 @@ class Exchange:
             sent += self._sent_sums(part)
         for part in taken:
             received += self._received_sums(part)
-        if sent or received:
-            yield Collective("partials", tuple(sent), tuple(received), self._title(ExchangePartials))
+        if not (sent or received):
+            return []
+        return [Collective("partials", tuple(sent), tuple(received), self._title(ExchangePartials))]
 
     def _received_sums(self, elements: slice) -> list[Transfer]:
         here = _common(elements, self.moved.gradient)
@@ -255,13 +284,14 @@ class Exchange:
             yield from self._gather("squares", title, [[("squares", part)] for part in parts], DOUBLE)
         yield factor(self.shard, title)
 
-    def _updates(self, elements: slice, *, is_clipped: bool) -> Steps:
+    def _updates(self, elements: slice) -> Iterator[Launch]:
         """Move the parameters of this rank's slice of a piece.
 
         The nodes are added up on the way, unless a norm, or a tree of unequal nodes, comes between.
         """
         plan, optimizer, part = self.plan, self.plan.optimizer, _common(elements, self.moved.gradient)
         assert optimizer is not None
+        is_clipped = self._is_clipped
         is_added = is_clipped or not self._is_regular
         if is_added and not is_clipped:
             yield from self._added(elements)
@@ -278,7 +308,7 @@ class Exchange:
             grid = over(self.shard, each.size)
             yield Launch(kernels.update(self.shard.optimizer), grid, values, self._title(Update))
 
-    def parameters(self, given: Sequence[slice], taken: Sequence[slice]) -> Iterator[Collective]:
+    def parameters(self, given: Sequence[slice], taken: Sequence[slice]) -> list[Collective]:
         """All ranks get the parameters that have moved, those of parts of the gradient.
 
         Arguments:
@@ -287,14 +317,14 @@ class Exchange:
         """
         plan = self.plan
         if plan.moves_all:
-            return
+            return []
         dealt = [given if rank == self.rank else taken for rank in range(plan.ranks)]
         ranges = [
             [each for part in of_rank for each in _ranges(plan, _common(part, other.gradient))]
             for of_rank, other in zip(dealt, plan.slices, strict=True)
         ]
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
-        yield from self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT)
+        return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))
 
     def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
         """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from .....plan import Norm
-from ...kernels.launches import Collective, Launch, Lowered, Piece
+from ...kernels.launches import At, Launch, Lowered, Piece
 from ..groups import ExchangedPiece, Fused, GemmGradient
 from .emit import emit
-from .exchange import Exchange
+from .exchange import Exchange, Exchanged
 from .gemm import split_weights
 from .shard import Shard
 
@@ -27,44 +27,62 @@ def launches_of_piece(shard: Shard, piece: ExchangedPiece, exchange: Exchange) -
 def put_pieces(
     lowered: Lowered, training: Fused, exchange: Exchange, of_shards: list[list[list[Launch]]]
 ) -> dict[str, int]:
-    """The pieces of a rank whose shards' launches are there; returns the bytes of arrays that follow from the rank.
-
-    Gradients of weights that another rank moves where it makes them come before those that this rank moves so: their
-    sums are on their way meanwhile.
-    """
+    """The pieces of a rank whose shards' launches are there; returns the bytes of arrays that follow from the rank."""
     if not of_shards:  # a rank without shards has the sums of the others' all the same
         some = Lowered()
         emit(Shard(training.selection, some), training.groups)
         lowered.bytes["sums"] = some.bytes["sums"]
-    splits = bool(of_shards) and training.pieces_split_weights
     others = [piece for piece in training.pieces if piece.mover is None]
-    following = exchange.of_pieces([piece.elements for piece in others])
-    if splits:
-        for weights, exchanged in zip(_moved_weights(training, others), following, strict=True):
-            exchanged += split_weights(exchange.shard, weights)
-    for number, exchanged in enumerate(following):
-        lowered.pieces.append(Piece([shard[number] for shard in of_shards], exchanged))
+    exchanged = exchange.of_pieces([piece.elements for piece in others])
+    if exchange.is_in_line:
+        _put_in_line(lowered, training, exchange, exchanged, of_shards[0])
+        return exchange.sizes()
+    splits = bool(of_shards) and training.pieces_split_weights
+    split = _moved_weights(training, others) if splits else [{} for _ in others]
+    for number, (each, weights) in enumerate(zip(exchanged, split, strict=True)):
+        following = [*each.added, *each.sums, *each.moves, *each.parameters, *split_weights(exchange.shard, weights)]
+        lowered.pieces.append(Piece([shard[number] for shard in of_shards], following))
+    return exchange.sizes()
 
-    numbered = list(enumerate(training.pieces))[len(others) :]
+
+def _put_in_line(
+    lowered: Lowered, training: Fused, exchange: Exchange, exchanged: Sequence[Exchanged], of_shard: list[list[Launch]]
+) -> None:
+    """The pieces of a rank with one shard, whose stream has all launches: beside products they would wait for blocks.
+
+    All gradients come first, of weights that this rank moves where it makes them last; sums are on their way meanwhile.
+    Operands of weights are made anew in the next step, each before what reads them.
+    """
+    count = len(exchanged)
+    numbered = list(enumerate(training.pieces))[count:]
     own = [each for each in numbered if each[1].mover == exchange.rank]
     theirs = [each for each in numbered if each[1].mover != exchange.rank]
-    first = len(lowered.pieces)
+    for number, each in enumerate(exchanged):
+        lowered.pieces.append(Piece([[*of_shard[number], *each.added]], [*each.sums]))
     for given, taken in zip_longest(theirs, own):
-        launches = [shard[given[0]] if given else [] for shard in of_shards]
         sums = exchange.sums(given[1].elements if given else (), taken[1].elements if taken else ())
-        lowered.pieces.append(Piece(launches, list(sums)))
-    for place, (given, taken) in enumerate(zip_longest(own, theirs)):
-        updates = [
-            [replace(launch, receives=(first + place,)) for launch in shard[given[0]]] if given else []
-            for shard in of_shards
-        ]
-        gathered: list[Launch | Collective] = [
-            *exchange.parameters(given[1].elements if given else (), taken[1].elements if taken else ())
-        ]
-        if splits and taken:
-            gathered += split_weights(exchange.shard, *_moved_weights(training, [taken[1]]))
-        lowered.pieces.append(Piece(updates, gathered))
-    return exchange.sizes()
+        lowered.pieces.append(Piece([of_shard[given[0]] if given else []], [*sums]))
+    for number, each in enumerate(exchanged):
+        moves = [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
+        lowered.pieces.append(Piece([moves], [*each.parameters]))
+    for place, (given, taken) in enumerate(zip_longest(own, theirs), count):
+        updates = [replace(launch, receives=(place,)) for launch in of_shard[given[0]]] if given else []
+        gathered = exchange.parameters(given[1].elements if given else (), taken[1].elements if taken else ())
+        lowered.pieces.append(Piece([updates], [*gathered]))
+    if training.pieces_split_weights:
+        others = [piece for piece in training.pieces if piece.mover != exchange.rank]
+        for weights in _moved_weights(training, others):
+            for name, title in weights.items():
+                _split_before_reader(lowered.shards[0], exchange.shard, name, title)
+
+
+def _split_before_reader(launches: list[Launch], shard: Shard, weight: str, title: str) -> None:
+    """Put the launch that makes a weight's operands before the first one that reads them."""
+    (split,) = split_weights(shard, {weight: title})
+    components = split.values["components"]
+    assert isinstance(components, At)
+    arrays = ({getattr(value, "array", "") for value in launch.values.values()} for launch in launches)
+    launches.insert(next(place for place, read in enumerate(arrays) if components.array in read), split)
 
 
 def _moved_weights(training: Fused, pieces: Sequence[ExchangedPiece]) -> list[dict[str, str]]:
