@@ -191,7 +191,7 @@ class Lockstep:
         array = arrays[transfer.at.array]
         if not array.flags.writeable:
             array = arrays[transfer.at.array] = array.copy()
-        typed = array.view(np.float64 if transfer.item_bytes == 8 else np.float32)
+        typed = array.view({8: np.float64, 4: np.float32, 2: np.uint16}[transfer.item_bytes])
         part = typed[transfer.at.offset : transfer.at.offset + transfer.count]
         assert len(part) == transfer.count, (transfer, len(typed))
         return part

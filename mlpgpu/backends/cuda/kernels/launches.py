@@ -12,7 +12,7 @@ from . import Entry, padded_columns, padded_rows
 
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
 BLOCKS_PER_MULTIPROCESSOR = 8  # at most, of a kernel whose threads stride over an array
-PARAMETERS = "parameters"  # the kind of an exchange
+PARTIALS, SQUARES, PARAMETERS, OPERANDS = "partials", "squares", "parameters", "operands"  # kinds of exchanges
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 
 
@@ -90,7 +90,8 @@ class Collective:
     Between two ranks the first transfer that one sends is the first that the other receives, and so on.
 
     Attributes:
-        kind: what is exchanged: ``"partials"``, with the sums of the loss, ``"squares"``, ``"parameters"``.
+        kind: what is exchanged: partial gradients, with the sums of the loss; squares of a norm; parameters; operands
+            that tensor cores read in the place of weights.
         operation: the plan's, as of a :class:`Launch`.
     """
 
@@ -98,6 +99,11 @@ class Collective:
     sent: tuple[Transfer, ...]
     received: tuple[Transfer, ...]
     operation: str = ""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it is of what has moved, of which ranks gather each other's."""
+        return self.kind in (PARAMETERS, OPERANDS)
 
 
 @dataclass(frozen=True)

@@ -465,6 +465,13 @@ class ExchangedPiece:
     why: str
     mover: int | None = None
 
+    @property
+    def weight(self) -> str:
+        """That of a piece that has a mover."""
+        (group,) = self.groups
+        assert isinstance(group, GemmGradient)
+        return group.op.weight
+
 
 @dataclass(frozen=True)
 class Fused:

@@ -25,7 +25,7 @@ def overlap(lowered: Lowered, plan: Plan) -> Lowered:
     """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
     evaluation = _chained(lowered.evaluation, None)
     if lowered.pieces:
-        return replace(_awaiting(lowered, plan), evaluation=evaluation)
+        return replace(_chained_pieces(_awaiting(lowered, plan)), evaluation=evaluation)
     if len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
         return replace(lowered, evaluation=evaluation)
     parts = [lowered.begin, _postponed(lowered.shards[0]), lowered.finish]
@@ -47,11 +47,29 @@ def _postponed(launches: Sequence[Launch]) -> list[Launch]:
     return ordered
 
 
+def _chained_pieces(lowered: Lowered) -> Lowered:
+    """Launches of a step of several ranks, where one stream has all of them."""
+    if len(lowered.shards) != 1 or any(isinstance(each, Launch) for piece in lowered.pieces for each in piece.exchange):
+        return lowered
+    parts = [lowered.begin, lowered.shards[0], *(piece.shards[0] for piece in lowered.pieces)]
+    before: Launch | None = None
+    for number, part in enumerate(parts):
+        parts[number] = _chained(part, before)
+        before = parts[number][-1] if part else before
+    begin, shard, *of_pieces = parts
+    pieces = [replace(piece, shards=[part]) for piece, part in zip(lowered.pieces, of_pieces, strict=True)]
+    return replace(lowered, begin=begin, shards=[shard], pieces=pieces)
+
+
 def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
-    """Launches that follow ``before``, those of them marked that overlap the one before them."""
+    """Launches that follow ``before``, those of them marked that overlap the one before them.
+
+    One that waits for what ranks exchange begins behind that.
+    """
     chained: list[Launch] = []
     for launch in launches:
-        takes_part = before is not None and launch.entry.prefetched is not None
+        is_free = not (launch.awaits or launch.receives)
+        takes_part = is_free and before is not None and launch.entry.prefetched is not None
         before = _overlapping(launch, before) if takes_part and before is not None else launch
         chained.append(before)
     return chained

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ..exchange import BoundExchange
-from ..kernels.launches import GRAPH_STEPS, PARAMETERS, Collective, Launch, Piece
+from ..kernels.launches import GRAPH_STEPS, Collective, Launch, Piece
 from ..runtime import Device, Event, Replay, Stream, capture
 from .binding import Binder, Put
 from .steps import STEP
@@ -222,7 +222,7 @@ class StepGraphs:
         """What of a piece's exchange a stream of its own runs: from its parameters on, if messages may overlap."""
         if self._exchange is None or self._exchange.lanes == 1:
             return len(piece.exchange)
-        is_gathered = [isinstance(each, Collective) and each.kind == PARAMETERS for each in piece.exchange]
+        is_gathered = [isinstance(each, Collective) and each.gathers for each in piece.exchange]
         return [*is_gathered, True].index(True)
 
     def close(self) -> None:

@@ -32,13 +32,14 @@ from .....plan import (
 )
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import PARAMETERS, At, Collective, Launch, Transfer, Value
+from ...kernels.launches import OPERANDS, PARAMETERS, PARTIALS, SQUARES, At, Collective, Launch, Transfer, Value
 from ..groups import GemmGradient
 from .finish import factor, loss_and_weight, over, squares
 from .gemm import received_update
+from .operands import weight_components
 from .shard import Shard, partials_pitch
 
-FLOAT, DOUBLE = 4, 8  # bytes
+HALF, FLOAT, DOUBLE = 2, 4, 8  # bytes
 NODES, OWN_NODES = "nodes", "own nodes"
 
 
@@ -165,7 +166,7 @@ class Exchange:
             received += self._received_sums(part)
         if not (sent or received):
             return []
-        return [Collective("partials", tuple(sent), tuple(received), self._title(ExchangePartials))]
+        return [Collective(PARTIALS, tuple(sent), tuple(received), self._title(ExchangePartials))]
 
     def _received_sums(self, elements: slice) -> list[Transfer]:
         here = _common(elements, self.moved.gradient)
@@ -281,7 +282,7 @@ class Exchange:
             yield squares(self.plan, At(NODES), self.moved.gradient, title)
         parts = [slice(each.gradient.start // block, ceil_div(each.gradient.stop, block)) for each in self.plan.slices]
         if not self.plan.moves_all:
-            yield from self._gather("squares", title, [[("squares", part)] for part in parts], DOUBLE)
+            yield from self._gather(SQUARES, title, [[("squares", part)] for part in parts], DOUBLE)
         yield factor(self.shard, title)
 
     def _updates(self, elements: slice) -> Iterator[Launch]:
@@ -325,6 +326,18 @@ class Exchange:
         ]
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))
+
+    def operands(self, given: str | None, taken: str | None) -> list[Collective]:
+        """The other rank gets the operands of a weight that this one has moved, and the other way."""
+
+        def whole(weight: str | None) -> list[tuple[str, slice]]:
+            if weight is None:
+                return []
+            array = weight_components(self.shard, weight).array
+            return [(array, slice(0, self.shard.lowered.bytes[array] // HALF))]
+
+        parts = [whole(given if rank == self.rank else taken) for rank in range(self.plan.ranks)]
+        return list(self._gather(OPERANDS, self._title(GatherParameters), parts, HALF))
 
     def moved_where_made(self, shard: Shard, group: GemmGradient, elements: slice) -> Launch:
         """What makes this rank's gradient of a weight of its slice, adds the other rank's, and moves the weight."""

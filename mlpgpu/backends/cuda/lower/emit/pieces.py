@@ -51,7 +51,8 @@ def _put_in_line(
     """The pieces of a rank with one shard, whose stream has all launches: beside products they would wait for blocks.
 
     All gradients come first, of weights that this rank moves where it makes them last; sums are on their way meanwhile.
-    Operands of weights are made anew in the next step, each before what reads them.
+    Operands of weights are made anew in the next step, each before what reads them.  Where they have half the weight's
+    bytes, the rank that moves the weight sends them first, and the next step does not wait for the weight.
     """
     count = len(exchanged)
     numbered = list(enumerate(training.pieces))[count:]
@@ -65,12 +66,21 @@ def _put_in_line(
     for number, each in enumerate(exchanged):
         moves = [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
         lowered.pieces.append(Piece([moves], [*each.parameters]))
+    operand_format = training.selection.work.operand_format
+    sends_operands = operand_format is not None and operand_format.is_single and training.pieces_split_weights
     for place, (given, taken) in enumerate(zip_longest(own, theirs), count):
         updates = [replace(launch, receives=(place,)) for launch in of_shard[given[0]]] if given else []
-        gathered = exchange.parameters(given[1].elements if given else (), taken[1].elements if taken else ())
+        if sends_operands:
+            gathered = exchange.operands(*(each[1].weight if each else None for each in (given, taken)))
+        else:
+            gathered = exchange.parameters(given[1].elements if given else (), taken[1].elements if taken else ())
         lowered.pieces.append(Piece([updates], [*gathered]))
+    if sends_operands and numbered:
+        of_own, of_theirs = ([part for _, piece in pieces for part in piece.elements] for pieces in (own, theirs))
+        lowered.pieces.append(Piece([[]], [*exchange.parameters(of_own, of_theirs)]))
     if training.pieces_split_weights:
-        others = [piece for piece in training.pieces if piece.mover != exchange.rank]
+        has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if sends_operands else ())}
+        others = [piece for piece in training.pieces if piece.mover not in has_operands]
         for weights in _moved_weights(training, others):
             for name, title in weights.items():
                 _split_before_reader(lowered.shards[0], exchange.shard, name, title)
