@@ -106,6 +106,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that each rank moves some of these small networks, in several pieces."""
     monkeypatch.setattr(sharding, "LEAST_BLOCK", 8)
     monkeypatch.setattr(thresholds, "EXCHANGE_LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(thresholds, "MOVED_LEAST_ELEMENTS", 1)
 
 
 def epoch_of(name: str, shards: int, ranks: int, *, one_exchange: bool = False) -> Epoch:

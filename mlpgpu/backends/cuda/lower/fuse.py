@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import pairwise, zip_longest
 
 from .... import plan as ops
-from ....plan import Plan
 from ..kernels import OperandFormat
 from ..select.dense import (
     Atomic,
@@ -29,7 +28,7 @@ from ..select.dense import (
     small_update,
 )
 from ..select.local_stack import LocalStack
-from ..select.ranks import exchanged_apart
+from ..select.ranks import exchanged_apart, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
@@ -306,49 +305,32 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
             later.setdefault(of_partial[group.op.dweight], []).append(group)
         else:
             before.append(group)
-    found = (_moved_where_made(plan, each, later.get(each.name, [])) for each in plan.gradient)
-    moved = [piece for piece in found if piece]
+    moved: list[groups.ExchangedPiece] = []
+    for segment in plan.gradient:
+        of_weight = later.get(segment.name, [])
+        mover, why = moved_where_made(plan, segment)
+        if mover is not None and len(of_weight) == 1 and isinstance(of_weight[0], groups.GemmGradient):
+            elements = (slice(segment.offset, segment.end),)
+            moved.append(groups.ExchangedPiece(tuple(of_weight), elements, why, mover))
     apart = {piece.elements[0].start for piece in moved}
     others = [segment for segment in plan.gradient if segment.offset not in apart]
     pieces: list[groups.ExchangedPiece] = []
-    taken, elements = list[Group](), list[slice]()
+    taken, parts = list[Group](), list[slice]()
     left = sum(segment.size for segment in others)
     for segment, following in zip_longest(others, others[1:]):
         taken += later.get(segment.name, ())
         left -= segment.size
-        if elements and elements[-1].stop == segment.offset:
-            elements[-1] = slice(elements[-1].start, segment.end)
+        if parts and parts[-1].stop == segment.offset:
+            parts[-1] = slice(parts[-1].start, segment.end)
         else:
-            elements.append(slice(segment.offset, segment.end))
-        ends = exchanged_apart(sum(each.stop - each.start for each in elements), left, in_one=plan.moves_all)
+            parts.append(slice(segment.offset, segment.end))
+        ends = exchanged_apart(sum(each.stop - each.start for each in parts), left, in_one=plan.moves_all)
         if following is None or (following.name in later and ends):
-            pieces.append(groups.ExchangedPiece(tuple(taken), tuple(elements), ends.why))
-            taken, elements = [], []
+            pieces.append(groups.ExchangedPiece(tuple(taken), tuple(parts), ends.why))
+            taken, parts = [], []
     if not pieces:
         pieces = [groups.ExchangedPiece((), (), "sums of the loss and of the batch's weight alone")]
     return before, (*pieces, *moved)
-
-
-def _moved_where_made(plan: Plan, segment: ops.Segment, made: list[Group]) -> groups.ExchangedPiece | None:
-    """A weight's piece, if a rank can add the other one's gradient to its own and move the weight in one launch."""
-    is_clipped = any(isinstance(operation, ops.Norm) for operation in plan.training)
-    is_tied = len(plan.partials) > len(plan.gradient)
-    if plan.ranks != 2 or plan.shards != 2 or plan.moves_all or is_clipped or is_tied:
-        return None
-    is_alone = len(made) == 1 and isinstance(made[0], groups.GemmGradient)
-    mover = next(
-        (
-            rank
-            for rank, each in enumerate(plan.slices)
-            if each.gradient.start <= segment.offset and segment.end <= each.gradient.stop
-        ),
-        None,
-    )
-    apart = exchanged_apart(segment.size, segment.size, in_one=False)
-    if not is_alone or mover is None or not apart:
-        return None
-    why = f"{apart.why}; rank {mover} has all of its slots, and makes its gradient last"
-    return groups.ExchangedPiece(tuple(made), (slice(segment.offset, segment.end),), why, mover)
 
 
 def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:

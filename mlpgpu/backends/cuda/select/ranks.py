@@ -1,7 +1,8 @@
-"""How much of the gradient ranks exchange at a time."""
+"""How much of the gradient ranks exchange at a time, and who moves a weight."""
 
 from __future__ import annotations
 
+from ....plan import Norm, Plan, Segment
 from . import thresholds
 from .setting import Verdict
 
@@ -19,3 +20,23 @@ def exchanged_apart(elements: int, rest: int, *, in_one: bool) -> Verdict:
     if rest < least:
         return Verdict(False, f"{elements:,} elements, to the end")
     return Verdict(True, f"{elements:,} elements ≥ {least:,}")
+
+
+def moved_where_made(plan: Plan, weight: Segment) -> tuple[int | None, str]:
+    """The rank that adds the other one's gradient of a weight to its own and moves the weight in one launch, and why.
+
+    None where none does: where there are not two ranks with a shard each, or a norm comes between, or a parameter is
+    used twice, or both have some of the weight's slots.
+    """
+    is_clipped = any(isinstance(operation, Norm) for operation in plan.training)
+    is_tied = len(plan.partials) > len(plan.gradient)
+    least = thresholds.MOVED_LEAST_ELEMENTS
+    if plan.ranks != 2 or plan.shards != 2 or plan.moves_all or is_clipped or is_tied or weight.size < least:
+        return None, "sums are moved behind the exchange"
+    for rank, each in enumerate(plan.slices):
+        if each.gradient.start <= weight.offset and weight.end <= each.gradient.stop:
+            return (
+                rank,
+                f"{weight.size:,} elements ≥ {least:,}, whose slots rank {rank} has: it makes the gradient last",
+            )
+    return None, "each rank has some of its slots"

@@ -332,6 +332,10 @@ MOST_STAGED_BYTES = 16 << 20
 # the next: an exchange of 0.4 MB takes 10 to 17 µs, of 16 MB 76, so 4 MB cost about two latencies.  Not measured here.
 EXCHANGE_LEAST_ELEMENTS = 1 << 20
 
+# A weight of so many elements is moved by the one of two ranks that has its slots where it makes its gradient.  784 by
+# 1,024 is; a copy of that takes 10 µs of two H100s, and the passes that it spares as much.
+MOVED_LEAST_ELEMENTS = 1 << 18
+
 # --- predictions ---
 
 # Rows that launches of an inference are made for, beside the most of a piece: blocks beyond the rows of a call end at
