@@ -1,4 +1,5 @@
-// The update of a weight with small n, without tiles: for many rows of the batch, and for few.
+// The gradient of a weight with small n, without tiles: stored, or with the optimizer's step, for many rows of the batch and
+// for few.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -9,7 +10,7 @@
 
 namespace mlpgpu {
 
-// dense_backward_update where tiles would be few or mostly padding: a block takes WEIGHT_ROWS rows of W, where the bias
+// dW and db where tiles would be few or mostly padding: a block takes WEIGHT_ROWS rows of W, where the bias
 // counts as one more row whose x is 1, and COLUMNS columns. Half a warp takes PER_LANE of the rows, and each of its lanes
 // some rows of the shard; lanes add their sums up, and then warps do, in order.
 // Grid: (blocks of k + 1, blocks of n).
@@ -44,28 +45,67 @@ __device__ __forceinline__ void stage_deltas(const float* dz, int rows, int colu
         shared[r * pitch + column] = dz[static_cast<int64_t>(r) * n + column];
 }
 
-// What block (across, down) of a layer's grid does.
+// What becomes of the sums of a weight (k, n) and its bias, row k, which may be null: a step of the optimizer.
 template <class Rule>
-__device__ __forceinline__ void small_n_block(int across, int down, const Step* step, int shard, int shards, const float* x,
-                                              const int* order, const float* dz, const double* totals, float* weight,
-                                              float* bias, float* weight_slots, float* bias_slots, int64_t size, int k,
-                                              int n) {
-    using T = SmallN;
+struct SmallNStep {
     using Parameter = InPlace<BiasRule<Rule>>;
+    using Loaded = typename Parameter::Loaded;
+    const Step* step;
+    const double* totals;
+    float *weight, *bias, *weight_slots, *bias_slots;
+    int64_t size;
+    int k, n;
+    double read_totals[2];
+
+    __device__ __forceinline__ bool has_bias() const { return bias; }
+    __device__ __forceinline__ Parameter parameter(int row, float scale) const {
+        const float* const rates = schedule + step->run * RATES_PER_STEP;
+        const Parameter of_weight = {weight, weight_slots, size, n, scale, rates};
+        const Parameter of_bias = {bias, bias_slots, size, n, scale, rates};
+        return row < k ? of_weight : of_bias;
+    }
+    // Before the launch before has ended.
+    __device__ __forceinline__ Loaded load(int row, int column) const {
+        return parameter(row, 0.0f).load(row < k ? row : 0, column);
+    }
+    // After it has: the division comes later, when they have arrived.
+    __device__ __forceinline__ void read() { read_totals[0] = totals[0], read_totals[1] = totals[1]; }
+    __device__ __forceinline__ void put(int row, int column, float sum, const Loaded& loaded) const {
+        if (row < k) sum = penalized<Rule>(sum, loaded.w);
+        parameter(row, static_cast<float>(inverse_weight(read_totals))).put(row < k ? row : 0, column, sum, loaded);
+    }
+};
+
+// The same: they are stored.
+struct SmallNGradient {
+    struct Loaded {};
+    float *dw, *db;
+    int k, n;
+
+    __device__ __forceinline__ bool has_bias() const { return db; }
+    __device__ __forceinline__ Loaded load(int, int) const { return {}; }
+    __device__ __forceinline__ void read() const {}
+    __device__ __forceinline__ void put(int row, int column, float sum, Loaded) const {
+        (row < k ? dw + static_cast<int64_t>(row) * n : db)[column] = sum;
+    }
+};
+
+// What block (across, down) of a layer's grid does; End is one of those.
+template <class End>
+__device__ __forceinline__ void small_n_block(int across, int down, End end, const Step* step, int shard, int shards,
+                                              const float* x, const int* order, const float* dz, int k, int n) {
+    using T = SmallN;
     constexpr int GROUPS = T::COLUMNS / T::PER_LANE;  // of columns
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slice = warp * T::LANES + lane % T::LANES;
     const int first_row = across * T::WEIGHT_ROWS + lane / T::LANES * T::PER_LANE, n0 = down * T::COLUMNS;
 
-    // The parameters that the first threads update at the end are loaded at the beginning.
+    // What the first threads read of the parameters that they update at the end is loaded at the beginning.
     const int row = across * T::WEIGHT_ROWS + threadIdx.x / T::COLUMNS, column = n0 + threadIdx.x % T::COLUMNS;
-    const bool updates = threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && bias));
-    const float* const rates = schedule + step->run * RATES_PER_STEP;
-    const Parameter of_weight = {weight, weight_slots, size, n, 0.0f, rates};
-    const Parameter of_bias = {bias, bias_slots, size, n, 0.0f, rates};
-    Parameter parameter = row < k ? of_weight : of_bias;
-    typename Parameter::Loaded loaded = {};
-    if (updates) loaded = parameter.load(row < k ? row : 0, column);
+    const bool has_sum =
+        threadIdx.x < T::WEIGHT_ROWS * T::COLUMNS && column < n && (row < k || (row == k && end.has_bias()));
+    typename End::Loaded loaded = {};
+    if (has_sum) loaded = end.load(row, column);
 
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
@@ -77,7 +117,6 @@ __device__ __forceinline__ void small_n_block(int across, int down, const Step* 
     const int most = min(T::BATCH * T::SLICES, T::DZ_FLOATS / pitch / T::SLICES * T::SLICES);
     const float* const of_shard = dz + static_cast<int64_t>(rows.first) * n + n0;
     float sums[GROUPS][T::PER_LANE * T::PER_LANE] = {};
-    double read_totals[2] = {};
     for (int row0 = 0; row0 < rows.count; row0 += most) {
         const int staged = min(most, rows.count - row0);
         if (row0 > 0) __syncthreads();
@@ -89,7 +128,7 @@ __device__ __forceinline__ void small_n_block(int across, int down, const Step* 
             unpack(load_row(from + stored * k, k, first_row, vectored), values[i]);
         }
         pdl_wait_and_trigger();
-        read_totals[0] = totals[0], read_totals[1] = totals[1];  // the division comes later, when they have arrived
+        end.read();
         stage_deltas(of_shard + static_cast<int64_t>(row0) * n, staged, columns, n, shared, pitch);
         __syncthreads();
         if (first_row <= k && k < first_row + T::PER_LANE) {
@@ -116,6 +155,7 @@ __device__ __forceinline__ void small_n_block(int across, int down, const Step* 
             }
         }
     }
+    if (rows.count <= 0) pdl_wait_and_trigger();
     __syncthreads();
     const int half_lane = lane % T::LANES, summed_row = lane / T::LANES * T::PER_LANE + half_lane % T::PER_LANE;
 #pragma unroll
@@ -125,13 +165,11 @@ __device__ __forceinline__ void small_n_block(int across, int down, const Step* 
         shared[(warp * T::WEIGHT_ROWS + summed_row) * T::COLUMNS + group * T::PER_LANE + half_lane / T::PER_LANE] = sum;
     }
     __syncthreads();
-    if (!updates) return;
+    if (!has_sum) return;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < T::WARPS; ++i) sum += shared[i * T::WEIGHT_ROWS * T::COLUMNS + threadIdx.x];
-    parameter.scale = static_cast<float>(inverse_weight(read_totals));
-    if (row < k) sum = penalized<Rule>(sum, loaded.w);
-    parameter.put(row < k ? row : 0, column, sum, loaded);
+    end.put(row, column, sum, loaded);
 }
 
 template <class Rule>
@@ -139,8 +177,16 @@ __device__ __forceinline__ void dense_backward_update_small_n(const Step* step, 
                                                              const int* order, const float* dz, const double* totals,
                                                              float* weight, float* bias, float* weight_slots,
                                                              float* bias_slots, int64_t size, int k, int n) {
-    small_n_block<Rule>(blockIdx.x, blockIdx.y, step, shard, shards, x, order, dz, totals, weight, bias, weight_slots,
-                        bias_slots, size, k, n);
+    const SmallNStep<Rule> end = {step, totals, weight, bias, weight_slots, bias_slots, size, k, n, {}};
+    small_n_block(blockIdx.x, blockIdx.y, end, step, shard, shards, x, order, dz, k, n);
+}
+
+// dense_backward_weight (dense/dense.cuh), with the grid of the update.
+__device__ __forceinline__ void dense_backward_weight_small_n(const Step* step, int shard, int shards, const float* x,
+                                                              const int* order, const float* dz, float* dw, float* db,
+                                                              int k, int n) {
+    const SmallNGradient end = {dw, db, k, n};
+    small_n_block(blockIdx.x, blockIdx.y, end, step, shard, shards, x, order, dz, k, n);
 }
 
 // The same by few rows of the batch: a thread has a row of W. Neighbours read neighbours of x, BATCH rows of it at once, and
@@ -151,7 +197,7 @@ struct FewColumns {
     static_assert(STAGED_ROWS % BATCH == 0 && COLUMNS % GROUP == 0 && THREADS >= COLUMNS, "");
 };
 
-// dense_backward_update of a weight of at most COLUMNS columns.
+// dense_backward_update (dense/update.cuh) of a weight of at most COLUMNS columns.
 // Grid: (blocks of k).
 template <class Rule>
 __device__ __forceinline__ void dense_backward_update_few_columns(const Step* step, int shard, int shards, const float* x,

@@ -61,8 +61,8 @@ __device__ __forceinline__ void update_block(SmallN, int place, const UpdatedLay
                                              const RowParts&, const Step* step, int shard, int shards,
                                              const double* totals, int64_t size) {
     const int wide = ceil_div(layer.k + 1, SmallN::WEIGHT_ROWS);
-    small_n_block<Rule>(place % wide, place / wide, step, shard, shards, of.x, of.order, of.dz, totals, of.weight,
-                        of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n);
+    const SmallNStep<Rule> end = {step, totals, of.weight, of.bias, of.weight_slots, of.bias_slots, size, layer.k, layer.n, {}};
+    small_n_block(place % wide, place / wide, end, step, shard, shards, of.x, of.order, of.dz, layer.k, layer.n);
 }
 
 // y and dz have one array (capacity, columns) after another; `inputs` are rows of the data set by the order unless that is

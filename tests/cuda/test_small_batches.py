@@ -36,12 +36,15 @@ from mlpgpu.backends.cuda.kernels import (
 )
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import dense, thresholds
+from mlpgpu.backends.cuda.select import loss as losses
 from mlpgpu.backends.cuda.select.counted import cluster_clocks, gemm_clocks, is_faster, simt_clocks
 from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
     Gemm,
     Simt,
+    SmallN,
+    SplitK,
     UpdateByParts,
     WarpSplit,
     WholeBatch,
@@ -235,8 +238,8 @@ def test_an_epoch_whose_updates_have_parts(by_order: bool, monkeypatch: pytest.M
     names = [launch.entry.name for shard in host.low.shards for launch in shard]
     assert sum(name.startswith("dense_backward_update_by_parts") for name in names) == 3
     host.load(epoch.state)
-    losses = host.run(epoch.rates).copy()
-    ours = (host.parameters, losses, host.evaluate())
+    errors = host.run(epoch.rates).copy()
+    ours = (host.parameters, errors, host.evaluate())
     (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
     for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
         assert_as_exact(got, value, oracle)
@@ -397,6 +400,77 @@ def test_many_rows_of_a_layer_of_large_k_are_not_split_along_it(
     assert not any(isinstance(dense_path(k, n, each).forward, Gemm) for each in (other, evaluated))
 
 
+LONG = [Dense(64, 4096, "relu"), Dense(4096, 4096, "relu")]  # before a last layer of large k
+
+
+@pytest.mark.parametrize(
+    ("n", "rows", "precision", "is_on"),
+    [
+        (10, 4096, "bfloat16", True), (1, 8192, "bfloat16", True), (48, 1024, "bfloat16", True),
+        (49, 1024, "bfloat16", False), (10, 49, "bfloat16", False), (10, 8192, "tf32", False),
+        (10, 8192, "float32", False), (10, 8192, "float32-ieee", False),
+    ],
+)  # fmt: skip
+def test_a_last_layer_of_few_columns_and_large_k_goes_where_counts_are_less(
+    n: int, rows: int, precision: str, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of single 16-bit numbers, in steps alone."""
+    layers = [*LONG, Dense(4096, n)]
+    assert (products_of(layers, rows, precision)[-1] == "Gemm") == is_on
+    plan = make_plan(layers, capacity=rows, precision=precision)
+    evaluated = [each.path for each in select(plan, STEP.setting, is_training=False).operations]
+    assert isinstance([path for path in evaluated if isinstance(path, DensePath)][-1].forward, SplitK)
+    stepped = select(plan, STEP.setting, is_training=True).operations
+    path = [each.path for each in stepped if isinstance(each.operation, ops.Dense)][-1]
+    is_counted = precision == "bfloat16" and n < thresholds.SPLIT_OPERANDS_LEAST_N
+    assert isinstance(path, DensePath) and ("those of all layers together" in path.products["dx"].why) == is_counted
+    monkeypatch.setattr(thresholds, "CUT_LAYERS_ARE_COUNTED", False)
+    assert products_of(layers, rows, precision)[-1] == "SplitK"
+
+
+def test_a_layer_of_large_k_whose_operands_nobody_leaves_is_on_plain_cores() -> None:
+    """A pass over rows of 9,000 numbers takes longer than multiplying few of them by a few columns."""
+    layers: list[Layer] = [Dense(9000, 4, "relu"), Dense(4, 40, "relu"), Dense(40, 90)]
+    assert [products_of(layers, rows)[0] for rows in (64, 2048)] == ["SplitK", "Gemm"]
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "has_head"),
+    [
+        (6144, 4, 49, True), (4096, 10, 8192, True), (4096, 8, 32, True), (4096, 10, 1, True), (8192, 10, 1024, True),
+        (8192, 32, 4, False), (90_000, 10, 64, False), (4096, 33, 64, False),
+    ],
+)  # fmt: skip
+def test_a_layer_of_large_k_has_a_head_where_that_is_counted_to_take_less(
+    k: int, n: int, rows: int, has_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = losses.head(k, n, "identity", of(rows, operand_format=None))
+    assert bool(found) == has_head and ("counted clocks" in found.why) == (n <= kernels.HEAD_MOST_N)
+    low = lowered(make_plan([Dense(8, k, "relu"), Dense(k, n)], capacity=rows, precision="float32-ieee"), 132)
+    made = [launch.entry.name for launch in low.shards[0]]
+    assert any(name.startswith("head_") for name in made) == has_head
+    assert any("split_k" in name or "few_rows" in name or "sum_partials" in name for name in made) != has_head
+    monkeypatch.setattr(thresholds, "CUT_LAYERS_HAVE_HEADS", False)
+    assert not losses.head(k, n, "identity", of(rows, operand_format=None))
+
+
+@pytest.mark.parametrize(
+    ("k", "rows", "kind"),
+    [(1024, 4096, SmallN), (4096, 4096, WarpSplit), (4096, 31, Simt), (1000, 512, SmallN), (1000, 31, Simt)],
+)
+def test_gradients_of_few_columns_that_are_stored_are_counted(
+    k: int, rows: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = of(rows, operand_format=None, in_place=False)
+    assert type(dense_path(k, 10, work).update) is kind
+    moved = dense_path(k, 10, dataclasses.replace(work, in_place=True)).update
+    assert kind is not WarpSplit or isinstance(moved, WarpSplit)
+    monkeypatch.setattr(thresholds, "FEW_COLUMNS_TILE_TENTHS", 1 << 30)
+    assert not isinstance(dense_path(k, 10, work).update, WarpSplit)
+    monkeypatch.setattr(thresholds, "SMALL_N_GRADIENTS_ARE_USED", False)
+    assert isinstance(dense_path(k, 10, work).update, Simt)
+
+
 def test_steps_by_blocks_of_rows_and_tails_are_left_alone() -> None:
     small = make_plan([Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)], capacity=2048)
     assert select(small, STEP.setting, is_training=True).row_step
@@ -523,8 +597,8 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     moved = 0 if is_stored else sum(layer.trainable for layer in wide)
     assert sum(name.startswith("dense_backward_whole_batch") for name in made) == moved
     host.load(epoch.state)
-    losses = host.run(epoch.rates).copy()
-    ours = (host.parameters, losses, host.evaluate())
+    errors = host.run(epoch.rates).copy()
+    ours = (host.parameters, errors, host.evaluate())
     (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
     for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
         assert_as_exact(got, value, oracle)
@@ -635,10 +709,10 @@ def test_an_epoch_whose_gradients_clusters_make(
 def check_epoch(epoch: Epoch, host: HostProgram, operand_format: OperandFormat, products: int) -> None:
     """Train for an epoch of so many products a step, and compare with the CPU."""
     host.load(epoch.state)
-    losses = host.run(epoch.rates).copy()
+    errors = host.run(epoch.rates).copy()
     state, *expected = epoch.on_cpu("float64")
     before = epoch.state.parameters[0]
-    ours = (host.parameters - before, losses, host.evaluate())
+    ours = (host.parameters - before, errors, host.evaluate())
     for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
         rounding = ERRORS[operand_format.struct] + 64 * EPS32  # of a product, and of its sum
         assert np.linalg.norm(got - value) <= np.sqrt(2 * products) * rounding * np.linalg.norm(value)
@@ -654,11 +728,68 @@ def test_an_epoch_whose_warps_share_k(by_order: bool) -> None:
     assert any("warp_split" in launch.entry.name for shard in host.low.shards for launch in shard)
     assert not any("warp_split" in launch.entry.name for launch in host.low.evaluation)
     host.load(epoch.state)
-    losses = host.run(epoch.rates).copy()
-    ours = (host.parameters, losses, host.evaluate())
+    errors = host.run(epoch.rates).copy()
+    ours = (host.parameters, errors, host.evaluate())
     (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
     for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
         assert_as_exact(got, value, oracle)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are split along k from a few of it on."""
+    for name, value in {"SPLIT_K_LEAST_K": 36, "PART_LEAST_K": 16, "ROW_STEP_IS_USED": False}.items():
+        monkeypatch.setattr(thresholds, name, value)
+
+
+CUT: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "classes": ([Dense(9, 40, "relu"), Dense(40, 3)], {"loss": "softmax_cross_entropy"}),
+    "a dropout": ([Dense(9, 33, "tanh"), Dense(33, 50, "relu"), Dropout(0.5), Dense(50, 5)], {"loss": Huber(0.5)}),
+    "shards": ([Dense(9, 130, "gelu", bias=False), Dense(130, 2)], {"shards": 3}),
+    "a norm comes between": (
+        [Dense(9, 70, "relu"), Dense(70, 16)], {"optimizer": OPTIMIZERS["Adam"](0.01, clip_norm=0.5)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("by_tiles", [False, True])
+@pytest.mark.parametrize("case", CUT)
+def test_an_epoch_whose_last_layer_is_split_along_k_but_for_its_head(
+    case: str, by_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gradients of few columns, one of them of a shard without rows, that are stored."""
+    for name, value in {"SMALL_N_CLOCKS": 1, "FEW_COLUMNS_TILE_TENTHS": 0 if by_tiles else 1 << 30}.items():
+        monkeypatch.setattr(thresholds, name, value)
+    monkeypatch.setattr(thresholds, "WARP_SPLIT_LEAST_ROWS", 1)
+    monkeypatch.setattr(thresholds, "WARP_SPLIT_WEIGHT_CLOCKS", 1)
+    epoch = Epoch(*CUT[case], precision="float32-ieee")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
+    made = [launch.entry.name for shard in host.low.shards for launch in shard]
+    shards = epoch.plan.shards
+    assert sum(name.startswith("head_") for name in made) == shards
+    assert any("sum_partials" in launch.entry.name for launch in host.low.evaluation)
+    if case in ("shards", "a norm comes between"):
+        stored = f"dense_backward_weight_{'warp_split_32x16' if by_tiles else 'small_n'}"
+        assert made.count(stored) >= shards
+    host.load(epoch.state)
+    errors = host.run(epoch.rates).copy()
+    ours = (host.parameters, errors, host.evaluate())
+    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
+        assert_as_exact(got, value, oracle)
+
+
+@pytest.mark.usefixtures("cut", "everywhere")
+@pytest.mark.parametrize("n", [1, 3, 17])
+@pytest.mark.parametrize("options", [{}, {"shards": 2}], ids=["moved", "stored"])
+def test_an_epoch_whose_last_layer_of_large_k_is_on_tensor_cores(n: int, options: dict[str, Any]) -> None:
+    epoch = Epoch([Dense(9, 33, "gelu"), Dense(33, 72, "relu"), Dense(72, n)], options, precision="bfloat16")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
+    made = [launch.entry.name for launch in host.low.shards[0] if launch.entry.products]
+    assert all(name.startswith("tensor_") for name in made)
+    assert any("sum_partials" in launch.entry.name for launch in host.low.evaluation)
+    check_epoch(epoch, host, BFLOAT16, len(made))
 
 
 @pytest.mark.parametrize(("precision", "path"), [("bfloat16", "gemm_sm90 64x16"), ("float32", "warp split 32x8")])

@@ -548,6 +548,12 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "        float values[T::BATCH][T::PER_LANE]",
         kernels.dense_backward_update("Momentum", "small_n"),
     ),
+    "the gradient of a bias stored among a weight's": (
+        "dense/small_n_update.cuh",
+        "static_cast<int64_t>(row) * n : db)[column] = sum;",
+        "static_cast<int64_t>(row) * n : dw)[column] = sum;",
+        kernels.dense_backward_weight(None),
+    ),
     "a team's sums of the next step's z left out": (
         "dense/few_rows_update.cuh",
         "for (int t = 1; t < teams; ++t) sum",
@@ -779,8 +785,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "totals read while the launch before makes them": (
         "dense/small_n_update.cuh",
-        "        pdl_wait_and_trigger();\n        read_totals[0] = totals[0], read_totals[1] = totals[1];",
-        "        read_totals[0] = totals[0], read_totals[1] = totals[1];\n        pdl_wait_and_trigger();",
+        "        pdl_wait_and_trigger();\n        end.read();",
+        "        end.read();\n        pdl_wait_and_trigger();",
         kernels.dense_backward_update("Momentum", "small_n"),
     ),
     "blocks of a column head that do not wait for the launch before": (

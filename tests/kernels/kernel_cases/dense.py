@@ -214,7 +214,7 @@ def weight_gradient(x: np.ndarray, dz: np.ndarray, part: slice) -> dict[str, Out
 
 
 def dense_backward_weight(
-    tile: SimtTile | WarpSplitTile,
+    tile: SimtTile | WarpSplitTile | None,
     batch: Batch,
     k: int,
     n: int,
@@ -223,7 +223,7 @@ def dense_backward_weight(
     shift: bool = False,
     fetched: bool = False,
 ) -> Case:
-    """``plain`` is without a bias."""
+    """``plain`` is without a bias; without a tile, by blocks of rows of W."""
     (x, given), dz = input_of(batch, k, fetched=fetched, shift=shift), batch.rows_of(1 - normal(batch.capacity, n))
     outputs = weight_gradient(x, dz, batch.part)
     if plain:
@@ -232,7 +232,7 @@ def dense_backward_weight(
     return Case(
         f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
         kernels.dense_backward_weight(tile),
-        tile.grid(k, n),
+        tile.grid(k, n) if tile else kernels.small_n_grid(k, n),
         {**batch.args, **given, "dz": Shifted(dz) if shift else dz, **gradients, "k": k, "n": n},
         outputs,
     )
@@ -511,6 +511,10 @@ def dense_cases() -> Iterator[Case]:
         yield update_layers("Adam", tile, Batch(11, 27, 2), 36, 16, 3, fetched=True)
     yield update_layers("Adam", WARP_SPLIT_WEIGHT, Batch(300, 700, 2), 36, 16, 3, part=256, parts=4)
     yield dense_backward_update("Momentum", "small_n", whole(1025), 9, 17)  # dz is staged more than once
+    for batch, k, n in ((whole(1025), 36, 10), (Batch(600, 900, 1), 35, 16), (whole(3), 1, 1), (whole(65), 260, 17)):
+        for fetched in (False, True):
+            yield dense_backward_weight(None, batch, k, n, plain=k == 1, fetched=fetched)
+    yield dense_backward_weight(None, whole(33), 36, 4, shift=True)
     for rows, k, n in ((1, 1, 1), (64, 64, 16), (65, 65, 15), (130, 200, 4)):  # dz is staged up to three times
         for fetched in (False, True):
             yield dense_backward_update(
@@ -577,6 +581,8 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_input("tanh", smallest, batch, 35, 33)
         yield dense_backward_weight(smallest, batch, 35, 36)
         yield dense_backward_weight(smallest, batch, 35, 36, fetched=True)
+        yield dense_backward_weight(None, batch, 36, 16, fetched=True)
+        yield dense_backward_weight(None, batch, 35, 5)
         yield dense_forward_split_k(smallest, batch, 70, 35, part=32, fetched=True)
         yield dense_backward_atomic(batch, 35, 36)
     yield dense_forward("identity", smallest, whole(33), normal(33, 35), normal(35, 36), plain=True)

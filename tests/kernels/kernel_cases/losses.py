@@ -326,6 +326,11 @@ def column_head_cases() -> Iterator[Case]:
         for rows, k, n in ((1, 1, 1), (3, 1, 32), (5, 999, 3), (9, 1000, 32), (2, 2048, 11), (3, 1111, 1), (11, 2, 31)):
             yield loss("huber", "dense", whole(rows), n, width=k, activation="tanh", total=True, form=form)
         yield loss("huber", "dense", whole(3), 2, width=7000, activation="relu", form=form)  # x comes in two parts
+        for k, n in ((4100, 10), (8193, 16)):  # of such k layers are split along it, where they have no head
+            yield loss("softmax_cross_entropy", "index", whole(9), n, width=k, activation="relu", of_x=True, form=form)
+        yield loss(
+            "squared_error", "dense", whole(5), 4, width=6144, activation="relu", components=1, form=form, parts=5
+        )
         yield loss("squared_error", "dense", whole(9), 3, width=40, scaled=True, form=form)
         yield loss("squared_error", "dense", whole(9), 5, width=1100, activation="tanh", of_x=True, form=form)
         for activation in ACTIVATIONS:

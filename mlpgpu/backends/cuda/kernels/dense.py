@@ -253,8 +253,15 @@ def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Ent
 _WEIGHT_SPILL_BYTES = 144
 
 
-def dense_backward_weight(tile: SimtTile | WarpSplitTile) -> Entry:
+def dense_backward_weight(tile: SimtTile | WarpSplitTile | None) -> Entry:
+    """The gradient of a weight and a bias, by a tile; or without tiles, for few columns."""
     rest = f"{_X}, const float* dz[rows,n], float* dw[k,n], float* db[n], int k, int n"
+    if tile is None:
+        name = "dense_backward_weight_small_n"
+        return Entry(
+            name, "dense/small_n_update.cuh", name, arguments(f"{ROWS}, {rest}"), *SMALL_N_SHAPE,
+            prefetched=(("x", 0), ("order", 0)), products=(DENSE_PRODUCT,), block="SmallN",
+        )  # fmt: skip
     spill_bytes = _WEIGHT_SPILL_BYTES if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_weight", "", tile, rest, spill_bytes=spill_bytes)
 
@@ -522,7 +529,7 @@ def dense_entries() -> list[Entry]:
     """The entries of dense layers whose operands are float32."""
     split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
     entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
-    of_weights: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, WARP_SPLIT_WEIGHT)
+    of_weights: tuple[SimtTile | WarpSplitTile | None, ...] = (*TILES, WARP_SPLIT_WEIGHT, None)
     entries += [dense_backward_weight(tile) for tile in of_weights]
     row_tiles: tuple[SimtTile | WarpSplitTile, ...] = (*TILES, *WARP_SPLIT_TILES)
     for activation in ACTIVATIONS:

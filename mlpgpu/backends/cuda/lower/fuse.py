@@ -478,7 +478,7 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
         return made
     update, by_order = path.update, facts.by_order(op.x)
     if not work.in_place:
-        assert isinstance(update, (Simt, WarpSplit))
+        assert isinstance(update, (Simt, WarpSplit, SmallN))
         return [*made, groups.DenseGradient(title, update.why, op, update, by_order)]
     assert update is not None and not isinstance(update, Gemm)
     on_side_stream = facts.has_tail and op.dx is not None and not isinstance(update, FewRows)

@@ -198,7 +198,7 @@ class DenseGradient(Group):
     """dW and db, kept as partials."""
 
     op: ops.DenseBackward
-    path: Simt | WarpSplit
+    path: Simt | WarpSplit | SmallN
     by_order: bool
 
 

@@ -11,8 +11,11 @@ from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
 from ..kernels.launches import Launch
 from ..select.counted import (
     cluster_clocks,
+    column_head_clocks,
     few_columns_clocks,
     gemm_clocks,
+    input_clocks,
+    partials_clocks,
     parts_of_rows,
     row_step_clocks,
     simt_clocks,
@@ -43,7 +46,11 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
     if "_whole_batch" in function:
         return LAUNCH_SECONDS + 10 / WHOLE_BATCH_TENTHS * least
     if launch.entry.name.startswith("head"):
-        return max(HEAD_SECONDS, least)
+        return max(HEAD_SECONDS, least, OTHER_SECONDS + _head_clocks(launch, rows, multiprocessors) / CLOCKS)
+    if function == "dense_forward_sum_partials":
+        n = launch.values["n"]
+        assert isinstance(n, int)
+        return max(LAUNCH_SECONDS + partials_clocks(rows, n, multiprocessors) / CLOCKS, least)
     clocks = _product_clocks(launch, rows, multiprocessors)
     if clocks is None:
         is_pass = function.startswith(("split_", "sum_columns"))
@@ -72,6 +79,15 @@ def _clocks_of_blocks(launch: Launch, rows: int, multiprocessors: int) -> int:
     return update_blocks_clocks(tile, blocks, parts, rows, multiprocessors)
 
 
+def _head_clocks(launch: Launch, rows: int, multiprocessors: int) -> int:
+    """Of a head by columns; 0 of another."""
+    by_columns = kernels.COLUMN_HEAD, kernels.FEW_ROWS_HEAD
+    form = next((form for form in by_columns if form.suffix in launch.entry.name), None)
+    k, n = launch.values["k"], launch.values["n"]
+    assert isinstance(k, int) and isinstance(n, int)
+    return column_head_clocks(form, launch.grid[1], k, n, rows, multiprocessors) if form else 0
+
+
 def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | None:
     """Of a product's slices; None where they are not counted."""
     entry, k, n = launch.entry, launch.values.get("k"), launch.values.get("n")
@@ -96,7 +112,11 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
     if entry.operand_format is None:
         plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
         of_plain = next((tile for tile in plain if entry.name.endswith(f"_{tile.name}")), None)
-        return None if of_plain is None else simt_clocks(of_plain, *shape, multiprocessors)
+        if of_plain is None:
+            return None
+        if is_input:
+            return input_clocks(of_plain, rows, k, n, multiprocessors)
+        return simt_clocks(of_plain, *shape, multiprocessors, launch.grid[2])
     for shared in kernels.cluster_split_tiles(entry.operand_format):
         if entry.name.endswith(f"_{shared.name}"):
             return cluster_clocks(shared, k, n, rows, multiprocessors)

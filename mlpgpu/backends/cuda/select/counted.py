@@ -9,11 +9,14 @@ import math
 from collections.abc import Sequence
 
 from ..kernels import (
+    COLUMN_HEAD,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
+    WARP,
     WARP_SPLIT_WEIGHT,
     WHOLE_HEAD,
     ClusterSplitTile,
+    HeadForm,
     OperandFormat,
     SimtTile,
     Sm90Tile,
@@ -93,6 +96,39 @@ def head_clocks(k: int, n: int, rows: int, multiprocessors: int) -> int:
     return waves * (thresholds.HEAD_WAVE_CLOCKS + k * n // 2)
 
 
+def column_head_clocks(form: HeadForm, parts: int, k: int, n: int, rows: int, multiprocessors: int) -> int:
+    """The same by a head of columns, of whose blocks so many ``parts`` have the same rows.
+
+    A block makes all logits of its rows, and a part of dx: so often it passes over W.  Of few columns it may wait for
+    x, which it reads twice, and dx.
+    """
+    blocks, passes = parts * ceil_div(rows, form.rows), 1 + 1 / parts
+    cache = thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors
+    if form is not COLUMN_HEAD:
+        multiplied = passes * k * n * thresholds.FEW_ROWS_HEAD_HUNDREDTHS / 100
+        return int(thresholds.FEW_ROWS_HEAD_CLOCKS + multiplied + passes * 4 * k * n * blocks / cache)
+    waves = ceil_div(blocks, COLUMN_HEAD.blocks * multiprocessors)
+    of_weights, of_rows = passes / 2 * k * n * ceil_div(blocks, multiprocessors), 3 * 4 * rows * k / cache
+    return int(waves * thresholds.COLUMN_HEAD_WAVE_CLOCKS + max(of_weights, of_rows))
+
+
+def partials_clocks(rows: int, n: int, multiprocessors: int) -> int:
+    """Of the launch that adds up partial sums of a product that is split along k."""
+    return ceil_div(ceil_div(rows * n, WARP), 8 * multiprocessors) * thresholds.PARTIALS_WAVE_CLOCKS
+
+
+def input_clocks(tile: SimtTile | WarpSplitTile, rows: int, k: int, n: int, multiprocessors: int) -> int:
+    """Of dx (rows, k) by multiply-adds, or of the bytes that it and its slope have, if there are few columns."""
+    bytes_moved = 8 * rows * k
+    clocks = simt_clocks(tile, rows, k, n, multiprocessors)
+    return max(clocks, bytes_moved // thresholds.PLAIN_INPUT_BYTES_PER_CLOCK)
+
+
+def streamed_clocks(bytes_moved: int, *, alone: bool = True) -> int:
+    """Of so many bytes that go through memory; or, not ``alone``, after other work of the same blocks."""
+    return ceil_div(bytes_moved, thresholds.CLUSTER_BYTES_PER_CLOCK[0 if alone else 1])
+
+
 def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:
     """Of all of a step but the gradients, by blocks of rows."""
     return ceil_div(rows, ROW_STEP_ROWS * multiprocessors) * (thresholds.ROW_STEP_WAVE_CLOCKS + weights)
@@ -104,13 +140,13 @@ def pass_clocks(operand_format: OperandFormat) -> int:
     return thresholds.SPLIT_PASS_CLOCKS * 3 if operand_format.scaled else thresholds.SPLIT_PASS_CLOCKS // 2
 
 
-def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multiprocessors: int) -> int:
-    """Of an m by n product over k by multiply-adds.
+def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multiprocessors: int, parts: int = 1) -> int:
+    """Of an m by n product over k by multiply-adds; or over so many parts of a longer k.
 
     A block waits for each slice, however little there is to multiply; blocks side by side wait together.
     """
     depth = tile.K if isinstance(tile, WarpSplitTile) else tile.k
-    blocks = math.prod(tile.grid(m, n))
+    blocks = math.prod(tile.grid(m, n, parts))
     waves = ceil_div(blocks, tile.blocks * multiprocessors)
     resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
     multiply = tile.m * tile.n * depth // thresholds.FUSED_PER_CLOCK

@@ -23,10 +23,13 @@ from .counted import (
     few_columns_clocks,
     gemm_clocks,
     head_clocks,
+    input_clocks,
     is_faster,
+    partials_clocks,
     parts_of_rows,
     pass_clocks,
     simt_clocks,
+    streamed_clocks,
     update_clocks,
 )
 from .setting import Verdict, Work
@@ -127,7 +130,7 @@ class Atomic:
 
 @dataclass(frozen=True)
 class SmallN:
-    """An update without tiles: each block has some rows of W."""
+    """The gradient of a weight without tiles: each block has some rows of W."""
 
     why: str
 
@@ -264,8 +267,6 @@ def on_tensor_cores(k: int, n: int, work: Work) -> bool:
         return is_wide(k, n)
     if keeps_whole_batch(k, n, work):
         return False
-    if is_cut(k, n):
-        return fills_by_rows(k, n, work)
     return _is_large(k, n, work) or bool(_on_narrow_tiles(k, n, work))
 
 
@@ -277,6 +278,16 @@ def fills_by_rows(k: int, n: int, work: Work) -> bool:
     least_n = thresholds.UNCUT_LEAST_N_OF_SCALED if operand_format.scaled else thresholds.UNCUT_LEAST_N
     tiles = ceil_div(work.rows, 64) * ceil_div(n, 128)
     return n >= least_n and 2 * tiles >= work.setting.multiprocessors
+
+
+def may_be_uncut(k: int, n: int, work: Work) -> bool:
+    """Whether counts say if a step multiplies a layer of few columns on tensor cores, which is split along k else."""
+    operand_format = work.operand_format
+    if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):
+        return False
+    is_counted = thresholds.CUT_LAYERS_ARE_COUNTED and thresholds.LAYERS_ARE_COUNTED_TOGETHER
+    is_narrow = n < thresholds.SPLIT_OPERANDS_LEAST_N and operand_format.is_single
+    return is_counted and is_narrow and work.rows >= thresholds.NARROW_LEAST_ROWS
 
 
 def _is_large(k: int, n: int, work: Work) -> bool:
@@ -294,10 +305,10 @@ def _on_narrow_tiles(k: int, n: int, work: Work) -> Verdict:
         return Verdict(False, "narrow tiles are switched off, or not for this card")
     if work.rows < thresholds.NARROW_LEAST_ROWS:
         return Verdict(False, f"{work.rows:,} rows < {thresholds.NARROW_LEAST_ROWS}")
-    if is_cut(k, n):
-        is_filled = fills_by_rows(k, n, work)
-        why = f"{work.rows:,} rows fill the card" if is_filled else "the layer's forward product is split along k"
-        return Verdict(is_filled, why)
+    if fills_by_rows(k, n, work):
+        return Verdict(True, f"{work.rows:,} rows fill the card")
+    if is_cut(k, n) and (work.tensor_shapes is None or not may_be_uncut(k, n, work)):
+        return Verdict(False, "the layer's forward product is split along k")
     layer = CountedLayer(k, n)
     tensor, plain = _tensor_clocks(layer, work), _plain_clocks(layer, work)
     counted = f"a layer's products and operands are counted at {tensor:,} clocks on tensor cores, {plain:,} on others"
@@ -321,6 +332,7 @@ class CountedLayer:
         makes_dx: whether a layer before it needs its delta.
         follows: whether the dense layer before it makes its x, with nothing between them.
         has_head: whether one kernel makes its products and the loss, if plain cores do.
+        head_clocks: of that kernel, where the layer is split along k without it.
     """
 
     k: int
@@ -329,6 +341,7 @@ class CountedLayer:
     makes_dx: bool = True
     follows: bool = False
     has_head: bool = False
+    head_clocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -353,7 +366,6 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
     if not _has_narrow_tiles(work) or work.rows < thresholds.NARROW_LEAST_ROWS or not work.is_training:
         return None
     tenths, is_scaled = thresholds.LAYERS_TENTHS, work.operand_format.scaled
-    one_pass = 0 if is_scaled else thresholds.SPLIT_PASS_CLOCKS
     # By whether the layer before is on tensor cores: tenths of clocks, and which layers are.
     best: dict[bool, tuple[int, tuple[bool, ...]]] = {False: (0, ())}
     for layer in layers:
@@ -361,9 +373,10 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
         for is_on in _ways(layer, work):
             clocks = tenths * _tensor_clocks(layer, work) if is_on else 10 * _plain_clocks(layer, work)
             for before, (until, chosen) in best.items():
-                passes = 0
+                passes, one_pass = 0, 0 if is_scaled else _pass_clocks(layer, work)
                 if is_on and not (before and layer.follows):
-                    passes += one_pass if chosen else one_pass // 2  # of the first inputs for several steps at once
+                    is_staged = not chosen and one_pass == thresholds.SPLIT_PASS_CLOCKS
+                    passes += one_pass // 2 if is_staged else one_pass  # of first inputs for several steps at once
                 if before and not (layer.follows and (is_on or layer.has_head)):
                     passes += one_pass  # of the delta that this layer leaves for the one before
                 total = until + clocks + tenths * passes
@@ -385,34 +398,46 @@ def _ways(layer: CountedLayer, work: Work) -> tuple[bool, ...]:
     """Whether a layer may be on plain cores, and on tensor cores."""
     if fills_by_rows(layer.k, layer.n, work):
         return (True,)
+    if may_be_uncut(layer.k, layer.n, work):
+        return False, True
     if is_cut(layer.k, layer.n) or keeps_whole_batch(layer.k, layer.n, work):
         return (False,)
     return (True,) if _is_large(layer.k, layer.n, work) else (False, True)
+
+
+def _pass_clocks(layer: CountedLayer, work: Work) -> int:
+    """Of a pass over a layer's x or its gradient, of which long rows are more than a launch."""
+    if not is_cut(layer.k, layer.n):
+        return thresholds.SPLIT_PASS_CLOCKS
+    return max(thresholds.SPLIT_PASS_CLOCKS, streamed_clocks(6 * work.rows * layer.k, alone=False))
 
 
 def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
     """Of a layer's products and of the passes that make its operands, where all need some."""
     operand_format, sms, arch = work.operand_format, work.setting.multiprocessors, work.setting.arch
     assert operand_format is not None
-    k, n, rows = layer.k, layer.n, _product_rows(work)
+    k, n, rows = layer.k, layer.n, product_rows(work)
     is_alone = work.tensor_shapes is None and not thresholds.LAYERS_ARE_COUNTED_TOGETHER
     clocks = pass_clocks(operand_format) if operand_format.scaled or is_alone else 0
     if layer.has_head:  # four launches in the place of two, and passes over x, which a head takes as it is
         clocks += 2 * thresholds.LAUNCH_CLOCKS + thresholds.LOSS_CLOCKS
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
-    for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
+    of_x = streamed_clocks(2 * rows * k) if is_cut(k, n) else 0  # of few columns it is x whose bytes take time
+    for columns, depth, is_made, least in ((n, k, True, of_x), (k, n, layer.makes_dx, 2 * of_x)):
         tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
-        clocks += gemm_clocks(tile, rows, columns, depth, sms) if is_made else 0
+        clocks += max(least, gemm_clocks(tile, rows, columns, depth, sms)) if is_made else 0
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
-    return clocks + (of_weight.clocks if layer.is_moved else 0)
+    return clocks + (max(of_x, of_weight.clocks) if layer.is_moved else 0)
 
 
 def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     k, n, sms, clocks = layer.k, layer.n, work.setting.multiprocessors, 0
     late = thresholds.LATE_LAUNCH_CLOCKS
     if layer.has_head:
-        clocks = head_clocks(k, n, work.rows, sms)
+        clocks = layer.head_clocks or head_clocks(k, n, work.rows, sms)
+    elif is_cut(k, n):
+        clocks = thresholds.LAUNCH_CLOCKS + split_clocks(k, n, work, makes_dx=layer.makes_dx)
     else:
         for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
             tile, _ = small_batch_tile(work.rows, columns, depth, sms)
@@ -424,7 +449,23 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     return clocks + late + of_update
 
 
-def _product_rows(work: Work) -> int:
+def split_clocks(k: int, n: int, work: Work, *, makes_dx: bool = True) -> int:
+    """Of a layer's forward product, split along k, of the sum of its parts, and of dx; without their launches."""
+    forward, rows, sms = _forward(k, n, work), work.rows, work.setting.multiprocessors
+    assert isinstance(forward, SplitK)
+    if forward.tile is None:
+        clocks = thresholds.FEW_ROWS_FORWARD_CLOCKS
+    elif isinstance(forward.tile, SimtTile):
+        late = thresholds.LATE_LAUNCH_CLOCKS
+        clocks = late + simt_clocks(forward.tile, rows, n, forward.part, sms, forward.count)
+    else:
+        clocks = streamed_clocks(4 * k * (rows + n), alone=False)  # at least
+    clocks += partials_clocks(rows, n, sms)
+    tile, _ = small_batch_tile(rows, k, n, sms)
+    return clocks + (thresholds.LATE_LAUNCH_CLOCKS + input_clocks(tile, rows, k, n, sms) if makes_dx else 0)
+
+
+def product_rows(work: Work) -> int:
     """Rows of the products that write operands: theirs reach as far as the padding."""
     operand_format = work.operand_format
     has_padding = thresholds.NARROW_TILES_ARE_USED and operand_format is not None and not operand_format.scaled
@@ -501,7 +542,7 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
         tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
         return Gemm(tile, f"{why}; {reason}")
 
-    rows = _product_rows(work)
+    rows = product_rows(work)
     forward = made(rows, n)
     if not work.is_training:
         return DensePath(forward, None, None)
@@ -575,7 +616,7 @@ def _update(k: int, n: int, work: Work) -> Update:
         most_rows = thresholds.FEW_COLUMNS_MOST_ROWS
         return FewColumns(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}, {work.rows} rows ≤ {most_rows}")
     if n <= kernels.SMALL_N_COLUMNS:
-        return SmallN(f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a tile would be padding")
+        return _few_columns(k, n, work)[0]
     if not fills(grid[0] * grid[1], card.multiprocessors):
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
         return small_update([(k, n)], work, f"{k:,}×{n:,} makes {few}")
@@ -604,11 +645,26 @@ def _whole_update_clocks(k: int, n: int, work: Work) -> int:
     if has_few_columns(n, work):
         return few_columns_clocks(work.rows)
     sms = work.setting.multiprocessors
+    if n <= kernels.SMALL_N_COLUMNS:
+        return _few_columns(k, n, work)[1]
     of_weight, _ = simt_tile(k, n, sms)
-    if n > kernels.SMALL_N_COLUMNS and fills(math.prod(of_weight.grid(k, n)), sms):
+    if fills(math.prod(of_weight.grid(k, n)), sms):
         return simt_clocks(of_weight, k, n, work.rows, sms)
     of_few_tiles = (update_clocks(tile, [(k, n)], work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
     return min(of_few_tiles)
+
+
+def _few_columns(k: int, n: int, work: Work) -> tuple[WarpSplit | SmallN, int]:
+    """How the gradient of a weight of few columns is made by many rows, and what that is counted at."""
+    tile, sms = kernels.WARP_SPLIT_WEIGHT, work.setting.multiprocessors
+    by_warps, without = (update_clocks(each, [(k, n)], work.rows, sms) for each in (tile, None))
+    why = f"n = {n} ≤ {kernels.SMALL_N_COLUMNS}: most of a large tile would be padding"
+    if not _may_share_rows(work):
+        return SmallN(why), without
+    why = f"{why}; counted clocks: {by_warps:,} where warps share rows, {without:,} without tiles"
+    if thresholds.FEW_COLUMNS_TILE_TENTHS * by_warps < 10 * without:
+        return WarpSplit(tile, why), by_warps
+    return SmallN(why), without
 
 
 def _may_share_rows(work: Work) -> bool:
@@ -635,11 +691,18 @@ def small_update_clocks(shapes: Sequence[tuple[int, int]], work: Work) -> int:
     return parts_of_rows(shapes, work.rows, sms)[1] if _by_parts(shapes, whole, work) else whole
 
 
-def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit:
+def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit | SmallN:
     """How a gradient is made that is stored for a later update."""
     sms = work.setting.multiprocessors
     usual, reason = simt_tile(k, n, sms)
     why = f"{_why_simt(k, n, work)}; the gradient is stored for a later update; {reason}"
+    if n <= kernels.SMALL_N_COLUMNS and thresholds.SMALL_N_GRADIENTS_ARE_USED:
+        few, clocks = _few_columns(k, n, work)
+        known = simt_clocks(usual, k, n, work.rows, sms)
+        counted = f"counted clocks: {clocks:,} by {few}, {known:,} by {usual.m}×{usual.n}"
+        if is_faster(clocks, known):
+            return replace(few, why=f"the gradient is stored for a later update; {few.why}; {counted}")
+        return Simt(usual, f"{why}; {counted}")
     is_small = n > kernels.SMALL_N_COLUMNS and not fills(math.prod(usual.grid(k, n)), sms)
     if not is_small or not _may_share_rows(work):
         return Simt(usual, why)
@@ -653,7 +716,7 @@ def _why_simt(k: int, n: int, work: Work) -> str:
     """Why tensor cores do not make a layer's products."""
     if work.operand_format is None:
         return "plain cores, since this precision, reduction and card have no products on tensor cores"
-    if is_cut(k, n):
+    if is_cut(k, n) and not may_be_uncut(k, n, work):
         return "plain cores, since the layer's forward product is split along k"
     if work.is_training and _has_narrow_tiles(work):
         return f"plain cores, since {_on_narrow_tiles(k, n, work).why}"

@@ -24,7 +24,8 @@ from ..kernels import (
     ceil_div,
 )
 from . import thresholds
-from .dense import is_cut, on_tensor_cores
+from .counted import column_head_clocks, is_faster
+from .dense import is_cut, on_tensor_cores, product_rows, split_clocks
 from .setting import Verdict, Work
 
 
@@ -49,9 +50,28 @@ def head(k: int, n: int, activation: str, work: Work) -> Verdict:
         return Verdict(False, f"the last layer has the activation {activation}")
     if n > HEAD_MOST_N:
         return Verdict(False, f"{n:,} outputs > {HEAD_MOST_N}, the most of a head")
-    if is_cut(k, n):
-        return Verdict(False, f"its product is split along k = {k:,}")
-    return Verdict(True, f"{n} outputs ≤ {HEAD_MOST_N}: the last layer, the loss and dx are one launch, the head")
+    why = f"{n} outputs ≤ {HEAD_MOST_N}: the last layer, the loss and dx are one launch, the head"
+    return _head_of_cut(k, n, work, why) if is_cut(k, n) else Verdict(True, why)
+
+
+def _head_of_cut(k: int, n: int, work: Work, why: str) -> Verdict:
+    """The same of a layer that is split along k else, where the head is counted to take less."""
+    cut = f"its product is split along k = {k:,}"
+    if not (thresholds.CUT_LAYERS_HAVE_HEADS and thresholds.COLUMN_HEADS_ARE_USED):
+        return Verdict(False, cut)
+    by_head = cut_head_clocks(k, n, work)
+    apart = split_clocks(k, n, work) + thresholds.LOSS_CLOCKS + 3 * thresholds.LAUNCH_CLOCKS
+    counted = f"counted clocks: {by_head:,} by a head, {apart:,} with k = {k:,} split, a sum, the loss and dx"
+    is_worth_it = is_faster(by_head, apart)
+    return Verdict(is_worth_it, f"{why}; {counted}" if is_worth_it else f"{cut}; {counted}")
+
+
+def cut_head_clocks(k: int, n: int, work: Work) -> int:
+    """What a head is counted at in the place of a product that is split along k, and of what follows it."""
+    form, _ = head_form(k, n, work)
+    leaves_scales = work.operand_format is not None and work.operand_format.scaled  # which ask for whole rows of dx
+    parts = 1 if leaves_scales else head_parts(form, k, ceil_div(product_rows(work), form.rows), work)
+    return column_head_clocks(form, parts, k, n, work.rows, work.setting.multiprocessors)
 
 
 def head_form(k: int, n: int, work: Work) -> tuple[HeadForm, str]:

@@ -11,7 +11,7 @@ from ....text import table
 from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
 from .data import shard_costs, target_reads
-from .dense import CountedLayer, DensePath, count_step, dense_path
+from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format
 from .row_step import row_step
@@ -248,14 +248,15 @@ def _counted_layers(
     counted = []
     for before, op, (k, n) in zip([None, *dense], dense, widths, strict=False):
         backward = backwards.get((op.weight, op.x))
-        is_last = op is dense[-1] and has_loss
+        has_head = op is dense[-1] and has_loss and bool(losses.head(k, n, op.activation, work))
         counted.append(
             CountedLayer(
                 k, n,
                 is_moved=backward is not None and backward.dweight is not None,
                 makes_dx=backward is not None and backward.dx is not None,
                 follows=before is not None and op.x == before.y,
-                has_head=is_last and bool(losses.head(k, n, op.activation, work)),
+                has_head=has_head,
+                head_clocks=losses.cut_head_clocks(k, n, work) if has_head and is_cut(k, n) else 0,
             )
         )  # fmt: skip
     return counted

@@ -28,6 +28,15 @@ SPLIT_K_MOST_N = 512
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
+# True: fewer columns than tensor cores split inside a kernel are counted both ways in a step of single 16-bit operands,
+# and are on tensor cores if all launches of the step take less so.  Not timed on a card.  In its place, 4096 by 10 at
+# 4,096 rows in bfloat16 on an H100: forward 134 µs, sum of partials 12, loss 10, dx 107, the pass that splits dx 46.
+CUT_LAYERS_ARE_COUNTED = True
+
+# True: a last layer that is split along k has a head where that is counted to take less than the split product, a sum,
+# the loss and dx.  Not timed on a card.  6144 by 4 at 49 rows on an H100: 15.6 µs for the split product alone.
+CUT_LAYERS_HAVE_HEADS = True
+
 # At least so much of k in a part, and at most so many parts of a tile of so many columns.  Not measured: follows from
 # two blocks for each of 132 multiprocessors, and from partials that stay a small share of the weight's bytes.
 PART_LEAST_K = 256
@@ -100,6 +109,24 @@ LATE_LAUNCH_CLOCKS = 1600
 # A head's wave of blocks, of 8 rows each, and half a clock for each weight.  Without the launch: 1024 by 10 at 1,024
 # rows 5.7 µs, 2048 by 11 at 256 rows 9.4, 512 by 10 at 256 rows 3.7, 102 by 2 at 2,048 rows 3.4.
 HEAD_WAVE_CLOCKS = 6500
+
+# What blocks of column heads take.  Of 8 rows: the first for each wave of them, two on a multiprocessor, and a clock
+# for each weight that a multiprocessor passes, half of it for dx.  Of 2 rows, which are one wave: the second, so many
+# hundredths of a clock for each weight for the logits and as many for dx, and W from the second-level cache.  By the
+# table in docs/experiments/losses-and-heads.md, µs less 2 for the launch, and counted so: 1024 by 10 at 8,192 rows 57
+# and 60; 1500 by 10 at 4,096 41 and 40; 64 by 1 at 16,384 37 and 38; 2048 by 11 at 256 11 and 12; of blocks of two
+# 2048 by 11 at 2 rows 5.5 and 5.3, 512 by 10 at 256 5.4 and 4.9, 2048 by 32 at 16 9.8 and 11.5.
+COLUMN_HEAD_WAVE_CLOCKS = 9000
+FEW_ROWS_HEAD_CLOCKS = 6500
+FEW_ROWS_HEAD_HUNDREDTHS = 15
+
+# What a layer that is split along k takes beside its product: a wave of the blocks that add partial sums up; dx, of
+# which tiles of multiply-adds move so many bytes in a clock, with those that its slope needs, if columns are few; and
+# a product of few rows.  4096 by 10 at 4,096 rows on an H100: sums 12 µs, which are two waves; dx 107 µs, 134 MB.  The
+# product of few rows is not measured: follows from loads that wait one for another.
+PARTIALS_WAVE_CLOCKS = 6000
+PLAIN_INPUT_BYTES_PER_CLOCK = 640
+FEW_ROWS_FORWARD_CLOCKS = 2000
 
 # What a loss takes that a launch of its own computes.  The last layer on tensor cores beside a head, in a step: 333 by
 # 10 at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
@@ -195,6 +222,15 @@ SMALL_N_CLOCKS = 7000
 # A step of 10-768-6144-4 at 49 rows: 151 µs without this, 135 with it.  FEW_COLUMNS_CLOCKS is counted, not measured.
 FEW_COLUMNS_MOST_ROWS = 64
 FEW_COLUMNS_CLOCKS = 1200
+
+# Gradients of at most 16 columns, moved or stored, have tiles whose warps share the rows where these, counted at so
+# many tenths, take less than the kernel without tiles.  Not measured: follows from counts, by which 4096 by 10 at 4,096
+# rows takes 115 µs without tiles, by four waves of blocks, and 48 by such tiles.
+FEW_COLUMNS_TILE_TENTHS = 15
+
+# True: gradients of at most 16 columns that are stored for a later update are made as updates are, where that is
+# counted to take less than a tile of multiply-adds.  4096 by 10 at 4,096 rows by 32 by 32 on an H100: 390 µs.
+SMALL_N_GRADIENTS_ARE_USED = True
 
 # True: where it is counted to take less, several blocks have a tile of a weight, each a part of the rows, whose sums
 # the last one adds up.  What that takes beside the slices: a store, a fence and a count of blocks, and loads that wait

@@ -134,10 +134,11 @@ def _whole_batch(
 
 
 def gradient(shard: Shard, group: DenseGradient) -> None:
-    op, tile = group.op, group.path.tile
+    op, path = group.op, group.path
     k, n = shard.shapes[op.weight]
+    tile, grid = (None, kernels.small_n_grid(k, n)) if isinstance(path, SmallN) else (path.tile, path.tile.grid(k, n))
     shard.add(
-        group, kernels.dense_backward_weight(tile), tile.grid(k, n),
+        group, kernels.dense_backward_weight(tile), grid,
         **shard.rows_of(op.x, group.by_order), dz=shard.ref(op.dz), dw=shard.ref(op.dweight), db=shard.ref(op.dbias),
         k=k, n=n,
     )  # fmt: skip
