@@ -83,6 +83,13 @@ def without_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are split along k from a few of it on."""
+    for name, value in {"SPLIT_K_LEAST_K": 36, "PART_LEAST_K": 16, "ROW_STEP_IS_USED": False}.items():
+        monkeypatch.setattr(thresholds, name, value)
+
+
+@pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new tiles in every product that may have them, whatever is counted."""
     for name, value in EVERYWHERE.items():
@@ -237,12 +244,7 @@ def test_an_epoch_whose_updates_have_parts(by_order: bool, monkeypatch: pytest.M
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75", multiprocessors=132)
     names = [launch.entry.name for shard in host.low.shards for launch in shard]
     assert sum(name.startswith("dense_backward_update_by_parts") for name in names) == 3
-    host.load(epoch.state)
-    errors = host.run(epoch.rates).copy()
-    ours = (host.parameters, errors, host.evaluate())
-    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
-        assert_as_exact(got, value, oracle)
+    check_exact(epoch, host)
 
 
 # --- all layers of a step counted together ---
@@ -596,12 +598,7 @@ def test_an_epoch_that_keeps_the_whole_batch(case: str, by_order: bool, monkeypa
     assert sum(name.startswith("dense_forward_whole_batch") for name in made) == shards * len(wide)
     moved = 0 if is_stored else sum(layer.trainable for layer in wide)
     assert sum(name.startswith("dense_backward_whole_batch") for name in made) == moved
-    host.load(epoch.state)
-    errors = host.run(epoch.rates).copy()
-    ours = (host.parameters, errors, host.evaluate())
-    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
-        assert_as_exact(got, value, oracle)
+    check_exact(epoch, host)
 
 
 def test_a_layer_that_keeps_the_whole_batch_makes_dx_and_moves_in_one_launch() -> None:
@@ -642,10 +639,26 @@ def test_without_the_switch_steps_of_few_rows_are_on_plain_cores(rows: int) -> N
 # --- launches ---
 
 
+SOURCES = st.sampled_from(["float32", "uint8"])
+
+
 @pytest.mark.usefixtures("everywhere")
-@given(plans(), st.sampled_from(["float32", "uint8"]), st.sampled_from([1, 132]), ARCHITECTURES)
+@given(plans(), SOURCES, st.sampled_from([1, 132]), ARCHITECTURES)
 def test_launches_fit_the_table_and_the_arrays(plan: Plan, source: str, multiprocessors: int, arch: str) -> None:
-    low = lowered(plan, multiprocessors, source, arch)
+    check_launches(lowered(plan, multiprocessors, source, arch))
+
+
+@pytest.mark.usefixtures("cut")
+@given(plans(), SOURCES, st.sampled_from([1, 132]), ARCHITECTURES, st.booleans())
+def test_launches_fit_where_most_layers_are_split_along_k(
+    plan: Plan, source: str, multiprocessors: int, arch: str, everywhere: bool
+) -> None:
+    with patch.dict(vars(thresholds), EVERYWHERE if everywhere else {}):
+        check_launches(lowered(plan, multiprocessors, source, arch))
+
+
+def check_launches(low: Lowered) -> None:
+    """Each entry is of the table, each launch fits a card, and each address lies in its array."""
     known = set(all_entries())
     assert {entry for entry in low.entries() if not entry.header.startswith("local/stack")} <= known
     for launch in low.launches():
@@ -706,6 +719,16 @@ def test_an_epoch_whose_gradients_clusters_make(
     check_epoch(epoch, host, operand_format, len(made))
 
 
+def check_exact(epoch: Epoch, host: HostProgram) -> None:
+    """Train for an epoch, and compare with the CPU in float32."""
+    host.load(epoch.state)
+    errors = host.run(epoch.rates).copy()
+    ours = (host.parameters, errors, host.evaluate())
+    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
+        assert_as_exact(got, value, oracle)
+
+
 def check_epoch(epoch: Epoch, host: HostProgram, operand_format: OperandFormat, products: int) -> None:
     """Train for an epoch of so many products a step, and compare with the CPU."""
     host.load(epoch.state)
@@ -727,19 +750,7 @@ def test_an_epoch_whose_warps_share_k(by_order: bool) -> None:
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_75")
     assert any("warp_split" in launch.entry.name for shard in host.low.shards for launch in shard)
     assert not any("warp_split" in launch.entry.name for launch in host.low.evaluation)
-    host.load(epoch.state)
-    errors = host.run(epoch.rates).copy()
-    ours = (host.parameters, errors, host.evaluate())
-    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
-        assert_as_exact(got, value, oracle)
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are split along k from a few of it on."""
-    for name, value in {"SPLIT_K_LEAST_K": 36, "PART_LEAST_K": 16, "ROW_STEP_IS_USED": False}.items():
-        monkeypatch.setattr(thresholds, name, value)
+    check_exact(epoch, host)
 
 
 CUT: dict[str, tuple[list[Layer], dict[str, Any]]] = {
@@ -772,12 +783,20 @@ def test_an_epoch_whose_last_layer_is_split_along_k_but_for_its_head(
     if case in ("shards", "a norm comes between"):
         stored = f"dense_backward_weight_{'warp_split_32x16' if by_tiles else 'small_n'}"
         assert made.count(stored) >= shards
-    host.load(epoch.state)
-    errors = host.run(epoch.rates).copy()
-    ours = (host.parameters, errors, host.evaluate())
-    (state, *cpu), (exact_state, *exact) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
-    for got, value, oracle in zip(ours, (state.parameters[0], *cpu), (exact_state.parameters[0], *exact), strict=True):
-        assert_as_exact(got, value, oracle)
+    check_exact(epoch, host)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("seed", range(6))
+def test_an_epoch_of_drawn_widths_whose_last_layer_is_split_along_k(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    k, middle, n = (int(random.integers(low, high)) for low, high in ((1, 36), (36, 300), (1, 33)))
+    layers = [Dense(k, middle, "relu", bias=seed % 2 == 0), Dense(middle, n)]
+    loss = "softmax_cross_entropy" if n > 1 and seed % 3 else "squared_error"
+    epoch = Epoch(layers, {"loss": loss, "shards": 1 + seed % 3}, precision="float32-ieee")
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_80")
+    assert any(launch.entry.name.startswith("head_") for launch in host.low.shards[0])
+    check_exact(epoch, host)
 
 
 @pytest.mark.usefixtures("cut", "everywhere")
