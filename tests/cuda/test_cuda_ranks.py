@@ -92,6 +92,16 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {"precision": "bfloat16", "optimizer": OPTIMIZERS["Adam"](0.02, alpha=0.3, l2=0.1, l1=0.01)},
         ON_TENSOR_CORES,
     ),
+    "moved where made, no biases": (
+        [
+            Dense(16, 33, bias=False),
+            Dense(33, 20, "tanh", bias=False),
+            Dense(20, 34, bias=False),
+            Dense(34, 18, bias=False),
+        ],
+        {"precision": "bfloat16", "optimizer": OPTIMIZERS["Momentum"](0.05)},
+        ON_TENSOR_CORES,
+    ),
     "moved where made, scaled": (
         [Dense(16, 24, "relu", bias=False), Dense(24, 24, "relu", bias=False), Dense(24, 16, bias=False)],
         {"loss": "mean_squared_error", "optimizer": OPTIMIZERS["Momentum"](0.1)},
@@ -187,7 +197,7 @@ def test_ranks_with_a_shard_each_have_all_launches_in_one_stream(name: str, monk
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["moved where made", "moved where made, scaled"])
+@pytest.mark.parametrize("name", ["moved where made", "moved where made, no biases", "moved where made, scaled"])
 def test_two_ranks_move_weights_where_they_make_the_gradient(
     name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,8 +323,8 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
             check(name, 4, ranks, monkeypatch, mode=mode)
 
 
-def test_a_weight_moved_along_half_its_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rank's half is that of the step before, unless the launch waits for it."""
+def _along_half_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank's half is that of the step before."""
     put = ShardStreams._put_pieces
 
     def at_once(self: ShardStreams, pieces: Any, put_one: Any) -> None:
@@ -323,12 +333,17 @@ def test_a_weight_moved_along_half_its_gradient_is_found(monkeypatch: pytest.Mon
 
         put(self, pieces, put_at_once)
 
-    limited(monkeypatch, "moved where made")
-    alone("moved where made", 2)
     monkeypatch.setattr(ShardStreams, "_put_pieces", at_once)
+
+
+def test_a_weight_moved_along_half_its_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "moved where made, no biases"
+    limited(monkeypatch, name)
+    alone(name, 2)
+    _along_half_the_gradient(monkeypatch)
     with pytest.raises(AssertionError):
         for mode in MODES:
-            check("moved where made", 2, 2, monkeypatch, mode=mode)
+            check(name, 2, 2, monkeypatch, mode=mode)
 
 
 # --- lowering, and what cards must agree about ---

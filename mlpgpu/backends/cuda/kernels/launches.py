@@ -113,10 +113,12 @@ class Piece:
     Attributes:
         shards: what each shard's stream runs to make it.
         exchange: what further streams run when all shards have, piece after piece; its parameters come last.
+        at_end: whether it is exchanged in the last step of a graph alone: no step reads what it moves.
     """
 
     shards: list[list[Launch]]
     exchange: list[Launch | Collective]
+    at_end: bool = False
 
 
 @dataclass

@@ -149,25 +149,26 @@ def _awaiting(lowered: Lowered, plan: Plan) -> Lowered:
 class _PieceConflicts:
     """Which pieces a launch must not run beside: those that move what it reads, or move or read what it writes.
 
-    A launch that moves a weight need not wait for the piece that sent it: the other rank's gradient, along which it
-    moves, comes from where the weight has arrived.
+    What is exchanged at a graph's end no step of it runs beside.
     """
 
     def __init__(self, lowered: Lowered, plan: Plan) -> None:
-        self._all = frozenset(range(len(lowered.pieces)))
+        pieces = [(number, piece) for number, piece in enumerate(lowered.pieces) if not piece.at_end]
+        self._all = frozenset(number for number, _ in pieces)
         # The pieces that move a parameter, by where it begins.
         self._moved: dict[int, set[int]] = {parameter.offset: set() for parameter in plan.parameters}
         self._written: dict[str, set[int]] = {}  # the pieces that write an array other than parameters
-        self._touched: set[str] = set()  # by any of them
-        for number, piece in enumerate(lowered.pieces):
+        self._touched: dict[str, set[int]] = {}  # those that read or write it
+        for number, piece in pieces:
             for each in piece.exchange:
                 if isinstance(each, Collective):
                     for transfer in (*each.sent, *each.received):
-                        self._touched.add(transfer.at.array)
+                        self._touched.setdefault(transfer.at.array, set()).add(number)
                     for transfer in each.received:
                         self._write(number, transfer.at, transfer.count, plan)
                     continue
-                self._touched.update(value.array for _, value in _pointers(each, lambda _: True))
+                for _, value in _pointers(each, lambda _: True):
+                    self._touched.setdefault(value.array, set()).add(number)
                 for _, value in _pointers(each, _is_written):
                     if value.array != "parameters":
                         self._written.setdefault(value.array, set()).add(number)
@@ -192,8 +193,6 @@ class _PieceConflicts:
             if value.array == "parameters":
                 is_one = name in _SEGMENTS and isinstance(value, At) and value.offset in self._moved
                 found |= self._moved[value.offset] if is_one and isinstance(value, At) else self._all
-            elif name in written and value.array in self._touched:
-                found |= self._all
             else:
-                found |= self._written.get(value.array, set())
+                found |= (self._touched if name in written else self._written).get(value.array, set())
         return found

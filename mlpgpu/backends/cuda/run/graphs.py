@@ -20,11 +20,13 @@ class BoundPiece:
     Attributes:
         exchange: what the stream of exchanges runs: it has all sums of this rank's slice, and moves it.
         gather: what the stream that gathers parameters runs then.
+        at_end: whether only the last step of a graph exchanges it.
     """
 
     shards: Sequence[Sequence[tuple[Put, Launch]]]
     exchange: Sequence[Put]
     gather: Sequence[Put]
+    at_end: bool
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class ShardStreams:
         if uses_side:
             self._side.record(self._rejoin)
             first.wait(self._rejoin)
-        self._put_pieces(step.pieces, put_one)
+        self._put_pieces([piece for piece in step.pieces if ends or not piece.at_end], put_one)
         if step.pieces and ends:
             first.wait(self._events(len(step.pieces))[-1])  # and so for those before it
         for stream, join in zip(others, self._joins, strict=True):
@@ -211,6 +213,7 @@ class StepGraphs:
                         [[(bind(launch), launch) for launch in shard] for shard in piece.shards],
                         [bind(each) for each in piece.exchange[: self._gathers_at(piece)]],
                         [bind(each, lane=1) for each in piece.exchange[self._gathers_at(piece) :]],
+                        piece.at_end,
                     )
                     for piece in lowered.pieces
                 ],

@@ -52,7 +52,7 @@ def _put_in_line(
 
     All gradients come first, of weights that this rank moves where it makes them last; sums are on their way meanwhile.
     Operands of weights are made anew in the next step, each before what reads them.  Where they have half the weight's
-    bytes, the rank that moves the weight sends them first, and the next step does not wait for the weight.
+    bytes, the rank that moves the weight sends them, and the weight behind the last step of a graph.
     """
     count = len(exchanged)
     numbered = list(enumerate(training.pieces))[count:]
@@ -77,7 +77,7 @@ def _put_in_line(
         lowered.pieces.append(Piece([updates], [*gathered]))
     if sends_operands and numbered:
         of_own, of_theirs = ([part for _, piece in pieces for part in piece.elements] for pieces in (own, theirs))
-        lowered.pieces.append(Piece([[]], [*exchange.parameters(of_own, of_theirs)]))
+        lowered.pieces.append(Piece([[]], [*exchange.parameters(of_own, of_theirs)], at_end=True))
     if training.pieces_split_weights:
         has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if sends_operands else ())}
         others = [piece for piece in training.pieces if piece.mover not in has_operands]
