@@ -8,6 +8,14 @@
 
 namespace mlpgpu {
 
+// A quad of the other shard's dW, if there is one: without it nothing is held, by whose size products plan their registers.
+template <bool RECEIVES>
+struct ReceivedQuad {
+    float4 received;
+};
+template <>
+struct ReceivedQuad<false> {};
+
 // An epilogue: updates parameters along quads of dW, and biases along db.  If it RECEIVES, dW is that of one of two shards
 // of the batch, and the other one's lies in memory.
 template <class Format, class Rule, bool RECEIVES>
@@ -37,10 +45,9 @@ struct UpdateEpilogue : NoComponents {
         for (int i = 0; i < RATES_PER_STEP; ++i) rates[i] = row[i];
     }
 
-    struct Read {
+    struct Read : ReceivedQuad<RECEIVES> {
         float4 w;
         float4 slot[SLOTS > 0 ? SLOTS : 1];
-        float4 received;
     };
 
     __device__ __forceinline__ bool is_aligned() const {
@@ -70,9 +77,10 @@ struct UpdateEpilogue : NoComponents {
     }
 
     template <bool ALIGNED, int APART = 1>
-    __device__ __forceinline__ void write(int row, int column, const float4& sum, Read found) const {
+    __device__ __forceinline__ void write(int row, int column, float4 sum, Read found) const {
         const int64_t offset = static_cast<int64_t>(row) * n;
-        step(found, RECEIVES ? added(sum, found.received) : sum);
+        if constexpr (RECEIVES) sum = added(sum, found.received);
+        step(found, sum);
         store_row<ALIGNED, APART>(weight + offset, n, column, found.w);
         if (!Format::SCALED && components)
             store_quad<Format, ALIGNED, APART>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n,
