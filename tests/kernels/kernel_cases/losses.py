@@ -327,7 +327,7 @@ def column_head_cases() -> Iterator[Case]:
             yield loss("huber", "dense", whole(rows), n, width=k, activation="tanh", total=True, form=form)
         yield loss("huber", "dense", whole(3), 2, width=7000, activation="relu", form=form)  # x comes in two parts
         for k, n in ((4100, 10), (8193, 16)):  # of such k layers are split along it, where they have no head
-            yield loss("softmax_cross_entropy", "index", whole(9), n, width=k, activation="relu", of_x=True, form=form)
+            yield loss("softmax_cross_entropy", "index", whole(9), n, width=k, activation="tanh", of_x=True, form=form)
         yield loss(
             "squared_error", "dense", whole(5), 4, width=6144, activation="relu", components=1, form=form, parts=5
         )
