@@ -29,8 +29,8 @@ struct UpdateEpilogue : NoComponents {
     float* bias_slots;
     int64_t pitch;  // elements from one slot to the next
     const float* db;
-    float* db_partials;    // (parts, n padded), if db is not known yet
-    unsigned* db_arrived;  // (column tiles,), 0 between launches: how many parts of db are stored
+    float* db_partials;   // (row tiles, n padded), if db is not known yet
+    unsigned* db_arrived;  // (column tiles,), 0 between launches, or null if another launch adds the partials up
     int n;
     const Step* of_step;
     const double* totals;
@@ -119,6 +119,10 @@ struct UpdateEpilogue : NoComponents {
         }
     }
 
+    static __device__ __forceinline__ float4 added(const float4& a, const float4& b) {
+        return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    }
+
     __device__ __forceinline__ void step(Read& read, const float4& sum) const {
         step_one(read.w.x, sum.x, read, [](float4& quad) -> float& { return quad.x; });
         step_one(read.w.y, sum.y, read, [](float4& quad) -> float& { return quad.y; });
@@ -138,9 +142,10 @@ struct UpdateEpilogue : NoComponents {
 };
 
 // Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements
-// after the first. If db is not known yet, blocks store partial sums, and the last one to store those of a tile's columns
-// adds them up. Components of W are stored if the format has no scales; else they are null. `received` (k, n) is added to
-// dW if it RECEIVES. Other arrays are those of tensor_backward_weight.
+// after the first. If db is not known yet, its partials are stored; with `db_arrived` the last block to store those of a
+// tile's columns adds them up and moves the bias, else `bias` is null. Components of W are stored if the format has no
+// scales; else they are null. `received` (k, n) is added to dW if it RECEIVES. Other arrays are those of
+// tensor_backward_weight.
 template <class Product, class Rule, bool RECEIVES = false>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
                                                        typename Product::Source x_components, int64_t x_stride,

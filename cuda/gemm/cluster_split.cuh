@@ -61,8 +61,10 @@ struct SharedSums {
     __device__ __forceinline__ float4 total(int i, int rank) const {
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int block = 0; block < SPLIT; ++block)
-            sum = added(sum, load_of_block<SPLIT>(address + 4 * (row_of(i, rank) * PITCH + column()), block));
+        for (int block = 0; block < SPLIT; ++block) {
+            const float4 part = load_of_block<SPLIT>(address + 4 * (row_of(i, rank) * PITCH + column()), block);
+            sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
         return sum;
     }
 
@@ -80,9 +82,9 @@ struct SharedSums {
         return make_float4(first[0], first[LANES], first[2 * LANES], first[3 * LANES]);
     }
 
-    // Finishes the block's rows; all blocks' sums are there once the cluster has met, when `met` is called.
-    template <bool ALIGNED, class Epilogue, class Met>
-    __device__ __forceinline__ void finish(int rank, const Epilogue& epilogue, const Met& met) const {
+    // Finishes the block's rows; all blocks' sums are there once the cluster has met.
+    template <bool ALIGNED, class Epilogue>
+    __device__ __forceinline__ void finish(int rank, const Epilogue& epilogue) const {
         using Read = typename Epilogue::Read;
         using Scales = typename Epilogue::Scales;
         // Quads whose loads overlap: more take too many registers.
@@ -104,7 +106,6 @@ struct SharedSums {
         };
         load(0);
         cluster_synchronize<SPLIT>();
-        met();
 #pragma unroll 1
         for (int first = 0; first < (takes_part ? QUADS : 0); first += GROUP) {
             if (first > 0) load(first);
@@ -120,37 +121,6 @@ struct SharedSums {
     }
 };
 
-// Sums of B's columns in shared memory: of each warp that makes some, then in the first row of the block.
-template <class T, int SPLIT>
-struct SharedColumnSums {
-    static constexpr int ROWS = WARPGROUP / WARP - 1, SIZE = ROWS * T::N, LANES = T::N / 4;
-    static_assert(LANES <= WARP);
-
-    float* sums;
-
-    __device__ __forceinline__ static bool has_quad() { return threadIdx.x % WARP < LANES; }  // or another lane has it
-    __device__ __forceinline__ float4& quad(int row) const {
-        return *reinterpret_cast<float4*>(sums + row * T::N + threadIdx.x % LANES * 4);
-    }
-
-    // By a warp: adds the block's first `rows` up.
-    __device__ __forceinline__ void add_rows(int rows) const {
-        float4 sum = quad(0);
-        for (int row = 1; row < rows; ++row) sum = added(sum, quad(row));
-        __syncwarp();
-        if (has_quad()) quad(0) = sum;
-    }
-
-    // The sums of all blocks, added up in the order of their ranks.
-    __device__ __forceinline__ float4 total() const {
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int block = 0; block < SPLIT; ++block)
-            sum = added(sum, load_of_block<SPLIT>(shared_address(sums) + threadIdx.x % LANES * 16, block));
-        return sum;
-    }
-};
-
 // As a product of dense/tensor_dense.cuh.  Grid: SPLIT blocks for each tile, of one dimension.
 template <class T, int SPLIT>
 struct GemmClusterSplit {
@@ -160,18 +130,16 @@ struct GemmClusterSplit {
     static_assert(T::CLUSTER == 1, "a cluster's blocks load different slices");
 
     template <bool A_INNER, bool B_INNER>
-    struct Block {  // sums of columns, then the stages and their barriers
+    struct Block {  // the stages and their barriers
         static constexpr int THREADS = WARPGROUP * (1 + T::CONSUMERS);
-        static constexpr int SHARED_BYTES =
-            4 * SharedColumnSums<T, SPLIT>::SIZE + T::ALIGNMENT + T::STAGES * (T::STAGE_BYTES + 16);
+        static constexpr int SHARED_BYTES = T::ALIGNMENT + T::STAGES * (T::STAGE_BYTES + 16);
     };
 
     template <bool A_INNER, bool B_INNER, class Epilogue>
     static __device__ __forceinline__ void multiply(Source a, int64_t, int, Source b, int64_t, int, int m, int n, int k,
                                                     int prefetch, Epilogue epilogue) {
         SHARED(float, shared);
-        const SharedColumnSums<T, SPLIT> column_sums = {shared};
-        const Ring<T> ring(shared + column_sums.SIZE);
+        const Ring<T> ring(shared);
         const int rank = cluster_rank<SPLIT>(), tiles = (m + T::M - 1) / T::M, summing = summing_warps(tiles);
         const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
         const int all = (k + T::K - 1) / T::K, begin = all * rank / SPLIT, slices = all * (rank + 1) / SPLIT - begin;
@@ -212,33 +180,17 @@ struct GemmClusterSplit {
             if (warp == WARPGROUP / WARP - 1) pdl_wait_and_trigger();
             begin_epilogue();
             pdl_wait();
+            const int64_t before = static_cast<int64_t>(rank) * tiles * summing * padded_columns(n);
             if (column_partials && warp <= summing)
-                sum_columns<T>(tile, m, slices, ring, warp - 1,
-                               [=](int, int, const float4& quad) { column_sums.quad(warp - 1) = quad; });
+                sum_columns<T>(tile, m, n, slices, ring, column_partials + before, warp - 1);
             else if (!column_partials && rank == 0)
                 finish_columns<T>(tile, epilogue);
         }
         __syncthreads();  // nobody reads the stages any more
         if (consumer >= 0) sums.store(c, consumer);
-        // The last warp, which has the least to do in the epilogue, adds the sums of columns up.
-        const bool adds_columns = column_partials && warp == sums.THREADS / WARP - 1;
-        if (adds_columns) column_sums.add_rows(summing);
         pdl_wait();
-        unsigned parts_before = 0;
-        const auto count_columns = [&] {
-            if constexpr (MAY_SUM) {
-                if (!adds_columns || rank > 0) return;
-                const float4 quad = column_sums.total();
-                const int column = sums.n0 + threadIdx.x % column_sums.LANES * 4;
-                if (column_sums.has_quad()) store_part(column_partials, n, sums.m0 / T::M, column, quad);
-                parts_before = count_part<T>(epilogue, sums.n0);
-            }
-        };
-        epilogue.is_aligned() ? sums.template finish<true>(rank, epilogue, count_columns)
-                              : sums.template finish<false>(rank, epilogue, count_columns);
+        epilogue.is_aligned() ? sums.template finish<true>(rank, epilogue) : sums.template finish<false>(rank, epilogue);
         if (SPLIT > 1) cluster_synchronize<SPLIT>();  // others still read this block's sums
-        if constexpr (MAY_SUM)
-            if (adds_columns && rank == 0) finish_after_last<T>(epilogue, sums.n0, parts_before, tiles);
     }
 };
 

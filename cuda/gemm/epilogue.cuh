@@ -18,7 +18,8 @@
 //                                              compute C's first rows
 //     column_partials()                        of gradients of weights: where gemm/gemm_sm90.cuh and gemm/cluster_split.cuh
 //                                              store partial sums of B's columns, or null
-//     columns_arrived()                        where these count, for each tile's columns, the parts that are stored
+//     columns_arrived()                        where gemm/gemm_sm90.cuh counts, for each tile's columns, the parts that are
+//                                              stored, if summed_columns() shall follow the last one; or null
 //     summed_columns(first, count, parts, lane)
 //                                              does what is done once per column, by a warp, of which so many parts are
 //                                              stored
@@ -41,10 +42,6 @@
 #include "gemm/operand_formats.cuh"
 
 namespace mlpgpu {
-
-__device__ __forceinline__ float4 added(const float4& a, const float4& b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
 
 __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
     if (i == 0) quad.x = value;

@@ -304,8 +304,8 @@ __device__ __forceinline__ void finish_columns(Tiles scheduler, const Epilogue& 
 
 // A quad and that of the lane `apart` lanes away, added.
 __device__ __forceinline__ float4 add_lanes(const float4& quad, int apart) {
-    const auto other = [&](float x) { return __shfl_xor_sync(WARP_ALL, x, apart); };
-    return added(quad, make_float4(other(quad.x), other(quad.y), other(quad.z), other(quad.w)));
+    const auto both = [&](float x) { return x + __shfl_xor_sync(WARP_ALL, x, apart); };
+    return make_float4(both(quad.x), both(quad.y), both(quad.z), both(quad.w));
 }
 
 // By how many warps a block sums B's columns. Each takes its part of the rows of a slice, one row after another: where few
@@ -314,15 +314,15 @@ __device__ __forceinline__ int summing_warps(int tiles) { return tiles <= 8 ? WA
 
 // Sums B's columns, by summing_warps() warps that read the slices beside the consumers, this being number `warp` of them;
 // B's rows run along the columns. The tiles that share columns divide the rows of each slice among themselves, and each of
-// their warps passes its sums to store(part, column, quad). Of a narrow tile the lanes of a quad of columns take one set of
-// the rows each.
-template <class T, class Tiles, class Store>
-__device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int slices, Ring<T> ring, int warp, const Store& store) {
+// their warps stores its sums as a row of `partials` (row tiles x warps, n padded). Of a narrow tile the lanes of a quad of
+// columns take one set of the rows each.
+template <class T, class Tiles>
+__device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int slices, Ring<T> ring, float* partials, int warp) {
     constexpr int QUADS = ceil_div(T::N, 4 * WARP);  // neighbouring columns that a lane sums
     constexpr int LANES = smallest(WARP, T::N / 4), SETS = WARP / LANES;
     static_assert(T::N % (4 * LANES) == 0);
     const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles);
-    const int lane = threadIdx.x % WARP % LANES, set = threadIdx.x % WARP / LANES;
+    const int lane = threadIdx.x % WARP % LANES, set = threadIdx.x % WARP / LANES, pitch = padded_columns(n);
     for (; !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
@@ -342,7 +342,8 @@ __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int slices, 
                     BfloatQuad<T::COMPONENTS> quad;
 #pragma unroll
                     for (int p = 0; p < T::COMPONENTS; ++p) quad.words[p] = load_shared(swizzled(address + p * T::B_BYTES));
-                    sums[q] = added(sums[q], quad.value());
+                    const float4 four = quad.value();
+                    sums[q].x += four.x, sums[q].y += four.y, sums[q].z += four.z, sums[q].w += four.w;
                 }
             __syncwarp();
             if (threadIdx.x % WARP < T::CLUSTER) barrier_arrive<T::CLUSTER>(ring.empty + 8 * ring.stage, threadIdx.x % WARP);
@@ -353,43 +354,30 @@ __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int slices, 
         for (int q = 0; q < QUADS; ++q) {
 #pragma unroll
             for (int other = LANES; other < WARP; other *= 2) sums[q] = add_lanes(sums[q], other);
-            if (inside && set == 0) store(part, n0 + (q * WARP + lane) * 4, sums[q]);
+            const int j = n0 + (q * WARP + lane) * 4;
+            if (inside && set == 0 && j < pitch)
+                *reinterpret_cast<float4*>(partials + static_cast<int64_t>(part) * pitch + j) = sums[q];
         }
     }
 }
 
-// Stores sums of B's columns in a row of `partials` (parts, n padded).
-__device__ __forceinline__ void store_part(float* partials, int n, int part, int column, const float4& sums) {
-    const int pitch = padded_columns(n);
-    if (column < pitch) *reinterpret_cast<float4*>(partials + static_cast<int64_t>(part) * pitch + column) = sums;
-}
-
-// Counts a part of the sums of a tile's columns, which the warp has stored. Lane 0 is told how many there were before.
-template <class T, class Epilogue>
-__device__ __forceinline__ unsigned count_part(const Epilogue& epilogue, int n0) {
-    __syncwarp();
-    return threadIdx.x % WARP == 0 ? count_up(epilogue.columns_arrived() + n0 / T::N) : 0;
-}
-
-// If it was the last one, the epilogue finishes the columns by the sums of all parts.
-template <class T, class Epilogue>
-__device__ __forceinline__ void finish_after_last(const Epilogue& epilogue, int n0, unsigned before, int parts) {
-    if (__shfl_sync(WARP_ALL, static_cast<int>(before), 0) != parts - 1) return;
-    __syncwarp();
-    epilogue.summed_columns(n0, T::N, parts, threadIdx.x % WARP);
-    if (threadIdx.x % WARP == 0) epilogue.columns_arrived()[n0 / T::N] = 0;  // for the next launch
-}
-
-// Counts the parts of all tiles of a warp that sums columns. It does so after the last tile, since it waits for its stores
-// before, and would hold up the next tile's slices.
+// Of the warps that sum the columns of a tile, the last one to have stored its sums has the epilogue finish the columns by
+// all of them. A warp counts its tiles only after the last one, since it waits for its stores before, and would hold up the
+// next tile's slices.
 template <class T, class Tiles, class Epilogue>
 __device__ __forceinline__ void finish_summed_columns(Tiles scheduler, int m, const Epilogue& epilogue) {
-    const int tiles = (m + T::M - 1) / T::M;
+    const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles), lane = threadIdx.x % WARP;
+    __syncwarp();
     for (; !scheduler.is_done(); scheduler.advance()) {
         int m0, n0;
         scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
-        if (m0 < m)  // a cluster's last tile may lie beyond C
-            finish_after_last<T>(epilogue, n0, count_part<T>(epilogue, n0), tiles * summing_warps(tiles));
+        if (m0 >= m) continue;  // a cluster's last tile may lie beyond C
+        unsigned* const arrived = epilogue.columns_arrived() + n0 / T::N;
+        const int before = lane == 0 ? static_cast<int>(count_up(arrived)) : 0;
+        if (__shfl_sync(WARP_ALL, before, 0) != parts - 1) continue;
+        __syncwarp();
+        epilogue.summed_columns(n0, T::N, parts, lane);
+        if (lane == 0) *arrived = 0;  // for the next launch
     }
 }
 
@@ -435,16 +423,12 @@ struct GemmSm90 {
                 __syncwarp();
                 if (threadIdx.x % WARP == 0) barrier_arrive<T::CLUSTER>(launch_barrier(ring), cluster_rank<T::CLUSTER>());
             }
-            if (warp > 0 && !column_partials) pdl_wait();
+            if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
             if (MAY_SUM && column_partials) {
                 if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M)) {
-                    if constexpr (MAY_SUM) {
-                        const auto store = [=](int part, int column, const float4& sums) {
-                            store_part(column_partials, n, part, column, sums);
-                        };
-                        sum_columns<T>(Scheduler<T>(m, n), m, slices, ring, warp - 1, store);
-                        finish_summed_columns<T>(Scheduler<T>(m, n), m, epilogue);
-                    }
+                    sum_columns<T>(Scheduler<T>(m, n), m, n, slices, ring, column_partials, warp - 1);
+                    if constexpr (MAY_SUM)
+                        if (epilogue.columns_arrived()) finish_summed_columns<T>(Scheduler<T>(m, n), m, epilogue);
                 }
             } else if (warp > 0) {
                 finish_columns<T>(Scheduler<T>(m, n), epilogue);

@@ -194,13 +194,14 @@ OF_LAUNCHES = {
     "fused/network.cuh": {"products", "parameters"},
     "fused/row_step.cuh": {"inputs", "outputs", "hidden", "deltas", "products", "passed", "parameters"},
     "fused/update_layers.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
+    "elementwise/update.cuh": {"partial_count"},
 }
 # Arrays whose bytes are not counted.
 UNCOUNTED = {
     "step", "next", "steps",  # a step's description
     "x", "w", "dz",  # float32 arrays beside split operands, read only where those do not hold a number
     "partials", "partial_flags", "db_partials", "db_arrived", "tile_sums", "scratch",  # scratch memory
-    "slots", "weight_slots", "bias_slots",  # of SGD, which has none
+    "slots", "weight_slots", "bias_slots", "biases_slots",  # of SGD, which has none
     "sums",  # of a metric
 }  # fmt: skip
 

@@ -310,7 +310,8 @@ def test_the_chosen_layers_are_counted_least(
                 passes += thresholds.SPLIT_PASS_CLOCKS // 2 if is_on else 0
             elif on[place - 1] != is_on and not (on[place - 1] and layer.has_head):
                 passes += thresholds.SPLIT_PASS_CLOCKS
-        return total + thresholds.LAYERS_TENTHS * passes
+        biases = thresholds.LAUNCH_CLOCKS if any(on) and not operand_format.scaled else 0
+        return total + thresholds.LAYERS_TENTHS * (passes + biases)
 
     step = count_step(layers, work)
     assert step is not None
@@ -340,7 +341,7 @@ def test_biases_of_few_row_tiles_are_summed_by_a_launch_of_their_own(monkeypatch
     """A tile of two would add 32 rows of every slice while the product waits."""
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
     many, few = (dense_path(k, 768, of(14_798)).update for k in (1193, 128))
-    assert isinstance(many, Gemm) and many.adds_bias and isinstance(few, Gemm) and not few.adds_bias
+    assert isinstance(many, Gemm) and many.leaves_bias and isinstance(few, Gemm) and not few.leaves_bias
     assert "another launch sums the bias's gradient" in few.why
     layers = [Dense(768, 128, "relu"), Dense(128, 768, "relu"), Dense(768, 668)]
     low = lowered(make_plan(layers, capacity=14_798, precision="bfloat16"), 132, "float32", "sm_90a")
@@ -680,13 +681,15 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
 @pytest.mark.parametrize("case", STEPS)
-@pytest.mark.parametrize("sums_apart", [False, True])
+@pytest.mark.parametrize("who", ["products", "products that move biases", "a launch of their own"])
 def test_an_epoch_on_narrow_tiles(
-    case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
+    case: str, operand_format: OperandFormat, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
+    """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places; by who sums
+    biases' gradients."""
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
-    monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
+    monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if who == "a launch of their own" else 1 << 30)
+    monkeypatch.setattr(thresholds, "PRODUCTS_MOVE_BIASES", who == "products that move biases")
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
     epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
@@ -695,7 +698,10 @@ def test_an_epoch_on_narrow_tiles(
     assert {name.rpartition("_")[2] for name in made} == {"64x16", "64x64"}
     names = [launch.entry.name for shard in host.low.shards for launch in (*shard, *host.low.finish)]
     if not operand_format.scaled:
-        assert any("sum_columns" in name for name in names) == sums_apart
+        assert [any(part in name for name in names) for part in ("sum_columns", "update_biases")] == [
+            who == "a launch of their own",
+            who == "products",
+        ]
     check_epoch(epoch, host, operand_format, len(made))
 
 

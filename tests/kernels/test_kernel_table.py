@@ -177,12 +177,6 @@ def test_places_in_the_sources_change_no_instruction(piece: Piece) -> None:
     assert codes[0] == codes[1]
 
 
-def _sums_columns(entry: Entry) -> bool:
-    """Whether it moves a weight, and sums a bias's gradient beside the product."""
-    is_plain = entry.operand_format is not None and not entry.operand_format.scaled
-    return is_plain and entry.needs == "sm_90a" and "db_arrived" in {a.name for a in entry.arguments}
-
-
 @EACH_LISTED
 def test_only_the_atomic_kernel_adds_in_any_order(piece: Piece) -> None:
     atomics = names_with(piece, "RED", "REDG", "ATOM", "ATOMG", "ATOMS")
@@ -196,9 +190,7 @@ def test_only_the_atomic_kernel_adds_in_any_order(piece: Piece) -> None:
         for operand_format in scaled
         for entry in (kernels.split_rows(operand_format), kernels.split_weights(operand_format))
     ]
-    summing = [entry for entry in all_entries() if _sums_columns(entry)]  # which count parts of biases' gradients
-    expected = names_of(kernels.dense_backward_atomic(), *counting, *flagging, *summing)
-    assert atomics == expected & names_of(*piece.entries)
+    assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging) & names_of(*piece.entries)
 
 
 @EACH_LISTED

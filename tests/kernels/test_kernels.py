@@ -635,8 +635,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "sums of one block taken for those of all that share the rows": (
         "gemm/cluster_split.cuh",
-        "* PITCH + column()), block));",
-        "* PITCH + column()), 0));",
+        "* PITCH + column()), block);",
+        "* PITCH + column()), 0);",
         kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[-1]),
     ),
     "sums of a cluster's blocks read before all have left theirs": (
@@ -713,14 +713,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a bias moved before all parts of its gradient are stored": (
         "gemm/gemm_sm90.cuh",
-        "!= parts - 1) return;",
-        "!= parts - 2) return;",
+        "!= parts - 1) continue;",
+        "!= parts - 2) continue;",
         kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "a count of stored parts that is left for the next launch": (
         "gemm/gemm_sm90.cuh",
-        "    if (threadIdx.x % WARP == 0) epilogue.columns_arrived()[n0 / T::N] = 0;  // for the next launch\n",
-        "",
+        "if (lane == 0) *arrived = 0;",
+        "if (lane == 1) *arrived += 0;",
         kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "value of a row beyond the shard": (
@@ -741,23 +741,11 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "",
         kernels.tensor_forward_loss("huber", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "column sums of a cluster's other blocks left out": (
-        "gemm/cluster_split.cuh",
-        "shared_address(sums) + threadIdx.x % LANES * 16, block)",
-        "shared_address(sums) + threadIdx.x % LANES * 16, 0)",
-        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
-    ),
-    "column sums of a block's other warps left out": (
-        "gemm/cluster_split.cuh",
-        "if (adds_columns) column_sums.add_rows(summing);",
-        "",
-        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
-    ),
-    "column sums of a cluster added up before its blocks have met": (
-        "gemm/cluster_split.cuh",
-        "        cluster_synchronize<SPLIT>();\n        met();\n",
-        "        met();\n        cluster_synchronize<SPLIT>();\n",
-        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
+    "partial sum of a bias left out": (
+        "elementwise/update.cuh",
+        "i < bias.count;",
+        "i + 1 < bias.count;",
+        kernels.update_biases("Adam"),
     ),
     "lo multiplied by lo": (
         "gemm/gemm_sm90.cuh",

@@ -588,14 +588,16 @@ def _prefetch(m: int, k: int) -> int:
     return (m + k) % 8
 
 
-def _column_partials(dz: np.ndarray, parts: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of dz's columns (parts, pitch), each over its part of the rows of every slice of 64, and what float32 may be
-    off by."""
-    value, reach = np.zeros((parts, pitch)), np.zeros((parts, pitch))
-    row = np.arange(len(dz)) % 64
-    for part in range(parts):
-        rows = dz[(64 * part // parts <= row) & (row < 64 * (part + 1) // parts)]
-        value[part, : dz.shape[1]], reach[part, : dz.shape[1]] = rows.sum(axis=0), abs(rows).sum(axis=0)
+def _column_partials(dz: np.ndarray, count: int, pitch: int, split: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of dz's columns (count, pitch), each over its part of the rows of every slice of 64, and what float32 may be
+    off by; of ``split`` blocks that share the slices, one after another."""
+    value, reach = np.zeros((count, pitch)), np.zeros((count, pitch))
+    slices, parts, row = ceil_div(len(dz), 64), count // split, np.arange(len(dz))
+    for at in range(count):
+        block, part = divmod(at, parts)
+        of_block = np.isin(row // 64, np.arange(slices * block // split, slices * (block + 1) // split))
+        rows = dz[of_block & np.isin(row % 64, np.arange(64 * part // parts, 64 * (part + 1) // parts))]
+        value[at, : dz.shape[1]], reach[at, : dz.shape[1]] = rows.sum(axis=0), abs(rows).sum(axis=0)
     return value, len(dz) * EPS32 * reach
 
 
@@ -608,17 +610,18 @@ def tensor_backward_weight(
     *,
     rule: str | None = None,
     plain: bool = False,
+    leaves: bool = False,
     multiprocessors: int = 1,
 ) -> Iterator[Any]:
     """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product sums it."""
+    unless the product stores partial sums of it, which it adds up unless it ``leaves`` them or cannot."""
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     grid = tile.grid(k, n, multiprocessors)
     if rule is None:
         yield name, kernels.tensor_backward_weight(tile), grid
     else:
-        yield name + "-plain" * plain, kernels.tensor_backward_update(rule, tile), grid
+        yield name + "-plain" * plain + "-leaves" * leaves, kernels.tensor_backward_update(rule, tile), grid
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
     dz_components = split_deltas(
@@ -644,11 +647,14 @@ def tensor_backward_weight(
     parts = None if plain else tile.column_partials(k)
     arrived = None
     if parts is not None:
-        pitch, arrived = padded_columns(n), np.zeros(ceil_div(n, tile.n), np.uint32)
-        value, bound = _column_partials(joined(dz_components.bits[:, :rows]), parts, pitch)
-        sums |= {"db_partials": expect(value, bound), "db_arrived": expect(wide(arrived), 0.0)}
-        value, bound = value[:, :n], bound[:, :n] + parts * EPS32 * abs(value[:, :n])
-        gradients["bias"] = expect(value.sum(axis=0), bound.sum(axis=0))
+        pitch = padded_columns(n)
+        value, bound = _column_partials(joined(dz_components.bits[:, :rows]), parts, pitch, getattr(tile, "split", 1))
+        sums["db_partials"] = expect(value, bound)
+        if tile.adds_bias_partials and not leaves:
+            arrived = np.zeros(ceil_div(n, tile.n), np.uint32)
+            sums["db_arrived"] = expect(wide(arrived), 0.0)
+            added = value[:, :n].sum(axis=0), bound[:, :n].sum(axis=0) + parts * EPS32 * abs(value[:, :n]).sum(axis=0)
+            gradients["bias"] = expect(*added)
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
@@ -831,8 +837,10 @@ def product_cases() -> Iterator[Case]:
             for tile in each:  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
                 yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
-            x, dz = normal(65, 500), normal(65, 69)  # more partial sums than a lane loads at once
+            # More partial sums than a lane loads at once, and those that another launch adds up.
+            x, dz = normal(65, 500), normal(65, 69)
             yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", multiprocessors=4)
+            yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", leaves=True)
         if operand_format.is_single:
             for tile, name in product(each, kernels.SUMS_OF_TERMS):
                 yield tensor_forward_loss(tile, name, whole(33), 37, 72)

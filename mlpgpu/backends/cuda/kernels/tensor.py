@@ -36,6 +36,7 @@ class Sm80Tile:
     needs = "sm_80"
     spill_bytes = 0
     pdl = False
+    adds_bias_partials = False
     K = 32
 
     @property
@@ -53,7 +54,7 @@ class Sm80Tile:
         return f"{self.operand_format.name}_{self.m}x{self.n}"
 
     def column_partials(self, m: int) -> int | None:
-        """This main loop makes no sums of the bias's gradient."""
+        """This main loop leaves no partial sums of the bias's gradient."""
         return None
 
     def with_light_epilogue(self) -> Sm80Tile:
@@ -97,6 +98,7 @@ class Sm90Tile:
     blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True  # programmatic dependent launch
+    adds_bias_partials = True  # the last block to store some moves the biases
     K = 64
 
     @property
@@ -159,7 +161,7 @@ class Sm90Tile:
         return replace(self, across=1) if self.operand_format.is_single else self
 
     def column_partials(self, m: int) -> int | None:
-        """Of how many partial sums a product makes the bias's gradient, of a weight (m, n); None of scaled formats."""
+        """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
         tiles = ceil_div(m, self.m)
         return None if self.operand_format.scaled else tiles * self.summing_warps(tiles)
 
@@ -198,6 +200,7 @@ class ClusterSplitTile:
     needs = "sm_90a"
     spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True
+    adds_bias_partials = False  # all threads of a block go on from its sums to its epilogue
     K = 64
 
     @property
@@ -232,8 +235,8 @@ class ClusterSplitTile:
         return f"GemmClusterSplit<{tile}, {self.split}>"
 
     def shared_bytes(self, *, a_inner: bool, b_inner: bool) -> int:
-        """Sums of columns by three warps, then the stages, aligned to 1024, and their barriers."""
-        return 4 * 3 * self.n + 1024 + self.stages * (self.stage_bytes + 16)
+        """The stages, aligned to 1024, and their barriers."""
+        return 1024 + self.stages * (self.stage_bytes + 16)
 
     def boxes(self, *, a_inner: bool, b_inner: bool) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows and columns of the components of A and of B that the kernel copies at once."""
@@ -244,8 +247,9 @@ class ClusterSplitTile:
         return self
 
     def column_partials(self, m: int) -> int | None:
-        """Of how many partial sums a product makes the bias's gradient, of a weight (m, n); None of scaled formats."""
-        return None if self.operand_format.scaled else ceil_div(m, self.m)
+        """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
+        tiles = ceil_div(m, self.m)
+        return None if self.operand_format.scaled else self.split * tiles * Sm90Tile.summing_warps(tiles)
 
     def grid(self, m: int, n: int, multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for an m by n product."""
@@ -385,8 +389,7 @@ def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False)
         "const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
         f"uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
         f"inout float* bias_slots[{slots},n], int64_t size, int prefetch, int k, int n"
-        + ", const float* received[k,n]"
-        * receives
+        + ", const float* received[k,n]" * receives
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
     made = _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)

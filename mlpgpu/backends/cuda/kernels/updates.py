@@ -62,7 +62,27 @@ def update(optimizer: str) -> Entry:
     )
 
 
+def update_biases(optimizer: str) -> Entry:
+    """The update of biases whose gradients products have left as partial sums."""
+    signature = (
+        "const Step* step[0], const double* totals[2], const int* described[count,6], int count, "
+        "const float* column_partials[partial_count], inout float* biases[columns], "
+        f"inout float* biases_slots[{slot_count(optimizer)},columns], int64_t size, int columns"
+    )
+    function = f"update_biases<{optimizer}Rule>"
+    name = f"update_biases_{optimizer}"
+    return Entry(
+        name,
+        "elementwise/update.cuh",
+        function,
+        arguments(signature),
+        ROW_THREADS,
+        constants=True,
+        prefetched=(("described", 0),),
+    )
+
+
 def update_entries() -> list[Entry]:
     """The entries that end a step."""
-    updates = (update(optimizer) for optimizer in OPTIMIZERS)
+    updates = (make(optimizer) for make in (update, update_biases) for optimizer in OPTIMIZERS)
     return [reduce(), squares(), clip(), *updates]

@@ -206,6 +206,15 @@ class _Facts:
 
     # --- the backward pass ---
 
+    @cached_property
+    def adds_biases(self) -> bool:
+        """Whether products that store partial sums of biases' gradients add them up themselves.
+
+        If one of them cannot, a launch that adds up its own takes no longer with those of the others.
+        """
+        updates = [self.dense_path(op).update for op in self.backwards if op.dbias is not None and self.is_gemm(op)]
+        return all(each.adds_bias for each in updates if isinstance(each, Gemm) and each.leaves_bias)
+
     def dropout(self, op: ops.Dense) -> ops.Dropout | None:
         """The dropout of a layer's outputs, if it is the next operation."""
         after = self.following.get(op)
@@ -282,7 +291,7 @@ def fuse(selection: Selection) -> Fused:
     pieces: tuple[groups.ExchangedPiece, ...] = ()
     if selection.work.is_training and selection.plan.ranks > 1:
         made, pieces = _cut(facts, made)
-    finish = () if pieces else _finish(facts)
+    finish = () if pieces else _finish(facts, made)
     # Scales of a weight are facts of its step, whose first launch clears them.
     pieces_split = bool(pieces) and facts.operand_format is not None and not facts.is_scaled
     return Fused(selection, tuple(made), weights, updates_split, pieces_split, pieces, finish, _notes(selection))
@@ -520,8 +529,9 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         return _gemm_input(facts, op, path.dx, title)
     assert isinstance(path.update, Gemm)
     has_scales = facts.head_backward is not None and op.dz == facts.delta_of(facts.head_backward) and facts.is_scaled
-    adds_bias = work.in_place and op.dbias is not None and path.update.adds_bias
-    sums_bias = op.dbias is not None and not adds_bias
+    stores_partials = work.in_place and op.dbias is not None and path.update.leaves_bias
+    sums_bias = op.dbias is not None and not stores_partials
+    adds_bias = stores_partials and facts.adds_biases
     made: list[Group] = []
     if facts.is_scaled and not has_scales:
         why = "a row's scale follows from the whole row"
@@ -533,11 +543,12 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         rows_too = has_scales and op.dx is not None
         made.append(groups.SplitColumns(title, why, op, is_split=True, rows_too=rows_too, sums=sums_bias))
     elif sums_bias:
-        why = "the product makes no sums of the bias's gradient"
+        why = "the product makes no partial sums of the bias's gradient"
         made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
     if dx := facts.delta_of(op):
         made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(dx)))
-    made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, adds_bias))
+    of_bias = sums_bias, stores_partials and not adds_bias, adds_bias
+    made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, *of_bias))
     return made
 
 
@@ -577,7 +588,7 @@ def _local_backward(facts: _Facts, op: ops.LocallyConnectedBackward, path: Local
 # --- after all shards ---
 
 
-def _finish(facts: _Facts) -> tuple[Group, ...]:
+def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
     """What is left to do once: the total error of several shards, Reduce, Norm, Update."""
     plan = facts.selection.plan
     reduce, norm, update = (
@@ -588,7 +599,10 @@ def _finish(facts: _Facts) -> tuple[Group, ...]:
         return ()
     in_place = facts.selection.in_place
     if in_place:
-        return ()
+        assert isinstance(update, ops.Update)
+        has_partials = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
+        why = "products store partial sums of biases' gradients; one launch adds them up and updates the biases"
+        return (groups.UpdateBiases(facts.titles[update], why, update),) if has_partials else ()
     finish: list[Group] = []
     if plan.shards > 1:
         loss = next(op for op in facts.operations if isinstance(op, ops.Loss))

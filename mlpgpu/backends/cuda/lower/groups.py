@@ -310,13 +310,15 @@ class GemmGradient(Group):
 
     Attributes:
         sums_bias: whether a launch before it sums db.
-        adds_bias: whether it sums db itself, of parts, and moves the bias.
+        leaves_bias: whether it stores partial sums of db, which another launch adds up.
+        adds_bias: whether it stores them, adds them up and moves the bias.
     """
 
     op: ops.DenseBackward
     path: Gemm
     is_update: bool
     sums_bias: bool
+    leaves_bias: bool
     adds_bias: bool
 
 
@@ -444,6 +446,13 @@ class UpdateAll(Group):
     op: ops.Update
     is_reduced: bool
     is_clipped: bool
+
+
+@dataclass(frozen=True)
+class UpdateBiases(Group):
+    """The optimizer's step on biases whose gradients products leave as partial sums."""
+
+    op: ops.Update
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from itertools import pairwise
 from ....plan import Plan
 from ..kernels.launches import At, Collective, Launch, Lowered, Map, Value
 
-# Arguments that point to one parameter, or to its slots, in an array of many.
-_SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots"}
+# Arguments that point to one parameter, or to its slots or parts, in an array of many.
+_SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
 
 Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 

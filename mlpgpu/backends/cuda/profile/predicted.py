@@ -30,8 +30,8 @@ from .peak_rates import PeakRates
 FITTED_TO = "sm_90a"
 CLOCKS = 1.95e9  # of an H100 or H200 in a second
 LAUNCH_SECONDS = 3.3e-6  # from a product's launch to its last store, without its slices (docs/experiments/products.md)
-# Measured: a pass that splits, a head of few rows; any other launch with little to do.
-PASS_SECONDS, HEAD_SECONDS, OTHER_SECONDS = 6.0e-6, 5.0e-6, 2.0e-6
+# Measured: a pass that splits, the launch that moves biases, a head of few rows; any other launch with little to do.
+PASS_SECONDS, BIASES_SECONDS, HEAD_SECONDS, OTHER_SECONDS = 6.0e-6, 3.3e-6, 5.0e-6, 2.0e-6
 CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
 WHOLE_BATCH_TENTHS = 6  # of the memory's rate, which passes over W by blocks that keep the whole batch reach
 H200 = PeakRates(copied=4.2e12, cached=8.0e12, computed=5.5e13, cache_bytes=50 << 20)
@@ -54,7 +54,8 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
     clocks = _product_clocks(launch, rows, multiprocessors)
     if clocks is None:
         is_pass = function.startswith(("split_", "sum_columns"))
-        return max(PASS_SECONDS if is_pass else OTHER_SECONDS, least)
+        usual = BIASES_SECONDS if function == "update_biases" else PASS_SECONDS if is_pass else OTHER_SECONDS
+        return max(usual, least)
     return LAUNCH_SECONDS + max(least, (clocks + _storing_clocks(launch, rows, multiprocessors)) / CLOCKS)
 
 

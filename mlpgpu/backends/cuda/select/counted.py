@@ -62,7 +62,7 @@ def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiproce
     blocks, tiles = math.prod(tile.grid(k, n, multiprocessors)), tile.column_partials(k)
     of_slice = thresholds.CLUSTER_SLICE_CLOCKS[tile.operand_format.components]
     if tiles is not None:
-        rows_summed = ceil_div(tile.K, tiles * Sm90Tile.summing_warps(tiles))
+        rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
     at_once = min(blocks, tile.blocks * multiprocessors)
     cached = ceil_div(at_once * tile.stage_bytes, thresholds.CACHE_BYTES_PER_CLOCK * multiprocessors)

@@ -82,9 +82,14 @@ class Gemm:
         return f"{'gemm_sm90' if self.tile.needs == 'sm_90a' else 'gemm_sm80'} {self.tile.m}x{self.tile.n}"
 
     @property
-    def adds_bias(self) -> bool:
-        """Whether a product for a weight's gradient adds up the bias's as well, and moves it."""
+    def leaves_bias(self) -> bool:
+        """Whether a product for a weight's gradient leaves partial sums of the bias's."""
         return self.sums_columns and self.tile.column_partials(1) is not None
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether such a product may add them up as well, and move the bias."""
+        return self.leaves_bias and self.tile.adds_bias_partials and thresholds.PRODUCTS_MOVE_BIASES
 
 
 @dataclass(frozen=True)
@@ -384,6 +389,8 @@ def count_step(layers: Sequence[CountedLayer], work: Work) -> CountedStep | None
                     found[is_on] = total, (*chosen, is_on)
         best = found
     total, chosen = min(best.values())
+    if not is_scaled:
+        total += tenths * thresholds.LAUNCH_CLOCKS  # of biases
     plain = sum(10 * _plain_clocks(layer, work) for layer in layers)
     is_any = any(chosen) and (total < plain or any(_ways(layer, work) == (True,) for layer in layers))
     on = zip(layers, chosen, strict=True)

@@ -44,6 +44,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.ReducePartials: finish.reduce,
     groups.ClipNorm: finish.clip,
     groups.UpdateAll: finish.update,
+    groups.UpdateBiases: finish.update_biases,
 }
 
 

@@ -6,9 +6,12 @@ from .....plan import Plan, block_size
 from ... import kernels
 from ...kernels import ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
-from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll
+from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
+from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
+
+BIAS_WORDS = 6  # of PartialBias of elementwise/update.cuh
 
 
 def total_error(shard: Shard, group: TotalError) -> None:
@@ -82,3 +85,18 @@ def update(shard: Shard, group: UpdateAll) -> None:
         }  # fmt: skip
         entry = kernels.update(shard.optimizer)
         shard.launches.append(Launch(entry, over(shard, each.size), values, group.title))
+
+
+def update_biases(shard: Shard, group: UpdateBiases) -> None:
+    words = shard.lowered.words[PARTIAL_BIASES]
+    known = [words[first : first + BIAS_WORDS] for first in range(0, len(words), BIAS_WORDS)]
+    columns, partials = sum(n for _, _, _, n, *_ in known), sum(count * n for _, count, _, n, *_ in known)
+    values: dict[str, Value] = {
+        "step": At("step"), "totals": At("totals"), "described": At(PARTIAL_BIASES), "count": len(known),
+        "column_partials": At(BIAS_PARTIALS), "biases": At("parameters"),
+        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.plan.parameter_count,
+        "columns": columns,
+    }  # fmt: skip
+    entry = kernels.update_biases(shard.optimizer)
+    grid = ceil_div(columns, entry.threads), 1, 1
+    shard.launches.append(Launch(entry, grid, values, group.title, {"partial_count": partials}))

@@ -29,6 +29,9 @@ from .operands import (
 from .rows import weighed
 from .shard import Shard
 
+# Arrays: partial sums of biases' gradients, and a description of each bias, PartialBias of elementwise/update.cuh.
+BIAS_PARTIALS, PARTIAL_BIASES = "bias partials", "biases of partials"
+
 
 def split_weights(shard: Shard, readers: Mapping[str, str]) -> list[Launch]:
     """Operands of all weights that tensor cores read, of two in a launch; ``readers`` are titles by weight."""
@@ -194,16 +197,18 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
     if not group.is_update:
         shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
         return
-    parts: dict[str, Value] = {"db_partials": None, "db_arrived": None}
-    if group.adds_bias and (count := tile.column_partials(k)):
-        parts = {
-            "db_partials": shard.room(f"{op.dbias} partials", 4 * count * padded_columns(n)),
-            "db_arrived": shard.room(f"{op.dbias} partials arrived", 4 * ceil_div(n, tile.n)),
-        }
+    updated = shard.updated(op)
+    of_bias: dict[str, Value] = {"db_partials": None, "db_arrived": None}
+    if group.leaves_bias or group.adds_bias:
+        of_bias["db_partials"] = _bias_partials(shard, group, updated["bias"])
+    if group.leaves_bias:
+        updated |= {"bias": None, "bias_slots": None}
+    if group.adds_bias:
+        of_bias["db_arrived"] = shard.room(f"{op.weight} bias partials arrived", 4 * ceil_div(n, tile.n))
     shard.add(
         group, kernels.tensor_backward_update(shard.rule, tile), grid,
-        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), **parts,
-        w_components=_moved_components(shard, op.weight), **shard.updated(op),
+        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), **of_bias,
+        w_components=_moved_components(shard, op.weight), **updated,
     )  # fmt: skip
 
 
@@ -238,6 +243,20 @@ def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
         "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
         "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
     }  # fmt: skip
+
+
+def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
+    """Where a product stores partial sums of a bias's gradient; described, if another launch adds them up."""
+    lowered = shard.lowered
+    k, n = shard.shapes[group.op.weight]
+    pitch, count = padded_columns(n), group.path.tile.column_partials(k)
+    assert isinstance(bias, At) and count is not None
+    begin = lowered.bytes.get(BIAS_PARTIALS, 0) // 4
+    lowered.bytes[BIAS_PARTIALS] = 4 * (begin + count * pitch)
+    if group.leaves_bias:
+        described = begin, count, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
+        lowered.words[PARTIAL_BIASES] = (*lowered.words.get(PARTIAL_BIASES, ()), *described)
+    return At(BIAS_PARTIALS, begin)
 
 
 Operand = tuple[At, int, int]  # components, rows, columns
