@@ -46,6 +46,7 @@ struct ForwardEpilogue {
         if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
     using Row = NoRowOperand;
@@ -147,6 +148,7 @@ struct BackwardInputEpilogue {
         if (WRITES_COMPONENTS && dx_components) store_padded<Format, ALIGNED>(dx_components, dx_stride, row, rows, column, k, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     __device__ __forceinline__ bool is_components_alone() const { return dx_components && !dx && !saved_array && k % 8 == 0; }
     __device__ __forceinline__ const uint16_t* saved() const { return saved_components; }
@@ -204,8 +206,6 @@ struct StoreEpilogue : NoComponents {
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
-    __device__ __forceinline__ unsigned* columns_arrived() const { return nullptr; }
-    __device__ __forceinline__ void summed_columns(int, int, int, int) const {}
 };
 
 // dW = xᵀ dz (k, n), finished by the epilogue `end`.

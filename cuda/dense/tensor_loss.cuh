@@ -72,6 +72,7 @@ struct LossEpilogue {
         store_padded<Bfloat16, ALIGNED>(deltas, 0, tile_row, rows, column, n, made);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
+    __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     // Pairs.
     static constexpr bool WRITES_COMPONENTS = true, READS_COMPONENTS = false, HAS_ROW_OPERAND = true;

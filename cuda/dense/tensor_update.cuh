@@ -29,8 +29,7 @@ struct UpdateEpilogue : NoComponents {
     float* bias_slots;
     int64_t pitch;  // elements from one slot to the next
     const float* db;
-    float* db_partials;   // (row tiles, n padded), if db is not known yet
-    unsigned* db_arrived;  // (column tiles,), 0 between launches, or null if another launch adds the partials up
+    float* db_partials;  // (row tiles, n padded), if db is not known yet: another launch adds them up and updates the bias
     int n;
     const Step* of_step;
     const double* totals;
@@ -89,35 +88,12 @@ struct UpdateEpilogue : NoComponents {
         for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column, found.slot[s]);
     }
 
-    __device__ __forceinline__ InPlace<BiasRule<Rule>> of_bias() const { return {bias, bias_slots, pitch, n, scale, rates}; }
-
     __device__ __forceinline__ void columns(int first, int count, int thread, int threads) const {
-        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias()(0, j, db[j]);
+        const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, pitch, n, scale, rates};
+        for (int j = first + thread; bias && j < min(n, first + count); j += threads) of_bias(0, j, db[j]);
     }
 
     __device__ __forceinline__ float* column_partials() const { return db_partials; }
-    __device__ __forceinline__ unsigned* columns_arrived() const { return db_arrived; }
-
-    // Adds partials up in order, a lane for each column.
-    __device__ __forceinline__ void summed_columns(int first, int count, int parts, int lane) const {
-        constexpr int AT_ONCE = 16;  // loads that overlap
-        const int row = padded_columns(n);
-#pragma unroll 1
-        for (int j = first + lane; j < min(n, first + count); j += WARP) {
-            const auto moved = of_bias().load(0, j);
-            float sum = 0.0f;
-#pragma unroll 1
-            for (int part = 0; part < parts; part += AT_ONCE) {
-                float loaded[AT_ONCE];
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i)
-                    loaded[i] = part + i < parts ? __ldcg(db_partials + static_cast<int64_t>(part + i) * row + j) : 0.0f;
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) sum += loaded[i];
-            }
-            of_bias().put(0, j, sum, moved);
-        }
-    }
 
     static __device__ __forceinline__ float4 added(const float4& a, const float4& b) {
         return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
@@ -142,9 +118,8 @@ struct UpdateEpilogue : NoComponents {
 };
 
 // Updates the weights (k, n) and their slots along dW = xᵀ dz, and the bias along db (n,); slot s begins s · size elements
-// after the first. If db is not known yet, its partials are stored; with `db_arrived` the last block to store those of a
-// tile's columns adds them up and moves the bias, else `bias` is null. Components of W are stored if the format has no
-// scales; else they are null. `received` (k, n) is added to dW if it RECEIVES. Other arrays are those of
+// after the first. If db is not known yet, its partials are stored, and `bias` is null. Components of W are stored if the
+// format has no scales; else they are null. `received` (k, n) is added to dW if it RECEIVES. Other arrays are those of
 // tensor_backward_weight.
 template <class Product, class Rule, bool RECEIVES = false>
 __device__ __forceinline__ void tensor_backward_update(const Step* step, int shard, int shards,
@@ -152,12 +127,12 @@ __device__ __forceinline__ void tensor_backward_update(const Step* step, int sha
                                                        typename Product::Source dz_components, int64_t dz_stride,
                                                        const int* x_column_scales, const int* w_row_scales, const int* dz_column_scales,
                                                        const float* x, const float* dz, const float* db,
-                                                       float* db_partials, unsigned* db_arrived, const double* totals, float* weight,
+                                                       float* db_partials, const double* totals, float* weight,
                                                        float* bias, uint16_t* w_components, float* weight_slots,
                                                        float* bias_slots, int64_t size, int prefetch, int k, int n,
                                                        const float* received = nullptr) {
     UpdateEpilogue<typename Product::Format, Rule, RECEIVES> end = {
-        {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, db_arrived, n,
+        {}, weight, bias, w_components, padded_rows(k) * padded_columns(n), weight_slots, bias_slots, size, db, db_partials, n,
         step, totals, received};
     if constexpr (!Product::BEGINS_EPILOGUE) {
         if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();

@@ -144,8 +144,7 @@ struct GemmClusterSplit {
         const OnlyTile<T> tile(m, n, blockIdx.x / SPLIT);
         const int all = (k + T::K - 1) / T::K, begin = all * rank / SPLIT, slices = all * (rank + 1) / SPLIT - begin;
         constexpr bool MAY_SUM = !Format::SCALED;
-        float* column_partials = nullptr;
-        if constexpr (MAY_SUM) column_partials = epilogue.column_partials();
+        float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
         SharedSums<T, SPLIT> sums = {shared + (ring.stages - shared_address(shared)) / 4, ring.stages, 0, 0, m, n};
         tile.origin(0, sums.m0, sums.n0);
         if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_partials ? summing : 0));

@@ -16,13 +16,7 @@
 //                                              whose columns are so far apart
 //     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
 //                                              compute C's first rows
-//     column_partials()                        of gradients of weights: where gemm/gemm_sm90.cuh and gemm/cluster_split.cuh
-//                                              store partial sums of B's columns, or null
-//     columns_arrived()                        where gemm/gemm_sm90.cuh counts, for each tile's columns, the parts that are
-//                                              stored, if summed_columns() shall follow the last one; or null
-//     summed_columns(first, count, parts, lane)
-//                                              does what is done once per column, by a warp, of which so many parts are
-//                                              stored
+//     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
 // If WRITES_COMPONENTS, an epilogue may read and write nothing but bfloat16 components (it READS_COMPONENTS if it reads
 // some) and an array over columns. If is_components_alone(), it is passed pairs of neighbouring columns instead, and the
 // caller loads and stores the components:
@@ -212,10 +206,6 @@ struct Epilogue {
         values.columns(first, count, thread, threads);
     }
     __device__ __forceinline__ float* column_partials() const { return values.column_partials(); }
-    __device__ __forceinline__ unsigned* columns_arrived() const { return values.columns_arrived(); }
-    __device__ __forceinline__ void summed_columns(int first, int count, int parts, int lane) const {
-        values.summed_columns(first, count, parts, lane);
-    }
 
     static constexpr bool WRITES_COMPONENTS = Values::WRITES_COMPONENTS, READS_COMPONENTS = Values::READS_COMPONENTS;
     __device__ __forceinline__ bool is_components_alone() const { return WRITES_COMPONENTS && values.is_components_alone(); }

@@ -361,26 +361,6 @@ __device__ __forceinline__ void sum_columns(Tiles scheduler, int m, int n, int s
     }
 }
 
-// Of the warps that sum the columns of a tile, the last one to have stored its sums has the epilogue finish the columns by
-// all of them. A warp counts its tiles only after the last one, since it waits for its stores before, and would hold up the
-// next tile's slices.
-template <class T, class Tiles, class Epilogue>
-__device__ __forceinline__ void finish_summed_columns(Tiles scheduler, int m, const Epilogue& epilogue) {
-    const int tiles = (m + T::M - 1) / T::M, parts = tiles * summing_warps(tiles), lane = threadIdx.x % WARP;
-    __syncwarp();
-    for (; !scheduler.is_done(); scheduler.advance()) {
-        int m0, n0;
-        scheduler.origin(cluster_rank<T::CLUSTER>(), m0, n0);
-        if (m0 >= m) continue;  // a cluster's last tile may lie beyond C
-        unsigned* const arrived = epilogue.columns_arrived() + n0 / T::N;
-        const int before = lane == 0 ? static_cast<int>(count_up(arrived)) : 0;
-        if (__shfl_sync(WARP_ALL, before, 0) != parts - 1) continue;
-        __syncwarp();
-        epilogue.summed_columns(n0, T::N, parts, lane);
-        if (lane == 0) *arrived = 0;  // for the next launch
-    }
-}
-
 // As a product of dense/tensor_dense.cuh.  Threads: a warpgroup for the producer and one for each consumer.
 // Grid: any number of clusters, of one dimension.
 template <class T>
@@ -403,8 +383,7 @@ struct GemmSm90 {
         const Ring<T> ring(stagings + 4 * T::CONSUMERS * T::STAGING_SIZE);
         // Columns of scaled operands are summed by the kernel that splits them.
         constexpr bool MAY_SUM = !Format::SCALED && !A_INNER && !B_INNER;
-        float* column_partials = nullptr;
-        if constexpr (MAY_SUM) column_partials = epilogue.column_partials();
+        float* const column_partials = MAY_SUM ? epilogue.column_partials() : nullptr;
         if (threadIdx.x == 0) {
             barrier_init(launch_barrier(ring), 1);
             ring.make(1, T::CONSUMERS + (column_partials ? summing_warps((m + T::M - 1) / T::M) : 0));
@@ -425,11 +404,8 @@ struct GemmSm90 {
             }
             if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
             if (MAY_SUM && column_partials) {
-                if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M)) {
+                if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))
                     sum_columns<T>(Scheduler<T>(m, n), m, n, slices, ring, column_partials, warp - 1);
-                    if constexpr (MAY_SUM)
-                        if (epilogue.columns_arrived()) finish_summed_columns<T>(Scheduler<T>(m, n), m, epilogue);
-                }
             } else if (warp > 0) {
                 finish_columns<T>(Scheduler<T>(m, n), epilogue);
             }

@@ -200,7 +200,7 @@ OF_LAUNCHES = {
 UNCOUNTED = {
     "step", "next", "steps",  # a step's description
     "x", "w", "dz",  # float32 arrays beside split operands, read only where those do not hold a number
-    "partials", "partial_flags", "db_partials", "db_arrived", "tile_sums", "scratch",  # scratch memory
+    "partials", "partial_flags", "db_partials", "tile_sums", "scratch",  # scratch memory
     "slots", "weight_slots", "bias_slots", "biases_slots",  # of SGD, which has none
     "sums",  # of a metric
 }  # fmt: skip

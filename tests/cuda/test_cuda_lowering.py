@@ -219,7 +219,7 @@ def test_products_read_what_was_there_before_the_launch_before() -> None:
     prefetch = [launch.values.get("prefetch") for launch in low.shards[0]]
     assert all(launch.pdl for launch in (*low.shards[0], *low.finish))
     assert list(zip(families(low.shards[0]), prefetch, strict=True)) == [
-        ("tensor_forward_relu_bfloat16", 1),  # its weight and its bias have just moved
+        ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
         ("head_softmax_cross_entropy_index", None),
         ("dense_backward_update_Momentum_small_n", None),
@@ -473,28 +473,12 @@ def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> No
 
 
 @pytest.mark.usefixtures("plain_launches")
-def test_products_for_gradients_move_biases_by_partial_sums() -> None:
-    low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
-    assert "sum_columns_bfloat16" not in names(low.shards[0]) and not low.finish and not low.words
-    updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
-    counts = [launch.values["db_arrived"] for launch in updates]
-    assert counts == [At(f"{layer}.weight bias partials arrived") for layer in (1, 0)]
-    assert all(isinstance(count, At) and low.bytes[count.array] == 4 * len(range(0, 512, 128)) for count in counts)
-    assert [launch.values["db_partials"] for launch in updates] == [At("bias partials"), At("bias partials", 24 * 512)]
-    second, first = At("parameters", 2 * 512 * 512 + 512), At("parameters", 512 * 512)
-    assert [launch.values["bias"] for launch in updates] == [second, first]
-    assert [launch.values["bias_slots"] for launch in updates] == [At("slots", at.offset) for at in (second, first)]
-
-
-@pytest.mark.usefixtures("plain_launches")
-def test_products_for_gradients_leave_partial_sums_of_biases_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "PRODUCTS_MOVE_BIASES", False)
+def test_products_for_gradients_leave_partial_sums_of_biases_gradients() -> None:
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     assert "sum_columns_bfloat16" not in names(low.shards[0]) and names(low.finish) == ["update_biases_Momentum"]
     updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
     assert all(launch.entry.name.endswith("_64x128") for launch in updates)  # 8 tiles, 3 sums of each
-    without = "db", "db_arrived", "bias", "bias_slots"
-    assert all(launch.values[name] is None for launch in updates for name in without)
+    assert all(launch.values[name] is None for launch in updates for name in ("db", "bias", "bias_slots"))
     assert [launch.values["db_partials"] for launch in updates] == [At("bias partials"), At("bias partials", 24 * 512)]
     assert low.bytes["bias partials"] == 2 * 4 * 24 * 512
     first, second = 512 * 512, 512 * 512 + 512 + 512 * 512  # where biases lie among the parameters
@@ -506,16 +490,6 @@ def test_products_for_gradients_leave_partial_sums_of_biases_gradients(monkeypat
     before = lowered(tensor_plan(precision="bfloat16"), arch="sm_80")
     for other in (apart, before):
         assert names(other.shards[0]).count("sum_columns_bfloat16") == 2 and not other.words
-
-
-@pytest.mark.usefixtures("plain_launches")
-def test_one_launch_moves_all_biases_where_clusters_leave_partial_sums_of_some() -> None:
-    layers = [Dense(300, 1024, "relu"), Dense(1024, 1024, "relu"), Dense(1024, 10)]
-    low = lowered(make_plan(layers, capacity=2048, loss="softmax_cross_entropy", precision="bfloat16"), arch="sm_90a")
-    updates = [launch for launch in low.shards[0] if launch.entry.name.startswith("tensor_backward_update")]
-    assert {launch.entry.main_loop for launch in updates} == {"gemm/gemm_sm90.cuh", "gemm/cluster_split.cuh"}
-    assert all(launch.values["db_arrived"] is None and launch.values["bias"] is None for launch in updates)
-    assert low.finish[0].values["count"] == 2
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -681,15 +681,13 @@ STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("operand_format", [BFLOAT16, BFLOAT16_PAIR, HALF_PAIR], ids=lambda each: each.name)
 @pytest.mark.parametrize("case", STEPS)
-@pytest.mark.parametrize("who", ["products", "products that move biases", "a launch of their own"])
+@pytest.mark.parametrize("sums_apart", [False, True])
 def test_an_epoch_on_narrow_tiles(
-    case: str, operand_format: OperandFormat, who: str, monkeypatch: pytest.MonkeyPatch
+    case: str, operand_format: OperandFormat, sums_apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places; by who sums
-    biases' gradients."""
+    """A full batch and one of two rows on sm_90a, whose copies and products the host makes in their places."""
     monkeypatch.setattr(thresholds, "CLUSTERS_SHARE_ROWS", False)
-    monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if who == "a launch of their own" else 1 << 30)
-    monkeypatch.setattr(thresholds, "PRODUCTS_MOVE_BIASES", who == "products that move biases")
+    monkeypatch.setattr(thresholds, "SUMMED_TENTHS", 0 if sums_apart else 1 << 30)
     precision = next(precision for precision, formats in OF_PRECISION.items() if operand_format in formats)
     epoch = Epoch(*STEPS[case], rates=(0.1, 0.02), precision=precision)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a", multiprocessors=132)
@@ -699,8 +697,8 @@ def test_an_epoch_on_narrow_tiles(
     names = [launch.entry.name for shard in host.low.shards for launch in (*shard, *host.low.finish)]
     if not operand_format.scaled:
         assert [any(part in name for name in names) for part in ("sum_columns", "update_biases")] == [
-            who == "a launch of their own",
-            who == "products",
+            sums_apart,
+            not sums_apart,
         ]
     check_epoch(epoch, host, operand_format, len(made))
 

@@ -705,24 +705,6 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "if (warp == 1)",
         kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
-    "a part of a bias's gradient that was stored last left out": (
-        "dense/tensor_update.cuh",
-        "? __ldcg(db_partials",
-        "&& part + i + 1 < parts ? __ldcg(db_partials",
-        kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
-    ),
-    "a bias moved before all parts of its gradient are stored": (
-        "gemm/gemm_sm90.cuh",
-        "!= parts - 1) continue;",
-        "!= parts - 2) continue;",
-        kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
-    ),
-    "a count of stored parts that is left for the next launch": (
-        "gemm/gemm_sm90.cuh",
-        "if (lane == 0) *arrived = 0;",
-        "if (lane == 1) *arrived += 0;",
-        kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
-    ),
     "value of a row beyond the shard": (
         "dense/tensor_loss.cuh",
         "if (row.is_inside) value",

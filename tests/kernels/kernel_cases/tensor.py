@@ -610,18 +610,17 @@ def tensor_backward_weight(
     *,
     rule: str | None = None,
     plain: bool = False,
-    leaves: bool = False,
     multiprocessors: int = 1,
 ) -> Iterator[Any]:
     """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product stores partial sums of it, which it adds up unless it ``leaves`` them or cannot."""
+    unless the product leaves partial sums of it."""
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     grid = tile.grid(k, n, multiprocessors)
     if rule is None:
         yield name, kernels.tensor_backward_weight(tile), grid
     else:
-        yield name + "-plain" * plain + "-leaves" * leaves, kernels.tensor_backward_update(rule, tile), grid
+        yield name + "-plain" * plain, kernels.tensor_backward_update(rule, tile), grid
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
     dz_components = split_deltas(
@@ -645,22 +644,17 @@ def tensor_backward_weight(
         return
     gradients, db, sums = {"weight": dw}, None, {}
     parts = None if plain else tile.column_partials(k)
-    arrived = None
     if parts is not None:
         pitch = padded_columns(n)
-        value, bound = _column_partials(joined(dz_components.bits[:, :rows]), parts, pitch, getattr(tile, "split", 1))
-        sums["db_partials"] = expect(value, bound)
-        if tile.adds_bias_partials and not leaves:
-            arrived = np.zeros(ceil_div(n, tile.n), np.uint32)
-            sums["db_arrived"] = expect(wide(arrived), 0.0)
-            added = value[:, :n].sum(axis=0), bound[:, :n].sum(axis=0) + parts * EPS32 * abs(value[:, :n]).sum(axis=0)
-            gradients["bias"] = expect(*added)
+        sums["db_partials"] = expect(
+            *_column_partials(joined(dz_components.bits[:, :rows]), parts, pitch, getattr(tile, "split", 1))
+        )
     elif not plain:
         db = normal(n)
         gradients["bias"] = expect(wide(db), 0.0)
     moved, outputs, constants = stepped(rule, gradients)
     outputs |= sums
-    args |= {"db": db, "db_partials": blank(parts, pitch) if parts is not None else None, "db_arrived": arrived}
+    args |= {"db": db, "db_partials": blank(parts, pitch) if parts is not None else None}
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
     if w_components is not None:
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)
@@ -837,10 +831,6 @@ def product_cases() -> Iterator[Case]:
             for tile in each:  # more slices than tiles that sum their columns, some of them beyond C
                 x, dz = normal(300, 300), normal(300, 261)
                 yield tensor_backward_weight(tile, whole(300), x, dz, rule="Momentum", multiprocessors=4)
-            # More partial sums than a lane loads at once, and those that another launch adds up.
-            x, dz = normal(65, 500), normal(65, 69)
-            yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", multiprocessors=4)
-            yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", leaves=True)
         if operand_format.is_single:
             for tile, name in product(each, kernels.SUMS_OF_TERMS):
                 yield tensor_forward_loss(tile, name, whole(33), 37, 72)

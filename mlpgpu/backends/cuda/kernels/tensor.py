@@ -36,7 +36,6 @@ class Sm80Tile:
     needs = "sm_80"
     spill_bytes = 0
     pdl = False
-    adds_bias_partials = False
     K = 32
 
     @property
@@ -98,7 +97,6 @@ class Sm90Tile:
     blocks = 1
     spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True  # programmatic dependent launch
-    adds_bias_partials = True  # the last block to store some moves the biases
     K = 64
 
     @property
@@ -200,7 +198,6 @@ class ClusterSplitTile:
     needs = "sm_90a"
     spill_bytes = 64  # in the epilogue, of scaled formats
     pdl = True
-    adds_bias_partials = False  # all threads of a block go on from its sums to its epilogue
     K = 64
 
     @property
@@ -385,11 +382,11 @@ def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False)
     """It ``receives`` the gradient of the other one of two shards, which it adds to its own."""
     slots = slot_count(rule)
     rest = (
-        f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], inout unsigned* db_arrived[0], "
-        "const double* totals[2], inout float* weight[k,n], inout float* bias[n], "
-        f"uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
+        f"{_X_AND_DZ}, const float* db[n], float* db_partials[0], const double* totals[2], inout float* weight[k,n], "
+        f"inout float* bias[n], uint16_t* w_components[COMPONENTS,k,n], inout float* weight_slots[{slots},k,n], "
         f"inout float* bias_slots[{slots},n], int64_t size, int prefetch, int k, int n"
-        + ", const float* received[k,n]" * receives
+        + ", const float* received[k,n]"
+        * receives
     )
     name, end, header = "tensor_backward_update", ("totals", "weight", "weight_slots"), "dense/tensor_update.cuh"
     made = _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)

@@ -206,15 +206,6 @@ class _Facts:
 
     # --- the backward pass ---
 
-    @cached_property
-    def adds_biases(self) -> bool:
-        """Whether products that store partial sums of biases' gradients add them up themselves.
-
-        If one of them cannot, a launch that adds up its own takes no longer with those of the others.
-        """
-        updates = [self.dense_path(op).update for op in self.backwards if op.dbias is not None and self.is_gemm(op)]
-        return all(each.adds_bias for each in updates if isinstance(each, Gemm) and each.leaves_bias)
-
     def dropout(self, op: ops.Dense) -> ops.Dropout | None:
         """The dropout of a layer's outputs, if it is the next operation."""
         after = self.following.get(op)
@@ -529,9 +520,8 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         return _gemm_input(facts, op, path.dx, title)
     assert isinstance(path.update, Gemm)
     has_scales = facts.head_backward is not None and op.dz == facts.delta_of(facts.head_backward) and facts.is_scaled
-    stores_partials = work.in_place and op.dbias is not None and path.update.leaves_bias
-    sums_bias = op.dbias is not None and not stores_partials
-    adds_bias = stores_partials and facts.adds_biases
+    leaves_bias = work.in_place and op.dbias is not None and path.update.leaves_bias
+    sums_bias = op.dbias is not None and not leaves_bias
     made: list[Group] = []
     if facts.is_scaled and not has_scales:
         why = "a row's scale follows from the whole row"
@@ -547,8 +537,7 @@ def _gemm_backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Gro
         made.append(groups.SplitColumns(title, why, op, is_split=False, rows_too=False, sums=True))
     if dx := facts.delta_of(op):
         made.append(groups.GemmInput(title, path.dx.why, op, path.dx, facts.derivative(op), facts.forms(dx)))
-    of_bias = sums_bias, stores_partials and not adds_bias, adds_bias
-    made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, *of_bias))
+    made.append(groups.GemmGradient(title, path.update.why, op, path.update, work.in_place, sums_bias, leaves_bias))
     return made
 
 

@@ -306,20 +306,13 @@ class GemmInput(Group):
 
 @dataclass(frozen=True)
 class GemmGradient(Group):
-    """dW, with the optimizer's step where ``is_update``.
-
-    Attributes:
-        sums_bias: whether a launch before it sums db.
-        leaves_bias: whether it stores partial sums of db, which another launch adds up.
-        adds_bias: whether it stores them, adds them up and moves the bias.
-    """
+    """dW, with the optimizer's step where ``is_update``; ``leaves_bias`` if another launch adds up db's partials."""
 
     op: ops.DenseBackward
     path: Gemm
     is_update: bool
     sums_bias: bool
     leaves_bias: bool
-    adds_bias: bool
 
 
 # --- several layers ---

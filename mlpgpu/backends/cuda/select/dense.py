@@ -86,11 +86,6 @@ class Gemm:
         """Whether a product for a weight's gradient leaves partial sums of the bias's."""
         return self.sums_columns and self.tile.column_partials(1) is not None
 
-    @property
-    def adds_bias(self) -> bool:
-        """Whether such a product may add them up as well, and move the bias."""
-        return self.leaves_bias and self.tile.adds_bias_partials and thresholds.PRODUCTS_MOVE_BIASES
-
 
 @dataclass(frozen=True)
 class SplitK:

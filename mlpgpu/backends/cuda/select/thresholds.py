@@ -205,11 +205,6 @@ CLUSTER_BYTES_PER_CLOCK = 1540, 1130
 COLUMNS_MAY_BE_SUMMED_APART = True
 SUMMED_TENTHS = 15
 
-# True: a product that stores partial sums of a bias's gradient moves the bias as well, by the last of its blocks that
-# stores some, where all products of a step can; else one launch at the step's end moves all biases.  Not measured:
-# follows from the 3.3 µs of that launch, and from an epilogue that takes as long as the last block's fence and loads.
-PRODUCTS_MOVE_BIASES = True
-
 # Weights that make too few tiles to fill the card move by tiles whose warps share the rows, where these are counted to
 # take less, from so many rows on; of fewer most of those warps would have none.  Not measured: follows from that.
 WARP_SPLIT_LEAST_ROWS = 32

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 
 from ... import kernels
-from ...kernels import GemmTile, Sm80Tile, ceil_div, padded_columns, padded_rows
+from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
 from .operands import (
@@ -198,16 +198,12 @@ def gradient(shard: Shard, group: GemmGradient) -> None:
         shard.add(group, kernels.tensor_backward_weight(tile), grid, **operands, dw=shard.ref(op.dweight))
         return
     updated = shard.updated(op)
-    of_bias: dict[str, Value] = {"db_partials": None, "db_arrived": None}
-    if group.leaves_bias or group.adds_bias:
-        of_bias["db_partials"] = _bias_partials(shard, group, updated["bias"])
+    db_partials = _bias_partials(shard, group, updated["bias"]) if group.leaves_bias else None
     if group.leaves_bias:
         updated |= {"bias": None, "bias_slots": None}
-    if group.adds_bias:
-        of_bias["db_arrived"] = shard.room(f"{op.weight} bias partials arrived", 4 * ceil_div(n, tile.n))
     shard.add(
         group, kernels.tensor_backward_update(shard.rule, tile), grid,
-        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), **of_bias,
+        **operands, db=_bias_sum(shard, op.dbias, n, group.sums_bias), db_partials=db_partials,
         w_components=_moved_components(shard, op.weight), **updated,
     )  # fmt: skip
 
@@ -219,7 +215,7 @@ def received_update(shard: Shard, group: GemmGradient, received: At, slots: At |
     updated = {**shard.updated(op), "bias": None, "bias_slots": None, "weight_slots": slots, "size": slot_pitch}
     return shard.launch(
         group, kernels.tensor_backward_update(shard.rule, tile, receives=True), tile.grid(k, n, shard.multiprocessors),
-        **_gradient_operands(shard, group), db=None, db_partials=None, db_arrived=None,
+        **_gradient_operands(shard, group), db=None, db_partials=None,
         w_components=_moved_components(shard, op.weight), **updated, received=received,
     )  # fmt: skip
 
@@ -246,16 +242,15 @@ def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
 
 
 def _bias_partials(shard: Shard, group: GemmGradient, bias: Value) -> At:
-    """Where a product stores partial sums of a bias's gradient; described, if another launch adds them up."""
+    """Where a product stores partial sums of a bias's gradient; another launch adds them up and updates the bias."""
     lowered = shard.lowered
     k, n = shard.shapes[group.op.weight]
     pitch, count = padded_columns(n), group.path.tile.column_partials(k)
     assert isinstance(bias, At) and count is not None
     begin = lowered.bytes.get(BIAS_PARTIALS, 0) // 4
     lowered.bytes[BIAS_PARTIALS] = 4 * (begin + count * pitch)
-    if group.leaves_bias:
-        described = begin, count, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
-        lowered.words[PARTIAL_BIASES] = (*lowered.words.get(PARTIAL_BIASES, ()), *described)
+    described = begin, count, pitch, n, *divmod(bias.offset, 1 << 31)[::-1]
+    lowered.words[PARTIAL_BIASES] = (*lowered.words.get(PARTIAL_BIASES, ()), *described)
     return At(BIAS_PARTIALS, begin)
 
 
