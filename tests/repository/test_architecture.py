@@ -45,7 +45,7 @@ LEVEL = {module: level for level, modules in enumerate(LEVELS) for module in mod
 # Inside a package the same holds of its files.
 INNER_LEVELS = {
     "storage": ("files", "descriptions", "container", "__init__"),
-    "ranks": ("launchers", "watch", "deadline", "communicator", "agreement", "ends", "world", "__init__"),
+    "ranks": ("launchers", "watch", "deadline", "communicator", "shared", "agreement", "ends", "world", "__init__"),
     "metrics": ("sums", "table", "__init__"),
     "plan": ("operations", "sharding", "links", "tensor_split", "plan", "costs", "tensor", "construction", "__init__"),
     "datasets": ("checksum", "interchange", "arrays", "dataset", "idx", "named", "__init__"),
@@ -121,7 +121,7 @@ INNER_LEVELS = {
     ),
     "backends/cuda/runtime": (
         *("bindings", "compiler", "device", "machine", "memory", "descriptors", "streams", "modules", "graphs"),
-        *("nccl", "timing", "__init__"),
+        *("messages", "nccl", "links", "timing", "__init__"),
     ),
     "backends/cuda/persistent": ("network", "tiles", "layout", "cost", "kernel", "__init__"),
     "backends/cuda/select": (
@@ -131,7 +131,7 @@ INNER_LEVELS = {
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
         *("shard", "operands", "rows", "simt", "gemm", "fused", "row_step", "local", "finish"),
-        *("exchange", "emit", "__init__"),
+        *("exchange", "emit", "pieces", "__init__"),
     ),
     "backends/cuda/run": (
         *(

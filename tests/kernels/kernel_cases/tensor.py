@@ -101,7 +101,11 @@ SAMPLE = {
     for entry in (
         *([kernels.tensor_backward_weight(tile)] if makes_weights(tile) else []),
         *([kernels.tensor_backward_update("Adam", tile)] if makes_weights(tile) else []),
-        *([kernels.tensor_backward_update("AdamWithAlpha", tile)] if tile in RULED_TILES else []),
+        *(
+            [kernels.tensor_backward_update("AdamWithAlpha", tile, receives=receives) for receives in (False, True)]
+            if tile in RULED_TILES
+            else []
+        ),
         *(
             made(activation, tile)
             for made in (kernels.tensor_forward, kernels.tensor_backward_input)
@@ -610,17 +614,19 @@ def tensor_backward_weight(
     *,
     rule: str | None = None,
     plain: bool = False,
+    receives: bool = False,
     multiprocessors: int = 1,
 ) -> Iterator[Any]:
     """With a rule, the kernel that also makes its step; ``plain`` is without a bias, whose gradient is given
-    unless the product leaves partial sums of it."""
+    unless the product leaves partial sums of it; it ``receives`` another shard's dW, and has no bias then."""
+    plain |= receives
     operand_format, k, n, rows = tile.operand_format, x.shape[1], dz.shape[1], batch.part.stop - batch.part.start
     name = f"{batch}-{k}x{n}" + f"-on-{multiprocessors}" * (multiprocessors > 1)
     grid = tile.grid(k, n, multiprocessors)
     if rule is None:
         yield name, kernels.tensor_backward_weight(tile), grid
     else:
-        yield name + "-plain" * plain, kernels.tensor_backward_update(rule, tile), grid
+        yield name + "-plain" * plain, kernels.tensor_backward_update(rule, tile, receives=receives), grid
     w_row_scales = split(operand_format, normal(k, 7) * np.float32(3.0)).row_scales
     x_components = split(operand_format, x[batch.part], w_row_scales if operand_format.scaled else None)
     dz_components = split_deltas(
@@ -642,6 +648,10 @@ def tensor_backward_weight(
     if rule is None:
         yield {**args, "dw": blank(k, n)}, {"dw": dw}, {}
         return
+    if receives:
+        received = normal(k, n)
+        args["received"] = received
+        dw = expect(dw.value + received, dw.bound + EPS32 * (abs(dw.value) + abs(received)))
     gradients, db, sums = {"weight": dw}, None, {}
     parts = None if plain else tile.column_partials(k)
     if parts is not None:
@@ -806,8 +816,9 @@ def product_cases() -> Iterator[Case]:
             yield tensor_forward(tile, "relu", batch, normal(rows, k), normal(k, n))
             yield tensor_backward_input(tile, "relu", batch, normal(rows, n), normal(k, n))
             yield tensor_backward_weight(tile, batch, normal(rows, k), 1 - normal(rows, n))
-        for tile, rule in product(each, kernels.RULES):
-            yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
+        for tile, rule, receives in product(each, kernels.RULES, (False, True)):
+            x, dz = normal(3, 5), normal(3, 6)
+            yield tensor_backward_weight(tile, whole(3), x, dz, rule=rule, receives=receives)
         for plain, n in ((False, 69), (True, 69), (False, 72)):
             x, dz = normal(65, 67), normal(65, n)
             yield tensor_backward_weight(smallest, whole(65), x, dz, rule="Adam", plain=plain)
@@ -878,8 +889,8 @@ def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
         return
     for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129)):
         yield tensor_backward_weight(tile, whole(rows), normal(rows, k), 1 - normal(rows, n))
-    for rule in kernels.RULES:
-        yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
+    for rule, receives in product(kernels.RULES, (False, True)):
+        yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule, receives=receives)
     for plain, n in ((False, 69), (True, 69), (False, 72)):
         yield tensor_backward_weight(tile, whole(65), normal(65, 67), normal(65, n), rule="Adam", plain=plain)
     # Each tile in a block of its own, so that what one leaves beyond its columns may come last.
@@ -895,8 +906,9 @@ def cluster_split_cases() -> Iterator[Case]:
         for tile in cluster_split_tiles(operand_format):
             for rows, k, n in ((1, 1, 1), (65, 127, 70), (130, 67, 129), (64 * (tile.split * tile.stages + 3), 70, 68)):
                 yield tensor_backward_weight(tile, whole(rows), normal(rows, k), 1 - normal(rows, n))
-            for rule in kernels.RULES:
-                yield tensor_backward_weight(tile, whole(3), normal(3, 5), normal(3, 6), rule=rule)
+            for rule, receives in product(kernels.RULES, (False, True)):
+                x, dz = normal(3, 5), normal(3, 6)
+                yield tensor_backward_weight(tile, whole(3), x, dz, rule=rule, receives=receives)
             for plain, n in ((False, 69), (True, 69), (False, 72)):
                 yield tensor_backward_weight(
                     tile, whole(300), normal(300, 67), normal(300, n), rule="Adam", plain=plain

@@ -378,6 +378,9 @@ def tensor_backward_weight(tile: GemmTile) -> Entry:
     return _tensor_product("tensor_backward_weight", "", tile, rest, a_inner=False, b_inner=False)
 
 
+RECEIVED_SPILL_BYTES = 96  # more than others: a quad of the other gradient beside the optimizer's
+
+
 def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False) -> Entry:
     """It ``receives`` the gradient of the other one of two shards, which it adds to its own."""
     slots = slot_count(rule)
@@ -392,8 +395,8 @@ def tensor_backward_update(rule: str, tile: GemmTile, *, receives: bool = False)
     made = _tensor_product(name, rule, tile, rest, a_inner=False, b_inner=False, end=end, header=header, constants=True)
     if not receives:
         return made
-    function = made.function.removesuffix(">") + ", true>"
-    return replace(made, name=made.name.replace(name, f"{name}_received", 1), function=function)
+    function, spilled = made.function.removesuffix(">") + ", true>", made.spill_bytes + RECEIVED_SPILL_BYTES
+    return replace(made, name=made.name.replace(name, f"{name}_received", 1), function=function, spill_bytes=spilled)
 
 
 def tensor_entries() -> list[Entry]:

@@ -292,7 +292,7 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     """The groups before the gradients, all deltas among them, and pieces of the gradient, from the first layer up.
 
     So the exchange of a piece runs beside the products of those after it.  A piece ends where a weight begins.  Weights
-    that their movers move where they make the gradient are pieces by themselves, behind all others.
+    that their owners move where they make the gradient are pieces by themselves, behind all others.
     """
     plan, of_partial = facts.selection.plan, {}
     for partial in plan.partials:
@@ -308,10 +308,10 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     moved: list[groups.ExchangedPiece] = []
     for segment in plan.gradient:
         of_weight = later.get(segment.name, [])
-        mover, why = moved_where_made(plan, segment)
-        if mover is not None and len(of_weight) == 1 and isinstance(of_weight[0], groups.GemmGradient):
+        owner, why = moved_where_made(plan, segment)
+        if owner is not None and len(of_weight) == 1 and isinstance(of_weight[0], groups.GemmGradient):
             elements = (slice(segment.offset, segment.end),)
-            moved.append(groups.ExchangedPiece(tuple(of_weight), elements, why, mover))
+            moved.append(groups.ExchangedPiece(tuple(of_weight), elements, why, owner))
     apart = {piece.elements[0].start for piece in moved}
     others = [segment for segment in plan.gradient if segment.offset not in apart]
     pieces: list[groups.ExchangedPiece] = []

@@ -456,18 +456,18 @@ class ExchangedPiece:
         groups: those that make them, for each shard; others are made with the deltas.
         elements: of the flat gradient, slices in order.
         why: where it ends, or why it is one.
-        mover: the rank that makes its part of the gradient last and moves the weight along the sum of both in one
+        owner: the rank that makes its part of the gradient last and moves the weight along the sum of both in one
             launch; None where the sums are moved by launches behind the exchange.
     """
 
     groups: tuple[Group, ...]
     elements: tuple[slice, ...]
     why: str
-    mover: int | None = None
+    owner: int | None = None
 
     @property
     def weight(self) -> str:
-        """That of a piece that has a mover."""
+        """That of a piece that has an owner."""
         (group,) = self.groups
         assert isinstance(group, GemmGradient)
         return group.op.weight

@@ -46,7 +46,7 @@ class ShardStreams:
     """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for.
 
     What ranks exchange has two further streams, on each of which pieces follow one another: one piece's parameters are
-    on their way to other ranks while sums of the next one come from them.
+    in flight to other ranks while sums of the next one come from them.
 
     Arguments:
         first: the first shard's; that of a rank without shards.

@@ -25,7 +25,7 @@ from .streams import Event, Stream
 
 LANES = 2  # streams that may have messages at once
 READY, DONE = 0, 1
-WORD_BYTES = 64  # a line of the host's cache, so that no two cards write to one
+WORD_BYTES = 64  # so that no two cards write to one cache line of the host
 GREETING_SECONDS = 10.0
 
 Gather = Callable[[Any], list[Any]]  # all ranks' values, on each of them

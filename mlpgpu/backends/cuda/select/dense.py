@@ -286,8 +286,8 @@ def may_be_uncut(k: int, n: int, work: Work) -> bool:
     if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):
         return False
     is_counted = thresholds.CUT_LAYERS_ARE_COUNTED and thresholds.LAYERS_ARE_COUNTED_TOGETHER
-    is_narrow = n < thresholds.SPLIT_OPERANDS_LEAST_N and operand_format.is_single
-    return is_counted and is_narrow and work.rows >= thresholds.NARROW_LEAST_ROWS
+    has_few = n < thresholds.SPLIT_OPERANDS_LEAST_N and operand_format.is_single
+    return is_counted and has_few and work.rows >= thresholds.NARROW_LEAST_ROWS
 
 
 def _is_large(k: int, n: int, work: Work) -> bool:

@@ -319,10 +319,10 @@ class Exchange:
         plan = self.plan
         if plan.moves_all:
             return []
-        dealt = [given if rank == self.rank else taken for rank in range(plan.ranks)]
+        of_ranks = [given if rank == self.rank else taken for rank in range(plan.ranks)]
         ranges = [
             [each for part in of_rank for each in _ranges(plan, _common(part, other.gradient))]
-            for of_rank, other in zip(dealt, plan.slices, strict=True)
+            for of_rank, other in zip(of_ranks, plan.slices, strict=True)
         ]
         parts = [[("parameters", each) for each in of_rank] for of_rank in ranges]
         return list(self._gather(PARAMETERS, self._title(GatherParameters), parts, FLOAT))

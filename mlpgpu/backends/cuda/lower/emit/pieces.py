@@ -16,8 +16,8 @@ from .shard import Shard
 
 
 def launches_of_piece(shard: Shard, piece: ExchangedPiece, exchange: Exchange) -> list[Launch]:
-    """What makes a piece of a shard's gradient, and moves it where this rank is its mover."""
-    if piece.mover != exchange.rank:
+    """What makes a piece of a shard's gradient, and moves it where this rank is its owner."""
+    if piece.owner != exchange.rank:
         return emit(shard, piece.groups)
     (group,), (elements,) = piece.groups, piece.elements
     assert isinstance(group, GemmGradient)
@@ -32,7 +32,7 @@ def put_pieces(
         some = Lowered()
         emit(Shard(training.selection, some), training.groups)
         lowered.bytes["sums"] = some.bytes["sums"]
-    others = [piece for piece in training.pieces if piece.mover is None]
+    others = [piece for piece in training.pieces if piece.owner is None]
     exchanged = exchange.of_pieces([piece.elements for piece in others])
     if exchange.is_in_line:
         _put_in_line(lowered, training, exchange, exchanged, of_shards[0])
@@ -50,37 +50,37 @@ def _put_in_line(
 ) -> None:
     """The pieces of a rank with one shard, whose stream has all launches: beside products they would wait for blocks.
 
-    All gradients come first, of weights that this rank moves where it makes them last; sums are on their way meanwhile.
+    All gradients come first, of weights that this rank moves where it makes them last; sums are in flight meanwhile.
     Operands of weights are made anew in the next step, each before what reads them.  Where they have half the weight's
     bytes, the rank that moves the weight sends them, and the weight behind the last step of a graph.
     """
     count = len(exchanged)
     numbered = list(enumerate(training.pieces))[count:]
-    own = [each for each in numbered if each[1].mover == exchange.rank]
-    theirs = [each for each in numbered if each[1].mover != exchange.rank]
+    own = [each for each in numbered if each[1].owner == exchange.rank]
+    theirs = [each for each in numbered if each[1].owner != exchange.rank]
     for number, each in enumerate(exchanged):
         lowered.pieces.append(Piece([[*of_shard[number], *each.added]], [*each.sums]))
-    for given, taken in zip_longest(theirs, own):
-        sums = exchange.sums(given[1].elements if given else (), taken[1].elements if taken else ())
+    for given, received in zip_longest(theirs, own):
+        sums = exchange.sums(given[1].elements if given else (), received[1].elements if received else ())
         lowered.pieces.append(Piece([of_shard[given[0]] if given else []], [*sums]))
     for number, each in enumerate(exchanged):
         moves = [replace(move, receives=(number,)) for move in each.moves if isinstance(move, Launch)]
         lowered.pieces.append(Piece([moves], [*each.parameters]))
     operand_format = training.selection.work.operand_format
     sends_operands = operand_format is not None and operand_format.is_single and training.pieces_split_weights
-    for place, (given, taken) in enumerate(zip_longest(own, theirs), count):
+    for place, (given, received) in enumerate(zip_longest(own, theirs), count):
         updates = [replace(launch, receives=(place,)) for launch in of_shard[given[0]]] if given else []
         if sends_operands:
-            gathered = exchange.operands(*(each[1].weight if each else None for each in (given, taken)))
+            gathered = exchange.operands(*(each[1].weight if each else None for each in (given, received)))
         else:
-            gathered = exchange.parameters(given[1].elements if given else (), taken[1].elements if taken else ())
+            gathered = exchange.parameters(given[1].elements if given else (), received[1].elements if received else ())
         lowered.pieces.append(Piece([updates], [*gathered]))
     if sends_operands and numbered:
         of_own, of_theirs = ([part for _, piece in pieces for part in piece.elements] for pieces in (own, theirs))
         lowered.pieces.append(Piece([[]], [*exchange.parameters(of_own, of_theirs)], at_end=True))
     if training.pieces_split_weights:
         has_operands = {exchange.rank, *(range(training.selection.plan.ranks) if sends_operands else ())}
-        others = [piece for piece in training.pieces if piece.mover not in has_operands]
+        others = [piece for piece in training.pieces if piece.owner not in has_operands]
         for weights in _moved_weights(training, others):
             for name, title in weights.items():
                 _split_before_reader(lowered.shards[0], exchange.shard, name, title)
