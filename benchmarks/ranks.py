@@ -2,8 +2,8 @@
 
 Contenders have one thread a rank: ours by MPI under ``"ordered"``, DistributedDataParallel by gloo, JAX with a device a
 rank and the batch sharded over them, an epoch in one jit; its single device takes all cores, though told otherwise.
-With ``--backend cuda`` each rank has a card: ours and DistributedDataParallel by NCCL, and ``captured``: PyTorch with
-one flat gradient, one all-reduce, and steps captured as a CUDA graph.
+With ``--backend cuda`` each rank has a card: ours by copy engines, DistributedDataParallel by NCCL, and ``captured``:
+PyTorch with one flat gradient, one all-reduce, and steps captured as a CUDA graph.
 Each measurement is a process of its own, or one a rank; contenders take turns, round by round, and a figure is the
 median of the rounds.  Ratios are of the same round.
 

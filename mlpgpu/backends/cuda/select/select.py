@@ -103,10 +103,10 @@ class UpdatePath:
 class ExchangePath:
     """What ranks send each other."""
 
-    why: str = "cards that NCCL joins send each other what is the other one's, beside the products of later layers"
+    why: str = "copy engines, or NCCL between hosts, send what is another card's, beside the products of later layers"
 
     def __str__(self) -> str:
-        return "sends and receives, on a stream of their own"
+        return "sends and receives, on streams of their own"
 
 
 @dataclass(frozen=True)
