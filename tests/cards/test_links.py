@@ -51,7 +51,7 @@ class Driver:
         self.registered: list[int] = []  # by each rank, which are of one process here
         self.allocations: dict[int, np.ndarray] = {}
         self.mapped: list[int] = []
-        self.refuses = False
+        self.refuses = self.locks_nothing = False
 
     class CUipcMemHandle:
         reserved = bytes(64)
@@ -60,7 +60,9 @@ class Driver:
     def CUstreamBatchMemOpParams() -> Any:
         return SimpleNamespace(operation=0, waitValue=SimpleNamespace(operation=0, address=0, value=0, flags=0))
 
-    def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[int]:
+    def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[Any, ...]:
+        if self.locks_nothing:
+            return (SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY"),)
         assert flags == 3 and nbytes
         self.registered.append(address)
         return (0,)
@@ -375,7 +377,7 @@ class OneHost:
     wait_until = staticmethod(wait_until)
 
 
-@pytest.mark.parametrize("hindrance", ["", "another host", "no way between them", "a benchmark"])
+@pytest.mark.parametrize("hindrance", ["", "another host", "no way between them", "no memory to lock", "a benchmark"])
 def test_only_cards_that_reach_each_other_are_linked(
     hindrance: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +385,7 @@ def test_only_cards_that_reach_each_other_are_linked(
     cards = [Card("a", "1", kind), Card("b" if hindrance == "another host" else "a", "2", kind)]
     device: Any = Card0()
     device.bus_id, device.reaches = "1", lambda bus: hindrance != "no way between them"
+    driver.locks_nothing = hindrance == "no memory to lock"
     monkeypatch.setattr(exchange, "CARDS_MAY_BE_LINKED", hindrance != "a benchmark")
     made = exchange._linked(device, OneHost(), cards)  # type: ignore[arg-type]
     assert (made is None) == bool(hindrance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...errors import MissingPackageError, RankError
+from ...errors import BackendError, MissingPackageError, RankError
 from ...ranks import Communicator, communicator, share_memory
 from .kernels.launches import Collective, Transfer
 from .runtime import Device, JoinedCards, LinkedCards, Message, Stream, Words, check_nccl, new_identity
@@ -194,7 +195,12 @@ def _linked(device: Device, ranks: Communicator, cards: Sequence[Card]) -> Linke
     memory = share_memory(ranks, Words.nbytes(ranks.size))
     if memory is None:
         return None
-    linked = LinkedCards(device, ranks.rank, ranks.size, memory, ranks.gather, ranks.wait_until)
+    linked = None
+    with contextlib.suppress(BackendError):
+        linked = LinkedCards(device, ranks.rank, ranks.size, memory, ranks.gather, ranks.wait_until)
+    if not all(ranks.gather(linked is not None)):
+        return None
+    assert linked is not None
     return linked if all(ranks.gather(linked.greet())) else None
 
 

@@ -35,13 +35,16 @@ class Words(Resource):
     """Words that ranks of one host share: for each two ranks, lane, and READY or DONE one that the first waits for.
 
     Raises:
-        CallError: the driver does not take the memory.
+        BackendError: the driver does not take the memory.
     """
 
     def __init__(self, device: Device, memory: mmap.mmap, ranks: int) -> None:
         self._words, self._ranks = np.frombuffer(memory, np.uint32), ranks
         address, flags = self._words.ctypes.data, cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
-        call(cu.cuMemHostRegister, address, len(memory), flags)
+        try:
+            call(cu.cuMemHostRegister, address, len(memory), flags)
+        except CallError as error:
+            raise BackendError("memory that ranks share", expected="to be locked", got=error) from error
         super().__init__(device, address)
         self._address = int(call(cu.cuMemHostGetDevicePointer, address, 0))
 
@@ -86,6 +89,9 @@ class LinkedCards:
     Arguments:
         memory: which all ranks share, of zeros, of ``Words.nbytes(size)``.
         gather: by which ranks tell each other where their memory is.
+
+    Raises:
+        BackendError: the driver does not take the memory.
     """
 
     lanes = LANES
