@@ -16,7 +16,6 @@ from map_contenders import WAYS
 from map_points import BOUNDS, Point, draw
 
 from mlpgpu.backends.cuda.kernels import Entry
-from mlpgpu.backends.cuda.kernels.launches import Lowered
 from mlpgpu.backends.cuda.lower.lowering import lower
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
 from mlpgpu.backends.cuda.profile.paths import CARDS, Card
@@ -33,10 +32,9 @@ def entries_of(point: Point, changed: Mapping[str, float], card: Card) -> list[E
         kernel = choose_kernel(
             plan, multiprocessors=card.multiprocessors, shared_bytes=card.shared_bytes, arch=card.arch
         )
-        if not isinstance(kernel, PersistentKernel):
-            return lowered.entries()
-        training = [kernel.train(source, textured=True), kernel.add_errors(1)]
-        return Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
+        if isinstance(kernel, PersistentKernel):
+            return kernel.entries(lowered, source, textured=True)
+        return lowered.entries()
 
 
 def ways(*, others: bool) -> Iterator[Mapping[str, float]]:

@@ -10,7 +10,7 @@ from ....random import Purpose
 from ...sources import camel
 from .. import kernels
 from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, reads_numbers
-from ..kernels.launches import At, Launch, Value
+from ..kernels.launches import At, Launch, Lowered, Value
 from .layout import Layout
 from .tiles import COMPUTE_THREADS, PRODUCER_THREADS
 
@@ -44,6 +44,11 @@ class PersistentKernel:
             "losses": At("losses"),
         }  # fmt: skip
         return Launch(kernels.step_errors(), (steps, 1, 1), values)
+
+    def entries(self, lowered: Lowered, source: str, *, textured: bool) -> list[Entry]:
+        """The kernels of a program that trains inside this one: it, and those of evaluations."""
+        training = [self.train(source, textured=textured), self.add_errors(1)]
+        return Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
 
     @property
     def _needs(self) -> str:

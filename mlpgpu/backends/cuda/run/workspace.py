@@ -160,8 +160,7 @@ class Workspace:
         self._maps.make(lowered.maps())
         entries = lowered.entries()
         if is_whole and isinstance(self.persistent, PersistentKernel):
-            training = [self.persistent.train(source, textured=textured), self.persistent.add_errors(1)]
-            entries = Lowered(evaluation=[*lowered.evaluation_begin, *lowered.evaluation, *training]).entries()
+            entries = self.persistent.entries(lowered, source, textured=textured)
         loaded = LoadedKernels(self.device, entries)
         if self.plan.loss is not None:
             for address in loaded.constants("loss_numbers"):

@@ -120,7 +120,7 @@ class Exchange:
 
     @property
     def is_in_line(self) -> bool:
-        """Whether the stream of the rank's one shard has all launches: a norm comes between exchanges."""
+        """Whether the stream of the rank's one shard has all launches; not where a norm comes between exchanges."""
         return self.plan.shards == self.plan.ranks and not self._is_clipped
 
     @property
