@@ -43,10 +43,10 @@ class Words(Resource):
         address, flags = self._words.ctypes.data, cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         try:
             call(cu.cuMemHostRegister, address, len(memory), flags)
+            super().__init__(device, address)
+            self._address = int(call(cu.cuMemHostGetDevicePointer, address, 0))
         except CallError as error:
             raise BackendError("memory that ranks share", expected="to be locked", got=error) from error
-        super().__init__(device, address)
-        self._address = int(call(cu.cuMemHostGetDevicePointer, address, 0))
 
     def _destroy(self, handle: Any) -> None:
         call(cu.cuMemHostUnregister, handle)
@@ -69,11 +69,15 @@ class Words(Resource):
 class PeerMemory(Resource):
     """Another process's memory of its card, mapped here.
 
+    Attributes:
+        number: by which that process's driver knows the allocation, and no later one.
+
     Raises:
         CallError: the driver refuses.
     """
 
-    def __init__(self, device: Device, exported: bytes) -> None:
+    def __init__(self, device: Device, exported: bytes, number: int) -> None:
+        self.number = number
         handle = cu.CUipcMemHandle()
         handle.reserved = exported
         flag = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -185,20 +189,27 @@ class LinkedCards:
         if operations:
             call(cu.cuStreamBatchMemOp, stream.bound, len(operations), operations, 0)
 
-    def _place(self, peer: int, exported: bytes, offset: int) -> Place:
+    def _place(self, peer: int, exported: bytes, number: int, offset: int) -> Place:
         memory = self._mapped.get((peer, exported))
+        if memory is not None and memory.number != number:  # the peer has freed what is still mapped here
+            memory.close()
+            memory = None
         if memory is None:
             try:
-                memory = self._mapped[peer, exported] = PeerMemory(self.device, exported)
+                memory = self._mapped[peer, exported] = PeerMemory(self.device, exported, number)
             except CallError as error:
                 raise BackendError(f"memory of rank {peer}'s card", expected="to be mapped", got=error) from error
         return Place(memory, int(memory.handle) + offset)
 
 
-def _exported(address: int) -> tuple[bytes, int]:
-    """How another process finds an address: what its allocation is known by, and how far behind its begin it is."""
+def _exported(address: int) -> tuple[bytes, int, int]:
+    """How another process finds an address: its allocation's handle and number, and how far behind its begin it is.
+
+    A later allocation at the same place may have the same handle, but never the same number.
+    """
     base, _ = call(cu.cuMemGetAddressRange, cu.CUdeviceptr(address))
-    return bytes(call(cu.cuIpcGetMemHandle, base).reserved), address - int(base)
+    number = call(cu.cuPointerGetAttribute, cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID, base)
+    return bytes(call(cu.cuIpcGetMemHandle, base).reserved), int(number), address - int(base)
 
 
 def _operation(kind: Any, address: int, value: int, flags: int = 0) -> Any:
