@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_row(float* row, int n, int column, const f
 }
 
 // The same for a `column` inside the row, where it is known at compile time whether all four are a vector inside it. If
-// they are not, they may be APART columns apart.
+// they are not, they may be APART columns apart, and begin behind the row.
 template <bool ALIGNED, int APART = 1>
 __device__ __forceinline__ float4 load_row(const float* row, int n, int column) {
     static_assert(!ALIGNED || APART == 1);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_row(float* row, int n, int column, const f
         *reinterpret_cast<float4*>(row + column) = four;
         return;
     }
-    row[column] = four.x;
+    if (APART == 1 || column < n) row[column] = four.x;
     if (column + APART < n) row[column + APART] = four.y;
     if (column + 2 * APART < n) row[column + 2 * APART] = four.z;
     if (column + 3 * APART < n) row[column + 3 * APART] = four.w;

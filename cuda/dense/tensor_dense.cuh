@@ -31,34 +31,34 @@ struct ForwardEpilogue {
     }
 
     using Read = float4;
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int, int column) const {
-        return b ? load_row<ALIGNED>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return b ? load_row<ALIGNED, APART>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, const float4& value, const Read& bias) const {
         float4 sum = make_float4(value.x + bias.x, value.y + bias.y, value.z + bias.z, value.w + bias.w);
         const int64_t offset = static_cast<int64_t>(row) * n;
-        if (z && row < rows) store_row<ALIGNED>(z + offset, n, column, sum);
+        if (z && row < rows) store_row<ALIGNED, APART>(z + offset, n, column, sum);
         sum = make_float4(Activation::forward(sum.x), Activation::forward(sum.y), Activation::forward(sum.z),
                           Activation::forward(sum.w));
-        if (y && row < rows) store_row<ALIGNED>(y + offset, n, column, sum);
-        if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED>(y_components, y_stride, row, rows, column, n, sum);
+        if (y && row < rows) store_row<ALIGNED, APART>(y + offset, n, column, sum);
+        if (WRITES_COMPONENTS && y_components) store_padded<Format, ALIGNED, APART>(y_components, y_stride, row, rows, column, n, sum);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
     static constexpr bool WRITES_COMPONENTS = !Format::SCALED, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
     using Row = NoRowOperand;
-    __device__ __forceinline__ bool is_components_alone() const {
-        return y_components && !y && !z && n % 8 == 0 && is_vectored_or_null(b, n);
-    }
+    __device__ __forceinline__ bool is_components_alone() const { return y_components && !y && !z; }
     __device__ __forceinline__ const uint16_t* saved() const { return nullptr; }
     __device__ __forceinline__ uint16_t* components() const { return y_components; }
     __device__ __forceinline__ int64_t component_stride() const { return y_stride; }
     __device__ __forceinline__ int filled() const { return rows; }
     __device__ __forceinline__ float2 column_operand(int column) const {
-        return b ? __ldcg(reinterpret_cast<const float2*>(b + column)) : make_float2(0.0f, 0.0f);
+        if (!b) return make_float2(0.0f, 0.0f);
+        if (reinterpret_cast<uintptr_t>(b) % 8 == 0 && column + 1 < n) return __ldcg(reinterpret_cast<const float2*>(b + column));
+        return make_float2(b[column], column + 1 < n ? b[column + 1] : 0.0f);
     }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
         return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
@@ -114,8 +114,9 @@ struct BackwardInputEpilogue {
     struct Read {
         BfloatQuad<2> quad;
     };
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int row, int column) const {
+        static_assert(APART == 1 || !READS_COMPONENTS);
         Read found = {};
         if (WRITES_COMPONENTS && saved_components) {
             const BfloatQuad<Format::COMPONENTS> quad(saved_components + static_cast<int64_t>(row) * padded_columns(k) + column,
@@ -123,13 +124,13 @@ struct BackwardInputEpilogue {
 #pragma unroll
             for (int p = 0; p < Format::COMPONENTS; ++p) found.quad.words[p] = quad.words[p];
         } else if (saved_array && row < rows) {
-            const float4 x = load_row<ALIGNED>(saved_array + static_cast<int64_t>(row) * k, k, column);
+            const float4 x = load_row<ALIGNED, APART>(saved_array + static_cast<int64_t>(row) * k, k, column);
             found.quad.words[0] = make_uint2(__float_as_uint(x.x), __float_as_uint(x.y));
             found.quad.words[1] = make_uint2(__float_as_uint(x.z), __float_as_uint(x.w));
         }
         return found;
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int row, int column, float4 value, const Read& read) const {
         if (saved_array || (WRITES_COMPONENTS && saved_components)) {
             const uint2 (&words)[2] = read.quad.words;
@@ -144,13 +145,14 @@ struct BackwardInputEpilogue {
             value.x *= slope(of.x), value.y *= slope(of.y);
             value.z *= slope(of.z), value.w *= slope(of.w);
         }
-        if (dx && row < rows) store_row<ALIGNED>(dx + static_cast<int64_t>(row) * k, k, column, value);
-        if (WRITES_COMPONENTS && dx_components) store_padded<Format, ALIGNED>(dx_components, dx_stride, row, rows, column, k, value);
+        if (dx && row < rows) store_row<ALIGNED, APART>(dx + static_cast<int64_t>(row) * k, k, column, value);
+        if (WRITES_COMPONENTS && dx_components)
+            store_padded<Format, ALIGNED, APART>(dx_components, dx_stride, row, rows, column, k, value);
     }
     __device__ __forceinline__ void columns(int, int, int, int) const {}
     __device__ __forceinline__ float* column_partials() const { return nullptr; }
 
-    __device__ __forceinline__ bool is_components_alone() const { return dx_components && !dx && !saved_array && k % 8 == 0; }
+    __device__ __forceinline__ bool is_components_alone() const { return dx_components && !dx && !saved_array; }
     __device__ __forceinline__ const uint16_t* saved() const { return saved_components; }
     __device__ __forceinline__ uint16_t* components() const { return dx_components; }
     __device__ __forceinline__ int64_t component_stride() const { return dx_stride; }

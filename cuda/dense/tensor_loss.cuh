@@ -57,13 +57,13 @@ struct LossEpilogue {
         float4 b, t;
         Row row;
     };
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ Read read(int tile_row, int column) const {
         const Row found = row(tile_row, column);
         return {b ? load_row<ALIGNED>(b, n, column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f),
                 *reinterpret_cast<const float4*>(found.targets + column), found};
     }
-    template <bool ALIGNED>
+    template <bool ALIGNED, int APART = 1>
     __device__ __forceinline__ void write(int tile_row, int column, const float4& sum, Read read) const {
         const float4 made = make_float4(
             delta(read.row, sum.x + read.b.x, read.t.x), delta(read.row, sum.y + read.b.y, read.t.y),

@@ -83,7 +83,7 @@ struct UpdateEpilogue : NoComponents {
         store_row<ALIGNED, APART>(weight + offset, n, column, found.w);
         if (!Format::SCALED && components)
             store_quad<Format, ALIGNED, APART>(components + static_cast<int64_t>(row) * padded_columns(n), component_stride, column, n,
-                                               found.w);
+                                               found.w, n);
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) store_row<ALIGNED, APART>(weight_slots + s * pitch + offset, n, column, found.slot[s]);
     }

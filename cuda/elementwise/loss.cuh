@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/batch_total.cuh"
+#include "common/dependent_launch.cuh"
 #include "gemm/operand_formats.cuh"
 #include "math/losses.cuh"
 #include "math/teams.cuh"
@@ -33,6 +34,8 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
                                      Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
                                      uint16_t* components, int64_t component_stride, int component_count, int n) {
+    constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // a wide row's block has a warp's loads in flight for each 32 columns
+    pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
     uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
@@ -42,7 +45,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
         const float w = weights ? weights[from] : 1.0f;
         float* const out = delta ? delta + batch_row * n : nullptr;
         const Target target = {targets, from, n, mean, scale};
-        const float v = weighted_row<Loss, Team>(logits + batch_row * n, n, target, w, [=](int j, float d) {
+        const float v = weighted_row<Loss, Team, BATCH>(logits + batch_row * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
             const float2 pair[1] = {make_float2(d, 0.0f)};
             unsigned words[MOST_COMPONENTS][1];

@@ -2,8 +2,11 @@
 // the derivative of an activation.  Grid: any, of one dimension.
 #pragma once
 
+#include "common/dependent_launch.cuh"
 #include "common/philox.cuh"
 #include "common/step.cuh"
+#include "common/vectors.cuh"
+#include "gemm/operand_formats.cuh"
 #include "math/activations.cuh"
 
 namespace mlpgpu {
@@ -56,22 +59,69 @@ __device__ __forceinline__ void standardize(const Step* step, int shard, int sha
         y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
 }
 
-// y = x · mask · keep, and the same for deltas in the backward pass: word (row in batch · n + column) of the layer's
-// step decides (keep_or_drop), so that nothing is stored between the passes.
-__device__ __forceinline__ void dropout(const Step* step, int shard, int shards, const float* x, float* y, int n,
-                                        uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold,
-                                        float keep) {
+// y = x · mask · keep, and the same for deltas in the backward pass, there ∘ f'(saved) unless `saved` is null: word (row in
+// batch · n + column) of the layer's step decides (keep_or_drop), so that nothing is stored between the passes. y is null
+// where nobody reads it as floats; `components` where nobody reads it as so many components of bfloat16, whose rows from the
+// shard's on are padding and become 0.
+template <class Activation>
+__device__ __forceinline__ void dropout(const Step* step, int shard, int shards, const float* x, const float* saved, float* y,
+                                        uint16_t* components, int64_t component_stride, int component_count, int n,
+                                        uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep) {
+    pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = static_cast<int64_t>(rows.first) * n, end = first + static_cast<int64_t>(rows.count) * n;
+    const bool is_vectored = n % 4 == 0;  // else a vector may belong to two rows
+    const int pitch = padded_columns(n);
     // A thread takes a whole block of four words; a shard's ends may lie inside one.
+#pragma unroll 1
     for (int64_t block = first / 4 + first_element(); block * 4 < end; block += element_stride()) {
         const PhiloxBlock words = philox(seed, purpose, block, step->number, layer, 0);
+        float of[4], slope[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+        const auto inside = [&](int lane) { return block * 4 + lane >= first && block * 4 + lane < end; };
+        const auto load = [&](const float* from, float (&to)[4]) {
+            if (is_vectored) return load_four(from + block * 4, to);
+#pragma unroll
+            for (int lane = 0; lane < 4; ++lane) to[lane] = inside(lane) ? from[block * 4 + lane] : 0.0f;
+        };
+        load(x, of);
+        if (saved) {
+            load(saved, slope);
+#pragma unroll
+            for (int lane = 0; lane < 4; ++lane) slope[lane] = Activation::derivative(slope[lane]);
+        }
+#pragma unroll
+        for (int lane = 0; lane < 4; ++lane) of[lane] = keep_or_drop(words.word[lane], threshold, keep, of[lane]) * slope[lane];
+        if (y && is_vectored) store_four(y + block * 4, of);
+#pragma unroll
+        for (int lane = 0; lane < 4; ++lane)
+            if (y && !is_vectored && inside(lane)) y[block * 4 + lane] = of[lane];
+        if (!components) continue;
+        const float2 pairs[2] = {make_float2(of[0], of[1]), make_float2(of[2], of[3])};
+        unsigned split[MOST_COMPONENTS][2];
+        split_to_bfloats(pairs, component_count, split);
+        const int64_t place = block * 4 - first;  // of the first word, in the shard
+        int64_t row = place < 0 ? 0 : end - first <= 0x7fffffff ? static_cast<unsigned>(place) / static_cast<unsigned>(n) : place / n;
+        int64_t column = place < 0 ? place : place - row * n;
+#pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-            const int64_t element = block * 4 + lane;
-            if (element >= first && element < end)
-                y[element] = keep_or_drop(words.word[lane], threshold, keep, x[element]);
+#pragma unroll
+            for (int p = 0; p < MOST_COMPONENTS; ++p) {
+                if (p >= component_count || (is_vectored && lane > 0) || !inside(lane)) continue;
+                uint16_t* const to = components + p * component_stride + row * pitch + column;
+                if (is_vectored)
+                    *reinterpret_cast<uint2*>(to) = make_uint2(split[p][0], split[p][1]);
+                else
+                    *to = static_cast<uint16_t>(split[p][lane / 2] >> lane % 2 * 16);
+            }
+            if (++column == n) column = 0, ++row;
         }
     }
+    const int64_t padding = components ? (padded_rows(rows.count) - rows.count) * pitch : 0;
+#pragma unroll 1
+    for (int64_t i = first_element(); i < padding; i += element_stride())
+#pragma unroll 1
+        for (int p = 0; p < component_count; ++p)
+            components[p * component_stride + static_cast<int64_t>(rows.count) * pitch + i] = 0;
 }
 
 // dz = dy ∘ f'(saved), in place.

@@ -11,9 +11,9 @@
 //     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
 //     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
 //                                              scales of 0
-//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column; of
-//                                              gradients of weights read<false, APART>() and write<false, APART>() take one
-//                                              whose columns are so far apart
+//     write<ALIGNED>(row, column, value, read) finishes a quad that begins inside C and may end beyond its last column;
+//                                              read<false, APART>() and write<false, APART>() take one whose columns are so
+//                                              far apart
 //     columns(first, count, thread, threads)   does what is done once per column, by `threads` threads of the blocks that
 //                                              compute C's first rows
 //     column_partials()                        where gemm/gemm_sm90.cuh stores partial sums of B's columns, or null
@@ -45,32 +45,33 @@ __device__ __forceinline__ void set_element(float4& quad, int i, float value) {
 }
 
 // Stores a quad of a row as bfloat16 components, in each of which it is one vector; elements from column n on become 0. Of
-// a quad whose columns are APART, elements inside the row are stored one by one.
+// a quad whose columns are APART, elements up to column `end` are stored one by one.
 template <class Format, bool ALIGNED, int APART = 1>
-__device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value) {
-    if (APART > 1) {
-        const float2 pairs[2] = {make_float2(value.x, value.y), make_float2(value.z, value.w)};
-        unsigned words[Format::COMPONENTS][2];
-        split_to_bfloats(pairs, words);
-#pragma unroll
-        for (int i = 0; i < 4 * Format::COMPONENTS; ++i) {
-            const int p = i / 4, of = i % 4, j = column + of * APART;
-            if (j < n) row[p * component_stride + j] = static_cast<uint16_t>(words[p][of / 2] >> of % 2 * 16);
-        }
+__device__ __forceinline__ void store_quad(uint16_t* row, int64_t component_stride, int column, int n, const float4& value, int end) {
+    const auto inside = [&](int i, float x) { return ALIGNED || column + i * APART < n ? x : 0.0f; };
+    const float4 filled = make_float4(inside(0, value.x), inside(1, value.y), inside(2, value.z), inside(3, value.w));
+    if (APART == 1) {
+        store_bfloats<Format::COMPONENTS>(row + column, component_stride, filled);
         return;
     }
-    const auto inside = [&](int i, float x) { return ALIGNED || column + i < n ? x : 0.0f; };
-    store_bfloats<Format::COMPONENTS>(row + column, component_stride, make_float4(inside(0, value.x), inside(1, value.y),
-                                                               inside(2, value.z), inside(3, value.w)));
+    const float2 pairs[2] = {make_float2(filled.x, filled.y), make_float2(filled.z, filled.w)};
+    unsigned words[Format::COMPONENTS][2];
+    split_to_bfloats(pairs, words);
+#pragma unroll
+    for (int i = 0; i < 4 * Format::COMPONENTS; ++i) {
+        const int p = i / 4, of = i % 4, j = column + of * APART;
+        if (j < end) row[p * component_stride + j] = static_cast<uint16_t>(words[p][of / 2] >> of % 2 * 16);
+    }
 }
 
-// Stores a quad of row `row` as components; rows from `rows` on are padding and become 0.
-template <class Format, bool ALIGNED>
+// Stores a quad of row `row` as components; rows from `rows` on are padding and become 0, as do columns behind column n - 1
+// as far as its vector.
+template <class Format, bool ALIGNED, int APART = 1>
 __device__ __forceinline__ void store_padded(uint16_t* components, int64_t component_stride, int row, int rows, int column, int n,
                                              const float4& value) {
     uint16_t* const row_components = components + static_cast<int64_t>(row) * padded_columns(n);
-    store_quad<Format, ALIGNED>(row_components, component_stride, column, n,
-                                row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    store_quad<Format, ALIGNED, APART>(row_components, component_stride, column, n,
+                                       row < rows ? value : make_float4(0.0f, 0.0f, 0.0f, 0.0f), (n + 3) / 4 * 4);
 }
 
 // --- from sums to C ---

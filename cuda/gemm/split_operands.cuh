@@ -68,23 +68,39 @@ struct RowTeam {
     __device__ __forceinline__ int warps() const { return size / WARP; }
 };
 
+// Columns `column` to `column` + 3 of a row of n, the first a multiple of 4; 0 beyond n. Bytes are numbers once scaled.
+__device__ __forceinline__ float4 load_numbers(const float* row, float, int n, int column) {
+    return load_row(row, n, column, reinterpret_cast<uintptr_t>(row) % 16 == 0);
+}
+
+__device__ __forceinline__ float4 load_numbers(const unsigned char* row, float scale, int n, int column) {
+    unsigned char four[4] = {};
+    if (reinterpret_cast<uintptr_t>(row) % 4 == 0 && column + 4 <= n) {
+        load_four(row + column, four);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (column + i < n) four[i] = row[column + i];
+    }
+    return make_float4(scale * static_cast<float>(four[0]), scale * static_cast<float>(four[1]),
+                       scale * static_cast<float>(four[2]), scale * static_cast<float>(four[3]));
+}
+
 // Splits one row by each team of a block, and stores its scale. `row` is null for a row of padding. Null arguments:
 //   weight_row_scales  the columns are not multiplied by scaled rows of weights
 //   copy               the float32 row is not copied
 //   components         only the scale is made
 //   column_scales      flags of columns are not collected; else those that are missing are added
 // Arrays over columns reach as far as the padding.
-template <class Format>
-__device__ __forceinline__ void split_row(const RowTeam& team, const float* row, const int* weight_row_scales,
-                                          float* copy, uint16_t* components, int64_t component_stride, int* row_scale,
-                                          int* column_scales, int n) {
+template <class Format, class Source>
+__device__ __forceinline__ void split_row(const RowTeam& team, const Source* row, float scale, const int* weight_row_scales, float* copy,
+                                          uint16_t* components, int64_t component_stride, int* row_scale, int* column_scales, int n) {
     SHARED(int, scratch);  // two words per warp
     constexpr int VECTORS = RowTeam::VECTORS;
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, first_warp = team.row * team.warps();
     const int first = 4 * team.thread, stride = 4 * team.size, pitch = padded_columns(n);
-    const bool vectored = reinterpret_cast<uintptr_t>(row) % 16 == 0;
     const auto vector = [&](int j) {
-        return row && j < n ? load_row(row, n, j, vectored) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return row && j < n ? load_numbers(row, scale, n, j) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     };
     const auto weight_of = [&](int j) { return vector_of<false>(Format::SCALED && j < pitch ? weight_row_scales : nullptr, j); };
     const auto known_of = [&](int j) { return vector_of<true>(Format::SCALED && j < pitch ? column_scales : nullptr, j); };
@@ -146,11 +162,12 @@ __device__ __forceinline__ void split_row(const RowTeam& team, const float* row,
 }
 
 // Splits a shard's rows of x (B, n), each with its own scale, and stores row scales (rows,) and, in `column_scales` (n,),
-// flags of columns. With an order the rows are those of a data set, and `copy` (B, n) receives them. Unscaled rows may be
-// those of several steps, which are stored one after another. Grid: (rows padded to 128, over rows per block; steps).
-template <class Format>
-__device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const float* x,
-                                           const int* order, const int* weight_row_scales, float* copy, uint16_t* components,
+// flags of columns. With an order the rows are those of a data set, of floats or of bytes that are multiplied by `scale`, and
+// `copy` (B, n) receives them as floats. Unscaled rows may be those of several steps, which are stored one after another.
+// Grid: (rows padded to 128, over rows per block; steps).
+template <class Format, class Source>
+__device__ __forceinline__ void split_rows(const Step* step, int shard, int shards, const Source* x,
+                                           const int* order, float scale, const int* weight_row_scales, float* copy, uint16_t* components,
                                            int64_t component_stride, int* row_scales, int* column_scales, int n) {
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step + blockIdx.y, shard, shards);
@@ -159,7 +176,7 @@ __device__ __forceinline__ void split_rows(const Step* step, int shard, int shar
     if (r >= padded_rows(rows.count)) return;  // as do all threads of the block
     const int64_t row = rows.first + static_cast<int64_t>(r);
     const int64_t from = order && r < rows.count ? order[rows.order + row] : row;
-    split_row<Format>(team, r < rows.count ? x + from * n : nullptr, weight_row_scales,
+    split_row<Format>(team, r < rows.count ? x + from * n : nullptr, scale, weight_row_scales,
                     copy && r < rows.count ? copy + row * n : nullptr,
                     components ? components + blockIdx.y * Format::COMPONENTS * component_stride + r * static_cast<int64_t>(padded_columns(n))
                            : nullptr,
@@ -181,7 +198,7 @@ __device__ __forceinline__ void split_weights(const float* w, uint16_t* componen
     }
     const RowTeam team(n);
     const int64_t r = block * team.rows() + team.row, pitch = padded_columns(n);
-    split_row<Format>(team, r < k ? w + r * n : nullptr, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, row_scales + r,
+    split_row<Format>(team, r < k ? w + r * n : nullptr, 1.0f, nullptr, nullptr, components + r * pitch, padded_rows(k) * pitch, row_scales + r,
                     column_scales, n);
 }
 

@@ -11,10 +11,21 @@ namespace mlpgpu {
 
 // Passes a consumer's part of C, from row m0 and column n0 on, to the epilogue in quads. Each warp stages pieces of 16 rows
 // and up to 32 columns and takes them back with a lane for each quad of a row, so that global memory is accessed in whole rows.
+// Where rows are no vectors, a quad's columns are LANES apart, so that neighbouring lanes access neighbouring columns; but
+// components stay quads of neighbours, which are vectors in every row.
 template <class T, class Epilogue>
 struct StagedEpilogue {
     static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
     static constexpr int PIECES = T::WIDTH / WIDTH;
+    // How quads lie: ALIGNED as vectors, or APART columns from one number to the next.
+    template <bool ALIGNED_, int APART_>
+    struct Form {
+        static constexpr bool ALIGNED = ALIGNED_;
+        static constexpr int APART = APART_, STRIDE = APART == 1 ? 4 : 1;  // from a lane's first column to the next lane's
+    };
+    using Vectors = Form<true, 1>;
+    using Neighbours = Form<false, 1>;
+    using Spread = Form<false, LANES>;
     using Read = typename Epilogue::Read;
     using Scales = typename Epilogue::Scales;
     // Where registers can hold all that the epilogue reads, it is loaded while the product is made.
@@ -38,22 +49,31 @@ struct StagedEpilogue {
 #pragma unroll
             for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
-                for (int i = 0; i < QUADS; ++i) prefetched[piece][i] = read<true>(piece, i);
+                for (int i = 0; i < QUADS; ++i) prefetched[piece][i] = read<Vectors>(piece, i);
         }
     }
 
     // Quad i of a lane in a piece.
     __device__ __forceinline__ int row_in_piece(int i) const { return i * (16 / QUADS) + threadIdx.x % WARP / LANES; }
-    __device__ __forceinline__ int column(int piece) const { return n0 + piece * WIDTH + threadIdx.x % LANES * 4; }
-    __device__ __forceinline__ bool inside(int piece, int i) const { return m0 + row_in_piece(i) < m && column(piece) < n; }
-
-    template <bool ALIGNED>
-    __device__ __forceinline__ Read read(int piece, int i) const {
-        return inside(piece, i) ? epilogue.template read<ALIGNED>(m0 + row_in_piece(i), column(piece)) : Read();
+    template <class Quads>
+    __device__ __forceinline__ int column(int piece) const {
+        return n0 + piece * WIDTH + threadIdx.x % LANES * Quads::STRIDE;
+    }
+    template <class Quads>
+    __device__ __forceinline__ bool inside(int piece, int i) const {
+        const int end = Epilogue::WRITES_COMPONENTS && Quads::APART > 1 ? (n + 3) / 4 * 4 : n;  // behind n components are 0
+        return m0 + row_in_piece(i) < m && column<Quads>(piece) < end;
     }
 
+    template <class Quads>
+    __device__ __forceinline__ Read read(int piece, int i) const {
+        if (!inside<Quads>(piece, i)) return Read();
+        return epilogue.template read<Quads::ALIGNED, Quads::APART>(m0 + row_in_piece(i), column<Quads>(piece));
+    }
+
+    // Sums are rescaled as quads of neighbours.
     __device__ __forceinline__ Scales scales(int piece, int i) const {
-        return inside(piece, i) ? epilogue.scales(m0 + row_in_piece(i), column(piece)) : Scales();
+        return inside<Neighbours>(piece, i) ? epilogue.scales(m0 + row_in_piece(i), column<Neighbours>(piece)) : Scales();
     }
 
     __device__ __forceinline__ void stage(const float* c, float* staging) const {
@@ -65,23 +85,40 @@ struct StagedEpilogue {
         }
     }
 
-    template <bool ALIGNED>
-    __device__ __forceinline__ void finish(const float* staging, int piece, int i, const Read& read, const Scales& scales) const {
+    template <class Quads>
+    __device__ __forceinline__ void finish(float* staging, int piece, int i, const Read& read, const Scales& scales) const {
         const int row = m0 + row_in_piece(i);
-        float4 quad = *reinterpret_cast<const float4*>(staging + row_in_piece(i) * PITCH + threadIdx.x % LANES * 4);
-        epilogue.rescale(row, column(piece), quad, scales);
-        if (inside(piece, i)) epilogue.template write<ALIGNED>(row, column(piece), quad, read);
+        float* const staged = staging + row_in_piece(i) * PITCH;
+        float4* const neighbours = reinterpret_cast<float4*>(staged + threadIdx.x % LANES * 4);
+        float4 quad = *neighbours;
+        if (RESCALES || Quads::APART == 1) epilogue.rescale(row, column<Neighbours>(piece), quad, scales);
+        if constexpr (Quads::APART > 1) {
+            if constexpr (RESCALES) {
+                *neighbours = quad;
+                __syncwarp();
+            }
+            const float* const from = staged + threadIdx.x % LANES;
+            quad = make_float4(from[0], from[LANES], from[2 * LANES], from[3 * LANES]);
+        }
+        if (inside<Quads>(piece, i)) epilogue.template write<Quads::ALIGNED, Quads::APART>(row, column<Quads>(piece), quad, read);
     }
 
     __device__ __forceinline__ void run(const float (&c)[T::COUNT], float* staging) const {
         if constexpr (RESCALES)
-            epilogue.is_aligned() ? rescale_in_loop<true>(c, staging) : rescale_in_loop<false>(c, staging);
+            epilogue.is_aligned() ? rescale_in_loop<Vectors>(c, staging) : rescale_in_loop<Spread>(c, staging);
         else if (!epilogue.is_aligned())
-            run_in_loop<false>(c, staging);
+            run_unaligned(c, staging);
         else if constexpr (PREFETCHES)
             run_unrolled(c, staging);
         else
-            run_in_loop<true>(c, staging);
+            run_in_loop<Vectors>(c, staging);
+    }
+
+    __device__ __forceinline__ void run_unaligned(const float (&c)[T::COUNT], float* staging) const {
+        if constexpr (Epilogue::READS_COMPONENTS || Epilogue::HAS_ROW_OPERAND)
+            run_in_loop<Neighbours>(c, staging);
+        else
+            run_in_loop<Spread>(c, staging);
     }
 
     __device__ __forceinline__ void run_unrolled(const float (&c)[T::COUNT], float* staging) const {
@@ -90,7 +127,7 @@ struct StagedEpilogue {
             stage(c + piece * (WIDTH / 2), staging);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) finish<true>(staging, piece, i, prefetched[piece][i], Scales());
+            for (int i = 0; i < QUADS; ++i) finish<Vectors>(staging, piece, i, prefetched[piece][i], Scales());
             __syncwarp();
         }
     }
@@ -113,19 +150,19 @@ struct StagedEpilogue {
 
     // Where sums are rescaled, a loop goes over the quads, since unrolled code would take longer to fetch than to execute.
     // What the epilogue reads for DEEP pieces, or for a few quads of one, is loaded together.
-    template <bool ALIGNED>
+    template <class Quads>
     __device__ __forceinline__ void rescale_in_loop(const float (&c)[T::COUNT], float* staging) const {
         constexpr int TAKEN = T::COUNT + QUADS * SCALE_WORDS + 60, ROOM = T::CONSUMERS > 1 ? 168 : 200;  // registers
-        constexpr int DEEP = ALIGNED && READ_WORDS <= 8 && PIECES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
-        constexpr bool WHOLE = ALIGNED && READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
-        constexpr int GROUP = WHOLE ? QUADS : ALIGNED ? 2 : 1;
+        constexpr int DEEP = READ_WORDS <= 8 && PIECES % 2 == 0 && TAKEN + 2 * QUADS * READ_WORDS <= ROOM ? 2 : 1;
+        constexpr bool WHOLE = READ_WORDS <= 8 && TAKEN + QUADS * READ_WORDS <= ROOM;
+        constexpr int GROUP = WHOLE ? QUADS : 2;
 #pragma unroll 1
         for (int first = 0; first < PIECES * QUADS; first += DEEP * GROUP) {
             Read loaded[DEEP][GROUP];
 #pragma unroll
             for (int d = 0; d < DEEP; ++d)
 #pragma unroll
-                for (int i = 0; i < GROUP; ++i) loaded[d][i] = read<ALIGNED>(first / QUADS + d, first % QUADS + i);
+                for (int i = 0; i < GROUP; ++i) loaded[d][i] = read<Quads>(first / QUADS + d, first % QUADS + i);
 #pragma unroll
             for (int d = 0; d < DEEP; ++d) {
                 const int piece = first / QUADS + d, begin = first % QUADS;
@@ -139,7 +176,7 @@ struct StagedEpilogue {
                 }
 #pragma unroll 1
                 for (int i = 0; i < GROUP; ++i)
-                    finish<ALIGNED>(staging, piece, begin + i, pick(loaded[d], i), pick(scales_of_group, i));
+                    finish<Quads>(staging, piece, begin + i, pick(loaded[d], i), pick(scales_of_group, i));
             }
         }
         __syncwarp();
@@ -147,13 +184,13 @@ struct StagedEpilogue {
 
     // A quad of the next piece is loaded as soon as the registers of the same quad are free. Where quads need too many
     // registers or are not vectors, GROUP quads are loaded together. The code of the epilogue occurs once.
-    template <bool ALIGNED>
+    template <class Quads>
     __device__ __forceinline__ void run_in_loop(const float (&c)[T::COUNT], float* staging) const {
-        constexpr bool LOADS_NEXT = ALIGNED && !READS_IN_GROUPS;
-        constexpr int GROUP = LOADS_NEXT ? QUADS : ALIGNED ? 2 : 1;
+        constexpr bool LOADS_NEXT = (Quads::ALIGNED || Quads::APART > 1) && !READS_IN_GROUPS;
+        constexpr int GROUP = LOADS_NEXT ? QUADS : Quads::ALIGNED || Quads::APART > 1 ? 2 : 1;
         Read loaded[GROUP];
 #pragma unroll
-        for (int i = 0; LOADS_NEXT && i < GROUP; ++i) loaded[i] = read<ALIGNED>(0, i);
+        for (int i = 0; LOADS_NEXT && i < GROUP; ++i) loaded[i] = read<Quads>(0, i);
 #pragma unroll 1
         for (int piece = 0; piece < PIECES; ++piece) {
             stage_piece(c, piece, staging);
@@ -162,11 +199,11 @@ struct StagedEpilogue {
             for (int first = 0; first < QUADS; first += GROUP) {
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i)
-                    if (!LOADS_NEXT) loaded[i] = read<ALIGNED>(piece, first + i);
+                    if (!LOADS_NEXT) loaded[i] = read<Quads>(piece, first + i);
 #pragma unroll
                 for (int i = 0; i < GROUP; ++i) {
-                    finish<ALIGNED>(staging, piece, first + i, loaded[i], Scales());
-                    if (LOADS_NEXT && piece + 1 < PIECES) loaded[i] = read<ALIGNED>(piece + 1, i);
+                    finish<Quads>(staging, piece, first + i, loaded[i], Scales());
+                    if (LOADS_NEXT && piece + 1 < PIECES) loaded[i] = read<Quads>(piece + 1, i);
                 }
             }
             __syncwarp();
@@ -216,7 +253,7 @@ struct StagedComponents<T, Epilogue, true> {
         }
     }
 
-    // Whether eight columns of a piece lie inside C, for an epilogue whose n is a multiple of 8.
+    // Whether eight columns of a piece begin inside C: they end there as well if the epilogue HAS_ROW_OPERAND.
     __device__ __forceinline__ bool begins(int piece, int i) const { return n0 + piece * WIDTH + i * 8 < n; }
 
     __device__ __forceinline__ int pair_column(int piece, int i) const {
@@ -265,12 +302,19 @@ struct StagedComponents<T, Epilogue, true> {
         __syncwarp();
     }
 
+    // The first `count` numbers of a vector; those behind a row's end are padding, which is 0.
+    static __device__ __forceinline__ uint4 inside_row(const uint4& vector, int count) {
+        const auto kept = [&](int i, unsigned word) { return 2 * i + 1 < count ? word : 2 * i < count ? word & 0xffff : 0; };
+        return make_uint4(kept(0, vector.x), kept(1, vector.y), kept(2, vector.z), kept(3, vector.w));
+    }
+
     __device__ __forceinline__ void store(uint16_t* staging, int piece, int component) const {
         __syncwarp();
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             uint4 found = *vector(staging, v);
             if (m0 + row_in_piece(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
+            if (column(piece) + 8 > n) found = inside_row(found, n - column(piece));
             if (inside(piece, v)) *reinterpret_cast<uint4*>(epilogue.components() + offset(piece, v, component)) = found;
         }
         __syncwarp();

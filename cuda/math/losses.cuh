@@ -21,26 +21,40 @@ extern "C" {
 __constant__ LossNumbers loss_numbers;
 }
 
-// A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta.
-template <class Team_, class Target, class Delta>
+// A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta. Of BATCH outputs of a thread the
+// loads are in flight together.
+template <class Team_, class Target, class Delta, int BATCH_>
 struct RowOf {
     using Team = Team_;
+    static constexpr int BATCH = BATCH_;
     const float* z;
     int n;
     Target target;
     Delta delta;
 };
 
+// Calls work(j, z) for every SIZE-th column j of a row from `rank` on, in order.
+template <int SIZE, int BATCH, class R, class Work>
+__device__ __forceinline__ void over_columns(const R& r, int rank, const Work& work) {
+    for (int first = rank; first < r.n; first += BATCH * SIZE) {
+        float z[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) z[i] = BATCH == 1 || first + i * SIZE < r.n ? r.z[first + i * SIZE] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (BATCH == 1 || first + i * SIZE < r.n) work(first + i * SIZE, z[i]);
+    }
+}
+
 template <class Loss>
 struct SumOfTerms {
     static constexpr int FEW_COLUMNS = 0;  // up to which LanesAlone is the faster team
-    static constexpr int BATCH = 4;  // outputs whose loads are in flight together
     static __device__ __forceinline__ float term_weight(int) { return 1.0f; }  // of an output's term in its row
 
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         const float scale = Loss::term_weight(r.n);
-        constexpr int SIZE = R::Team::SIZE;
+        constexpr int SIZE = R::Team::SIZE, BATCH = R::BATCH > 4 ? R::BATCH : 4;
         float sum = 0.0f;
         for (int first = R::Team::rank(); first < r.n; first += BATCH * SIZE) {
             float z[BATCH], t[BATCH];
@@ -146,20 +160,21 @@ struct SoftmaxCrossEntropy {
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         using Team = typename R::Team;
-        const int first = Team::rank();
+        constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
         float largest = -INFINITY;
-        for (int j = first; j < r.n; j += Team::SIZE) largest = fmaxf(largest, r.z[j]);
+        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int, float z) { largest = fmaxf(largest, z); });
         largest = Team::max(largest);
         float sum = 0.0f, mass = 0.0f, dot = 0.0f;
-        for (int j = first; j < r.n; j += Team::SIZE) {
-            const float shifted = r.z[j] - largest, t = r.target(j);
+        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int j, float z) {
+            const float shifted = z - largest, t = r.target(j);
             sum += expf(shifted);
             mass += t;
             dot += r.target.times(t, shifted);
-        }
+        });
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
-        for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
-            r.delta(j, mass * quotient(expf(r.z[j] - largest), sum) - r.target(j));
+        over_columns<Team::DELTA_SIZE, BATCH>(r, Team::delta_rank(), [&](int j, float z) {
+            r.delta(j, mass * quotient(expf(z - largest), sum) - r.target(j));
+        });
         return mass * logf(sum) - dot;
     }
     template <class Team, class Target>
@@ -180,20 +195,21 @@ struct SmoothedSoftmaxCrossEntropy {
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         using Team = typename R::Team;
-        const int first = Team::rank();
+        constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
         float largest = -INFINITY;
-        for (int j = first; j < r.n; j += Team::SIZE) largest = fmaxf(largest, r.z[j]);
+        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int, float z) { largest = fmaxf(largest, z); });
         largest = Team::max(largest);
         float sum = 0.0f, mass = 0.0f, dot = 0.0f;
-        for (int j = first; j < r.n; j += Team::SIZE) {
-            const float shifted = r.z[j] - largest, t = smoothed(r.target(j), r.n);
+        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int j, float z) {
+            const float shifted = z - largest, t = smoothed(r.target(j), r.n);
             sum += expf(shifted);
             mass += t;
             dot += t * shifted;
-        }
+        });
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
-        for (int j = Team::delta_rank(); j < r.n; j += Team::DELTA_SIZE)
-            r.delta(j, mass * quotient(expf(r.z[j] - largest), sum) - smoothed(r.target(j), r.n));
+        over_columns<Team::DELTA_SIZE, BATCH>(r, Team::delta_rank(), [&](int j, float z) {
+            r.delta(j, mass * quotient(expf(z - largest), sum) - smoothed(r.target(j), r.n));
+        });
         return mass * logf(sum) - dot;
     }
     template <class Team, class Target>
@@ -249,11 +265,11 @@ struct Focal {
 
 // The value of a row of logits z (n,) times its weight, in every thread of the team; `store(j, d)` gets the deltas,
 // times the weight too.
-template <class Loss, class Team = WarpTeam, class Target, class Store>
+template <class Loss, class Team = WarpTeam, int BATCH = 1, class Target, class Store>
 __device__ __forceinline__ float weighted_row(const float* z, int n, const Target& target, float weight,
                                               const Store& store) {
     const auto delta = [=](int j, float d) { store(j, d * weight); };
-    const RowOf<Team, Target, decltype(delta)> row = {z, n, target, delta};
+    const RowOf<Team, Target, decltype(delta), BATCH> row = {z, n, target, delta};
     return Loss::row(row) * weight;
 }
 

@@ -395,7 +395,8 @@ def test_operands_with_scales_are_split_before_each_product() -> None:
     assert (fetching["x"], fetching["order"], fetching["copy"]) == (At("data"), At("order"), At("x"))
     assert reading["x"] == At("x")
     of_bytes = with_scales(tensor_plan(precision="float32"), source="uint8", arch="sm_80")
-    assert names(of_bytes.evaluation)[0] == "gather_uint8"
+    assert names(of_bytes.evaluation)[0] == "split_rows_uint8_half_pair"  # it also makes numbers of them
+    assert of_bytes.evaluation[0].values["copy"] == At("x")
     weight = [f"split_columns_{pair}", f"tensor_backward_update_Momentum_{pair}"]
     backward = [name for name in families(low.shards[0]) if "backward" in name or "split" in name][2:]
     # The head leaves the exponents of rows, so that one pass makes the components for both products.
@@ -440,7 +441,26 @@ def test_products_write_operands_of_bfloat16_where_tensor_cores_read_them() -> N
     assert [launch.values["components"] for launch in apart.staged] == [At("x.components"), At("x.components@1")]
     assert apart.stages == 16 and apart.bytes["x.components@1"] == 8 << 20
     of_bytes = lowered(tensor_plan(precision="bfloat16"), source="uint8", arch="sm_90a")
-    assert not of_bytes.staged and of_bytes.stages == 32
+    (split,) = of_bytes.staged
+    assert (split.entry.name, split.values["scale"]) == ("split_rows_uint8_bfloat16", At("scale"))
+    assert of_bytes.stages == 16 and "x" not in of_bytes.bytes
+
+
+def test_a_dropout_leaves_operands_and_goes_back_through_the_activation_below_it() -> None:
+    layers = [Dense(512, 512, "gelu"), Dropout(0.1), Dense(512, 512, "relu"), Dense(512, 10)]
+    options = {"capacity": 1024, "loss": "softmax_cross_entropy"}
+    low = lowered(make_plan(layers, **options, precision="bfloat16"), arch="sm_90a")
+    forward, back = (launch.values for launch in low.shards[0] if launch.entry.name.startswith("dropout"))
+    assert [name for name in names(low.shards[0]) if "dropout" in name] == ["dropout", "dropout_backward_gelu"]
+    assert (forward["x"], forward["saved"], forward["y"]) == (At("y0"), None, None)
+    assert (forward["components"], forward["component_count"]) == (At("y1.components"), 1)
+    assert (back["x"], back["saved"], back["y"]) == (At("dy1"), At("z0"), None)
+    assert back["components"] == At("dy0.components")
+    assert not [name for name in names(low.shards[0]) if name.startswith(("split", "activation"))]
+    plain = lowered(make_plan(layers, **options, precision="float32", reduction="fast"), arch="sm_90a")
+    forward, back = (launch.values for launch in plain.shards[0] if launch.entry.name.startswith("dropout"))
+    assert (forward["y"], forward["components"], back["y"], back["components"]) == (At("y1"), None, At("dy0"), None)
+    assert back["saved"] == At("z0") and not [name for name in names(plain.shards[0]) if name.startswith("activation")]
 
 
 @pytest.mark.usefixtures("plain_launches")

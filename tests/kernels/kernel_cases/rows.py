@@ -10,6 +10,7 @@ from helpers import EPS32
 
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
+from mlpgpu.backends.cuda.kernels import OperandFormat, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
 from mlpgpu.random import Purpose, uniforms
 
@@ -32,6 +33,7 @@ from .case import (
     whole,
     wide,
 )
+from .tensor import blank_components, component_output
 
 
 def initialised_steps(count: int) -> dict[str, object]:
@@ -103,22 +105,42 @@ def dropped(output: Output, batch: Batch, rate: float) -> Output:
     return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
 
 
-def dropout(batch: Batch, n: int, rate: float) -> Case:
-    """Masks have the words of NumPy's own Philox: the same bits."""
+def dropout(
+    batch: Batch, n: int, rate: float, *, activation: str = "", operand_format: OperandFormat | None = None
+) -> Case:
+    """Masks have the words of NumPy's own Philox: the same bits.
+
+    Of an ``activation`` the derivative multiplies as well.  Where components are left, no floats are.
+    """
     x = batch.rows_of(normal(batch.capacity, n))
-    x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
+    if operand_format is None:
+        x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
     draws = uniforms(x.size, seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER).reshape(x.shape)
     keep = np.float32(1.0 / (1.0 - rate))
     with np.errstate(invalid="ignore"):
-        y = x * ((draws >= rate) * keep)
+        y, bound, saved = wide(x * ((draws >= rate) * keep)), np.zeros(x.shape), None
+        if activation:
+            saved = batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, n)))
+            slope = derivative(activation, saved)
+            bound = np.nan_to_num(abs(y) * (activation_bound(saved, slope) + EPS32 * abs(slope)), posinf=0.0)
+            y = y * slope
     address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
     chance = {"threshold": math.ceil(rate * 2**53), "keep": keep}
+    args: dict[str, object] = {"y": blank(*x.shape), "components": None, "component_stride": 0, "component_count": 0}
+    outputs = {"y": expect(y, bound, batch.written(*x.shape))}
+    if operand_format is not None:
+        into = blank_components(operand_format, batch.most_rows, n)
+        args = {"y": None, "components": into, "component_stride": into[0].size, "component_count": len(into)}
+        rows = batch.part.stop - batch.part.start
+        outputs = {"components": component_output(y[batch.part], bound[batch.part], rows, into, vector=1)}
+        outputs["components"].written[:, rows : padded_rows(rows)] = rows > 0
+    name = f"{batch}-{n}-rate{rate}" + f"-{activation}" * bool(activation)
     return Case(
-        f"{batch}-{n}-rate{rate}",
-        kernels.dropout(),
+        name + (f"-{operand_format.name}" if operand_format else ""),
+        kernels.dropout(activation or "identity"),
         (2,),
-        {**batch.args, "x": x, "y": blank(*x.shape), "n": n, **address, **chance},
-        {"y": expect(wide(y), 0.0, batch.written(*x.shape))},
+        {**batch.args, "x": x, "saved": saved, "n": n, **args, **address, **chance},
+        outputs,
     )
 
 
@@ -148,6 +170,13 @@ def row_cases() -> Iterator[Case]:
         yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
     yield dropout(whole(33), 31, 0.0)
     yield dropout(whole(33), 31, 0.9)
+    for activation in ACTIVATIONS:
+        yield dropout(whole(33), 31, 0.25, activation=activation)
+    for operand_format in (kernels.BFLOAT16, kernels.BFLOAT16_PAIR):
+        for n in (1, 31, 34, 36):
+            yield dropout(whole(33), n, 0.25, operand_format=operand_format)
+        for batch in batches(31):
+            yield dropout(batch, 33, 0.25, activation="tanh", operand_format=operand_format)
     for activation in ACTIVATIONS:
         yield activation_backward(activation, whole(31), 3 * normal(31, 33))
         yield activation_backward(activation, whole(1), SPECIAL)

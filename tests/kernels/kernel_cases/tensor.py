@@ -271,14 +271,14 @@ def split_rows(
     x: np.ndarray | None = None,
     plain: bool = False,
     fetched: bool = False,
+    source: str = "float32",
 ) -> Case:
-    """``plain`` is without weights, components and columns; ``fetched`` from a data set by the order."""
-    x = special(batch.capacity, n) if x is None else x
+    """``plain`` is without weights, components and columns; ``fetched`` from a data set by the order, ``source`` its
+    type."""
+    numbers, x, scale = _numbers(batch.capacity, n, source) if x is None else (x, x, 1.0)
     given: dict[str, object] = {"x": batch.rows_of(x), "order": None, "copy": None}
     if fetched:
-        data = np.full((2 * batch.epoch_rows, n), np.nan, np.float32)
-        data[batch.fetched] = x[batch.part]
-        given = {"x": data, "order": batch.order, "copy": blank(*x.shape)}
+        given = {"x": _fetched(batch, numbers), "order": batch.order, "copy": blank(*x.shape)}
     weight_row_scales = (
         None if plain else (8 * np.random.default_rng(6).integers(-30, 10, padded_columns(n))).astype(np.int32)
     )
@@ -297,26 +297,45 @@ def split_rows(
             outputs["column_scales"] = exact(components.column_scales)
     return Case(
         f"{batch}-{n}" + "-plain" * plain + "-fetched" * fetched,
-        kernels.split_rows(operand_format),
+        kernels.split_rows(operand_format, source),
         kernels.row_blocks(batch.most_rows, n),
         {
-            **batch.args, **given, "weight_row_scales": weight_row_scales, "components": None if plain else words,
-            "component_stride": words[0].size, "row_scales": row_scales, "column_scales": None if plain else known,
-            "n": n,
+            **batch.args, **given, "scale": np.float32(scale), "weight_row_scales": weight_row_scales,
+            "components": None if plain else words, "component_stride": words[0].size, "row_scales": row_scales,
+            "column_scales": None if plain else known, "n": n,
         },
         outputs,
     )  # fmt: skip
 
 
-def split_rows_of_steps(operand_format: OperandFormat, n: int) -> Case:
+def _numbers(rows: int, n: int, source: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Rows of a data set of this type, the numbers that they stand for, and the scale."""
+    if source == "float32":
+        x = special(rows, n)
+        return x, x, 1.0
+    scale, of_bytes = 1 / 255, np.random.default_rng(7).integers(0, 256, (rows, n)).astype(np.uint8)
+    return of_bytes, np.float32(scale) * of_bytes.astype(np.float32), scale
+
+
+def _fetched(batch: Batch, rows: np.ndarray, data: np.ndarray | None = None) -> np.ndarray:
+    """A data set whose rows that the batch fetches are these."""
+    if data is None:
+        missing = np.nan if rows.dtype == np.float32 else 255
+        data = np.full((2 * batch.epoch_rows, rows.shape[1]), missing, rows.dtype)
+    data[batch.fetched] = rows[batch.part]
+    return data
+
+
+def split_rows_of_steps(operand_format: OperandFormat, n: int, source: str = "float32") -> Case:
     """Components of the last two steps of an epoch at once, the second of which has two rows."""
     steps = [Batch(150, 302, place) for place in (1, 2)]
-    data = np.full((2 * 302, n), np.nan, np.float32)
+    rows, x, scale = _numbers(150, n, source)
+    data = None
     for batch in steps:
-        data[batch.fetched] = special(150, n)[batch.part]
+        data = _fetched(batch, rows, data)
     words = np.stack([blank_components(operand_format, 150, n) for _ in steps])
     components = [
-        _in_blank(split(operand_format, data[batch.fetched]).bits, blank_components(operand_format, 150, n))
+        _in_blank(split(operand_format, x[batch.part]).bits, blank_components(operand_format, 150, n))
         for batch in steps
     ]
     expected = Output(
@@ -325,13 +344,13 @@ def split_rows_of_steps(operand_format: OperandFormat, n: int) -> Case:
     args = {
         **steps[0].args, "x": data,
         "step": np.concatenate([batch.args["step"] for batch in steps]),  # type: ignore[arg-type]  # arrays, all of them
-        "order": steps[0].order, "weight_row_scales": None, "copy": None, "components": words,
-        "component_stride": words[0, 0].size,
+        "order": steps[0].order, "scale": np.float32(scale), "weight_row_scales": None, "copy": None,
+        "components": words, "component_stride": words[0, 0].size,
         "row_scales": None, "column_scales": None, "n": n,
     }  # fmt: skip
     blocks, _, _ = kernels.row_blocks(150, n)
     outputs = {"components": _exact_components(operand_format, expected)}
-    return Case(f"{n}-of_steps", kernels.split_rows(operand_format), (blocks, len(steps), 1), args, outputs)
+    return Case(f"{n}-of_steps", kernels.split_rows(operand_format, source), (blocks, len(steps), 1), args, outputs)
 
 
 def split_weights(operand_format: OperandFormat, k: int, n: int, other: tuple[int, int] | None = None) -> Case:
@@ -448,15 +467,17 @@ def product_of(operand_format: OperandFormat, a: np.ndarray, b: np.ndarray) -> t
         return a @ b, (ERRORS[operand_format.struct] + 2 * (a.shape[1] + 16) * EPS32) * (abs(a) @ abs(b))
 
 
-def component_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray) -> Output:
-    """An array as components of bfloat16, where the shard's rows are ``value`` and the padding is 0."""
+def component_output(value: np.ndarray, bound: np.ndarray, rows: int, into: np.ndarray, *, vector: int = 4) -> Output:
+    """An array as components of bfloat16, where the shard's rows are ``value`` and the padding is 0.
+
+    That is written as far as the ``vector`` that has a row's last element.
+    """
     shape, columns = into.shape, value.shape[1]
     words, off, written = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
     words[0, :rows, :columns] = value
     with np.errstate(invalid="ignore"):
         off[0, :rows, :columns] = bound + BFLOAT_ERRORS[len(into)] * (abs(value) + bound)
-    # Quads reach past the last column to a multiple of 4.
-    written[:, : padded_rows(rows), : 4 * ceil_div(columns, 4)] = rows > 0
+    written[:, : padded_rows(rows), : vector * ceil_div(columns, vector)] = rows > 0
     return Output(words, off, written, decode=together)
 
 
@@ -466,6 +487,11 @@ def _sources(tile: GemmTile, a: np.ndarray, b: np.ndarray, *, a_inner: bool, b_i
         return a, b
     a_box, b_box = tile.boxes(a_inner=a_inner, b_inner=b_inner)
     return Mapped(a, a_box), Mapped(b, b_box)
+
+
+def _component_vector(tile: GemmTile, *, is_alone: bool) -> int:
+    """Elements of the vectors by which a product stores components: more where it stores nothing else."""
+    return 8 if is_alone and not isinstance(tile, Sm80Tile) else 4
 
 
 def _row_grid(tile: GemmTile, rows: int, n: int) -> tuple[int, ...]:
@@ -498,7 +524,10 @@ def tensor_forward(
     y_components = None if operand_format.scaled else into
     if y_components is not None:
         y = outputs["y"]
-        outputs["y_components"] = component_output(y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into)
+        vector = _component_vector(tile, is_alone=components_alone and plain)
+        outputs["y_components"] = component_output(
+            y.value[batch.part], y.bound[batch.part], len(x[batch.part]), into, vector=vector
+        )
         if components_alone:
             del outputs["y"]
     x_source, w_source = _sources(
@@ -571,7 +600,8 @@ def tensor_backward_input(
     outputs = {"dx": expect(dx, bound, batch.written(*dx.shape))}
     dx_components = None if operand_format.scaled else into
     if dx_components is not None:
-        outputs["dx_components"] = component_output(dx[batch.part], bound[batch.part], rows, into)
+        vector = _component_vector(tile, is_alone=not plain)
+        outputs["dx_components"] = component_output(dx[batch.part], bound[batch.part], rows, into, vector=vector)
         if not plain:
             del outputs["dx"]
     dz_bits = dz_components.bits if rows else blank_components(operand_format, batch.most_rows, n)
@@ -668,7 +698,7 @@ def tensor_backward_weight(
     w_components = None if operand_format.scaled else blank_components(operand_format, k, n)
     if w_components is not None:
         after, written = outputs["weight"], np.zeros(w_components.shape, bool)
-        written[:, :k, : n if isinstance(tile, ClusterSplitTile) else 4 * ceil_div(n, 4)] = True
+        written[:, :k, : 4 * ceil_div(n, 4) if isinstance(tile, Sm80Tile) else n] = True
         outputs["w_components"] = replace(component_output(after.value, after.bound, k, w_components), written=written)
     yield {**args, "w_components": w_components, **moved}, outputs, constants
 
@@ -787,14 +817,18 @@ def component_cases() -> Iterator[Case]:
             yield split_columns(operand_format, whole(rows), n)
         if not operand_format.scaled:
             yield split_rows_of_steps(operand_format, 36)
+            yield split_rows_of_steps(operand_format, 35, "uint8")
         yield split_weights(operand_format, 130, 300, other=(37, 33))
         yield split_weights(operand_format, 3, 5, other=(129, 600))
+        for n in (1, 33, 700):
+            yield split_rows(operand_format, whole(31), n, fetched=True, source="uint8")
         yield split_rows(operand_format, whole(9), 36, plain=True)
         yield split_rows(operand_format, whole(9), 36, x=np.zeros((9, 36), np.float32))
         yield split_columns(operand_format, whole(65), 35, plain=True)
         for batch in batches(65):
             yield split_rows(operand_format, batch, 35)
             yield split_rows(operand_format, batch, 36, fetched=True)
+            yield split_rows(operand_format, batch, 36, fetched=True, source="uint8")
             yield split_columns(operand_format, batch, 35)
             if operand_format.scaled:
                 yield split_columns(operand_format, batch, 37, both=True)

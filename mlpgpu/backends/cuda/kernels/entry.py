@@ -28,6 +28,8 @@ ITEM_BYTES = {
     "StackLayer": 40, "NetworkLayer": 20, "RowStepLevel": 36, "UpdatedLayer": 28,
 }  # fmt: skip
 
+SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
+
 
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ....losses import OUTPUTS, OutputName
-from .entry import Entry, Product, arguments
-from .rows import SOURCES
+from .entry import SOURCES, Entry, Product, arguments
 
 # NetworkForward of fused/network.cuh.
 NETWORK_THREADS, NETWORK_STAGE, NETWORK_MOST_ROWS, NETWORK_SPREAD_ROWS = 256, 3584, 32, 8

@@ -4,8 +4,7 @@ rows and columns of arrays, and random words (``elementwise/random.cuh``)."""
 from __future__ import annotations
 
 from ...base import MOST_BINS
-from .entry import ITEM_BYTES, ROW_THREADS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
-from .rows import SOURCES
+from .entry import ITEM_BYTES, ROW_THREADS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_STAGES = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import ROW_THREADS, ROWS, WARP, Entry, arguments
-
-SOURCES = {"float32": "float", "uint8": "unsigned char"}  # C types of a data set's inputs
+from .entry import ROW_THREADS, ROWS, SOURCES, WARP, Entry, arguments
 
 
 def initialise_steps() -> Entry:
@@ -16,8 +14,10 @@ def initialise_steps() -> Entry:
     )
 
 
-def _over_rows(name: str, function: str, rest: str) -> Entry:
-    return Entry(name, "elementwise/rows.cuh", function, arguments(f"{ROWS}, {rest}"), ROW_THREADS)
+def _over_rows(name: str, function: str, rest: str, *, overlaps: bool = False) -> Entry:
+    """``overlaps``: its launch may begin before the one before it is complete, for which its blocks wait."""
+    signature, prefetched = arguments(f"{ROWS}, {rest}"), () if overlaps else None
+    return Entry(name, "elementwise/rows.cuh", function, signature, ROW_THREADS, prefetched=prefetched)
 
 
 def gather(source: str) -> Entry:
@@ -39,12 +39,15 @@ def find_nonfinite_rows() -> Entry:
     )
 
 
-def dropout() -> Entry:
+def dropout(activation: str = "identity") -> Entry:
+    """A dropout; of deltas, that and the derivative of the activation below it."""
     rest = (
-        "const float* x[rows,n], float* y[rows,n], int n, uint64_t seed, uint64_t purpose, uint64_t layer, "
-        "uint64_t threshold, float keep"
+        "const float* x[rows,n], const float* saved[rows,n], float* y[rows,n], "
+        "uint16_t* components[component_count,rows,n], int64_t component_stride, int component_count, int n, "
+        "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
     )
-    return _over_rows("dropout", "dropout", rest)
+    name = "dropout" if activation == "identity" else f"dropout_backward_{activation}"
+    return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True)
 
 
 def zero() -> Entry:
@@ -65,7 +68,7 @@ def row_entries() -> list[Entry]:
         *(gather(source) for source in SOURCES),
         standardize(),
         zero(),
-        dropout(),
+        *(dropout(activation) for activation in ACTIVATIONS),
         initialise_steps(),
         find_nonfinite_rows(),
     ]

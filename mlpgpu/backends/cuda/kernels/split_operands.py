@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from collections.abc import Callable
+
+from .entry import ROW_THREADS, ROWS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
 from .operand_format import BFLOAT16, BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 
 ROW_PADDING, COLUMN_PADDING = 128, 64  # what components are padded to multiples of
@@ -63,15 +65,16 @@ def column_blocks(rows: int, n: int) -> tuple[int, int, int]:
     return padded_columns(n) // COLUMN_WIDTH, partials, 1
 
 
-def split_rows(operand_format: OperandFormat) -> Entry:
+def split_rows(operand_format: OperandFormat, source: str = "float32") -> Entry:
+    """Of rows of a data set of this type, or of floats that a kernel has made."""
+    ctype, of_bytes = SOURCES[source], "" if source == "float32" else f"_{source}"
     rest = (
-        f"{ROWS}, const float* x[rows,n], const int* order[rows], const int* weight_row_scales[n], "
+        f"{ROWS}, const {ctype}* x[rows,n], const int* order[rows], float scale, const int* weight_row_scales[n], "
         f"float* copy[rows,n], uint16_t* components[{operand_format.components},rows,n], int64_t component_stride, "
         "int* row_scales[rows], int* column_scales[n], int n"
     )
-    return _split(
-        f"split_rows_{operand_format.name}", f"split_rows<{operand_format.struct}>", rest, SPLIT_BYTES, "RowTeam"
-    )
+    name, function = f"split_rows{of_bytes}_{operand_format.name}", f"split_rows<{operand_format.struct}, {ctype}>"
+    return _split(name, function, rest, SPLIT_BYTES, "RowTeam")
 
 
 def split_weights(operand_format: OperandFormat) -> Entry:
@@ -118,10 +121,11 @@ def mask_words() -> Entry:
 
 def split_entries() -> list[Entry]:
     """The entries that split operands into any format."""
-    makers = (split_rows, split_weights, split_columns)
+    makers: tuple[Callable[[OperandFormat], Entry], ...] = (split_rows, split_weights, split_columns)
     entries = [make(operand_format) for operand_format in OPERAND_FORMATS for make in makers]
     return [
         *entries,
+        *(split_rows(operand_format, "uint8") for operand_format in OPERAND_FORMATS),
         *(sum_columns(operand_format) for operand_format in OPERAND_FORMATS if not operand_format.scaled),
         mask_words(),
     ]

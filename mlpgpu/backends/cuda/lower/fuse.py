@@ -105,7 +105,9 @@ class _Facts:
         products = ops.Dense if self.selection.work.reduction == "atomic" else (ops.Dense, ops.DenseBackward)
         # Scaled operands are made beside floats, which products may read: who makes the operands leaves those too.
         is_late = self.is_scaled and any(map(self.is_gemm, readers)) and not self.is_gemm(readers[0])
-        return bool(path.by_readers) and all(isinstance(reader, products) for reader in readers) and not is_late
+        # Of bytes, who makes the operands makes numbers as well.
+        is_read = bool(path.by_readers) or all(map(self.is_gemm, readers))
+        return is_read and all(isinstance(reader, products) for reader in readers) and not is_late
 
     def by_order(self, name: str) -> bool:
         """Whether products outside the tensor cores fetch these rows: nobody has copied them."""
@@ -131,8 +133,9 @@ class _Facts:
 
     @cached_property
     def _in_products(self) -> set[ops.Operation]:
-        """Derivatives that follow the product of a dense layer that makes what they multiply."""
-        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, ops.DenseBackward))
+        """Derivatives that follow the product of a dense layer, or the dropout, that makes what they multiply."""
+        made_by = ops.DenseBackward, ops.DropoutBackward
+        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, made_by))
         found = {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
         return found | {relu for _, relu in self.relus_dropped.values()}
 
@@ -145,6 +148,8 @@ class _Facts:
                 made.append(op.y)
             elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
                 made.append(self.delta_of(op))
+            elif isinstance(op, (ops.Dropout, ops.DropoutBackward)) and op not in self._dropped_by_products:
+                made.append(op.y if isinstance(op, ops.Dropout) else op.dx)
             elif isinstance(op, ops.Loss) and not isinstance(self.following.get(op), ops.ActivationBackward):
                 made.append(op.delta)
         return {name for name in made if name is not None and self.forms(name).operands}
@@ -230,6 +235,14 @@ class _Facts:
             if after.activation == "relu" and made.get(op.x) == after.saved:
                 found[op] = dropout, after
         return found
+
+    @cached_property
+    def _dropped_by_products(self) -> set[ops.Operation]:
+        """Dropouts that are part of a dense layer's launches."""
+        forward = (self.dropout(op) for op in self.layers if isinstance(self.dense_path(op).forward, WholeBatch))
+        back = (self.dropout_back(op) for op in self.backwards if isinstance(self.dense_path(op).dx, WholeBatch))
+        behind_relus = (dropout for dropout, _ in self.relus_dropped.values())
+        return {op for op in (*forward, *back, *behind_relus) if op is not None}
 
     def delta_of(self, op: ops.DenseBackward) -> str | None:
         """What the launch leaves that makes dx, and goes back through what follows."""
@@ -374,7 +387,8 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
         return [groups.LocalForward(title, path.why, op)]
     if isinstance(op, (ops.Dropout, ops.DropoutBackward)):
         x, y = (op.x, op.y) if isinstance(op, ops.Dropout) else (op.dy, op.dx)
-        return [groups.DropOut(title, path.why, op, x, y)]
+        derivative = facts.derivative(op) if isinstance(op, ops.DropoutBackward) else Derivative()
+        return [groups.DropOut(title, path.why, op, x, y, derivative, facts.forms(y))]
     if isinstance(op, ops.Loss):
         return _loss(facts, op, title)
     if isinstance(op, ops.Output):

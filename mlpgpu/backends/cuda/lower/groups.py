@@ -113,11 +113,18 @@ class StandardizeRows(Group):
 
 @dataclass(frozen=True)
 class DropOut(Group):
-    """A dropout, forward or backward, from x to y."""
+    """A dropout, forward or backward, from x to y.
+
+    Attributes:
+        derivative: of the activation below it, by which deltas are multiplied as well.
+        forms: in which it leaves y.
+    """
 
     op: ops.Dropout | ops.DropoutBackward
     x: str
     y: str
+    derivative: Derivative
+    forms: Stored
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,10 @@ def split_rows(shard: Shard, group: SplitRows) -> None:
         if is_input and shard.work.is_training
         else None
     )
+    source = shard.setting.source if group.by_order else "float32"
     launch = shard.launch(
-        group, kernels.split_rows(format_of(shard)), kernels.row_blocks(shard.rows, n),
-        **shard.rows_of(name, group.by_order),
+        group, kernels.split_rows(format_of(shard), source), kernels.row_blocks(shard.rows, n),
+        **shard.rows_of(name, group.by_order), scale=At("scale") if group.by_order else 1.0,
         weight_row_scales=weight_words(shard, group.reader.weight)["row_scales"] if is_input else None,
         copy=shard.stored(name) if group.is_copied else None, components=operands,
         component_stride=component_elements(shard, n),

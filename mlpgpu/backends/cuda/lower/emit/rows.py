@@ -32,10 +32,13 @@ def standardize(shard: Shard, group: StandardizeRows) -> None:
 
 
 def dropout(shard: Shard, group: DropOut) -> None:
-    op, n = group.op, shard.width(group.x)
+    n, derivative = shard.width(group.x), group.derivative
+    y, components = written(shard, group.y, group.forms)
     shard.add(
-        group, kernels.dropout(), shard.over_elements(n, per_thread=4),
-        x=shard.ref(group.x), y=shard.stored(group.y), n=n, **shard.dropout(op),
+        group, kernels.dropout(derivative.activation), shard.over_elements(n, per_thread=4),
+        x=shard.ref(group.x), saved=shard.ref(derivative.saved), y=y,
+        components=components, component_stride=elements_of(shard, group.y), component_count=component_count(shard),
+        n=n, **shard.dropout(group.op),
     )  # fmt: skip
 
 
