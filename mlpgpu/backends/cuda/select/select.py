@@ -33,7 +33,8 @@ class LocalPath:
 
 @dataclass(frozen=True)
 class GatherPath:
-    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies them."""
+    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies them, or splits
+    them into operands."""
 
     by_readers: Verdict
 
@@ -304,7 +305,7 @@ class _Choices:
             why = (
                 "inputs are float32, which products can load by row indices"
                 if is_float
-                else "inputs are uint8, which a launch converts to float32"
+                else "inputs are uint8: a launch makes float32 of them, or operands where tensor cores alone read them"
             )
             return GatherPath(Verdict(is_float, why))
         if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
