@@ -305,7 +305,7 @@ class _Choices:
             why = (
                 "inputs are float32, which products can load by row indices"
                 if is_float
-                else "inputs are uint8: a launch makes float32 of them, or operands where tensor cores alone read them"
+                else "inputs are uint8: a launch makes float32 of them, or operands if tensor cores alone read them"
             )
             return GatherPath(Verdict(is_float, why))
         if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
