@@ -33,8 +33,7 @@ class LocalPath:
 
 @dataclass(frozen=True)
 class GatherPath:
-    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies them, or splits
-    them into operands."""
+    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies or splits them."""
 
     by_readers: Verdict
 
