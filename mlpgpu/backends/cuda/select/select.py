@@ -33,7 +33,7 @@ class LocalPath:
 
 @dataclass(frozen=True)
 class GatherPath:
-    """Rows of the data set: ``by_readers`` if products may fetch them by the order; else a launch copies or splits them."""
+    """Rows of the data set: ``by_readers`` if products may fetch them; else a launch copies or splits them."""
 
     by_readers: Verdict
 
