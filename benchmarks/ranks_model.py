@@ -6,9 +6,11 @@
 *Checked*: steps of one and two ranks of this host's cores, which ``mlpgpu/plan/costs.py`` counts; ``--fit`` looks for
 the constants there.  The file has the fastest epochs of two sessions of ``--measure``.
 
-*Only computed*: steps on cards.  Products take what they took on one card (``docs/results.md``), and an exchange what a
-line through NCCL's times on two H200s says; over InfiniBand the rate is that of its port, 400 Gbit/s.  Latency grows
-with the logarithm of the number of cards.  An exchange is either all seen, or hidden behind the backward products.
+*Held to two cards*: steps that ``ranks_contenders.py`` measured on one H100 and on two.
+
+*Only computed*: steps on more cards.  Products take what they took on one card (``docs/results.md``), and an exchange
+what a line through NCCL's times on two H200s says; over InfiniBand the rate is that of its port, 400 Gbit/s.  Latency
+grows with the logarithm of the number of cards.  An exchange is all seen, or hidden behind the backward products.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from mlpgpu.plan.costs import CORES, Machine, step_seconds
 from mlpgpu.ranks import communicator
 
 RESULTS = Path(__file__).parent / "results" / "ranks_model.jsonl"
+OF_TWO_CARDS = RESULTS.with_name("ranks_cuda.jsonl")
 NETWORKS = {
     "20-64-64-2": 64,
     "64-128-10": 32,
@@ -154,7 +157,7 @@ def show_measured(measured: Sequence[Measured], cores: int) -> None:
     print(f"in the mean {np.abs(found).mean():.1%} off, at most ×{math.exp(np.abs(found).max()):.2f}")
 
 
-# --- cards, which nobody measured ---
+# --- cards ---
 
 NCCL = ((4 * 101_770, 13.5e-6), (16e6, 76e-6), (256e6, 895e-6))  # an all-reduce on two H200s: bytes, seconds
 INFINIBAND_RATE = 0.9 * 50e9  # bytes a second that a card sends through a port of 400 Gbit/s, nine tenths of its rate
@@ -187,6 +190,46 @@ def card_seconds(step: float, parameters: int, cards: int, link: Link, *, is_hid
     return step + latency + (max(0.0, moved - BACKWARD * step) if is_hidden else moved)
 
 
+def parameters_of(network: str) -> int:
+    return sum((n_in + 1) * n_out for n_in, n_out in pairwise(int(n) for n in network.split("-")))
+
+
+def of_two_cards() -> list[tuple[str, int, str, float, float]]:
+    """Network, rows of one card, precision, and microseconds of a step on one card and on two with half the rows each.
+
+    They are those of the last version that was measured, medians of its runs; of weak scaling two cards have twice the
+    rows, and take as long as half a step of so many on one would.
+    """
+    lines = [json.loads(line) for line in OF_TWO_CARDS.read_text(encoding="utf-8").splitlines()]
+    found: dict[tuple[str, int, str, int], list[float]] = {}
+    for line in lines:
+        if line["commit"] == lines[-1]["commit"] and line["contender"] == "mlpgpu":
+            rows = line["batch_size"] // (2 if line["scaling"] == "weak" else 1)
+            key = line["network"], rows, line["precision"], line["ranks"] if line["scaling"] == "strong" else 0
+            found.setdefault(key, []).append(line["microseconds"])
+    made = []
+    for (network, rows, precision, ranks), times in found.items():
+        if ranks == 1:
+            one, two = float(np.median(times)), found.get((network, rows, precision, 2), [])
+            made += [(network, rows, precision, one, float(np.median(two)))] if two else []
+            weak = found.get((network, rows, precision, 0), [])
+            made += [(network, 2 * rows, precision, 2 * one, float(np.median(weak)))] if weak else []
+    return made
+
+
+def show_two_cards() -> None:
+    link, offs = nvlink(), []
+    print("\ntwo H100s, microseconds of a step: the exchange counted as hidden if it can be, and measured")
+    for network, rows, precision, one, two in of_two_cards():
+        counted = 1e6 * card_seconds(one / 2 * 1e-6, parameters_of(network), 2, link, is_hidden=True)
+        offs.append(two / counted)
+        print(
+            f"  {network:25} {rows:6} {precision:9} one {one:8,.0f}, two {two:8,.0f}, counted {counted:8,.0f}, "
+            f"×{offs[-1]:.2f}"
+        )
+    print(f"measured are ×{min(offs):.2f} to ×{max(offs):.2f} of what is counted")
+
+
 def show_cards() -> None:
     fitted = nvlink()
     links = (fitted, dataclasses.replace(fitted, name="InfiniBand", bandwidth=INFINIBAND_RATE))
@@ -196,7 +239,7 @@ def show_cards() -> None:
     for link in links:
         print(link)
         for name, batch, steps in STEPS_OF_CARDS:
-            parameters = sum((n_in + 1) * n_out for n_in, n_out in pairwise(int(n) for n in name.split("-")))
+            parameters = parameters_of(name)
             for precision, microseconds in steps.items():
                 cells = []
                 for cards in CARDS:
@@ -220,6 +263,7 @@ def main() -> None:
     show_measured(measured, cores)
     if options.fit:
         print(fit(measured, cores))
+    show_two_cards()
     show_cards()
 
 

@@ -11,8 +11,8 @@ namespace mlpgpu {
 
 // Passes a consumer's part of C, from row m0 and column n0 on, to the epilogue in quads. Each warp stages pieces of 16 rows
 // and up to 32 columns and takes them back with a lane for each quad of a row, so that global memory is accessed in whole rows.
-// Where rows are no vectors, a quad's columns are LANES apart, so that neighbouring lanes access neighbouring columns; but
-// components stay quads of neighbours, which are vectors in every row.
+// Where rows are no vectors, a quad's columns are LANES apart, so that neighbouring lanes access neighbouring columns. Of an
+// epilogue that reads components they stay neighbours, since those are vectors in every row.
 template <class T, class Epilogue>
 struct StagedEpilogue {
     static constexpr int WIDTH = T::STAGING_WIDTH, PITCH = T::STAGING_PITCH, LANES = WIDTH / 4, QUADS = 16 * LANES / WARP;
