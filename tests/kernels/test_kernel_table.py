@@ -188,7 +188,11 @@ def test_only_the_atomic_kernel_adds_in_any_order(piece: Piece) -> None:
     flagging = [
         entry
         for operand_format in scaled
-        for entry in (kernels.split_rows(operand_format), kernels.split_weights(operand_format))
+        for entry in (
+            kernels.split_rows(operand_format),
+            kernels.split_rows(operand_format, "uint8"),
+            kernels.split_weights(operand_format),
+        )
     ]
     assert atomics == names_of(kernels.dense_backward_atomic(), *counting, *flagging) & names_of(*piece.entries)
 

@@ -136,6 +136,7 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     return Entry(
         full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
         block=team.block, loss_numbers=reads_numbers(name), prefetched=(),
+        spill_bytes=8,  # on sm_75 alone
     )  # fmt: skip
 
 

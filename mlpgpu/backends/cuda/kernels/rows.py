@@ -14,10 +14,12 @@ def initialise_steps() -> Entry:
     )
 
 
-def _over_rows(name: str, function: str, rest: str, *, overlaps: bool = False) -> Entry:
+def _over_rows(name: str, function: str, rest: str, *, overlaps: bool = False, spill_bytes: int = 0) -> Entry:
     """``overlaps``: its launch may begin before the one before it is complete, for which its blocks wait."""
     signature, prefetched = arguments(f"{ROWS}, {rest}"), () if overlaps else None
-    return Entry(name, "elementwise/rows.cuh", function, signature, ROW_THREADS, prefetched=prefetched)
+    return Entry(
+        name, "elementwise/rows.cuh", function, signature, ROW_THREADS, prefetched=prefetched, spill_bytes=spill_bytes
+    )
 
 
 def gather(source: str) -> Entry:
@@ -47,7 +49,8 @@ def dropout(activation: str = "identity") -> Entry:
         "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
     )
     name = "dropout" if activation == "identity" else f"dropout_backward_{activation}"
-    return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True)
+    # On sm_75 the shard's rows lie on the stack.
+    return _over_rows(name, f"dropout<{camel(activation)}>", rest, overlaps=True, spill_bytes=16)
 
 
 def zero() -> Entry:

@@ -34,7 +34,9 @@ def padded_columns(n: int) -> int:
     return COLUMN_PADDING * ceil_div(n, COLUMN_PADDING)
 
 
-def _split(name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock") -> Entry:
+def _split(
+    name: str, function: str, signature: str, shared_bytes: int = 0, block: str = "PlainBlock", *, spill_bytes: int = 24
+) -> Entry:
     """An entry for cards whose tensor cores take split operands."""
     return Entry(
         name,
@@ -47,7 +49,7 @@ def _split(name: str, function: str, signature: str, shared_bytes: int = 0, bloc
         prefetched=(),
         block=block,
         blocks=SPLIT_BLOCKS,
-        spill_bytes=24,
+        spill_bytes=spill_bytes,
     )
 
 
@@ -74,7 +76,8 @@ def split_rows(operand_format: OperandFormat, source: str = "float32") -> Entry:
         "int* row_scales[rows], int* column_scales[n], int n"
     )
     name, function = f"split_rows{of_bytes}_{operand_format.name}", f"split_rows<{operand_format.struct}, {ctype}>"
-    return _split(name, function, rest, SPLIT_BYTES, "RowTeam")
+    # With scales: 52 on sm_90a of bytes, 52 of floats and 108 of bytes on sm_80.
+    return _split(name, function, rest, SPLIT_BYTES, "RowTeam", spill_bytes=108)
 
 
 def split_weights(operand_format: OperandFormat) -> Entry:

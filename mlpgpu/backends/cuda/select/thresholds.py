@@ -194,10 +194,10 @@ SCALAR_TILE_CLOCKS = 5000
 
 # From so many weights on blocks that are several on a multiprocessor may multiply while others move their tiles: memory
 # then gives so many bytes in a clock, the second number where they do not.  A weight and its slot are read and written.
-# 4096 by 4096 at 64 rows in bfloat16 by Adam: 199 µs, so 142; 1024 by 1024 at 1,024 rows the same both ways.  Those
-# that stay in the second-level cache gain too: a step of 28-629-2433-732-755 at 64 rows in tf32 by Adam 148.5 → 135.8
-# µs, of 2124-235-359-120-696 at 128 70.5 → 69.0, both beside 2²¹; from 2¹⁶ on none of 32 was faster.
-CLUSTER_LEAST_WEIGHTS = 1 << 18
+# 4096 by 4096 at 64 rows in bfloat16 by Adam: 199 µs, so 142; 1024 by 1024 at 1,024 rows the same both ways.  From 2¹⁸
+# on, in place of 2²¹, a step of 28-629-2433-732-755 at 64 rows in tf32 by Adam took 136 µs in place of 149, most of it
+# of the two weights above this; of smaller ones counts say that they lose, and few were timed.
+CLUSTER_LEAST_WEIGHTS = 1_500_000
 CLUSTER_WEIGHT_BYTES = 16
 CLUSTER_BYTES_PER_CLOCK = 1540, 1130
 
