@@ -874,12 +874,33 @@ TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
     ],
 )
 def test_an_epoch_on_tensor_cores(case: str, operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_on_tensor_cores(*TENSOR_STEPS[case], operand_format, monkeypatch)
+
+
+@pytest.mark.parametrize("operand_format", OPERAND_FORMATS, ids=lambda operand_format: operand_format.name)
+def test_an_epoch_of_bytes_on_tensor_cores(operand_format: OperandFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widths that are no vectors, and a dropout behind an activation that keeps z."""
+    layers = [Dense(13, 37, "silu"), Dropout(0.3), Dense(37, 35, "relu"), Dense(35, 3)]
+    host = check_on_tensor_cores(layers, {"loss": Huber(0.5), "shards": 2}, operand_format, monkeypatch, as_bytes=True)
+    launched = names(host.low.launches())
+    assert f"split_rows_uint8_{operand_format.name}" in launched and "gather_uint8" not in launched
+    assert "dropout_backward_silu" in launched and "activation_backward_silu" not in launched
+
+
+def check_on_tensor_cores(
+    layers: list[Layer],
+    options: dict[str, Any],
+    operand_format: OperandFormat,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    as_bytes: bool = False,
+) -> HostProgram:
     """A full batch and one of two rows, every product on tensor cores; the rounding of all adds to each number."""
     for name in LEAST:
         monkeypatch.setattr(thresholds, name, 1)
     monkeypatch.setattr(thresholds, "MOST_UNSCALED_WEIGHTS", 0 if operand_format.scaled else 1 << 62)
     precision = next(precision for precision, forms in OF_PRECISION.items() if operand_format in forms)
-    epoch = Epoch(*TENSOR_STEPS[case], rates=(0.1, 0.02), precision=precision)
+    epoch = Epoch(layers, options, rates=(0.1, 0.02), precision=precision, as_bytes=as_bytes)
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
     assert all(
         operand_format.name in launch.entry.name
@@ -896,3 +917,4 @@ def test_an_epoch_on_tensor_cores(case: str, operand_format: OperandFormat, monk
     for got, value in zip(ours, (state.parameters[0] - before, *expected), strict=True):
         rounding = ERRORS[operand_format.struct] + 64 * EPS32  # of a product, and of its sum
         assert np.linalg.norm(got - value) <= np.sqrt(products) * rounding * np.linalg.norm(value)
+    return host
