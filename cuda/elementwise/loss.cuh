@@ -34,7 +34,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
                                      Source targets, const float* weights, const float* mean, const float* scale,
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
                                      uint16_t* components, int64_t component_stride, int component_count, int n) {
-    constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // a wide row's block has a warp's loads in flight for each 32 columns
+    constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // the 32 warps of a wide row's block overlap their loads anyway
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;

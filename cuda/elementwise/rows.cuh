@@ -59,10 +59,10 @@ __device__ __forceinline__ void standardize(const Step* step, int shard, int sha
         y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
 }
 
-// y = x · mask · keep, and the same for deltas in the backward pass, there ∘ f'(saved) unless `saved` is null: word (row in
-// batch · n + column) of the layer's step decides (keep_or_drop), so that nothing is stored between the passes. y is null
-// where nobody reads it as floats; `components` where nobody reads it as so many components of bfloat16, whose rows from the
-// shard's on are padding and become 0.
+// y = x · mask · keep. In the backward pass x is a delta, and y = x · mask · keep ∘ f'(saved) unless `saved` is null. Word (row
+// in batch · n + column) of the layer's step decides (keep_or_drop), so that nothing is stored between the passes. The kernel
+// stores y as floats, as `component_count` components of bfloat16, or as both: the form that nobody reads is null. Components
+// have rows of padding behind the shard's, which become 0.
 template <class Activation>
 __device__ __forceinline__ void dropout(const Step* step, int shard, int shards, const float* x, const float* saved, float* y,
                                         uint16_t* components, int64_t component_stride, int component_count, int n,

@@ -56,6 +56,11 @@ class Driver:
         self.reused = 0  # how often allocations were freed and others made in their places
         self.refuses = self.locks_nothing = False
 
+    def allocate(self, array: np.ndarray) -> np.ndarray:
+        """The array as an allocation of a card, which other ranks can map."""
+        self.allocations[array.ctypes.data] = array
+        return array
+
     class CUipcMemHandle:
         reserved = bytes(64)
 
@@ -265,7 +270,7 @@ def test_messages_arrive_step_after_step_in_both_lanes(size: int, driver: Driver
         assert cards.greet()
         arrays = {name: np.zeros((2, size, numbers), np.int64) for name in ("sent", "received")}
         for array in arrays.values():
-            driver.allocations[array.ctypes.data] = array
+            driver.allocate(array)
         own = {
             lane: [
                 [
@@ -313,8 +318,7 @@ def test_memory_is_mapped_once_and_as_long_as_it_is_used(driver: Driver) -> None
 
     def work(rank: int) -> None:
         cards = linked(team, rank, memory)
-        array = np.zeros(8, np.uint8)
-        driver.allocations[array.ctypes.data] = array
+        array = driver.allocate(np.zeros(8, np.uint8))
         address, other = array.ctypes.data, 1 - rank
         sent = cards.reach([Message(other, address, 1)] * 3, [Message(other, address + 4, 1)] * 3)
         assert len({each.to for each in sent}) == 1
@@ -334,8 +338,7 @@ def test_memory_that_a_rank_has_freed_is_not_taken_for_what_it_has_there_now(dri
 
     def work(rank: int) -> None:
         cards = linked(team, rank, memory)
-        array = np.zeros(8, np.uint8)
-        driver.allocations[array.ctypes.data] = array
+        array = driver.allocate(np.zeros(8, np.uint8))
         message = Message(1 - rank, array.ctypes.data, 1)
         (before,) = cards.reach([message], [message])
         team.gather(rank, None)
@@ -360,8 +363,7 @@ def test_what_waits_for_a_rank_that_does_not_come_is_broken_off(
 
     def work(rank: int) -> None:
         made = cards[rank] = linked(team, rank, memory)
-        array = np.zeros(8, np.uint8)
-        driver.allocations[array.ctypes.data] = array
+        array = driver.allocate(np.zeros(8, np.uint8))
         message = Message(1 - rank, array.ctypes.data, 1)
         sent = made.reach([message], [message])
         if rank:
