@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 SECONDS = 60.0
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_LOCAL", "MLPGPU_RANK")  # begin their variables
+SESSIONS = tempfile.TemporaryDirectory(prefix="sessions")  # it goes with this process
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,29 @@ class Done:
 
 
 def clean_environ(**variables: str) -> dict[str, str]:
-    """This process's environment, without what a launcher has set, and with the package's sources in front."""
+    """This process's environment, without what a launcher has set, and with the package's sources in front.
+
+    Open MPI keeps a session in a folder named by the number of mpirun's process.  One that was killed leaves it, and a
+    later mpirun with the same number would not start: so each command has a folder for it of its own.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
+    session = {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=SESSIONS.name)}
+    packages = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**kept, **session, **packages, **variables}
 
 
 def mpirun() -> list[str]:
     """The mpirun of this environment, with what it needs to run here."""
     command = [str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "--bind-to", "none"]
     return command + ["--allow-run-as-root"] * (os.geteuid() == 0)
+
+
+def our_lines(printed: str) -> list[str]:
+    """The package's lines of what ranks printed, but for those that loops are compiled.
+
+    Open MPI writes a line of its own in pieces, so that one of ours may begin in the middle of it.
+    """
+    return [line for line in re.findall("mlpgpu: .*", printed) if not line.startswith("mlpgpu: compiling ")]
 
 
 def write_script(folder: Path, script: str) -> str:

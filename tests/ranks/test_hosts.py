@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hosts import Host, Switch, in_place_of_ssh
-from launched import Done, clean_environ, kill, mpirun, run, run_ranks, write_script
+from launched import Done, clean_environ, kill, mpirun, our_lines, run, run_ranks, write_script
 
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("ranks")]  # which would take each other's cores
 
@@ -92,11 +92,6 @@ def command(hosts: list[Host], folder: Path, script: str, *options: str, ranks: 
     )
 
 
-def told(done: Done, start: str = "mlpgpu: ") -> list[str]:
-    lines = [line for line in done.errors.splitlines() if line.startswith(start)]
-    return [line for line in lines if not line.startswith("mlpgpu: compiling ")]
-
-
 def run_on(
     hosts: list[Host], folder: Path, script: str, *options: str, ranks: tuple[int, ...] = (), **env: str
 ) -> Done:
@@ -142,10 +137,8 @@ def lasting(
 
 
 def said(folder: Path, ranks: int) -> list[str]:
-    """Our lines of each rank, without Open MPI's, and without that loops are compiled, if this is where they are."""
-    texts = [(folder / f"said{rank}").read_text() for rank in range(ranks)]
-    lines = [[line for line in text.splitlines() if line.startswith("mlpgpu")] for text in texts]
-    return ["\n".join(line for line in each if not line.startswith("mlpgpu: compiling ")) for each in lines]
+    """Our lines of each rank."""
+    return ["\n".join(our_lines((folder / f"said{rank}").read_text())) for rank in range(ranks)]
 
 
 def wait_for_ends(pids: list[int], seconds: float) -> float:
@@ -215,7 +208,7 @@ def test_hosts_of_one_name_and_addresses_that_both_have(tmp_path: Path) -> None:
         done = run_on(hosts, tmp_path, script, *network, MLPGPU_RANKS_TIMEOUT="77")
     assert done.code == 0, done.errors
     assert sorted(done.output.splitlines()) == ["node True 77.0 False", "node True 77.0 True"]
-    assert told(done) == []
+    assert our_lines(done.errors) == []
 
 
 def test_ranks_that_cannot_reach_rank_0_are_named(tmp_path: Path) -> None:
@@ -228,7 +221,8 @@ def test_ranks_that_cannot_reach_rank_0_are_named(tmp_path: Path) -> None:
     with joined("alpha", "beta") as (hosts, _):
         done = run_on(hosts, tmp_path, script, MLPGPU_RANKS_TIMEOUT="77")
     assert done.code == 0, done.errors
-    assert told(done) == ["mlpgpu: rank 1 cannot reach rank 0: that a rank was killed is seen after 77 s alone"]
+    line = "mlpgpu: rank 1 cannot reach rank 0: that a rank was killed is seen after 77 s alone"
+    assert our_lines(done.errors) == [line]
 
 
 @pytest.mark.parametrize("killed", [0, 1])
