@@ -1,18 +1,27 @@
 """Random numbers that are addressed, never drawn in sequence.
 
-Every number is a word of the counter-based generator Philox4x64-10 (Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011) as ``numpy.random.Philox`` implements it.  Its address is
+Every number comes from a counter-based generator of Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC 2011.  There is no generator state to save, and whoever needs number j of some step computes
+it alone: another shard of a batch, another backend, a kernel.
+
+**Words** are those of Philox4x64-10 as ``numpy.random.Philox`` implements it.  The address of a word is
 
 * a key of two 64-bit words: ``(seed, purpose)``;
-* a counter of four: ``(block, step, layer, replica)``, where *step* is a training step or an epoch.
+* a counter of four: ``(block, step, layer, replica)``, where *step* is an epoch or 0.
 
 A block gives four words.  Word j of an address lies in block ``j // 4 + 1``, because NumPy raises the
-counter once before its first block.  There is no generator state to save, and whoever needs word j of
-some step computes it alone: another shard of a batch, another backend, a kernel.
+counter once before its first block.
+
+**Half words** decide on dropouts, a number for each output of a layer in each step: they are many, and need
+not be exact.  They come from Philox4x32-10, of words of 32 bits.  Its key is the seed, lower half first, and
+its counter ``(block, step, layer, upper half of step)``.  A block gives eight half words of 16 bits, each
+word's lower one first, and number j lies in block ``j // 8``.  A kernel makes such a block in two fifths of
+the instructions that a block of Philox4x64 takes.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from enum import IntEnum
 
@@ -21,7 +30,9 @@ import numpy as np
 from .errors import check_integer
 
 WORDS_PER_BLOCK = 4
+HALF_WORDS_PER_BLOCK = 8
 SEED_LIMIT = 2**64
+BLOCKS_IN_CACHE = 4096  # that are made at once, so that a dozen arrays of them stay there
 
 
 class Purpose(IntEnum):
@@ -29,7 +40,6 @@ class Purpose(IntEnum):
 
     INITIAL_VALUES = 1
     EPOCH_ORDER = 2
-    DROPOUT = 3
     SPLIT = 4
     INITIAL_BIASES = 5
 
@@ -82,6 +92,40 @@ class UniformStream:
         counter[0], counter[1] = block, step
         self._bits.state = self._state
         self._generator.random(out=out)
+
+
+def half_words(first: int, count: int, *, seed: int, step: int, layer: int) -> np.ndarray:
+    """Half words ``first`` to ``first + count - 1`` of a layer's step, shape (count,), dtype uint16."""
+    begin, end = first // HALF_WORDS_PER_BLOCK, -(-(first + count) // HALF_WORDS_PER_BLOCK)
+    drawn = np.empty((end - begin, HALF_WORDS_PER_BLOCK), np.uint16)
+    for start in range(begin, end, BLOCKS_IN_CACHE):
+        blocks = np.arange(start, min(start + BLOCKS_IN_CACHE, end), dtype=np.uint64)
+        _philox4x32(blocks, seed, step, layer, drawn[start - begin :][: blocks.size])
+    skipped = first - HALF_WORDS_PER_BLOCK * begin
+    return drawn.reshape(-1)[skipped : skipped + count]
+
+
+def least_kept(rate: float) -> int:
+    """The least half word at which a dropout of this rate keeps: half words times 2⁻¹⁶ are compared with the rate."""
+    return math.ceil(rate * 2**16)
+
+
+def _philox4x32(blocks: np.ndarray, seed: int, step: int, layer: int, out: np.ndarray) -> None:
+    """The half words of some blocks (n,), of dtype uint64 since products of 32 bits have 64, in ``out`` (n, 8)."""
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    c0, c1, c2, c3 = (
+        blocks & low,
+        *(np.full(blocks.size, each, np.uint64) for each in (step & 0xFFFFFFFF, layer, step >> 32)),
+    )
+    for _ in range(10):
+        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (second >> half) ^ c1 ^ np.uint64(key[0]), second & low
+        c2, c3 = (first >> half) ^ c3 ^ np.uint64(key[1]), first & low
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    for number, word in enumerate((c0, c1, c2, c3)):
+        out[:, 2 * number] = word & np.uint64(0xFFFF)
+        out[:, 2 * number + 1] = word >> np.uint64(16)
 
 
 def order(rows: int, *, seed: int, purpose: Purpose, step: int = 0) -> np.ndarray:

@@ -30,25 +30,4 @@ __device__ __forceinline__ PhiloxBlock philox(uint64_t seed, uint64_t purpose, u
     return {{c0, c1, c2, c3}};
 }
 
-// Dropout of one element: x · keep if the upper 53 bits of its random word are at least `threshold` = rate · 2^53,
-// rounded up, else x · 0, which leaves NaN as it is. `keep` is 1 / (1 - rate).
-__device__ __forceinline__ float keep_or_drop(uint64_t word, uint64_t threshold, float keep, float x) {
-    return (word >> 11) >= threshold ? x * keep : x * 0.0f;
-}
-
-// A layer's dropout as a launch is told of it; without one `keep` is 0. Word `element` of the step decides, as an element's
-// place in the whole batch.
-struct LayerDropout {
-    uint64_t seed, purpose, layer, threshold;
-    float keep;
-
-    __device__ __forceinline__ float operator()(int64_t step, int64_t element, float x) const {
-        if (keep == 0.0f) return x;
-        const PhiloxBlock block = philox(seed, purpose, element / 4, step, layer, 0);
-        const bool is_odd = element & 1;  // an index that varies would put the words in local memory
-        const uint64_t low = is_odd ? block.word[1] : block.word[0], high = is_odd ? block.word[3] : block.word[2];
-        return keep_or_drop(element & 2 ? high : low, threshold, keep, x);
-    }
-};
-
 }  // namespace mlpgpu

@@ -12,8 +12,8 @@
 #include "common/async_copy.cuh"
 #include "common/batch_total.cuh"
 #include "common/dependent_launch.cuh"
-#include "common/philox.cuh"
 #include "common/vectors.cuh"
+#include "math/dropout.cuh"
 #include "math/losses.cuh"
 #include "math/teams.cuh"
 
@@ -27,7 +27,7 @@ struct RowStepLevel {
     int activation;
     int saves_z;  // whether f' takes z instead of y
     int dropout;  // the number of the dropout that follows, or -1
-    uint32_t threshold_low, threshold_high;
+    uint32_t least;  // half word that it keeps
     float keep;
 };
 
@@ -131,18 +131,12 @@ __device__ __forceinline__ void multiply(const float* x, int pitch, int count, c
         multiply_rows<1>(x, pitch, count, weight, columns, finish);
 }
 
-// What addresses the random words of a step's dropouts.
-struct DropoutKey {
-    uint64_t seed, purpose, step;
-};
-
 // Finishes a level's rows h (ROWS, pitch), which hold x·W of layers, or the inputs: adds the bias, applies the activation,
 // whose slopes it leaves in `slopes` (ROWS, pitch), and the dropout, which slopes take as well. Both pointers may be null.
-// Unless `stored` (rows, n) is null it receives the level. Four neighbours in the batch share a block of random words.
+// Unless `stored` (rows, n) is null it receives the level. Neighbours in the batch share a block of half words.
 __device__ __forceinline__ void finish_level(const RowStepLevel& level, const float* bias, float* h, float* slopes,
-                                             float* stored, int rows, int64_t first, const DropoutKey& key) {
+                                             float* stored, int rows, int64_t first, uint64_t seed, int64_t step) {
     const int n = level.n, pitch = row_step_pitch(n), size = rows * n;
-    const uint64_t threshold = static_cast<uint64_t>(level.threshold_high) << 32 | level.threshold_low;
     for (int start = 4 * threadIdx.x; start < size; start += 4 * RowStepShape::THREADS) {
         int places[4];
         float values[4], of_slope[4];
@@ -160,12 +154,12 @@ __device__ __forceinline__ void finish_level(const RowStepLevel& level, const fl
             Activations::derivatives(level.activation, of_slope);
         }
         if (level.dropout >= 0) {
-            const uint64_t block = (static_cast<uint64_t>(first) * n + start) / 4;  // first is a multiple of ROWS
-            const PhiloxBlock words = philox(key.seed, key.purpose, block, key.step, level.dropout, 0);
+            const int64_t element = first * n + start;  // a multiple of four, since `first` is one of ROWS
+            const DropoutWords drawn = dropout_words(seed, step, level.dropout, element / DROPOUT_BLOCK);
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
-                values[q] = keep_or_drop(words.word[q], threshold, level.keep, values[q]);
-                of_slope[q] = keep_or_drop(words.word[q], threshold, level.keep, of_slope[q]);
+                values[q] = keep_or_drop(drawn[element + q], level.least, level.keep, values[q]);
+                of_slope[q] = keep_or_drop(drawn[element + q], level.least, level.keep, of_slope[q]);
             }
         }
 #pragma unroll
@@ -205,7 +199,7 @@ __device__ __forceinline__ void row_step(const Step* step, int shard, int shards
                                            const float* deviation, const float* parameters,
                                            const RowStepLevel* described, int layer_count, int lowest, int widest,
                                            Source targets, const float* weights, const float* target_mean,
-                                           const float* target_scale, uint64_t seed, uint64_t purpose, float* x, float* y,
+                                           const float* target_scale, uint64_t seed, float* x, float* y,
                                            float* dz, double* sums, unsigned* arrived, double* totals, double* losses,
                                            int capacity) {
     using T = RowStepShape;
@@ -237,9 +231,8 @@ __device__ __forceinline__ void row_step(const Step* step, int shard, int shards
             of_layer += (levels[l - 1].n + 1) * row_step_pitch(levels[l].n);
         }
         commit_copies();
-        const DropoutKey key = {seed, purpose, static_cast<uint64_t>(step->number)};
         __syncthreads();
-        if (x || levels[0].dropout >= 0) finish_level(levels[0], nullptr, even, nullptr, x, rows, first, key);
+        if (x || levels[0].dropout >= 0) finish_level(levels[0], nullptr, even, nullptr, x, rows, first, seed, step->number);
 
         // Forward. `unit` is the number of a level's first column among those of all layers.
         float* deltas = first_deltas;  // slopes before
@@ -256,7 +249,7 @@ __device__ __forceinline__ void row_step(const Step* step, int shard, int shards
                      [=](int r, int j, float sum) { to[r * pitch + j] = sum; });
             __syncthreads();
             float* const stored = l < layer_count ? y + static_cast<int64_t>(capacity) * unit : nullptr;
-            finish_level(level, level.bias >= 0 ? of_layer + k * pitch : nullptr, to, deltas, stored, rows, first, key);
+            finish_level(level, level.bias >= 0 ? of_layer + k * pitch : nullptr, to, deltas, stored, rows, first, seed, step->number);
             if (l == 1) wait_copies<0>();
             if (l < layer_count) deltas += T::ROWS * pitch, of_layer += (k + 1) * pitch, unit += level.n;
         }

@@ -69,7 +69,7 @@ struct StagedInputs {
     static __device__ __forceinline__ void load_inputs(const K& k, const Batch& batch, const typename K::Input* inputs,
                                                    int row, int weight_row, int end, float (&four)[4]) {
         using Input = typename K::Input;
-        const DropoutKey key = {k.key.seed, k.key.purpose, static_cast<uint64_t>(batch.step)};
+        const DropoutKey key = {k.key.seed, batch.step};
         const int64_t element = static_cast<int64_t>(row) * T::N_IN + weight_row;
         const int last = min(end, T::N_IN);
         Input raw[4] = {};
@@ -80,15 +80,16 @@ struct StagedInputs {
             for (int j = 0; j < 4; ++j)
                 if (weight_row + j < last) raw[j] = inputs[weight_row + j];
         }
-        PhiloxBlock random = Net::InputDropout::words(key, element);
+        DropoutWords drawn = Net::InputDropout::words(key, element);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            if (T::N_IN % 4 != 0 && (element + j) % 4 == 0) random = Net::InputDropout::words(key, element + j);
+            if (T::N_IN % 4 != 0 && j > 0 && (element + j) % DROPOUT_BLOCK == 0)
+                drawn = Net::InputDropout::words(key, element + j);
             if (weight_row + j < last) {
                 float value = k.data.scale * static_cast<float>(raw[j]);
                 if constexpr (Net::IS_STANDARDIZED)
                     value = (value - k.data.mean[weight_row + j]) / k.data.deviation[weight_row + j];
-                four[j] = Net::InputDropout::apply(random, static_cast<int>((element + j) % 4), value);
+                four[j] = Net::InputDropout::apply(drawn, element + j, value);
             } else if (T::HAS_BIAS && weight_row + j == T::N_IN && weight_row + j < end) {
                 four[j] = 1.0f;
             }

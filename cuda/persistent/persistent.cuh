@@ -213,14 +213,14 @@ template <class Net, class Loss, template <class> class Target, class Source, cl
 __device__ __forceinline__ void train_persistent(const Step* step, int steps, uint32_t sequence, const int* order,
                                          const Input* inputs, float scale, const float* mean, const float* deviation,
                                          Source targets, const float* weights, const float* target_mean,
-                                         const float* target_scale, uint64_t seed, uint64_t purpose, float* parameters,
+                                         const float* target_scale, uint64_t seed, float* parameters,
                                          float* slots, uint64_t* messages, void* staged, float* errors) {
     using K = BlockContext<Net, Loss, Target, Source, Rule, Input>;
     static_assert(BatchMemory<K>::END * 4 == SHARED_BYTES && RendezvousLayout<K>::END == MESSAGE_WORDS,
                   "persistent/layout.py lays the memory out in another way");
     SHARED(float, shared);
     K k = {{order, inputs, scale, mean, deviation, weights, target_mean, target_scale},
-           targets, messages, static_cast<typename K::X*>(staged), shared, {seed, purpose, 0}, sequence, 0,
+           targets, messages, static_cast<typename K::X*>(staged), shared, {seed, 0}, sequence, 0,
            static_cast<int>(blockIdx.x)};
     for (int i = threadIdx.x; i < BatchMemory<K>::END; i += blockDim.x) shared[i] = 0.0f;  // padding must be 0
     InputCopies<K>::make(k);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arch/messages.cuh"
-#include "common/philox.cuh"
+#include "math/dropout.cuh"
 
 namespace mlpgpu {
 
@@ -45,30 +45,30 @@ __device__ __forceinline__ void sum_by_lanes(Partial partial, Use use) {
     }
 }
 
-// The address of a dropout's random words, the same as for `dropout` in elementwise/rows.cuh.
+// The address of a step's dropouts among all half words.
 struct DropoutKey {
-    uint64_t seed, purpose, step;
+    uint64_t seed;
+    int64_t step;
 };
 
-template <uint64_t LAYER, uint64_t THRESHOLD, uint32_t KEEP>  // KEEP: the bits of 1 / (1 - rate)
+template <int LAYER, uint32_t LEAST, uint32_t KEEP>  // KEEP: the bits of 1 / (1 - rate)
 struct Dropped {
     static constexpr bool DROPS = true;
-    static __device__ __forceinline__ PhiloxBlock words(const DropoutKey& key, int64_t element) {
-        return philox(key.seed, key.purpose, element / 4, key.step, LAYER, 0);
+    static __device__ __forceinline__ DropoutWords words(const DropoutKey& key, int64_t element) {
+        return dropout_words(key.seed, key.step, LAYER, element / DROPOUT_BLOCK);
     }
-    static __device__ __forceinline__ float apply(const PhiloxBlock& words, int lane, float x) {
-        const uint64_t low = lane & 1 ? words.word[1] : words.word[0], high = lane & 1 ? words.word[3] : words.word[2];
-        return keep_or_drop(lane & 2 ? high : low, THRESHOLD, __uint_as_float(KEEP), x);
+    static __device__ __forceinline__ float apply(const DropoutWords& words, int64_t element, float x) {
+        return keep_or_drop(words[element], LEAST, __uint_as_float(KEEP), x);
     }
     static __device__ __forceinline__ float element(const DropoutKey& key, int64_t number, float x) {
-        return apply(words(key, number), static_cast<int>(number % 4), x);
+        return apply(words(key, number), number, x);
     }
 };
 
 struct NotDropped {
     static constexpr bool DROPS = false;
-    static __device__ __forceinline__ PhiloxBlock words(const DropoutKey&, int64_t) { return {}; }
-    static __device__ __forceinline__ float apply(const PhiloxBlock&, int, float x) { return x; }
+    static __device__ __forceinline__ DropoutWords words(const DropoutKey&, int64_t) { return {}; }
+    static __device__ __forceinline__ float apply(const DropoutWords&, int64_t, float x) { return x; }
     static __device__ __forceinline__ float element(const DropoutKey&, int64_t, float x) { return x; }
 };
 

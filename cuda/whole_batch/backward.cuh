@@ -2,9 +2,9 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
-#include "common/philox.cuh"
 #include "common/reduce.cuh"
 #include "math/activations.cuh"
+#include "math/dropout.cuh"
 #include "math/optimizers.cuh"
 #include "dense/batch_rows.cuh"
 #include "whole_batch/copies.cuh"
@@ -265,8 +265,7 @@ __device__ __forceinline__ void dense_backward_whole_batch(const Step* step, int
                                                            float* weight, float* bias, float* weight_slots,
                                                            float* bias_slots, int64_t size, const float* saved, float* dx,
                                                            int k, int n, int activation, int column_warps, uint64_t seed,
-                                                           uint64_t purpose, uint64_t layer, uint64_t threshold,
-                                                           float keep) {
+                                                           int layer, uint32_t least, float keep) {
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
     const int* const indices = row_indices(rows, order);
@@ -276,7 +275,7 @@ __device__ __forceinline__ void dense_backward_whole_batch(const Step* step, int
     const auto run = [&](auto has_dx) {
         backward_of_rows<Rule, T, decltype(has_dx)::value>(rows, from, indices, deltas, totals, weight, weight_slots, size,
                                                            rates, of_bias, saved, dx, k, n, activation, column_warps,
-                                                           {seed, purpose, layer, threshold, keep}, step->number);
+                                                           {seed, layer, least, keep}, step->number);
     };
     dx ? run(Is<true>()) : run(Is<false>());
 }

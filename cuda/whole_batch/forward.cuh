@@ -2,8 +2,8 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
-#include "common/philox.cuh"
 #include "math/activations.cuh"
+#include "math/dropout.cuh"
 #include "dense/batch_rows.cuh"
 #include "whole_batch/copies.cuh"
 
@@ -36,8 +36,7 @@ template <class T, int SPLIT>
 __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int shard, int shards, const float* x,
                                                           const int* order, const float* w, const float* b, float* z,
                                                           float* y, float* dropped, int k, int n, int activation,
-                                                          uint64_t seed, uint64_t purpose, uint64_t layer,
-                                                          uint64_t threshold, float keep) {
+                                                          uint64_t seed, int layer, uint32_t least, float keep) {
     SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n0 = blockIdx.x / SPLIT * T::COLUMNS;
     constexpr int WARPS = SPLIT * T::WARPS;
@@ -135,7 +134,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         if (z) z[offset] = value[0];
         Activations::forwards(activation, value);
         y[offset] = value[0];
-        if (dropped) dropped[offset] = LayerDropout{seed, purpose, layer, threshold, keep}(step->number, offset, value[0]);
+        if (dropped) dropped[offset] = LayerDropout{seed, layer, least, keep}(step->number, offset, value[0]);
     };
     for (int element = threadIdx.x; element < T::ROWS * T::COLUMNS; element += T::THREADS) {
         float sum = shared[element];

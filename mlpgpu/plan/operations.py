@@ -84,7 +84,7 @@ class LocallyConnected(Weighted):
 
 @dataclass(frozen=True)
 class Dropout(Operation):
-    """``y = x · mask / (1 - rate)``; word (row in batch · width + unit) of the layer's step decides the mask.
+    """``y = x · mask / (1 - rate)``; half word (row in batch · width + unit) of the layer's step decides the mask.
 
     ``part_of`` is there where x has some columns of the layer's alone: the unit of the first, and the layer's width.
     """

@@ -226,14 +226,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "last block of dropout skipped": (
         "elementwise/rows.cuh",
-        "block * 4 < end",
-        "block * 4 + 4 < end",
+        "block * DROPOUT_BLOCK < end",
+        "block * DROPOUT_BLOCK + DROPOUT_BLOCK < end",
         kernels.dropout(),
     ),
     "dropout's blocks counted from the shard's first row": (
         "elementwise/rows.cuh",
-        "philox(seed, purpose, block,",
-        "philox(seed, purpose, block - first / 4,",
+        "layer, block);",
+        "layer, block - first / DROPOUT_BLOCK);",
         kernels.dropout(),
     ),
     "wrong shard of rows": (

@@ -25,7 +25,7 @@ from mlpgpu.backends.cpu.loops import Call, joined, library, loops_name, why_not
 from mlpgpu.backends.cpu.loops import library as loops_library
 from mlpgpu.losses import FORMS
 from mlpgpu.optimizers import OPTIMIZERS
-from mlpgpu.random import Purpose, uniforms
+from mlpgpu.random import half_words, least_kept
 
 DRAW = np.random.default_rng(7)
 SHAPES = (1, 1), (1, 33), (3, 16), (5, 10), (40, 1), (7, 47)
@@ -163,14 +163,14 @@ def test_updates(name: str) -> None:
 
 @needs_loops
 @pytest.mark.parametrize("first", [0, 1, 6, 35])
-def test_dropouts_mask_has_the_addressed_words(first: int) -> None:
-    rate, count, keep = 0.3, 41, 1.0 / 0.7
-    x, mask, y = numbers((count,)), np.empty(count, np.float32), np.empty(count, np.float32)
+@pytest.mark.parametrize(("rows", "n", "pitch"), [(1, 41, 41), (3, 41, 41), (3, 41, 50), (2, 500, 501), (5, 1, 1)])
+def test_dropouts_mask_has_the_addressed_half_words(rows: int, n: int, pitch: int, first: int) -> None:
+    rate, keep, shape = 0.3, 1.0 / 0.7, (rows, n)
+    x, mask, y = numbers(shape), np.empty(shape, np.float32), np.empty(shape, np.float32)
     address = np.array([2**63 + 5, 17], np.uint64)
-    threshold = int(np.ceil(rate * 2**53))
-    call("dropout", x, mask, y, first, count, address, int(Purpose.DROPOUT), 4, threshold, keep)
-    drawn = uniforms(first + count, seed=2**63 + 5, purpose=Purpose.DROPOUT, step=17, layer=4)[first:]
-    np.testing.assert_array_equal(mask, (drawn >= rate).astype(np.float32) * np.float32(keep))
+    call("dropout", x, mask, y, first, pitch, rows, n, address, 4, least_kept(rate), keep)
+    drawn = half_words(first, rows * pitch, seed=2**63 + 5, step=17, layer=4).reshape(rows, pitch)[:, :n]
+    np.testing.assert_array_equal(mask, (drawn / 2**16 >= rate).astype(np.float32) * np.float32(keep))
     np.testing.assert_array_equal(y, x * mask)
 
 

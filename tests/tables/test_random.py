@@ -7,9 +7,19 @@ import pytest
 
 from mlpgpu import random
 from mlpgpu.errors import ConfigurationError, DtypeError
-from mlpgpu.random import SEED_LIMIT, WORDS_PER_BLOCK, Purpose, UniformStream, check_seed, epoch_order, order
+from mlpgpu.random import (
+    SEED_LIMIT,
+    WORDS_PER_BLOCK,
+    Purpose,
+    UniformStream,
+    check_seed,
+    epoch_order,
+    half_words,
+    least_kept,
+    order,
+)
 
-ADDRESS = {"seed": 2**63 + 5, "purpose": Purpose.DROPOUT, "step": 12, "layer": 3, "replica": 1}
+ADDRESS = {"seed": 2**63 + 5, "purpose": Purpose.INITIAL_VALUES, "step": 12, "layer": 3, "replica": 1}
 
 
 def test_words_are_philox_at_the_counter_stated() -> None:
@@ -18,7 +28,7 @@ def test_words_are_philox_at_the_counter_stated() -> None:
     for j, word in enumerate(words.tolist()):
         # Word j lies in block j // 4 + 1, and NumPy raises the counter before it makes a block.
         counter = np.array([j // 4, 12, 3, 1], np.uint64)
-        key = np.array([2**63 + 5, Purpose.DROPOUT], np.uint64)
+        key = np.array([2**63 + 5, Purpose.INITIAL_VALUES], np.uint64)
         assert np.random.Philox(key=key, counter=counter).random_raw(4)[j % 4] == word
 
 
@@ -46,13 +56,72 @@ def test_uniforms_are_the_upper_53_bits() -> None:
 
 
 def test_stream_fills_from_any_block_in_any_order() -> None:
-    stream = UniformStream(seed=9, purpose=Purpose.DROPOUT, layer=2, replica=1)
+    stream = UniformStream(seed=9, purpose=Purpose.INITIAL_VALUES, layer=2, replica=1)
     for step, block, count in ((0, 0, 10), (5, 3, 7), (5, 0, 1), (0, 2, 4), (5, 3, 7), (1, 1, 0)):
         out = np.full(count, np.nan)
         stream.fill(out, step=step, block=block)
         start = WORDS_PER_BLOCK * block
-        whole = random.uniforms(start + count, seed=9, purpose=Purpose.DROPOUT, step=step, layer=2, replica=1)
+        whole = random.uniforms(start + count, seed=9, purpose=Purpose.INITIAL_VALUES, step=step, layer=2, replica=1)
         assert (out == whole[start:]).all()
+
+
+def half_words_by_definition(count: int, *, seed: int, step: int, layer: int) -> list[int]:
+    """By the paper's ten rounds of Philox4x32, in Python integers."""
+    low, made = 2**32 - 1, []
+    for block in range(-(-count // 8)):
+        k0, k1 = seed & low, seed >> 32
+        c0, c1, c2, c3 = block & low, step & low, layer, step >> 32
+        for _ in range(10):
+            (high0, low0), (high1, low1) = divmod(0xD2511F53 * c0, 2**32), divmod(0xCD9E8D57 * c2, 2**32)
+            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+            k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
+        made += [half for word in (c0, c1, c2, c3) for half in (word & 0xFFFF, word >> 16)]
+    return made[:count]
+
+
+def test_half_words_are_pinned() -> None:
+    address = {"seed": 2**63 + 5, "step": 3 * 2**32 + 12, "layer": 3}
+    expected = half_words_by_definition(70, **address)
+    made = half_words(0, 70, **address)
+    assert made.dtype == np.uint16 and made.tolist() == expected
+    for first, count in ((0, 0), (1, 7), (7, 2), (8, 8), (13, 50)):
+        assert half_words(first, count, **address).tolist() == expected[first : first + count]
+
+
+def test_the_generator_of_half_words_has_the_published_words() -> None:
+    """Known answers of the paper's library Random123 1.14 (kat_vectors, philox4x32 10)."""
+    out = np.empty((1, 8), np.uint16)
+    random._philox4x32(np.zeros(1, np.uint64), 0, 0, 0, out)
+    words = out.astype(np.uint32).reshape(4, 2) @ np.array([1, 2**16], np.uint32)
+    assert [f"{word:08x}" for word in words] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
+
+
+def test_many_half_words_do_not_hang_on_how_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = {"seed": 5, "step": 2**33 + 1, "layer": 1}
+    whole = half_words(3, 1000, **address)
+    monkeypatch.setattr(random, "BLOCKS_IN_CACHE", 7)
+    assert (half_words(3, 1000, **address) == whole).all()
+
+
+@pytest.mark.parametrize("part", ["seed", "step", "layer"])
+def test_each_part_of_a_half_word_s_address_counts(part: str) -> None:
+    address = {"seed": 2**40 + 1, "step": 3, "layer": 2}
+    for change in (1,) if part == "layer" else (1, 2**32):
+        equal = half_words(0, 4000, **address) == half_words(0, 4000, **{**address, part: address[part] + change})
+        assert equal.mean() < 0.002
+
+
+def test_half_words_are_uniform_and_neighbours_independent() -> None:
+    made = half_words(0, 2**18, seed=11, step=4, layer=0)
+    for numbers in (made >> 8, made & 0xFF, (made[1:] & 0xF) * 16 + (made[:-1] & 0xF)):
+        expected = numbers.size / 256
+        chi_squared = ((np.bincount(numbers, minlength=256) - expected) ** 2 / expected).sum()
+        assert abs(chi_squared - 255) < 5 * (2 * 255) ** 0.5
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.0, 0), (1e-9, 1), (0.25, 2**14), (0.1, 6554), (0.999999, 2**16)])
+def test_the_least_half_word_that_is_kept(rate: float, least: int) -> None:
+    assert least_kept(rate) == least
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 1000])

@@ -12,7 +12,7 @@ import pytest
 
 import mlpgpu as mg
 from mlpgpu.errors import StorageError
-from mlpgpu.random import Purpose, uniforms
+from mlpgpu.random import half_words
 
 DRAW = np.random.default_rng(4)
 X = DRAW.standard_normal((40, 5))
@@ -396,8 +396,8 @@ def test_activations_and_gradients_are_those_of_the_first_batch(streams: int) ->
 
     w0, b0, w2, b2 = trainer.network.parameters.values()
     x, y, weight = x[:16], y[:16], weight[:16] * np.where(y[:16] == 1, 3.0, 1.0)
-    draws = uniforms(16 * 6, seed=4, purpose=Purpose.DROPOUT, step=trainer.steps, layer=1).reshape(16, 6)
-    hidden, mask = np.tanh(x @ w0 + b0), (draws >= 0.5) * 2.0
+    drawn = half_words(0, 16 * 6, seed=4, step=trainer.steps, layer=1).reshape(16, 6)
+    hidden, mask = np.tanh(x @ w0 + b0), (drawn >= 2**15) * 2.0
     logits = (hidden * mask) @ w2 + b2
     softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     d2 = (softmax - np.eye(3)[y]) * weight[:, np.newaxis] / weight.sum()

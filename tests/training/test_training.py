@@ -29,7 +29,7 @@ from mlpgpu.errors import ConfigurationError
 from mlpgpu.layers import Layer
 from mlpgpu.losses import Loss, TargetKind
 from mlpgpu.optimizers import OPTIMIZERS, Optimizer
-from mlpgpu.random import Purpose, epoch_order, uniforms
+from mlpgpu.random import epoch_order, half_words
 
 SOFTMAX = "softmax_cross_entropy"
 
@@ -278,8 +278,8 @@ def test_dropout_s_masks_hang_on_step_row_and_unit() -> None:
         for step in range(3):
             network.parameters = {"1.weight": np.zeros((width, 1))}
             trainer.step(data.x, data.y)
-            u = uniforms(rows * width, seed=seed, purpose=Purpose.DROPOUT, step=step, layer=0).reshape(rows, width)
-            kept = data.x * (u >= rate) / (1.0 - rate)
+            drawn = half_words(0, rows * width, seed=seed, step=step, layer=0).reshape(rows, width)
+            kept = data.x * (drawn / 2**16 >= rate) / (1.0 - rate)
             close(network.parameters["1.weight"], kept.T @ data.y / rows, terms=rows)
 
 

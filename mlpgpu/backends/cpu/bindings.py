@@ -11,7 +11,7 @@ import numpy as np
 from ... import plan as ops
 from ...activations import ACTIVATIONS
 from ...losses import apply_output
-from ...random import WORDS_PER_BLOCK
+from ...random import half_words, least_kept
 from ..inputs import input_standardize
 from .between_parts import join_parts, sum_parts
 from .compiled import bind_compiled
@@ -168,43 +168,15 @@ def _bind_locally_connected(work: Workspace, op: ops.LocallyConnected, rows: sli
 
 
 def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Bound:
-    x, y = work.view(op.x, rows), work.view(op.y, rows)
-    width = y.shape[1]
+    x, y, width = work.view(op.x, rows), work.view(op.y, rows), work.arrays[op.y].shape[1]
     first, layer_width = op.part_of or (0, width)
     mask = work.masks.setdefault((op.layer, first), np.empty((work.plan.capacity, width), work.dtype))[rows]
-    if layer_width != width:
-        return _dropout_of_part(work, op, mask, rows, shard)
-    # Words come in blocks of four, and a shard may begin inside one.
-    block, skipped = divmod(rows.start * width, WORDS_PER_BLOCK)
-    draws = np.empty(skipped + mask.size)
-    kept = draws[skipped:].reshape(mask.shape)
+    least, keep, elements = least_kept(op.rate), 1.0 / (1.0 - op.rate), len(y) * layer_width
 
     def dropout() -> None:
-        work.streams[op.layer, shard].fill(draws, step=work.step, block=block)
-        np.greater_equal(kept, op.rate, out=mask)
-        np.multiply(mask, 1.0 / (1.0 - op.rate), out=mask)
-        np.multiply(x, mask, out=y)
-
-    return dropout
-
-
-def _dropout_of_part(work: Workspace, op: ops.Dropout, mask: np.ndarray, rows: slice, shard: int) -> Bound:
-    """Some columns of a layer: their words lie in as many pieces as there are rows."""
-    assert op.part_of is not None
-    x, y, width = work.view(op.x, rows), work.view(op.y, rows), mask.shape[1]
-    first, layer_width = op.part_of
-    draws = np.empty(width + WORDS_PER_BLOCK)
-    kept = []
-    for place, row in enumerate(range(rows.start, rows.stop)):
-        block, skipped = divmod(row * layer_width + first, WORDS_PER_BLOCK)
-        kept.append((block, draws[: skipped + width], draws[skipped : skipped + width], mask[place]))
-
-    def dropout() -> None:
-        stream, step = work.streams[op.layer, shard], work.step
-        for block, drawn, of_units, result in kept:
-            stream.fill(drawn, step=step, block=block)
-            np.greater_equal(of_units, op.rate, out=result)
-        np.multiply(mask, 1.0 / (1.0 - op.rate), out=mask)
+        drawn = half_words(rows.start * layer_width, elements, seed=work.seed, step=work.step, layer=op.layer)
+        np.greater_equal(drawn.reshape(-1, layer_width)[:, first : first + width], least, out=mask)
+        np.multiply(mask, keep, out=mask)
         np.multiply(x, mask, out=y)
 
     return dropout

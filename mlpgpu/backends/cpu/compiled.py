@@ -5,7 +5,6 @@ Where one returns None, the operation or these rows of it are left to NumPy (``b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -15,7 +14,7 @@ import numpy as np
 
 from ... import plan as ops
 from ...activations import ACTIVATIONS
-from ...random import Purpose
+from ...random import least_kept
 from ..constants import hyper_parameters, loss_numbers
 from ..inputs import input_standardize
 from .blas import BLAS
@@ -142,15 +141,12 @@ def activation(work: Workspace, op: ops.Dense, rows: slice) -> Steps:
     return [Call(name, work.view(op.z or op.y, rows), bias, y, *y.shape)]
 
 
-def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps | None:
-    if op.part_of:
-        return None
-    x, y = work.view(op.x, rows), work.view(op.y, rows)
-    width = y.shape[1]
-    mask = work.masks.setdefault((op.layer, 0), np.empty((work.plan.capacity, width), work.dtype))[rows]
-    threshold = math.ceil(op.rate * 2**53)
-    address = rows.start * width, y.size, int(Purpose.DROPOUT), op.layer
-    return [Call("dropout_step", x, mask, y, *address, threshold, 1.0 / (1.0 - op.rate))]
+def _bind_dropout(work: Workspace, op: ops.Dropout, rows: slice, shard: int) -> Steps:
+    x, y, width = work.view(op.x, rows), work.view(op.y, rows), work.arrays[op.y].shape[1]
+    first, layer_width = op.part_of or (0, width)
+    mask = work.masks.setdefault((op.layer, first), np.empty((work.plan.capacity, width), work.dtype))[rows]
+    place = rows.start * layer_width + first, layer_width, *y.shape
+    return [Call("dropout_step", x, mask, y, *place, op.layer, least_kept(op.rate), 1.0 / (1.0 - op.rate))]
 
 
 def _bind_dropout_backward(work: Workspace, op: ops.DropoutBackward, rows: slice, shard: int) -> Steps:

@@ -127,7 +127,7 @@ class CpuProgram(Program):
     def attach(self, dataset: Dataset, sampling: Sampling) -> None:
         self._training = Feed.of(dataset, self._plan), sampling
         self._epoch = None
-        self._work.seed(sampling.seed)
+        self._work.seed = sampling.seed
 
     def run(self, first_step: int, rates: np.ndarray, log: StepLog | None = None) -> np.ndarray:
         assert self._training is not None and self._plan.optimizer is not None

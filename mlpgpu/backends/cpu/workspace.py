@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets import Dataset
-from ...plan import Dropout, Gather, Plan, shards_of
-from ...random import Purpose, UniformStream
+from ...plan import Gather, Plan, shards_of
 from ..base import target_array
 from ..inputs import InputScaling, has_more_digits
 from ..native import COPY, described
@@ -85,7 +84,6 @@ class Workspace:
         ones: (capacity,).
         is_compiled: whether compiled loops compute what they can.
         masks: (capacity, width) of each dropout layer, by its number and first unit, from forward to backward pass.
-        streams: the random numbers of each dropout layer and shard.
         feed: the data set and the batch's rows; set before anything runs.
         described_feed: the same as compiled loops read it, a struct Feed of ``steps.h``.
         now: (1,) of STEP, the current step as compiled loops read it.
@@ -119,7 +117,6 @@ class Workspace:
         self._scratch = np.empty(plan.capacity * widest, self.dtype)
         self.ones = np.ones(plan.capacity, self.dtype)
         self.masks: dict[tuple[int, int], np.ndarray] = {}
-        self.streams: dict[tuple[int, int], UniformStream] = {}
         self._feed: Feed | None = None
         self.described_feed = np.zeros(FEED_WORDS, np.int64)
         self.now = np.zeros(1, STEP)
@@ -134,6 +131,15 @@ class Workspace:
     @step.setter
     def step(self, step: int) -> None:
         self.now["number"] = step
+
+    @property
+    def seed(self) -> int:
+        """Of the random numbers that dropouts draw."""
+        return int(self.now["seed"][0])
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self.now["seed"] = seed
 
     @property
     def feed(self) -> Feed:
@@ -161,16 +167,6 @@ class Workspace:
         self.input_scaling = InputScaling.of(self.plan, self.fitted)
         np.copyto(self.statistics, self.fitted)
         self._describe_feed()
-
-    def seed(self, seed: int) -> None:
-        """Draw the masks of dropout layers from the random numbers of ``seed``."""
-        self.now["seed"] = seed
-        self.streams = {
-            (op.layer, shard): UniformStream(seed=seed, purpose=Purpose.DROPOUT, layer=op.layer)
-            for op in self.plan.training
-            if isinstance(op, Dropout)
-            for shard in self.shards
-        }
 
     def view(self, name: str, rows: slice) -> np.ndarray:
         """These rows of a buffer."""

@@ -48,7 +48,7 @@ def row_step(
     def flat(*arrays: np.ndarray) -> np.ndarray:
         return np.concatenate([array.ravel() for array in arrays])
 
-    identity, none = kernels.activation_number("identity"), [-1, 0, 0, 0]
+    identity, none = kernels.activation_number("identity"), [-1, 0, 0]
     of_bias, of_second = first_weight.size, first_weight.size + width
     levels = [
         [n_in, -1, -1, identity, 0, *none],
@@ -71,7 +71,7 @@ def row_step(
         "data": data, "bytes": None, "scale": 1.0, "mean": None, "deviation": None,
         "parameters": flat(first_weight, first_bias, w, b).astype(np.float32),
         "described": np.array(levels, np.int32), "layer_count": 2, "lowest": lowest, "widest": max(widths),
-        "target_mean": head.args["mean"], "target_scale": head.args["scale"], "seed": SEED, "purpose": 1,
+        "target_mean": head.args["mean"], "target_scale": head.args["scale"], "seed": SEED,
         "x": blank(rows, n_in) if stored else None, "y": blank(rows, width), "dz": blank(rows * (width + n)),
         "capacity": rows,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OperandFormat, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
-from mlpgpu.random import Purpose, uniforms
+from mlpgpu.random import half_words, least_kept
 
 from .case import (
     LAYER,
@@ -90,8 +90,13 @@ def find_nonfinite_rows(batch: Batch, n: int, value: float) -> Case:
 
 def dropout_arguments(rate: float) -> dict[str, object]:
     """What a kernel is told of a dropout; of none, for a rate of 0, it keeps 0 times what it is given."""
-    address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
-    return {**address, "threshold": math.ceil(rate * 2**53), "keep": np.float32(1.0 / (1.0 - rate) if rate else 0.0)}
+    keep = np.float32(1.0 / (1.0 - rate) if rate else 0.0)
+    return {"seed": SEED, "layer": LAYER, "least": least_kept(rate), "keep": keep}
+
+
+def is_kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
+    """Which elements of a batch a dropout keeps."""
+    return half_words(0, math.prod(shape), seed=SEED, step=STEP_NUMBER, layer=LAYER).reshape(shape) / 2**16 >= rate
 
 
 def dropped(output: Output, batch: Batch, rate: float) -> Output:
@@ -99,8 +104,7 @@ def dropped(output: Output, batch: Batch, rate: float) -> Output:
     if not rate:
         return output
     shape = output.value.shape
-    draws = uniforms(math.prod(shape), seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER)
-    factor = (draws.reshape(shape) >= rate) * np.float32(1.0 / (1.0 - rate))
+    factor = is_kept(shape, rate) * np.float32(1.0 / (1.0 - rate))
     value = output.value * factor
     return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
 
@@ -108,24 +112,21 @@ def dropped(output: Output, batch: Batch, rate: float) -> Output:
 def dropout(
     batch: Batch, n: int, rate: float, *, activation: str = "", operand_format: OperandFormat | None = None
 ) -> Case:
-    """Masks have the words of NumPy's own Philox: the same bits.
+    """Masks have the half words of the NumPy backend: the same bits.
 
     Of an ``activation`` the derivative multiplies as well.  Where components are left, no floats are.
     """
     x = batch.rows_of(normal(batch.capacity, n))
     if operand_format is None:
         x[batch.part.start, 0] = np.inf if batch.part.start < batch.part.stop else np.nan
-    draws = uniforms(x.size, seed=SEED, purpose=Purpose.DROPOUT, step=STEP_NUMBER, layer=LAYER).reshape(x.shape)
     keep = np.float32(1.0 / (1.0 - rate))
     with np.errstate(invalid="ignore"):
-        y, bound, saved = wide(x * ((draws >= rate) * keep)), np.zeros(x.shape), None
+        y, bound, saved = wide(x * (is_kept(x.shape, rate) * keep)), np.zeros(x.shape), None
         if activation:
             saved = batch.rows_of(saved_of(activation, 2 * normal(batch.capacity, n)))
             slope = derivative(activation, saved)
             bound = np.nan_to_num(abs(y) * (activation_bound(saved, slope) + EPS32 * abs(slope)), posinf=0.0)
             y = y * slope
-    address = {"seed": SEED, "purpose": int(Purpose.DROPOUT), "layer": LAYER}
-    chance = {"threshold": math.ceil(rate * 2**53), "keep": keep}
     args: dict[str, object] = {"y": blank(*x.shape), "components": None, "component_stride": 0, "component_count": 0}
     outputs = {"y": expect(y, bound, batch.written(*x.shape))}
     if operand_format is not None:
@@ -139,7 +140,7 @@ def dropout(
         name + (f"-{operand_format.name}" if operand_format else ""),
         kernels.dropout(activation or "identity"),
         (2,),
-        {**batch.args, "x": x, "saved": saved, "n": n, **args, **address, **chance},
+        {**batch.args, "x": x, "saved": saved, "n": n, **args, **dropout_arguments(rate), "keep": keep},
         outputs,
     )
 
@@ -168,6 +169,9 @@ def row_cases() -> Iterator[Case]:
         for value in (1.0, math.nan, -math.inf):
             yield find_nonfinite_rows(batch, n, value)
         yield activation_backward("sigmoid", batch, 2 * normal(batch.capacity, n))
+    for batch in batches(7):  # whose shards may end inside a vector, and begin there
+        yield dropout(batch, 1, 0.25)
+        yield dropout(batch, 2, 0.25, operand_format=kernels.BFLOAT16)
     yield dropout(whole(33), 31, 0.0)
     yield dropout(whole(33), 31, 0.9)
     for activation in ACTIVATIONS:

@@ -42,11 +42,6 @@ __forceinline__ float sqrtf(float a) { return __builtin_sqrtf(a); }
 __forceinline__ float fast_sqrt(float a) { return __builtin_sqrtf(a); }
 __forceinline__ float __fdividef(float a, float b) { return a / b; }
 
-__forceinline__ void multiply_wide(uint64_t a, uint64_t b, uint64_t& high, uint64_t& low) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    high = static_cast<uint64_t>(product >> 64), low = static_cast<uint64_t>(product);
-}
-
 }  // namespace mlpgpu
 
 // Threads of a warp or block: named in functions of those headers that no loop here calls, and nowhere defined.

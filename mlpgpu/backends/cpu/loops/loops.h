@@ -8,8 +8,8 @@
 #include "host.h"
 #include <string.h>
 
-#include "common/philox.cuh"
 #include "math/activations.cuh"
+#include "math/dropout.cuh"
 #include "math/losses.cuh"
 #include "math/optimizers.cuh"
 
@@ -256,18 +256,42 @@ inline void unstandardize(const float* x, const float* mean, const float* scale,
     }
 }
 
-// mask = 0 where the element's random word says so, else `keep`; y = x * mask, which may be x.  Elements are `first` and
-// those after it of the batch (rows, width), as words are numbered (mlpgpu/random.py).
-inline void dropout(const float* x, float* mask, float* y, int64_t first, int64_t count, const uint64_t* seed_and_step,
-                    int64_t purpose, int64_t layer, int64_t threshold, float keep) {
-    const uint64_t seed = seed_and_step[0], step = seed_and_step[1];
-    constexpr int64_t WORDS = 4;
-    for (int64_t i = -(first % WORDS); i < count; i += WORDS) {
-        const PhiloxBlock block = philox(seed, purpose, (first + i) / WORDS, step, layer, 0);
-        for (int64_t j = i < 0 ? -i : 0; j < WORDS && i + j < count; ++j)
-            mask[i + j] = (block.word[j] >> 11) >= static_cast<uint64_t>(threshold) ? keep : 0.0f;
+// numbers = half words 8 · first … of a layer's step, of LANES blocks.
+inline void draw_blocks(uint16_t* numbers, int64_t first, uint64_t seed, int64_t step, int64_t layer) {
+    uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
+    EACH for (int i = 0; i < LANES; ++i) {
+        c0[i] = static_cast<uint32_t>(first + i), c1[i] = static_cast<uint32_t>(step);
+        c2[i] = static_cast<uint32_t>(layer), c3[i] = static_cast<uint32_t>(step >> 32);
     }
-    multiply(x, mask, y, count);
+    PhiloxKey key = philox_key(seed);
+    for (int round = 0; round < PHILOX_ROUNDS; ++round) {
+        EACH for (int i = 0; i < LANES; ++i) philox_round(c0[i], c1[i], c2[i], c3[i], key);
+        key.raise();
+    }
+    for (int i = 0; i < LANES; ++i) {
+        const DropoutWords made = {{c0[i], c1[i], c2[i], c3[i]}};
+        for (int j = 0; j < DROPOUT_BLOCK; ++j) numbers[i * DROPOUT_BLOCK + j] = static_cast<uint16_t>(made[j]);
+    }
+}
+
+// mask = 0 where an element's half word is below `least`, else `keep`; y = x * mask, which may be x.  They are rows of n
+// elements; a row's first is element `first` of the batch, and the next one's `pitch` further on.
+inline void dropout(const float* x, float* mask, float* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
+                    const uint64_t* seed_and_step, int64_t layer, int64_t least, float keep) {
+    if (pitch == n) n *= rows, rows = 1;
+    constexpr int64_t DRAWN = LANES * DROPOUT_BLOCK;
+    uint16_t numbers[DRAWN];
+    for (int64_t row = 0; row < rows; ++row, first += pitch) {
+        float* const of_row = mask + row * n;
+        for (int64_t begin = first / DROPOUT_BLOCK * DROPOUT_BLOCK; begin < first + n; begin += DRAWN) {
+            draw_blocks(numbers, begin / DROPOUT_BLOCK, seed_and_step[0], static_cast<int64_t>(seed_and_step[1]), layer);
+            const int64_t from = begin < first ? first : begin, end = begin + DRAWN < first + n ? begin + DRAWN : first + n;
+            const uint16_t* const of = numbers + (from - begin);
+            float* const to = of_row + (from - first);
+            EACH for (int64_t i = 0; i < end - from; ++i) to[i] = of[i] >= least ? keep : 0.0f;
+        }
+    }
+    multiply(x, mask, y, rows * n);
 }
 
 // --- losses ---

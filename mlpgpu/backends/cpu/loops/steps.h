@@ -92,10 +92,10 @@ inline void weigh_rows(const Feed* feed, const float* weight, float* value, floa
 }
 
 // As `dropout`, in this step.
-inline void dropout_step(const float* x, float* mask, float* y, int64_t first, int64_t count, int64_t purpose,
-                         int64_t layer, int64_t threshold, float keep) {
-    const uint64_t seed_and_step[] = {this_step->seed, this_step->number};
-    dropout(x, mask, y, first, count, seed_and_step, purpose, layer, threshold, keep);
+inline void dropout_step(const float* x, float* mask, float* y, int64_t first, int64_t pitch, int64_t rows, int64_t n,
+                         int64_t layer, int64_t least, float keep) {
+    const uint64_t seed_and_step[] = {this_step->seed, static_cast<uint64_t>(this_step->number)};
+    dropout(x, mask, y, first, pitch, rows, n, seed_and_step, layer, least, keep);
 }
 
 // Adds up the sums (parts, 2) of loss and weight, for what this part calls next; one part `tells` the step of them.

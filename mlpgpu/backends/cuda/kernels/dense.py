@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import DENSE_PRODUCT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
+from .entry import DENSE_PRODUCT, DROPOUT, ROW_THREADS, ROWS, WARP, Entry, Product, arguments, ceil_div
 from .operand_format import OperandFormat
 from .updates import RULES, slot_count
 
@@ -414,8 +414,6 @@ _FORWARD_COLUMNS, _FORWARD_K = 16, 16  # of a block of the forward pass; rows of
 WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
-_DROPOUT = "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"  # keep is 0 without one
-
 
 def whole_batch(rows: int) -> int:
     """Of WHOLE_BATCHES, the one that so many rows are given to."""
@@ -434,7 +432,7 @@ def dense_forward_whole_batch(rows: int, split: int = 1) -> Entry:
     """
     signature = (
         f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
-        f"float* dropped[rows,n], int k, int n, int activation, {_DROPOUT}"
+        f"float* dropped[rows,n], int k, int n, int activation, {DROPOUT}"
     )
     name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}>"
     warps, stages = _forward_warps(rows), (3 if rows == 16 else 4)
@@ -462,7 +460,7 @@ def dense_backward_whole_batch(rule: str, rows: int) -> Entry:
     """dx, and the step of ``rule`` along the gradient, for at most so many rows, one of WHOLE_BATCHES."""
     signature = (
         f"{ROWS}, {_updated(rule)}, const float* saved[rows,k], float* dx[rows,k], int k, int n, int activation, "
-        f"int column_warps, {_DROPOUT}"
+        f"int column_warps, {DROPOUT}"
     )
     name, block = "dense_backward_whole_batch", f"WholeBatchBackward<{rows}>"
     threads, (lane_rows, most_column_warps) = WHOLE_BATCH_WARPS * WARP, _whole_batch_warps(rows)

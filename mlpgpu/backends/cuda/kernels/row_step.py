@@ -12,7 +12,7 @@ from .losses import LOSS_SUMS, TargetReader, reads_numbers
 
 # RowStepShape of fused/row_step.cuh.
 ROW_STEP_ROWS, ROW_STEP_THREADS, ROW_STEP_MOST_LEVELS = 8, 256, 32
-ROW_STEP_LEVEL_WORDS = 9
+ROW_STEP_LEVEL_WORDS = 8
 
 # Of the entries in the table: what a block may ask for on any card since sm_75.
 ROW_STEP_TABLE_BYTES = 64 << 10
@@ -43,7 +43,7 @@ def row_step(name: str, kind: str, *, textured: bool = True, shared_bytes: int =
         "float scale, const float* mean[inputs], const float* deviation[inputs], const float* parameters[parameters], "
         "const RowStepLevel* described[layer_count], int layer_count, int lowest, int widest, "
         f"{reader.argument('outputs')}, const float* weights[rows], const float* target_mean[outputs], "
-        "const float* target_scale[outputs], uint64_t seed, uint64_t purpose, float* x[rows,inputs], "
+        "const float* target_scale[outputs], uint64_t seed, float* x[rows,inputs], "
         f"float* y[rows,hidden], float* dz[rows,deltas], {LOSS_SUMS}, int capacity"
     )
     return Entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....activations import ACTIVATIONS
 from ...sources import camel
-from .entry import ROW_THREADS, ROWS, SOURCES, WARP, Entry, arguments
+from .entry import DROPOUT, ROW_THREADS, ROWS, SOURCES, WARP, Entry, arguments
 
 
 def initialise_steps() -> Entry:
@@ -45,8 +45,7 @@ def dropout(activation: str = "identity") -> Entry:
     """A dropout; of deltas, that and the derivative of the activation below it."""
     rest = (
         "const float* x[rows,n], const float* saved[rows,n], float* y[rows,n], "
-        "uint16_t* components[component_count,rows,n], int64_t component_stride, int component_count, int n, "
-        "uint64_t seed, uint64_t purpose, uint64_t layer, uint64_t threshold, float keep"
+        f"uint16_t* components[component_count,rows,n], int64_t component_stride, int component_count, int n, {DROPOUT}"
     )
     name = "dropout" if activation == "identity" else f"dropout_backward_{activation}"
     # On sm_75 the shard's rows lie on the stack.

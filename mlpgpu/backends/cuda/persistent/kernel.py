@@ -6,7 +6,6 @@ import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....random import Purpose
 from ...sources import camel
 from .. import kernels
 from ..kernels import TARGET_STRUCTS, Entry, Product, TargetReader, arguments, reads_numbers
@@ -31,7 +30,7 @@ class PersistentKernel:
             "step": At("step"), "steps": At("steps"), "sequence": At("sequence"), "order": At("order"),
             "inputs": At("data"), "scale": At("scale"), "mean": mean, "deviation": scale, "targets": At("targets"),
             "weights": At("weights"), "target_mean": target_mean, "target_scale": target_scale, "seed": At("seed"),
-            "purpose": int(Purpose.DROPOUT), "parameters": At("parameters"),
+            "parameters": At("parameters"),
             "slots": At("slots") if network.slots else None, "messages": At("messages"), "staged": At("staged inputs"),
             "errors": At("row errors"),
         }  # fmt: skip
@@ -74,7 +73,7 @@ class PersistentKernel:
             f"const {ctype}* inputs[rows,{widths[0]}], float scale, const float* mean[{widths[0]}], "
             f"const float* deviation[{widths[0]}], {reader.argument(str(widths[-1]))}, const float* weights[rows], "
             f"const float* target_mean[{widths[-1]}], const float* target_scale[{widths[-1]}], uint64_t seed, "
-            f"uint64_t purpose, inout float* parameters[{size}], inout float* slots[{network.slots},{size}], "
+            f"inout float* parameters[{size}], inout float* slots[{network.slots},{size}], "
             "uint64_t* messages[0], void* staged[0], float* errors[rows,2]"
         )
         products = [Product(("rows", *pair)) for pair in pairwise(widths)]  # of z; dW takes as many, and dx

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass, replace
 
 from .... import plan as ops
 from ....plan import Plan
+from ....random import least_kept
 from ..kernels import rule_of
 from ..kernels.launches import At
 
@@ -21,7 +21,7 @@ class Dropout:
 
     def __str__(self) -> str:
         (keep,) = struct.unpack("<I", struct.pack("<f", 1.0 / (1.0 - self.rate)))
-        return f"Dropped<{self.layer}, {math.ceil(self.rate * 2**53)}ull, {keep}u>"
+        return f"Dropped<{self.layer}, {least_kept(self.rate)}u, {keep}u>"
 
 
 @dataclass(frozen=True)

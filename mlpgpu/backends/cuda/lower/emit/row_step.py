@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..... import plan as ops
 from .....activations import ACTIVATIONS
-from .....random import Purpose
+from .....random import least_kept
 from ... import kernels
 from ...kernels import ceil_div
 from ...kernels.launches import At, Value
@@ -50,7 +49,7 @@ def forward_and_back(shard: Shard, group: RowStep) -> None:
         data=None if is_bytes else At("data"), bytes=At("data") if is_bytes else None, scale=At("scale"),
         mean=shard.ref(inputs.mean) if inputs else None, deviation=shard.ref(inputs.scale) if inputs else None,
         parameters=At("parameters"), described=At(LEVELS), layer_count=len(layers), lowest=lowest + 1,
-        widest=max(widths), seed=At("seed"), purpose=int(Purpose.DROPOUT),
+        widest=max(widths), seed=At("seed"),
         x=shard.stored(layers[0].x) if group.stores_inputs else None, y=At(Y) if hidden else None,
         dz=At(DZ), capacity=capacity,
     )  # fmt: skip
@@ -127,9 +126,8 @@ def _described(shard: Shard, group: RowStep) -> tuple[int, ...]:
 
 
 def _dropped(dropout: ops.Dropout | None) -> list[int]:
-    """A level's dropout in four words: its number, its threshold's two halves, and its factor."""
+    """A level's dropout in three words: its number, the least half word that it keeps, and its factor."""
     if dropout is None:
-        return [-1, 0, 0, 0]
-    threshold, keep = math.ceil(dropout.rate * 2**53), 1.0 / (1.0 - dropout.rate)
-    raw = np.uint64(threshold).tobytes() + np.float32(keep).tobytes()
-    return [dropout.layer, *np.frombuffer(raw, np.int32).tolist()]
+        return [-1, 0, 0]
+    keep = np.float32(1.0 / (1.0 - dropout.rate))
+    return [dropout.layer, least_kept(dropout.rate), int(keep.view(np.int32))]

@@ -35,7 +35,7 @@ def dropout(shard: Shard, group: DropOut) -> None:
     n, derivative = shard.width(group.x), group.derivative
     y, components = written(shard, group.y, group.forms)
     shard.add(
-        group, kernels.dropout(derivative.activation), shard.over_elements(n, per_thread=4),
+        group, kernels.dropout(derivative.activation), shard.over_elements(n, per_thread=kernels.DROPOUT_BLOCK),
         x=shard.ref(group.x), saved=shard.ref(derivative.saved), y=y,
         components=components, component_stride=elements_of(shard, group.y), component_count=component_count(shard),
         n=n, **shard.dropout(group.op),

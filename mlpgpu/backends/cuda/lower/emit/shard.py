@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..... import plan as ops
 from .....plan import Plan
-from .....random import Purpose
+from .....random import least_kept
 from ... import kernels
 from ...kernels import Entry, Team, ceil_div, strided_grid
 from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Lowered, Value
@@ -97,10 +97,9 @@ class Shard:
 
     def dropout(self, op: ops.Dropout | ops.DropoutBackward | None) -> dict[str, Value]:
         """What a kernel is told of a dropout; one that keeps 0 times what it is given is none."""
-        address: dict[str, Value] = {"seed": At("seed"), "purpose": int(Purpose.DROPOUT)}
         if op is None:
-            return {**address, "layer": 0, "threshold": 0, "keep": 0.0}
-        return {**address, "layer": op.layer, "threshold": math.ceil(op.rate * 2**53), "keep": 1.0 / (1.0 - op.rate)}
+            return {"seed": At("seed"), "layer": 0, "least": 0, "keep": 0.0}
+        return {"seed": At("seed"), "layer": op.layer, "least": least_kept(op.rate), "keep": 1.0 / (1.0 - op.rate)}
 
     def updated(self, op: ops.DenseBackward) -> dict[str, Value]:
         """What a kernel changes that also makes the optimizer's step."""
