@@ -35,6 +35,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
                                      float* delta, double* sums, unsigned* arrived, double* totals, double* losses,
                                      uint16_t* components, int64_t component_stride, int component_count, int n) {
     constexpr int BATCH = Team::SIZE == WARP ? 8 : 1;  // the 32 warps of a wide row's block overlap their loads anyway
+    constexpr int IN_REGISTERS = Team::SIZE == WARP ? 16 : 4;
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
         const float w = weights ? weights[from] : 1.0f;
         float* const out = delta ? delta + batch_row * n : nullptr;
         const Target target = {targets, from, n, mean, scale};
-        const float v = weighted_row<Loss, Team, BATCH>(logits + batch_row * n, n, target, w, [=](int j, float d) {
+        const float v = weighted_row<Loss, Team, BATCH, IN_REGISTERS>(logits + batch_row * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
             const float2 pair[1] = {make_float2(d, 0.0f)};
             unsigned words[MOST_COMPONENTS][1];

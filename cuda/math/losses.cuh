@@ -22,11 +22,11 @@ __constant__ LossNumbers loss_numbers;
 }
 
 // A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta. Of BATCH outputs of a thread the
-// loads are in flight together.
-template <class Team_, class Target, class Delta, int BATCH_>
+// loads are in flight together; up to IN_REGISTERS it may keep in registers.
+template <class Team_, class Target, class Delta, int BATCH_, int IN_REGISTERS_>
 struct RowOf {
     using Team = Team_;
-    static constexpr int BATCH = BATCH_;
+    static constexpr int BATCH = BATCH_, IN_REGISTERS = IN_REGISTERS_;
     const float* z;
     int n;
     Target target;
@@ -154,28 +154,73 @@ struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
     }
 };
 
-// -Σ t log p; of an index t is 1 there and 0 elsewhere.
-struct SoftmaxCrossEntropy {
-    static constexpr int FEW_COLUMNS = 16;
+// A loss of the softmax p of a row: -Σ t log p. Loss::target says what t is of an output's target.
+template <class Loss>
+struct OfSoftmax {
     template <class R>
     static __device__ __forceinline__ float row(const R& r) {
         using Team = typename R::Team;
         constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
+        if constexpr (R::IN_REGISTERS > 0)
+            if (r.n <= R::IN_REGISTERS * SIZE) return row_in_registers(r);
         float largest = -INFINITY;
         over_columns<SIZE, BATCH>(r, Team::rank(), [&](int, float z) { largest = fmaxf(largest, z); });
         largest = Team::max(largest);
         float sum = 0.0f, mass = 0.0f, dot = 0.0f;
         over_columns<SIZE, BATCH>(r, Team::rank(), [&](int j, float z) {
-            const float shifted = z - largest, t = r.target(j);
+            const float shifted = z - largest, t = Loss::target(r.target(j), r.n);
             sum += expf(shifted);
             mass += t;
-            dot += r.target.times(t, shifted);
+            dot += Loss::times(r, t, shifted);
         });
         sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
         over_columns<Team::DELTA_SIZE, BATCH>(r, Team::delta_rank(), [&](int j, float z) {
-            r.delta(j, mass * quotient(expf(z - largest), sum) - r.target(j));
+            r.delta(j, mass * quotient(expf(z - largest), sum) - Loss::target(r.target(j), r.n));
         });
         return mass * logf(sum) - dot;
+    }
+
+    // The same bits, by one load and one exponential of each logit: a thread holds those of its columns in registers.
+    template <class R>
+    static __device__ __forceinline__ float row_in_registers(const R& r) {
+        using Team = typename R::Team;
+        constexpr int SIZE = Team::SIZE, AT_ONCE = 4;  // between two looks at whether there are any more
+        static_assert(SIZE == Team::DELTA_SIZE);
+        const int rank = Team::rank();
+        const auto each = [&](auto work) {
+#pragma unroll
+            for (int i = 0; i < R::IN_REGISTERS; ++i) {
+                if (i % AT_ONCE == 0 && i * SIZE >= r.n) break;
+                work(i, rank + i * SIZE, rank + i * SIZE < r.n);
+            }
+        };
+        float values[R::IN_REGISTERS], largest = -INFINITY, sum = 0.0f, mass = 0.0f, dot = 0.0f;
+        each([&](int i, int j, bool is_there) { values[i] = is_there ? r.z[j] : -INFINITY; });
+        each([&](int i, int, bool) { largest = fmaxf(largest, values[i]); });
+        largest = Team::max(largest);
+        each([&](int i, int j, bool is_there) {
+            if (!is_there) return;
+            const float shifted = values[i] - largest, t = Loss::target(r.target(j), r.n);
+            values[i] = expf(shifted);
+            sum += values[i];
+            mass += t;
+            dot += Loss::times(r, t, shifted);
+        });
+        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
+        each([&](int i, int j, bool is_there) {
+            if (is_there) r.delta(j, mass * quotient(values[i], sum) - Loss::target(r.target(j), r.n));
+        });
+        return mass * logf(sum) - dot;
+    }
+};
+
+// Of an index t is 1 there and 0 elsewhere.
+struct SoftmaxCrossEntropy : OfSoftmax<SoftmaxCrossEntropy> {
+    static constexpr int FEW_COLUMNS = 16;
+    static __device__ __forceinline__ float target(float t, int) { return t; }
+    template <class R>
+    static __device__ __forceinline__ float times(const R& r, float t, float shifted) {
+        return r.target.times(t, shifted);
     }
     template <class Team, class Target>
     static __device__ __forceinline__ float delta(float z, bool is_there, float t, int) {
@@ -187,35 +232,19 @@ struct SoftmaxCrossEntropy {
 };
 
 // The same, of targets of which a share goes to all classes alike.
-struct SmoothedSoftmaxCrossEntropy {
+struct SmoothedSoftmaxCrossEntropy : OfSoftmax<SmoothedSoftmaxCrossEntropy> {
     static constexpr int FEW_COLUMNS = 0;
-    static __device__ __forceinline__ float smoothed(float t, int n) {
+    static __device__ __forceinline__ float target(float t, int n) {
         return loss_numbers.label_smoothing_rest * t + loss_numbers.label_smoothing / n;
     }
     template <class R>
-    static __device__ __forceinline__ float row(const R& r) {
-        using Team = typename R::Team;
-        constexpr int SIZE = Team::SIZE, BATCH = R::BATCH;
-        float largest = -INFINITY;
-        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int, float z) { largest = fmaxf(largest, z); });
-        largest = Team::max(largest);
-        float sum = 0.0f, mass = 0.0f, dot = 0.0f;
-        over_columns<SIZE, BATCH>(r, Team::rank(), [&](int j, float z) {
-            const float shifted = z - largest, t = smoothed(r.target(j), r.n);
-            sum += expf(shifted);
-            mass += t;
-            dot += t * shifted;
-        });
-        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
-        over_columns<Team::DELTA_SIZE, BATCH>(r, Team::delta_rank(), [&](int j, float z) {
-            r.delta(j, mass * quotient(expf(z - largest), sum) - smoothed(r.target(j), r.n));
-        });
-        return mass * logf(sum) - dot;
+    static __device__ __forceinline__ float times(const R&, float t, float shifted) {
+        return t * shifted;
     }
     template <class Team, class Target>
     static __device__ __forceinline__ float delta(float z, bool is_there, float t, int n) {
         const float largest = Team::max(is_there ? z : -INFINITY);
-        const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power), to = smoothed(t, n);
+        const float power = is_there ? expf(z - largest) : 0.0f, sum = Team::sum(power), to = target(t, n);
         return Team::sum(is_there ? to : 0.0f) * quotient(power, sum) - to;
     }
 };
@@ -265,11 +294,11 @@ struct Focal {
 
 // The value of a row of logits z (n,) times its weight, in every thread of the team; `store(j, d)` gets the deltas,
 // times the weight too.
-template <class Loss, class Team = WarpTeam, int BATCH = 1, class Target, class Store>
+template <class Loss, class Team = WarpTeam, int BATCH = 1, int IN_REGISTERS = 0, class Target, class Store>
 __device__ __forceinline__ float weighted_row(const float* z, int n, const Target& target, float weight,
                                               const Store& store) {
     const auto delta = [=](int j, float d) { store(j, d * weight); };
-    const RowOf<Team, Target, decltype(delta), BATCH> row = {z, n, target, delta};
+    const RowOf<Team, Target, decltype(delta), BATCH, IN_REGISTERS> row = {z, n, target, delta};
     return Loss::row(row) * weight;
 }
 

@@ -374,6 +374,10 @@ def loss_cases() -> Iterator[Case]:
         for batch, n, width in ((whole(1), 10, 90), (Batch(4, 10, 2), 7, 33), (whole(3), 1, 600)):
             yield tail(name, kind, batch, n, width)
         yield tail(name, kind, whole(2), 5, 9, textured=False)
+    for name, kind in LOSS_KINDS:
+        if LOSS_OF[name].output == "softmax":  # whose threads hold a row in registers, unless it is too long
+            for n, team in ((512, kernels.WARP_TEAM), (530, kernels.WARP_TEAM), (4200, kernels.WIDE_TEAM)):
+                yield loss(name, kind, whole(2), n, team=team)
     yield from column_head_cases()
     for activation in ACTIVATIONS:
         yield loss("squared_error", "dense", whole(9), 5, width=33, activation=activation)
