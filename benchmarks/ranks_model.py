@@ -29,9 +29,11 @@ from typing import Any
 import numpy as np
 
 import mlpgpu as mg
+from mlpgpu.backends.cuda.profile.predicted import FITTED_TO
+from mlpgpu.backends.cuda.profile.predicted_step import step_seconds as launch_seconds
 from mlpgpu.bench import Epochs, json_lines, surroundings
 from mlpgpu.names import LossName
-from mlpgpu.plan import Link, Plan
+from mlpgpu.plan import Link, Plan, Precision
 from mlpgpu.plan.costs import CORES, Machine, step_seconds
 from mlpgpu.ranks import communicator
 
@@ -194,14 +196,14 @@ def parameters_of(network: str) -> int:
     return sum((n_in + 1) * n_out for n_in, n_out in pairwise(int(n) for n in network.split("-")))
 
 
-def of_two_cards() -> list[tuple[str, int, str, float, float]]:
+def of_two_cards() -> list[tuple[str, int, Precision, float, float]]:
     """Network, rows of one card, precision, and microseconds of a step on one card and on two with half the rows each.
 
     They are those of the last version that was measured, medians of its runs; of weak scaling two cards have twice the
     rows, and take as long as half a step of so many on one would.
     """
     lines = [json.loads(line) for line in OF_TWO_CARDS.read_text(encoding="utf-8").splitlines()]
-    found: dict[tuple[str, int, str, int], list[float]] = {}
+    found: dict[tuple[str, int, Precision, int], list[float]] = {}
     for line in lines:
         if line["commit"] == lines[-1]["commit"] and line["contender"] == "mlpgpu":
             rows = line["batch_size"] // (2 if line["scaling"] == "weak" else 1)
@@ -217,6 +219,21 @@ def of_two_cards() -> list[tuple[str, int, str, float, float]]:
     return made
 
 
+def gain_by_launches(network: str, rows: int, precision: Precision) -> float:
+    """How many times as fast as one card two make a step, by the launches that ``parallel="auto"`` counts."""
+
+    def seconds(ranks: int) -> float:
+        options: dict[str, Any] = {"optimizer": mg.Momentum(0.001), "shards": ranks, "ranks": ranks}
+        loss: LossName = "softmax_cross_entropy" if network.endswith("-10") else "squared_error"
+        found = launch_seconds(
+            network_of(network).lower(capacity=rows, loss=loss, precision=precision, **options), FITTED_TO
+        )
+        assert found is not None
+        return found
+
+    return seconds(1) / seconds(2)
+
+
 def show_two_cards() -> None:
     link, offs = nvlink(), []
     print("\ntwo H100s, microseconds of a step: the exchange counted as hidden if it can be, and measured")
@@ -225,7 +242,7 @@ def show_two_cards() -> None:
         offs.append(two / counted)
         print(
             f"  {network:25} {rows:6} {precision:9} one {one:8,.0f}, two {two:8,.0f}, counted {counted:8,.0f}, "
-            f"×{offs[-1]:.2f}"
+            f"×{offs[-1]:.2f}; gain ×{one / two:.2f}, by launches ×{gain_by_launches(network, rows, precision):.2f}"
         )
     print(f"measured are ×{min(offs):.2f} to ×{max(offs):.2f} of what is counted")
 

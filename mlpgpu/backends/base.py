@@ -426,7 +426,7 @@ class Backend(ABC):
     def step_seconds(self, plan: Plan, *, threads: int | None = None) -> float | None:
         """Seconds of a step by counts, of a plan whose ranks share this host; None if nobody counts them.
 
-        They follow from the plan, ``threads`` and the number of cores, never from a clock.
+        They follow from the plan, ``threads``, the number of cores and a card's architecture, never from a clock.
         """
         return None
 

@@ -53,6 +53,11 @@ def test_two_cards_take_what_is_counted_or_more(model: Any) -> None:
         assert 0.95 * counted < two < 1.1 * one, (network, rows)
 
 
+def test_what_two_cards_gain_is_near_what_their_launches_are_counted_at(model: Any) -> None:
+    for network, rows, precision, one, two in model.of_two_cards():
+        assert one / two / 1.13 < model.gain_by_launches(network, rows, precision) < 1.13 * one / two, (network, rows)
+
+
 def test_what_is_shown_says_what_nobody_measured(
     model: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

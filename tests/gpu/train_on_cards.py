@@ -90,7 +90,7 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
     else:
         network = mg.Network(case.layers, seed=2)
         options = {"optimizer": mg.Momentum(0.05), **case.options}
-        trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, **options)
+        trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, parallel="data", **options)
     held = {"validation": 0.2} if case.validates else {}
     history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
     trainer.save(folder / f"saved{mg.ranks()}.h5")

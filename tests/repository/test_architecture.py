@@ -151,7 +151,18 @@ INNER_LEVELS = {
     ),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": (
-        *("peak_rates", "costs", "predicted", "paths", "predictions", "probe", "explain", "products", "workbench"),
+        *(
+            "peak_rates",
+            "costs",
+            "predicted",
+            "paths",
+            "predicted_step",
+            "predictions",
+            "probe",
+            "explain",
+            "products",
+            "workbench",
+        ),
         "__init__",
     ),
     "backends/cuda/kernels": (

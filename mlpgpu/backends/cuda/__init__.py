@@ -8,6 +8,7 @@ from ...ranks import local_rank, rank, ranks
 from ...version import __version__
 from ..base import MEMORY_SHARE, Backend, Inference, Program
 from .inference.inference import CudaInference
+from .profile.predicted_step import step_seconds
 from .run.card_arrays import open_card_array
 from .run.program import CudaProgram
 from .runtime import Device, count_devices, find_device
@@ -87,6 +88,9 @@ class CudaBackend(Backend):
     def infer(self, plan: Plan) -> Inference:
         self.check(plan)
         return CudaInference(plan, self.device)
+
+    def step_seconds(self, plan: Plan, *, threads: int | None = None) -> float | None:
+        return step_seconds(plan, self.device.arch) if plan.tensor is None else None
 
     def fingerprint(self, plan: Plan, *, threads: int | None = None) -> dict[str, str | int]:
         return {"backend": "cuda", "card": self.device.name, "mlpgpu": __version__, "threads": threads or 1}
