@@ -67,7 +67,7 @@ CASES = {
     "stopping early": Case(
         lambda: classifier(mg.Adam(mg.CosineDecay(0.1, epochs=9)), streams=2, metrics=["accuracy"]),
         mg.Dataset(X, LABELS, WEIGHTS),
-        lambda: {"validation": NOISE, "callbacks": [mg.EarlyStopping(patience=2)]},
+        lambda: {"validation": NOISE, "callbacks": [mg.EarlyStopping(patience=1, min_delta=0.02)]},
     ),
     "plateaus": Case(
         lambda: regressor(
