@@ -12,7 +12,8 @@ import signal
 import site
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +29,7 @@ NAMES = ("mpirun", "mpiexec")
 VERSION_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 MOST_PRESSES = 2  # of Ctrl-C that go to the ranks; one more has mpirun end them
+SESSIONS_VARIABLE = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI 5 keeps files of a run
 
 
 def add_launch(commands: Any) -> None:
@@ -114,18 +116,22 @@ def run(command: Sequence[str]) -> int:
     mpirun itself would kill them.  So it has a session of its own, where a terminal's Ctrl-C does not reach it.  Where
     this process is killed, the system terminates mpirun, which ends the ranks.
 
+    Open MPI names the folder of a run by mpirun's process.  One that was killed leaves it, and a later mpirun with the
+    same number would not start: so each has a place of its own for it.
+
     Raises:
         BackendError: it does not run.
     """
     if INTERRUPT is None:
         return subprocess.run(command).returncode
+    with tempfile.TemporaryDirectory(prefix="mlpgpu-launch-", ignore_cleanup_errors=True) as sessions:
+        return _run(command, {SESSIONS_VARIABLE: sessions, **os.environ, INTERRUPT_VARIABLE: INTERRUPT.name})
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    assert INTERRUPT is not None
     try:
-        started = subprocess.Popen(
-            command,
-            start_new_session=True,
-            env={**os.environ, INTERRUPT_VARIABLE: INTERRUPT.name},
-            preexec_fn=_termination_at_our_end(),
-        )
+        started = subprocess.Popen(command, start_new_session=True, env=environ, preexec_fn=_termination_at_our_end())
     except OSError as error:
         raise BackendError(command[0], expected="a program that runs", got=str(error)) from error
     presses = 0

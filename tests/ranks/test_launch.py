@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,35 @@ def test_a_scripts_arguments_and_exit_code_pass(ranks: int, code: int, tmp_path:
     assert done.code == code, done.errors
     expected = arguments if ranks == 1 else [(rank, arguments) for rank in range(ranks)]
     assert done.output.splitlines() == [str(expected)] * ranks
+
+
+def test_nothing_is_left_of_a_run_whose_mpirun_was_killed(tmp_path: Path) -> None:
+    """Its folder would keep a later mpirun from starting, as soon as that has its number."""
+    script = "import pathlib, time; from mlpgpu.ranks import communicator; communicator(); "
+    script += f"pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)"
+    (tmp_path / "files").mkdir()
+    given = {name: value for name, value in clean_environ(TMPDIR=str(tmp_path / "files")).items() if "PRTE" not in name}
+    process = subprocess.Popen(
+        [*LAUNCH, "-n", "2", write_script(tmp_path, script)],
+        env=given,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        started = time.monotonic()
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None and time.monotonic() - started < SECONDS
+            time.sleep(0.01)
+        assert list((tmp_path / "files").rglob("*"))
+        (mpirun,) = psutil.Process(process.pid).children()
+        mpirun.kill()
+        assert process.wait(SECONDS) != 0
+        assert list((tmp_path / "files").iterdir()) == []
+    finally:
+        if process.poll() is None:
+            kill(process)
+        process.wait()
 
 
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
