@@ -90,10 +90,9 @@ def test_half_words_are_pinned() -> None:
 
 def test_the_generator_of_half_words_has_the_published_words() -> None:
     """Known answers of the paper's library Random123 1.14 (kat_vectors, philox4x32 10)."""
-    out = np.empty((1, 8), np.uint16)
+    out = np.empty((1, 4), np.uint32)
     random._philox4x32(np.zeros(1, np.uint64), 0, 0, 0, out)
-    words = out.astype(np.uint32).reshape(4, 2) @ np.array([1, 2**16], np.uint32)
-    assert [f"{word:08x}" for word in words] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
+    assert [f"{word:08x}" for word in out[0]] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
 
 
 def test_many_half_words_do_not_hang_on_how_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
