@@ -190,6 +190,7 @@ class LocallyConnected(Layer):
 class Dropout(Layer):
     """While training, sets each value to 0 with probability ``rate`` and divides the others by 1 - ``rate``.
 
+    The probability is rounded up to a multiple of 2⁻¹⁶, since 16 random bits decide on a value.
     Source: Srivastava et al., "Dropout", JMLR 15, 2014, in the inverted form: nothing changes in use.
 
     Raises:

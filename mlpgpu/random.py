@@ -36,7 +36,10 @@ BLOCKS_IN_CACHE = 1 << 13  # that are made at once
 
 
 class Purpose(IntEnum):
-    """What random words are for: the second half of the key, so that no two uses share words."""
+    """What random words are for: the second half of the key, so that no two uses share words.
+
+    A number that is no longer used is not given to another use, whose words would then be those of older runs.
+    """
 
     INITIAL_VALUES = 1
     EPOCH_ORDER = 2

@@ -40,7 +40,7 @@ struct DropoutWords {
 
 __device__ __forceinline__ DropoutWords dropout_words(uint64_t seed, int64_t step, int layer, int64_t block) {
     DropoutWords made = {{static_cast<uint32_t>(block), static_cast<uint32_t>(step), static_cast<uint32_t>(layer),
-                       static_cast<uint32_t>(step >> 32)}};
+                          static_cast<uint32_t>(step >> 32)}};
     PhiloxKey key = philox_key(seed);
 #pragma unroll
     for (int round = 0; round < PHILOX_ROUNDS; ++round) {

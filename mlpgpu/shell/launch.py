@@ -120,11 +120,16 @@ def run(command: Sequence[str]) -> int:
     same number would not start: so each has a place of its own for it.
 
     Raises:
-        BackendError: it does not run.
+        BackendError: it does not run, or there is no place for its files.
     """
     if INTERRUPT is None:
         return subprocess.run(command).returncode
-    with tempfile.TemporaryDirectory(prefix="mlpgpu-launch-", ignore_cleanup_errors=True) as sessions:
+    try:
+        place = tempfile.TemporaryDirectory(prefix="mlpgpu-launch-", ignore_cleanup_errors=True)
+    except OSError as error:
+        expected, hint = "a folder for temporary files that can be written", "TMPDIR names one"
+        raise BackendError("launch", expected=expected, got=str(error), hint=hint) from error
+    with place as sessions:
         return _run(command, {SESSIONS_VARIABLE: sessions, **os.environ, INTERRUPT_VARIABLE: INTERRUPT.name})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ import mlpgpu as mg
 from mlpgpu.backends.cuda import CudaBackend
 from mlpgpu.backends.cuda.kernels.launches import PARAMETERS, PARTIALS, At, Collective, Transfer
 from mlpgpu.backends.cuda.profile.predicted_step import NVLINK, step_seconds, traffic_of
+from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.plan import Link, Parts, Plan, Traffic
 from mlpgpu.plan.costs import is_worth_ranks
 
@@ -78,7 +79,7 @@ def test_cards_without_counts_have_none_and_neither_have_evaluations_and_parts()
     assert step_seconds(lowered, "sm_80") is None
     assert step_seconds(replace(lowered, training=()), H200) is None
     backend = CudaBackend.__new__(CudaBackend)
-    backend.device = SimpleNamespace(arch=H200)  # type: ignore[assignment]
+    backend.device = cast(Device, SimpleNamespace(arch=H200))
     assert backend.step_seconds(lowered) == seconds(lowered)
     in_parts = plan(64, 64, 64, shards=1, parts=Parts(2, 0, 1))
     assert in_parts.tensor is not None

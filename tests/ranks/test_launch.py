@@ -65,6 +65,16 @@ def test_nothing_is_left_of_a_run_whose_mpirun_was_killed(tmp_path: Path) -> Non
         process.wait()
 
 
+def test_no_place_for_temporary_files_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert main(["launch", "-n", "2", write_script(tmp_path, SCRIPT)]) != 0
+    told = capsys.readouterr().err
+    assert told.startswith("mlpgpu: launch: expected a folder for temporary files that can be written, got ")
+    assert "TMPDIR" in told
+
+
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
     write_script(tmp_path, SCRIPT)
     done = run([*LAUNCH, "-n", "2", "-m", "script", "0"], PYTHONPATH=f"{clean_environ()['PYTHONPATH']}:{tmp_path}")

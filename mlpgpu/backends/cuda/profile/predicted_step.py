@@ -29,12 +29,12 @@ def step_seconds(plan: Plan, arch: str, *, link: Link = NVLINK) -> float | None:
     if arch != FITTED_TO or not plan.training:
         return None
     lowered = lower(plan, multiprocessors=CARD.multiprocessors, source="float32", arch=arch)
-    followed = _Followed(lowered, plan.shard_rows(plan.capacity)[0].stop, link)
-    ends = [followed.step() for _ in range(STEPS)]
+    timeline = _Timeline(lowered, plan.shard_rows(plan.capacity)[0].stop, link)
+    ends = [timeline.step() for _ in range(STEPS)]
     return ends[-1] - ends[-2]
 
 
-class _Followed:
+class _Timeline:
     """Steps one after another, by the time when each of their launches ends.
 
     What ranks exchange has two further streams, one for sums and what moves parameters, one for what is gathered then
