@@ -59,6 +59,84 @@ __device__ __forceinline__ void standardize(const Step* step, int shard, int sha
         y[first + i] = (x[first + i] - mean[i % n]) / scale[i % n];
 }
 
+// What a dropout reads and writes, of the elements from `first` to `end` of a batch; arrays as of `dropout` below.
+template <class Activation>
+struct DroppedRows {
+    static constexpr int OF_WARP = WARP * DROPOUT_BLOCK;  // elements, whose half words a warp draws at once
+
+    const float *x, *saved;
+    float* y;
+    uint16_t* components;
+    int64_t component_stride;
+    int component_count, n;
+    int64_t first, end;
+    float keep;
+
+    // Whether four neighbours are a vector in each array. Among components a vector belongs to one row.
+    __device__ __forceinline__ bool has_vectors() const {
+        return is_vectored(x, 4) && is_vectored_or_null(saved, 4) && is_vectored_or_null(y, 4) && (!components || n % 4 == 0);
+    }
+
+    // The warp's elements from `place` on. Each lane has drawn for a block of them, which ones are `kept`; it finishes others:
+    // WIDTH neighbours, and those that lie as many lanes on, so that a warp reads and writes what lies side by side. Only
+    // single ones may lie outside the shard.
+    template <int WIDTH>
+    __device__ __forceinline__ void drop(int64_t place, unsigned kept) const {
+        constexpr int COUNT = DROPOUT_BLOCK / WIDTH;
+        const auto place_of = [=](int i) { return place + (i * WARP + threadIdx.x % WARP) * WIDTH; };
+        const auto inside = [&](int i) { return WIDTH > 1 || (place_of(i) >= first && place_of(i) < end); };
+        const auto load = [&](const float* from, float (&to)[COUNT][WIDTH]) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                if constexpr (WIDTH == 4) load_four(from + place_of(i), to[i]);
+                else to[i][0] = inside(i) ? from[place_of(i)] : 0.0f;
+            }
+        };
+        float of[COUNT][WIDTH], slopes[COUNT][WIDTH];
+        load(x, of);
+        if (saved) load(saved, slopes);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int in_warp = static_cast<int>(place_of(i) - place);
+            const unsigned bits = __shfl_sync(WARP_ALL, kept, in_warp / DROPOUT_BLOCK) >> in_warp % DROPOUT_BLOCK;
+#pragma unroll
+            for (int q = 0; q < WIDTH; ++q) {
+                of[i][q] *= bits >> q & 1 ? keep : 0.0f;
+                if (saved) of[i][q] *= Activation::derivative(slopes[i][q]);
+            }
+            if (!inside(i)) continue;
+            if (components) put_components(place_of(i), of[i]);
+            if (!y) continue;
+            if constexpr (WIDTH == 4) store_four(y + place_of(i), of[i]);
+            else y[place_of(i)] = of[i][0];
+        }
+    }
+
+    // A division of 64 bits takes a hundred instructions.
+    __device__ __forceinline__ int64_t row_of(int64_t in_shard) const {
+        return end - first <= 0x7fffffff ? static_cast<unsigned>(in_shard) / static_cast<unsigned>(n) : in_shard / n;
+    }
+
+    template <int WIDTH>
+    __device__ __forceinline__ void put_components(int64_t place, const float (&of)[WIDTH]) const {
+        float2 pairs[(WIDTH + 1) / 2];
+#pragma unroll
+        for (int q = 0; q < WIDTH; q += 2) pairs[q / 2] = make_float2(of[q], q + 1 < WIDTH ? of[q + 1] : 0.0f);
+        unsigned split[MOST_COMPONENTS][(WIDTH + 1) / 2];
+        split_to_bfloats(pairs, component_count, split);
+        const int64_t row = row_of(place - first);
+        uint16_t* const to = components + row * padded_columns(n) + (place - first - row * n);
+#pragma unroll
+        for (int p = 0; p < MOST_COMPONENTS; ++p) {
+            if (p >= component_count) continue;
+            if constexpr (WIDTH == 4)
+                *reinterpret_cast<uint2*>(to + p * component_stride) = make_uint2(split[p][0], split[p][1]);
+            else
+                to[p * component_stride] = static_cast<uint16_t>(split[p][0]);
+        }
+    }
+};
+
 // y = x · mask · keep. In the backward pass x is a delta, and y = x · mask · keep ∘ f'(saved) unless `saved` is null. Half word
 // (row in batch · n + column) of the layer's step decides (math/dropout.cuh), so that nothing is stored between the passes. The
 // kernel stores y as floats, as `component_count` components of bfloat16, or as both: the form that nobody reads is null.
@@ -70,61 +148,20 @@ __device__ __forceinline__ void dropout(const Step* step, int shard, int shards,
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t first = static_cast<int64_t>(rows.first) * n, end = first + static_cast<int64_t>(rows.count) * n;
-    const bool is_vectored = n % 4 == 0;  // else a vector may belong to two rows, and a shard's ends may lie inside one
-    const int pitch = padded_columns(n);
-    // Four elements; `lane` is the number of the first one in its block of half words.
-    const auto drop_four = [&](int64_t place, const DropoutWords& drawn, int lane) {
-        const auto inside = [&](int q) { return place + q >= first && place + q < end; };
-        if (place + 4 <= first || place >= end) return;
-        float of[4], slope[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-        const auto load = [&](const float* from, float (&to)[4]) {
-            if (is_vectored) return load_four(from + place, to);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) to[q] = inside(q) ? from[place + q] : 0.0f;
-        };
-        load(x, of);
-        if (saved) {
-            load(saved, slope);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) slope[q] = Activation::derivative(slope[q]);
-        }
-#pragma unroll
-        for (int q = 0; q < 4; ++q) of[q] = keep_or_drop(drawn[lane + q], least, keep, of[q]) * slope[q];
-        if (y && is_vectored) store_four(y + place, of);
-#pragma unroll
-        for (int q = 0; q < 4; ++q)
-            if (y && !is_vectored && inside(q)) y[place + q] = of[q];
-        if (!components) return;
-        const float2 pairs[2] = {make_float2(of[0], of[1]), make_float2(of[2], of[3])};
-        unsigned split[MOST_COMPONENTS][2];
-        split_to_bfloats(pairs, component_count, split);
-        const int64_t in_shard = place - first;
-        int64_t row = 0, column = in_shard;  // the shard's first row may begin behind the first element
-        if (in_shard >= 0) {
-            row = end - first <= 0x7fffffff ? static_cast<unsigned>(in_shard) / static_cast<unsigned>(n) : in_shard / n;
-            column -= row * n;
-        }
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-#pragma unroll
-            for (int p = 0; p < MOST_COMPONENTS; ++p) {
-                if (p >= component_count || (is_vectored && q > 0) || !inside(q)) continue;
-                uint16_t* const to = components + p * component_stride + row * pitch + column;
-                if (is_vectored)
-                    *reinterpret_cast<uint2*>(to) = make_uint2(split[p][0], split[p][1]);
-                else
-                    *to = static_cast<uint16_t>(split[p][q / 2] >> q % 2 * 16);
-            }
-            if (++column == n) column = 0, ++row;
-        }
-    };
-    // A thread takes a whole block of half words.
+    const DroppedRows<Activation> of = {x, saved, y, components, component_stride, component_count, n, first, end, keep};
+    const bool has_vectors = of.has_vectors();
+    const int64_t warps = element_stride() / WARP;
 #pragma unroll 1
-    for (int64_t block = first / DROPOUT_BLOCK + first_element(); block * DROPOUT_BLOCK < end; block += element_stride()) {
-        const DropoutWords drawn = dropout_words(seed, step->number, layer, block);
+    for (int64_t block = first / of.OF_WARP + first_element() / WARP; block * of.OF_WARP < end; block += warps) {
+        const int64_t place = block * of.OF_WARP;
+        const DropoutWords drawn = dropout_words(seed, step->number, layer, place / DROPOUT_BLOCK + threadIdx.x % WARP);
+        unsigned kept = 0;  // a bit for each element of the lane's block of half words
 #pragma unroll
-        for (int lane = 0; lane < DROPOUT_BLOCK; lane += 4) drop_four(block * DROPOUT_BLOCK + lane, drawn, lane);
+        for (int i = 0; i < DROPOUT_BLOCK; ++i) kept |= static_cast<unsigned>(drawn[i] >= least) << i;
+        const bool is_whole = place >= first && place + of.OF_WARP <= end;
+        is_whole && has_vectors ? of.template drop<4>(place, kept) : of.template drop<1>(place, kept);
     }
+    const int pitch = padded_columns(n);
     const int64_t padding = components ? (padded_rows(rows.count) - rows.count) * pitch : 0;
 #pragma unroll 1
     for (int64_t i = first_element(); i < padding; i += element_stride())

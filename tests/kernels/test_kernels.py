@@ -226,14 +226,14 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "last block of dropout skipped": (
         "elementwise/rows.cuh",
-        "block * DROPOUT_BLOCK < end",
-        "block * DROPOUT_BLOCK + DROPOUT_BLOCK < end",
+        "block * of.OF_WARP < end",
+        "block * of.OF_WARP + of.OF_WARP < end",
         kernels.dropout(),
     ),
     "dropout's blocks counted from the shard's first row": (
         "elementwise/rows.cuh",
-        "layer, block);",
-        "layer, block - first / DROPOUT_BLOCK);",
+        "layer, place / DROPOUT_BLOCK",
+        "layer, (place - first) / DROPOUT_BLOCK",
         kernels.dropout(),
     ),
     "wrong shard of rows": (
