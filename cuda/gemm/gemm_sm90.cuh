@@ -28,6 +28,8 @@ struct Sm90Tile {
     static constexpr int K = 64, ROW_BYTES = 128;  // elements of a slice along k, and their bytes
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
+    // Of a thread, where warpgroups share out those that a block of so many threads begins with.
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS > 2 ? 32 : 40, CONSUMER_REGISTERS = CONSUMERS > 2 ? 152 : 232;
     static constexpr int A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;  // of one component
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // The bytes of a row of B in shared memory, if rows run along C's columns.
@@ -392,7 +394,7 @@ struct GemmSm90 {
         // If k is 0, one out-of-bounds slice is read, which the copy engine fills with zeros.
         const int k_begin = k > 0 ? 0 : 1 << 30, slices = max(1, (k + T::K - 1) / T::K);
         if (threadIdx.x < WARPGROUP) {
-            if (T::CONSUMERS > 1) registers_lower<40>();
+            if (T::CONSUMERS > 1) registers_lower<T::PRODUCER_REGISTERS>();
             const int warp = threadIdx.x / WARP;
             if (threadIdx.x == 0)
                 produce<T, A_INNER, B_INNER>(a, b, Scheduler<T>(m, n), k_begin, slices, ring,
@@ -403,14 +405,12 @@ struct GemmSm90 {
                 if (threadIdx.x % WARP == 0) barrier_arrive<T::CLUSTER>(launch_barrier(ring), cluster_rank<T::CLUSTER>());
             }
             if (warp > 0 && !(MAY_SUM && column_partials)) pdl_wait();
-            if (MAY_SUM && column_partials) {
-                if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))
+            if constexpr (MAY_SUM)
+                if (column_partials && warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))
                     sum_columns<T>(Scheduler<T>(m, n), m, n, slices, ring, column_partials, warp - 1);
-            } else if (warp > 0) {
-                finish_columns<T>(Scheduler<T>(m, n), epilogue);
-            }
+            if (!column_partials && warp > 0) finish_columns<T>(Scheduler<T>(m, n), epilogue);
         } else {
-            if (T::CONSUMERS > 1) registers_raise<232>();
+            if (T::CONSUMERS > 1) registers_raise<T::CONSUMER_REGISTERS>();
             consume<T, A_INNER, B_INNER>(m, n, slices, ring, stagings, prefetch & PREFETCH_EPILOGUE, epilogue);
         }
         if (T::CLUSTER > 1) cluster_synchronize<T::CLUSTER>();  // others still write to this block's shared memory

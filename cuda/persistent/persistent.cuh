@@ -62,15 +62,21 @@ __device__ __forceinline__ void each_weight(const K& k, Visit visit) {
     }
 }
 
+// Elements from one slot to the next, as the host lays them out: whole vectors.
+template <class K>
+__host__ __device__ constexpr int64_t slot_pitch() {
+    return (parameters_below<K, K::LAST + 1>() + 3) / 4 * 4;
+}
+
 template <int L, class K>
 __device__ __forceinline__ void load_state(const K& k, const float* parameters, const float* slots) {
     using T = LayerOf<K, L>;
     constexpr int SLOTS = K::Rule::SLOTS;
-    constexpr int64_t PARAMETERS = parameters_below<K, K::LAST + 1>();
+    constexpr int64_t PITCH = slot_pitch<K>();
     float* const w = k.shared + LayerMemory<K, L>::WEIGHTS;
     each_weight<L>(k, [=](int offset, int64_t from) {
         w[offset] = parameters[from];
-        for (int s = 0; s < SLOTS; ++s) w[(s + 1) * T::TILE + offset] = slots[s * PARAMETERS + from];
+        for (int s = 0; s < SLOTS; ++s) w[(s + 1) * T::TILE + offset] = slots[s * PITCH + from];
     });
     const WeightTile t = tile_of<L>(k);
     if constexpr (L == 0) {
@@ -98,11 +104,11 @@ template <int L, class K>
 __device__ __forceinline__ void store_state(const K& k, float* parameters, float* slots) {
     using T = LayerOf<K, L>;
     constexpr int SLOTS = K::Rule::SLOTS;
-    constexpr int64_t PARAMETERS = parameters_below<K, K::LAST + 1>();
+    constexpr int64_t PITCH = slot_pitch<K>();
     const float* const w = k.shared + LayerMemory<K, L>::WEIGHTS;
     each_weight<L>(k, [=](int offset, int64_t to) {
         parameters[to] = w[offset];
-        for (int s = 0; s < SLOTS; ++s) slots[s * PARAMETERS + to] = w[(s + 1) * T::TILE + offset];
+        for (int s = 0; s < SLOTS; ++s) slots[s * PITCH + to] = w[(s + 1) * T::TILE + offset];
     });
     if constexpr (L < K::LAST) store_state<L + 1>(k, parameters, slots);
 }

@@ -139,7 +139,7 @@ def alone(name: str, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     host = HostProgram(epoch.plan, epoch.data, epoch.sampling)
     host.load(epoch.state)
     losses = host.run(epoch.rates).copy()
-    slots = host.arrays["slots"][: epoch.state.slots.size].reshape(epoch.state.slots.shape)
+    slots = host.slots(epoch.state.slots)
     assert np.isfinite(host.parameters).all() and (host.parameters != epoch.state.parameters[0]).any()
     return host.parameters.copy(), slots.copy(), losses
 
@@ -165,7 +165,7 @@ def check(
         np.testing.assert_array_equal(rank.host.losses(len(epoch.rates)), losses)
         own = epoch.plan.slices[rank.rank].parameters
         kept = slots[:, :, own]
-        np.testing.assert_array_equal(rank.host.arrays["slots"][: kept.size].reshape(kept.shape), kept)
+        np.testing.assert_array_equal(rank.host.slots(kept), kept)
 
 
 def _cases() -> list[Any]:
@@ -419,8 +419,10 @@ def test_a_rank_has_its_own_partials_and_slots() -> None:
     epoch, one = epoch_of("dropout and a penalty", 8, 4), epoch_of("dropout and a penalty", 8, 1)
     whole = lower(one.plan, multiprocessors=2, source="float32").bytes
     lows = [lowered(epoch, rank).bytes for rank in range(4)]
-    for name in ("partials", "slots"):
-        assert sum(low[name] for low in lows) == whole[name]
+    assert sum(low["partials"] for low in lows) == whole["partials"]
+    slots = len(one.plan.optimizer.slots) if one.plan.optimizer else 0
+    padding = 4 * slots * 3 * (len(lows) + 1)  # of each rank's, whose slots begin at vectors
+    assert abs(sum(low["slots"] for low in lows) - whole["slots"]) <= padding
 
 
 @pytest.mark.parametrize("change", ["size", "order", "number"])

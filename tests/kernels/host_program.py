@@ -26,6 +26,18 @@ WORDS = {
 CLEARED = (".components", "arrived", ".launches")  # arrays that must begin with zeros, as a program's memory does
 
 
+def pitched(slots: np.ndarray) -> np.ndarray:
+    """Slots (slots, 1, count) as they lie on a card, NaN between them."""
+    pitch = kernels.slot_pitch(slots.shape[2])
+    return np.pad(slots[:, 0], ((0, 0), (0, pitch - slots.shape[2])), constant_values=np.nan).ravel()
+
+
+def unpitched(array: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Slots of the shape of others, of an array as on a card."""
+    pitch = kernels.slot_pitch(like.shape[2])
+    return array[: len(like) * pitch].reshape(len(like), 1, pitch)[:, :, : like.shape[2]]
+
+
 class HostProgram:
     """Runs a plan's launches one after another on the host, lowered for a card of few multiprocessors."""
 
@@ -64,9 +76,14 @@ class HostProgram:
 
     def load(self, state: State) -> None:
         for name in ("parameters", "slots", "statistics"):
-            array = getattr(state, name).astype(np.float32).ravel()
+            array = getattr(state, name).astype(np.float32)
+            array = pitched(array) if name == "slots" else array.ravel()
             # Memory is taken in larger pieces than 16 bytes, and the copy engine reads to the end of such.
             self.arrays[name] = np.pad(array, (0, -array.size % 4), constant_values=np.nan)
+
+    def slots(self, like: np.ndarray) -> np.ndarray:
+        """The slots, in the shape of a state's."""
+        return unpitched(self.arrays["slots"], like)
 
     @property
     def parameters(self) -> np.ndarray:

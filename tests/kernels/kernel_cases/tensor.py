@@ -35,6 +35,7 @@ from mlpgpu.backends.cuda.kernels import (
     padded_rows,
     sm80_tiles,
     sm90_tiles,
+    wide_tiles,
 )
 from mlpgpu.losses import FORMS
 
@@ -72,9 +73,9 @@ ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16
 
 
 def makes_weights(tile: GemmTile) -> bool:
-    """Whether gradients of weights are made with a tile, as all but the narrowest make them."""
-    few_columns, of_weights = narrow_tiles(tile.operand_format), narrow_weight_tiles(tile.operand_format)
-    return tile not in few_columns or tile in of_weights
+    """Whether gradients of weights are made with a tile, as all but the widest and the narrowest make them."""
+    others = *narrow_tiles(tile.operand_format), *wide_tiles(tile.operand_format)
+    return tile not in others or tile in narrow_weight_tiles(tile.operand_format)
 
 
 def makes_activations(tile: GemmTile) -> bool:
@@ -89,8 +90,8 @@ SAMPLED_TILES = [
     tile
     for operand_format in OPERAND_FORMATS
     for tile in (
-        *sm90_tiles(operand_format), *narrow_tiles(operand_format), *cluster_split_tiles(operand_format),
-        sm80_tiles(operand_format)[0],
+        *sm90_tiles(operand_format), *wide_tiles(operand_format), *narrow_tiles(operand_format),
+        *cluster_split_tiles(operand_format), sm80_tiles(operand_format)[0],
     )
 ]  # fmt: skip
 RULED_TILES = [sm90_tiles(operand_format)[0] for operand_format in OPERAND_FORMATS]  # compiled with a rarer rule, too
@@ -754,7 +755,12 @@ def products(
     operand_format: OperandFormat, a: np.ndarray, b: np.ndarray, tiles: Sequence[GemmTile] = ()
 ) -> Iterator[tuple[Case, str]]:
     """A · B as each of a layer's three products, on these tiles or all; and the array that it is left in."""
-    usual = *sm80_tiles(operand_format), *sm90_tiles(operand_format), *narrow_tiles(operand_format)
+    usual = (
+        *sm80_tiles(operand_format),
+        *sm90_tiles(operand_format),
+        *wide_tiles(operand_format),
+        *narrow_tiles(operand_format),
+    )
     for tile in tiles or (*usual, *cluster_split_tiles(operand_format)):
         if makes_activations(tile):
             yield tensor_forward(tile, "identity", whole(len(a)), a, b, plain=True), "y"
@@ -891,15 +897,16 @@ def product_cases() -> Iterator[Case]:
 
 
 def narrow_cases() -> Iterator[Case]:
-    """Tiles of few columns: each format, each way its operands lie, borders, several tiles a block, each epilogue."""
+    """Tiles of few columns and of many: each format, each way its operands lie, borders, several tiles a block, each
+    epilogue."""
     for operand_format in OPERAND_FORMATS:
-        for tile in narrow_tiles(operand_format):
+        for tile in (*narrow_tiles(operand_format), *wide_tiles(operand_format)):
             yield from _narrow_cases(tile)
 
 
 def _narrow_cases(tile: Sm90Tile) -> Iterator[Case]:
     is_scaled = tile.operand_format.scaled
-    for rows, k, n in ((1, 1, 1), (64, 200, 48), (65, 127, 70), (130, 67, 129)):
+    for rows, k, n in ((1, 1, 1), (64, 200, 48), (65, 127, 70), (130, 67, 129), (65, 70, 2 * tile.n + 3)):
         yield tensor_forward(tile, "relu", whole(rows), normal(rows, k), normal(k, n))
         yield tensor_backward_input(tile, "relu", whole(rows), normal(rows, k), normal(n, k))
     for activation in ACTIVATIONS:

@@ -111,7 +111,8 @@ class Sm90Tile:
 
     @property
     def cluster(self) -> int:
-        """Blocks that share their part of B.  Of four and more, too few fit on the card at once."""
+        """Blocks that share their part of B.  Of four and more, too few fit on the card at once; of tiles of 64 rows two or
+        three took longer than one wherever they were measured."""
         return 2 if self.m == 128 else 1
 
     @property
@@ -156,7 +157,7 @@ class Sm90Tile:
 
     def with_light_epilogue(self) -> Sm90Tile:
         """The tile of a product whose epilogue does little: one warpgroup will do for one component without scales."""
-        return replace(self, across=1) if self.operand_format.is_single else self
+        return replace(self, across=1) if self.operand_format.is_single and self.across == 2 else self
 
     def column_partials(self, m: int) -> int | None:
         """How many partial sums of the bias's gradient a product leaves for a weight (m, n); None of scaled formats."""
@@ -263,10 +264,17 @@ def sm80_tiles(operand_format: OperandFormat) -> tuple[Sm80Tile, ...]:
 
 
 def sm90_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
-    """The largest first: as wide as registers allow.  Pairs of bfloat16 are for layers that small ones suit."""
-    small = Sm90Tile(operand_format, 64, 128, across=2)
+    """The largest first: as wide as registers allow."""
     large = Sm90Tile(operand_format, 128, 256 // operand_format.components)
-    return (small,) if operand_format == BFLOAT16_PAIR else (large, small)
+    return large, Sm90Tile(operand_format, 64, 128, across=2)
+
+
+def wide_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
+    """Those with rows of activations, one of which may do where the tiles above leave most of a card's last wave idle.
+
+    There are none of pairs, for whose sums three warpgroups have too few registers.
+    """
+    return () if operand_format.components > 1 else (Sm90Tile(operand_format, 64, 192, across=3),)
 
 
 def narrow_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
@@ -284,7 +292,7 @@ def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
 
 def cluster_split_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
     """Those whose clusters share the rows of a weight's gradient, the fewest blocks first."""
-    return tuple(ClusterSplitTile(operand_format, split) for split in (1, 2, 4, 8))
+    return tuple(ClusterSplitTile(operand_format, split) for split in (2, 4, 8))
 
 
 def _tensor_product(
@@ -409,7 +417,7 @@ def tensor_entries() -> list[Entry]:
             entries += [
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)
             ]
-        for tile in (*usual, *narrow_tiles(operand_format)):
+        for tile in (*usual, *wide_tiles(operand_format), *narrow_tiles(operand_format)):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
             if operand_format.is_single:

@@ -29,6 +29,12 @@ def reduce() -> Entry:
     return Entry("reduce", "elementwise/update.cuh", "reduce", arguments(signature), ROW_THREADS)
 
 
+def slot_pitch(count: int) -> int:
+    """Elements from one slot of so many parameters to the next on the card: each slot begins at a vector if the first one
+    does, so that what is a vector of the parameters is one of every slot."""
+    return -(-count // 4) * 4
+
+
 def squares() -> Entry:
     signature = "const float* gradient[size], int64_t size, int64_t part, double* sums[grid.x]"
     return Entry(

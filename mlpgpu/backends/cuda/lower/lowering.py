@@ -118,7 +118,7 @@ def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:
         "step": STEP_BYTES,
         "parameters": 4 * plan.parameter_count,
         "statistics": 4 * plan.statistic_count,
-        "slots": 4 * slots * plan.parameter_count,
+        "slots": 4 * slots * kernels.slot_pitch(plan.parameter_count),
         "partials": 0 if in_place else 4 * plan.shards * partials_pitch(plan),
         "sums": max(of_evaluation, lowered.bytes.get("sums", 0)),
         "arrived": 4,

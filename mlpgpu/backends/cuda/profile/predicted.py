@@ -121,7 +121,8 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         if entry.name.endswith(f"_{shared.name}"):
             return cluster_clocks(shared, k, n, rows, multiprocessors)
     tiles: tuple[Sm90Tile, ...] = (
-        *kernels.sm90_tiles(entry.operand_format), *kernels.narrow_tiles(entry.operand_format),
+        *kernels.sm90_tiles(entry.operand_format), *kernels.wide_tiles(entry.operand_format),
+        *kernels.narrow_tiles(entry.operand_format),
     )  # fmt: skip
     found = next((tile for tile in tiles if entry.name.endswith(f"_{tile.name}")), None)
     if found is None:

@@ -129,6 +129,7 @@ class Products:
         tiles: tuple[GemmTile, ...] = (
             *kernels.sm80_tiles(operand_format),
             *kernels.sm90_tiles(operand_format),
+            *kernels.wide_tiles(operand_format),
             *kernels.narrow_tiles(operand_format),
             *kernels.cluster_split_tiles(operand_format),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,15 +47,30 @@ class DeviceState:
             "statistics": (1, plan.statistic_count),
         }
 
+    def _parts(self, name: str, array: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Parts of an array of the state, and where each lies on the card: slots have a pitch there."""
+        address = self._addresses[name]
+        if name != "slots":
+            yield array, address
+            return
+        pitch = kernels.slot_pitch(array.shape[-1])
+        for number, slot in enumerate(array):
+            yield slot, address + array.itemsize * pitch * number
+
     def _upload(self, name: str, array: np.ndarray) -> None:
-        if array.size:
-            self._stream.upload(self._addresses[name], np.ascontiguousarray(array, np.float32))
+        for part, address in self._parts(name, array.astype(np.float32, copy=False)):
+            if part.size:
+                self._stream.upload(address, np.ascontiguousarray(part))
 
     def _download(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         array = np.empty(shape, np.float32)
-        if array.size:
-            self._stream.download(array, self._addresses[name])
+        self._fill(array, name, self._stream)
         return array
+
+    def _fill(self, array: np.ndarray, name: str, stream: Stream) -> None:
+        for part, address in self._parts(name, array):
+            if part.size:
+                stream.download(part, address)
 
     # --- to the card and back ---
 
@@ -108,8 +123,7 @@ class DeviceState:
             self._stream.record(changed)
             self._reader.wait(changed)
             for name, array in self._host.items():
-                if array.size:
-                    self._reader.download(array, self._addresses[name])
+                self._fill(array, name, self._reader)
             self._reader.record(self._prefetched)
 
     def end_prefetch(self) -> None:

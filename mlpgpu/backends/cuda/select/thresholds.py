@@ -76,6 +76,10 @@ MOST_UNSCALED_WEIGHTS = 1 << 21
 MULTIPLIED_PER_CLOCK = 2048
 SHARED_BYTES_PER_CLOCK = 128
 
+# True: activations may have tiles of 64 by 192, where their waves take less.  An H100: 6144 by 6144 at 166 rows in halves
+# 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 rows in bfloat16, back, 28.6 -> 26.9.
+WIDE_TILES_ARE_USED = True
+
 # --- small batches ---
 
 # True: narrow tiles on tensor cores and tiles of multiply-adds whose warps share k, wherever they are counted to take
@@ -192,14 +196,10 @@ CACHE_BYTES_PER_CLOCK = 29
 # rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
 SCALAR_TILE_CLOCKS = 5000
 
-# From so many weights on blocks that are several on a multiprocessor may multiply while others move their tiles: memory
-# then gives so many bytes in a clock, the second number where they do not.  A weight and its slot are read and written.
-# 4096 by 4096 at 64 rows in bfloat16 by Adam: 199 µs, so 142; 1024 by 1024 at 1,024 rows the same both ways.  From 2¹⁸
-# on, in place of 2²¹, a step of 28-629-2433-732-755 at 64 rows in tf32 by Adam took 136 µs in place of 149, most of it
-# of the two weights above this; of smaller ones counts say that they lose, and few were timed.
-CLUSTER_LEAST_WEIGHTS = 1_500_000
-CLUSTER_WEIGHT_BYTES = 16
-CLUSTER_BYTES_PER_CLOCK = 1540, 1130
+# Memory gives so many bytes in a clock to a launch that does nothing else, and where each block first multiplies and then
+# moves its tile.
+MOVED_ALONE_PER_CLOCK = 1540
+MOVED_AFTER_PER_CLOCK = 1130
 
 # True: where that is counted at more than so many tenths of what it takes with a launch of its own, another kernel sums
 # the bias's gradient.

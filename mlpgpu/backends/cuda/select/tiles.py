@@ -21,6 +21,7 @@ from ..kernels import (
     narrow_weight_tiles,
     sm80_tiles,
     sm90_tiles,
+    wide_tiles,
 )
 from . import thresholds
 from .counted import cluster_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
@@ -88,6 +89,8 @@ def gemm_tile(
     """
     if arch == Sm90Tile.needs:
         tiles = sm90_tiles(operand_format)
+        if not of_weight and thresholds.WIDE_TILES_ARE_USED:
+            tiles += wide_tiles(operand_format)
         if thresholds.NARROW_TILES_ARE_USED:
             tiles += narrow_weight_tiles(operand_format) if of_weight else narrow_tiles(operand_format)
         clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
@@ -117,14 +120,10 @@ class WeightTile:
 
 
 def weight_tile(
-    operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int, arch: str, *, in_place: bool
+    operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int, arch: str
 ) -> WeightTile:
     """The tile for the gradient of a weight (k, n) over so many rows: that of :func:`gemm_tile`, unless one whose
-    clusters share the rows, or whose blocks are several on a multiprocessor, is counted to take less.
-
-    Args:
-        in_place: whether the product moves the weight.
-    """
+    clusters share the rows is counted to take less."""
     usual, why = gemm_tile(operand_format, k, n, multiprocessors, arch, of_weight=True)
     if not isinstance(usual, Sm90Tile):
         return WeightTile(usual, True, 0, why)
@@ -133,10 +132,9 @@ def weight_tile(
         waves = ceil_div(usual.clusters(k, n), multiprocessors // usual.cluster)
         known += waves * thresholds.SCALAR_TILE_CLOCKS * min(n, usual.n) // usual.n
     if thresholds.CLUSTERS_SHARE_ROWS:
-        alone, *shared = cluster_split_tiles(operand_format)
         clocks = {
             tile: cluster_clocks(tile, k, n, rows, multiprocessors)
-            for tile in shared
+            for tile in cluster_split_tiles(operand_format)
             if math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
         }
         named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
@@ -144,17 +142,6 @@ def weight_tile(
         if best is not None and is_faster(clocks[best], known):
             counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
             return WeightTile(best, True, clocks[best], f"clusters of blocks share the rows; {counted}")
-        if in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known):
-            return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
     if not sums_columns and usual.column_partials(1):
         why += "; another launch sums the bias's gradient, for which the product would wait longer"
     return WeightTile(usual, sums_columns, known, why)
-
-
-def _is_bound_by_memory(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int, known: int) -> bool:
-    """Whether moving a weight takes so long that blocks should multiply while others move theirs."""
-    if k * n < thresholds.CLUSTER_LEAST_WEIGHTS:
-        return False
-    bytes_moved = thresholds.CLUSTER_WEIGHT_BYTES * k * n
-    beside, after = (ceil_div(bytes_moved, rate) for rate in thresholds.CLUSTER_BYTES_PER_CLOCK)
-    return is_faster(max(cluster_clocks(tile, k, n, rows, multiprocessors), beside), known + after)

@@ -115,7 +115,7 @@ class Exchange:
             NODES: FLOAT * len(self.nodes) * self._width,
             **({OWN_NODES: FLOAT * own_nodes * plan.gradient_count} if self.is_tied else {}),
             "partials": FLOAT * len(self.own) * partials_pitch(plan),
-            "slots": FLOAT * slots * (parameters.stop - parameters.start),
+            "slots": FLOAT * slots * kernels.slot_pitch(parameters.stop - parameters.start),
         }
 
     @property
@@ -304,7 +304,7 @@ class Exchange:
                 "partials": self._node(0, each.gradient), "pitch": pitch, "shards": count,
                 "parameters": At("parameters", each.offset),
                 "slots": At("slots", each.offset - own.start) if optimizer.slots else None, "size": each.size,
-                "slot_pitch": own.stop - own.start, "alpha": each.alpha,
+                "slot_pitch": kernels.slot_pitch(own.stop - own.start), "alpha": each.alpha,
             }  # fmt: skip
             grid = over(self.shard, each.size)
             yield Launch(kernels.update(self.shard.optimizer), grid, values, self._title(Update))
@@ -345,7 +345,8 @@ class Exchange:
         own, weight, optimizer = self.moved.parameters, shard.ref(group.op.weight), self.plan.optimizer
         assert isinstance(weight, At) and optimizer is not None
         slots = At("slots", weight.offset - own.start) if optimizer.slots else None
-        return received_update(shard, group, self._node(place, elements.start), slots, own.stop - own.start)
+        pitch = kernels.slot_pitch(own.stop - own.start)
+        return received_update(shard, group, self._node(place, elements.start), slots, pitch)
 
     # ---
 

@@ -107,7 +107,7 @@ class Shard:
         return {
             "totals": At("totals"), "weight": self.ref(op.weight), "bias": self.ref(bias),
             "weight_slots": self.slots_of(op.weight), "bias_slots": self.slots_of(bias),
-            "size": self.plan.parameter_count,
+            "size": kernels.slot_pitch(self.plan.parameter_count),
         }  # fmt: skip
 
     def slots_of(self, name: str | None) -> Value:
