@@ -436,8 +436,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a layer's parts of the rows counted with another layer's": (
         "fused/update_layers.cuh",
+        "rows.arrived + layer.first + tile",
         "rows.arrived + tile",
-        "rows.arrived + place",
         kernels.update_layers("Adam", kernels.WARP_SPLIT_WEIGHT, by_parts=True),
     ),
     "rows of dz staged second left out": (
