@@ -276,7 +276,8 @@ def test_a_plan_that_updates_in_place() -> None:
 
 
 @pytest.mark.usefixtures("plain_launches")
-def test_dx_is_made_before_the_weights_that_it_reads_change() -> None:
+def test_dx_is_made_before_the_weights_that_it_reads_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "UPDATES_ARE_GROUPED", False)
     low = lowered(make_plan([Dense(64, 128, "relu"), Dense(128, 300, "tanh"), Dense(300, 64)], capacity=300))
     assert names(low.shards[0])[3:] == [
         "loss_squared_error_dense",  # the last layer is too wide for the head

@@ -205,7 +205,7 @@ def test_flops_and_bytes_are_those_of_the_plan(frozen: bool) -> None:
         1,
         1,
     )
-    assert moved_bytes(second, 1024) == read + 16 * moved + 28 * (4 - frozen) + 2 * 8
+    assert moved_bytes(second, 1024) == read + 16 * moved + 36 * (4 - frozen) + 2 * 8
     assert first.entry.shared_bytes == 187_488 and first.grid == (128, 1, 1)
     hidden, deltas = 3 * 128, 3 * 128 + 1 - 128 * frozen
     stored = 0 if frozen else 4 * 50

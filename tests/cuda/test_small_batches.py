@@ -235,7 +235,7 @@ def test_rows_of_an_update_of_few_tiles_are_split_over_blocks(k: int, n: int, ro
 @pytest.mark.parametrize("by_order", [True, False])
 def test_an_epoch_whose_updates_have_parts(by_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full batch, whose last part has fewer rows, and one so short that parts have none."""
-    for name, value in {"ROW_STEP_IS_USED": False, "ADDED_PARTS_CLOCKS": 0}.items():
+    for name, value in {"ROW_STEP_IS_USED": False, "ADDED_PARTS_CLOCKS": 0, "UPDATES_ARE_GROUPED": False}.items():
         monkeypatch.setattr(thresholds, name, value)
     for name, rows in {"BATCH_SIZE": 700, "LAST_BATCH": 20}.items():
         monkeypatch.setattr(epochs, name, rows)

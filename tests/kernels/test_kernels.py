@@ -434,10 +434,16 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "block, layer",
         kernels.update_layers("Momentum", None),
     ),
-    "a layer's parts of the rows counted with another layer's": (
+    "a tile's parts of the rows counted with another tile's": (
         "fused/update_layers.cuh",
-        "rows.arrived + tile",
-        "rows.arrived + place",
+        "rows.arrived + layer.first + tile",
+        "rows.arrived + layer.first",
+        kernels.update_layers("Adam", kernels.WARP_SPLIT_WEIGHT, by_parts=True),
+    ),
+    "a tile taken for a part of the rows": (
+        "fused/update_layers.cuh",
+        "tile = place % tiles, which = place / tiles",
+        "tile = place / layer.parts, which = place / tiles",
         kernels.update_layers("Adam", kernels.WARP_SPLIT_WEIGHT, by_parts=True),
     ),
     "rows of dz staged second left out": (

@@ -298,7 +298,8 @@ def update_layers(
 ) -> Case:
     """Of two layers in one grid, the second without a bias; their parameters lie one after another.
 
-    With ``part`` each block has so many of the rows, of which the last ones of ``parts`` may have none.
+    With ``part`` each block has so many of the rows, of which the last ones of ``parts`` may have none; of the second
+    layer twice as many, in one part more.
     """
     (x, given), y = input_of(batch, k, fetched=fetched), batch.rows_of(normal(batch.capacity, middle))
     below, above = (batch.rows_of(1 - normal(batch.capacity, columns)) for columns in (middle, n))
@@ -327,24 +328,25 @@ def update_layers(
         outputs["slots"] = output("_slots")
     grid = kernels.small_n_grid if tile is None else tile.grid
     (across, down, _), (other, of_other, _) = grid(k, middle), grid(middle, n)
+    tiles, others = across * down * parts, other * of_other * (parts + (part > 0))
     described = [
-        [k, middle, 0, 0, sizes[0], -1, 0],
-        [middle, n, across * down, sizes[0] + sizes[1], -1, 0, middle],
+        [k, middle, 0, 0, sizes[0], -1, 0, parts, part],
+        [middle, n, tiles, sizes[0] + sizes[1], -1, 0, middle, parts + 1, 2 * part],
     ]
     args = {
         **batch.args, "described": np.array(described, np.int32), "layer_count": 2, "inputs": given["x"],
-        "order": given["order"], "y": y, "dz": np.concatenate([below.ravel(), above.ravel()]),
+        "order": given["order"], "outputs": y, "deltas": np.concatenate([below.ravel(), above.ravel()]),
         "totals": layers[0][0]["totals"], "parameters": flat(weights), "slots": slots, "size": sum(sizes),
         "capacity": batch.capacity,
     }  # fmt: skip
-    blocks = across * down + other * of_other
+    blocks = tiles + others
     if part:
-        args["partials"], args["part"] = blank(blocks, parts, kernels.PARTS_SUMS), part
+        args["partials"] = blank(blocks, kernels.PARTS_SUMS)
         args["arrived"] = np.zeros(blocks, np.uint32)
         outputs["arrived"] = expect(np.zeros(blocks), 0.0)
     return Case(
         f"{batch}-{k}-{middle}-{n}" + "-fetched" * fetched + f"-{parts}x{part}" * (part > 0),
-        kernels.update_layers(rule, tile, by_parts=part > 0), (blocks, parts), args, outputs, layers[0][2],
+        kernels.update_layers(rule, tile, by_parts=part > 0), (blocks,), args, outputs, layers[0][2],
     )  # fmt: skip
 
 

@@ -350,22 +350,25 @@ def few_columns_grid(k: int) -> tuple[int, int, int]:
 
 
 def update_layers(rule: str, tile: WarpSplitTile | None, *, by_parts: bool = False) -> Entry:
-    """The update of several layers at once, without tiles or by one, whose blocks may have parts of the rows; their
-    outputs and deltas lie one after another.
+    """The update of several layers at once, without tiles or by one, whose blocks may have parts of the rows; what
+    layers read lies in one array of outputs and one of deltas.
 
-    Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of y and dz that it reads,
-    and the ``products`` of a row; ``moved`` are the parameters of its layers.
+    Its launches tell the lengths ``inputs`` of a row, ``hidden`` and ``deltas``, the columns of both arrays that it
+    reads, and the ``products`` of a row; ``moved`` are the parameters of its layers.  Where blocks have parts of the
+    rows they tell ``slices``: of rows, that a multiprocessor goes through, as :func:`..select.counted.slices_in_turn`
+    counts them.
     """
     signature = (
         f"{ROWS}, const UpdatedLayer* described[layer_count], int layer_count, const float* inputs[rows,inputs], "
-        "const int* order[rows], const float* y[rows,hidden], const float* dz[rows,deltas], const double* totals[2], "
-        f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, int capacity"
+        "const int* order[rows], const float* outputs[rows,hidden], const float* deltas[rows,deltas], "
+        f"const double* totals[2], inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], "
+        "int64_t size, int capacity"
     )
     if by_parts:
-        signature += f", float* partials[grid.x,grid.y,{PARTS_SUMS}], inout unsigned* arrived[grid.x], int part"
+        signature += f", float* partials[grid.x,{PARTS_SUMS}], inout unsigned* arrived[grid.x]"
     tiled = f"UpdateByParts<{tile}>" if by_parts else str(tile)
     way, name = ("SmallN", "small_n") if tile is None else (tiled, tile.name + "_by_parts" * by_parts)
-    known = ("described", "inputs", "order", "y", "parameters", "slots") if tile is None else ("described",)
+    known = ("described", "inputs", "order", "outputs", "parameters", "slots") if tile is None else ("described",)
     return Entry(
         f"update_layers_{rule}_{name}", "fused/update_layers.cuh",
         f"update_layers<{rule}Rule, {way}>", arguments(signature),

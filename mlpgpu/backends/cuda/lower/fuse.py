@@ -7,6 +7,7 @@ cores read are left as their operands by whoever makes them, where operands have
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, zip_longest
@@ -21,11 +22,14 @@ from ..select.dense import (
     Gemm,
     Simt,
     SmallN,
+    SmallUpdate,
     SplitK,
     UpdateByParts,
     WarpSplit,
     WholeBatch,
     small_update,
+    update_blocks,
+    updates_in_one_launch,
 )
 from ..select.local_stack import LocalStack
 from ..select.ranks import exchanged_apart, moved_where_made
@@ -68,6 +72,15 @@ class _Facts:
         path = self.paths[op]
         assert isinstance(path, DensePath)
         return path
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {parameter.name: parameter.shape for parameter in self.selection.plan.parameters}
+
+    def shape(self, weight: str) -> tuple[int, int]:
+        """(k, n) of a weight."""
+        k, n = self._shapes[weight]
+        return k, n
 
     def is_gemm(self, op: ops.Operation) -> bool:
         """Whether tensor cores make an operation's products."""
@@ -288,7 +301,9 @@ def fuse(selection: Selection) -> Fused:
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
     if selection.row_step:
-        made = _with_updates_together(facts, made)
+        made = _with_updates_after_row_step(facts, made)
+    elif selection.work.in_place and selection.plan.ranks == 1 and not facts.has_tail:
+        made = _with_updates_of_a_kind(facts, made)
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
     updates_split = selection.work.in_place and facts.operand_format is not None and not facts.is_scaled
@@ -346,19 +361,71 @@ def _cut(facts: _Facts, made: list[Group]) -> tuple[list[Group], tuple[groups.Ex
     return before, (*pieces, *moved)
 
 
-def _with_updates_together(facts: _Facts, made: list[Group]) -> list[Group]:
+def _with_updates_after_row_step(facts: _Facts, made: list[Group]) -> list[Group]:
     """Updates of small weights as one group: after a row step none of them waits for another."""
     small = SmallN, FewColumns, WarpSplit, UpdateByParts
     updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, small)]
     if not updates:
         return made
     why = f"{updates[0].why}; a row step has left what all layers' updates read"
-    by_order = any(each.by_order for each in updates)
-    of_weights = {p.name: p.shape for p in facts.selection.plan.parameters}
-    shapes = [(k, n) for k, n in (of_weights[each.op.weight] for each in updates)]
-    path = small_update(shapes, facts.selection.work, why)
-    together = groups.UpdateLayers(updates[0].title, path.why, tuple(each.op for each in updates), path, by_order)
+    path = small_update([facts.shape(each.op.weight) for each in updates], facts.selection.work, why)
+    paths = (path,) * len(updates)
+    together = _update_layers(facts, updates, paths, path.why, follows_row_step=True)
     return [*(each for each in made if each not in updates), together]
+
+
+def _with_updates_of_a_kind(facts: _Facts, made: list[Group]) -> list[Group]:
+    """Updates of small weights by the same kernel as one group, in the place of the last of them.
+
+    Each stands behind what makes its delta and behind dx of its own layer, which reads the weight, so there all do.
+    """
+    work = facts.selection.work
+    for kind in (UpdateByParts, WarpSplit, SmallN):
+        updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, kind)]
+        updates = [each for each in updates if _stays_readable(facts, each, made, updates[-1])]
+        described = [(each, *facts.shape(each.op.weight), path) for each in updates if (path := _small_path(each))]
+        # Blocks with the most rows begin first, so that no multiprocessor is left with one of them at the end.
+        described.sort(key=lambda each: -update_blocks(each[1], each[2], each[3], work.rows)[1])
+        verdict = updates_in_one_launch([(k, n, path) for _, k, n, path in described], work)
+        if not verdict:
+            continue
+        ordered, paths = [each for each, *_ in described], [path for *_, path in described]
+        together, last = _update_layers(facts, ordered, paths, verdict.why, follows_row_step=False), updates[-1]
+        made = [together if each is last else each for each in made if each is last or each not in updates]
+    return made
+
+
+def _small_path(update: groups.DenseUpdate) -> SmallUpdate | None:
+    """The kernel of an update, if one launch may make it of several layers."""
+    return update.path if isinstance(update.path, (UpdateByParts, WarpSplit, SmallN)) else None
+
+
+def _stays_readable(facts: _Facts, update: groups.DenseUpdate, made: list[Group], last: Group) -> bool:
+    """Whether an update may be made in the place of a later one.
+
+    No launch until then works in place on what it reads, and its x can lie beside other layers': a stack of locally
+    connected layers has an array of its own for what it leaves.
+    """
+    op, later = update.op, made[made.index(update) + 1 : made.index(last) + 1]
+    deltas = (group for group in later if not isinstance(group, (groups.DenseUpdate, groups.UpdateLayers)))
+    written = {name for group in deltas for other in group.operations() for name in other.writes}
+    from_stack = any(isinstance(other, ops.LocallyConnected) and other.y == op.x for other in facts.operations)
+    return written.isdisjoint((op.x, op.dz)) and (op.x == facts.layers[0].x or not from_stack)
+
+
+def _update_layers(
+    facts: _Facts,
+    updates: Sequence[groups.DenseUpdate],
+    paths: Sequence[SmallUpdate],
+    why: str,
+    *,
+    follows_row_step: bool,
+) -> groups.UpdateLayers:
+    inputs, moved = facts.layers[0].x, tuple(each.op for each in updates)
+    return groups.UpdateLayers(
+        updates[0].title, why, moved, tuple(paths), inputs if any(op.x == inputs for op in moved) else None,
+        any(each.by_order for each in updates), follows_row_step,
+    )  # fmt: skip
 
 
 def _is_done(op: ops.Operation) -> bool:

@@ -19,6 +19,7 @@ from ..select.dense import (
     LargeK,
     Simt,
     SmallN,
+    SmallUpdate,
     SplitK,
     SplitOperands,
     UpdateByParts,
@@ -239,11 +240,20 @@ class DenseInputUpdate(Group):
 
 @dataclass(frozen=True)
 class UpdateLayers(Group):
-    """dW and db of several layers with the optimizer's step; ``by_order`` of the rows that the first layer reads."""
+    """dW and db of several layers with the optimizer's step.
+
+    Attributes:
+        paths: of each layer, all of one kind, whose blocks may have other parts of the rows.
+        inputs: the buffer that the step's first layer reads, if it is one of these; the others' x lie in one array.
+        by_order: whether that one fetches its rows from the data set.
+        follows_row_step: whether that has left what they read, and not launches of their own.
+    """
 
     ops: tuple[ops.DenseBackward, ...]
-    path: WarpSplit | UpdateByParts | SmallN
+    paths: tuple[SmallUpdate, ...]
+    inputs: str | None
     by_order: bool
+    follows_row_step: bool
 
 
 # --- dense layers on tensor cores ---

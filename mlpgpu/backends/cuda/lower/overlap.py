@@ -13,10 +13,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ....plan import Plan
-from ..kernels.launches import At, Collective, Launch, Lowered, Map, Value
+from ..kernels.launches import DELTAS, OUTPUTS, At, Collective, Launch, Lowered, Map, Value
 
 # Arguments that point to one parameter, or to its slots or parts, in an array of many.
 _SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
+# Arguments that are all of an array in which buffers lie side by side; others there are one buffer.
+_WHOLE = {"outputs", "deltas"}
 
 Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 
@@ -106,7 +108,9 @@ def _is_written(ctype: str) -> bool:
 def _may_alias(one: Pointer, other: Pointer) -> bool:
     """Whether two arguments may point to the same elements."""
     (name, a), (other_name, b) = one, other
-    return a.array == b.array and not ({name, other_name} <= _SEGMENTS and a != b)
+    names, is_shared = {name, other_name}, a.array in (OUTPUTS, DELTAS)
+    are_parts = names <= _SEGMENTS or (is_shared and not names & _WHOLE)
+    return a.array == b.array and not (are_parts and a != b)
 
 
 def _conflict(one: Launch, other: Launch) -> bool:

@@ -16,6 +16,7 @@ from ..select.counted import (
     gemm_clocks,
     input_clocks,
     partials_clocks,
+    parts_clocks,
     parts_of_rows,
     row_step_clocks,
     simt_clocks,
@@ -71,12 +72,14 @@ def _storing_clocks(launch: Launch, rows: int, multiprocessors: int) -> float:
 
 
 def _clocks_of_blocks(launch: Launch, rows: int, multiprocessors: int) -> int:
-    """Of the two launches of a step by blocks of rows."""
-    name, (blocks, parts, _) = launch.entry.name, launch.grid
+    """Of a step by blocks of rows, or of the updates of several layers."""
+    name = launch.entry.name
     if name.startswith("row_step"):
         return row_step_clocks(launch.lengths["products"], rows, multiprocessors)
+    if name.endswith("_by_parts"):
+        return parts_clocks(launch.lengths["slices"])
     tile = None if name.endswith("_small_n") else kernels.WARP_SPLIT_WEIGHT
-    return update_blocks_clocks(tile, blocks, parts, rows, multiprocessors)
+    return update_blocks_clocks(tile, launch.grid[0], 1, rows, multiprocessors)
 
 
 def _head_clocks(launch: Launch, rows: int, multiprocessors: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ....errors import BackendError
 from ....plan import Plan
+from ..kernels.launches import DELTAS, OUTPUTS
 from ..runtime import Arena, Device, aligned
 from ..select.local_stack import ROW_ARRAYS
 
@@ -57,7 +58,8 @@ def _grows_with_rows(name: str, plan: Plan) -> bool:
     buffer, _, of_buffer = name.partition(".")
     is_of_buffer = not of_buffer or of_buffer.startswith(("components", "row_scales"))
     has_rows = buffer in plan.buffers and plan.buffers[buffer].axes[1] == "row"
-    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in ("row step.y", "row step.dz")
+    side_by_side = "row step.y", "row step.dz", OUTPUTS, DELTAS
+    return (has_rows and is_of_buffer) or name.endswith(ROW_ARRAYS) or name in side_by_side
 
 
 def check_room(plan: Plan, device: Device, sizes: Mapping[str, int]) -> None:

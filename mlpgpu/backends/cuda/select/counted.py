@@ -166,8 +166,23 @@ def update_blocks_clocks(tile: WarpSplitTile | None, blocks: int, parts: int, ro
     waves = ceil_div(blocks, multiprocessors)
     if tile is None:
         return waves * ceil_div(rows, SMALL_N_BATCH) * thresholds.SMALL_N_CLOCKS
-    added = thresholds.ADDED_PARTS_CLOCKS if parts > 1 else 0
-    return waves * ceil_div(ceil_div(rows, tile.K), parts) * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + added
+    slices = waves * ceil_div(ceil_div(rows, tile.K), parts)
+    return parts_clocks(slices) if parts > 1 else slices * thresholds.WARP_SPLIT_WEIGHT_CLOCKS
+
+
+def parts_clocks(slices: int) -> int:
+    """Of blocks that have parts of the rows, where a multiprocessor goes through so many slices of them."""
+    return slices * thresholds.WARP_SPLIT_WEIGHT_CLOCKS + thresholds.ADDED_PARTS_CLOCKS
+
+
+def slices_in_turn(layers: Sequence[tuple[int, int]], multiprocessors: int) -> int:
+    """How many slices of rows a multiprocessor goes through in one launch, wave after wave of blocks.
+
+    Args:
+        layers: of each, in the grid's order, its blocks and the slices that each of them has.
+    """
+    slices = [count for blocks, count in layers for _ in range(blocks)]
+    return sum(max(slices[first : first + multiprocessors]) for first in range(0, len(slices), multiprocessors))
 
 
 def few_columns_clocks(rows: int) -> int:

@@ -26,9 +26,11 @@ from .counted import (
     input_clocks,
     is_faster,
     partials_clocks,
+    parts_clocks,
     parts_of_rows,
     pass_clocks,
     simt_clocks,
+    slices_in_turn,
     streamed_clocks,
     update_clocks,
 )
@@ -197,6 +199,7 @@ class SplitOperands:
         return f"split_sm80 {self.tile.m}x{self.tile.n}"
 
 
+SmallUpdate = WarpSplit | UpdateByParts | SmallN  # those that one launch may make of several layers
 Forward = Simt | WarpSplit | SplitK | WholeBatch | Gemm
 Input = Simt | WarpSplit | WholeBatch | Gemm | Atomic
 Update = (
@@ -672,7 +675,7 @@ def _may_share_rows(work: Work) -> bool:
     return thresholds.NARROW_TILES_ARE_USED and work.rows >= thresholds.WARP_SPLIT_LEAST_ROWS
 
 
-def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> WarpSplit | UpdateByParts | SmallN:
+def small_update(shapes: Sequence[tuple[int, int]], work: Work, why: str) -> SmallUpdate:
     """How one launch moves weights (k, n) that make few tiles."""
     if not _may_share_rows(work):
         return SmallN(why)
@@ -689,6 +692,40 @@ def small_update_clocks(shapes: Sequence[tuple[int, int]], work: Work) -> int:
     sms = work.setting.multiprocessors
     whole = min(update_clocks(tile, shapes, work.rows, sms) for tile in (None, kernels.WARP_SPLIT_WEIGHT))
     return parts_of_rows(shapes, work.rows, sms)[1] if _by_parts(shapes, whole, work) else whole
+
+
+def update_blocks(k: int, n: int, path: SmallUpdate, rows: int) -> tuple[int, int]:
+    """Blocks of an update of a weight (k, n), and how many slices of the rows each of them has."""
+    if isinstance(path, SmallN):
+        return math.prod(kernels.small_n_grid(k, n)), ceil_div(rows, kernels.SMALL_N_BATCH)
+    tiles = math.prod(path.tile.grid(k, n))
+    if isinstance(path, WarpSplit):
+        return tiles, ceil_div(rows, path.tile.K)
+    return tiles * path.parts, ceil_div(path.part, path.tile.K)
+
+
+def updates_in_one_launch(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> Verdict:
+    """Whether one launch moves several weights (k, n), whose updates are of one kind, and why.
+
+    No block has other rows than in a launch of its layer alone, so all sums keep their order.
+    """
+    if not thresholds.UPDATES_ARE_GROUPED:
+        return Verdict(False, "a test or a benchmark asks for a launch for each layer")
+    if len(updates) < 2:
+        return Verdict(False, "there is no other update by this kernel")
+    together = _clocks_of_updates(updates, work) + thresholds.LAUNCH_CLOCKS
+    apart = sum(_clocks_of_updates([each], work) + thresholds.LAUNCH_CLOCKS for each in updates)
+    why = f"counted clocks, with launches: {together:,} in one launch behind their deltas, {apart:,} in {len(updates)}"
+    return Verdict(True, f"{len(updates)} layers are moved by the same kernel; {why}")
+
+
+def _clocks_of_updates(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> int:
+    """Of one launch, without its start."""
+    blocks = [update_blocks(k, n, path, work.rows) for k, n, path in updates]
+    slices, path = slices_in_turn(blocks, work.setting.multiprocessors), updates[0][2]
+    if isinstance(path, UpdateByParts):
+        return parts_clocks(slices)
+    return slices * (thresholds.SMALL_N_CLOCKS if isinstance(path, SmallN) else thresholds.WARP_SPLIT_WEIGHT_CLOCKS)
 
 
 def _gradient(k: int, n: int, work: Work) -> Simt | WarpSplit | SmallN:

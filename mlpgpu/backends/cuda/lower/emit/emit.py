@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, row_step, rows, simt
+from . import finish, fused, gemm, local, row_step, rows, simt, update_layers
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -35,7 +35,7 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.Head: fused.head,
     groups.Tail: fused.tail,
     groups.RowStep: row_step.forward_and_back,
-    groups.UpdateLayers: row_step.update,
+    groups.UpdateLayers: update_layers.update,
     groups.LocalForward: local.forward,
     groups.LocalBackward: local.backward,
     groups.StackForward: local.stack_forward,
@@ -48,9 +48,10 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
 }
 
 
-def emit(shard: Shard, made: Iterable[Group]) -> list[Launch]:
+def emit(shard: Shard, made: Sequence[Group]) -> list[Launch]:
     """The launches of groups on a shard, of which there may have been others before."""
     shard.launches = []
+    update_layers.lay_side_by_side(shard, made)
     for group in made:
         _EMIT[type(group)](shard, group)
     return shard.launches

@@ -1,6 +1,4 @@
-"""All of a step but the gradients in one launch, and those in another: ``fused/row_step.cuh``,
-``fused/update_layers.cuh``.
-"""
+"""All of a step but the gradients in one launch: ``fused/row_step.cuh``."""
 
 from __future__ import annotations
 
@@ -14,14 +12,12 @@ from .....activations import ACTIVATIONS
 from .....random import least_kept
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import At, Value
-from ...select.dense import SmallN, UpdateByParts
-from ..groups import RowStep, UpdateLayers
+from ...kernels.launches import At
+from ..groups import RowStep
 from .rows import statistics, weighed
 from .shard import Shard
 
-LEVELS, LAYERS, Y, DZ = "row step.levels", "row step.layers", "row step.y", "row step.dz"
-SUMS, ARRIVED = "row step.sums of parts", "row step.parts arrived"
+LEVELS, Y, DZ = "row step.levels", "row step.y", "row step.dz"
 
 
 def forward_and_back(shard: Shard, group: RowStep) -> None:
@@ -57,49 +53,6 @@ def forward_and_back(shard: Shard, group: RowStep) -> None:
     lengths = {
         "inputs": widths[0], "outputs": widths[-1], "hidden": hidden, "deltas": sum(widths[lowest + 1 :]),
         "products": sum(products), "passed": sum(products[lowest + 1 :]), "parameters": shard.plan.parameter_count,
-    }  # fmt: skip
-    shard.launches[-1] = replace(shard.launches[-1], lengths=lengths)
-
-
-def update(shard: Shard, group: UpdateLayers) -> None:
-    capacity = shard.plan.capacity
-    offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
-    partials = {partial.name: partial.parameter for partial in shard.plan.partials}
-    words, blocks, first = [], 0, None
-    path = group.path
-    tile = None if isinstance(path, SmallN) else path.tile
-    shapes = [shard.shapes[op.weight] for op in group.ops]
-    for op, (k, n) in zip(group.ops, shapes, strict=True):
-        x, dz = shard.ref(op.x), shard.ref(op.dz)
-        assert isinstance(x, At) and isinstance(dz, At)
-        is_hidden = x.array == Y
-        first = first if is_hidden else op.x
-        bias = -1 if op.dbias is None else offsets[partials[op.dbias]]
-        places = x.offset // capacity if is_hidden else -1, dz.offset // capacity
-        words += [k, n, blocks, offsets[op.weight], bias, *places]
-        across, down, _ = kernels.small_n_grid(k, n) if tile is None else tile.grid(k, n)
-        blocks += across * down
-    shard.lowered.words[LAYERS] = tuple(words)
-    rows = shard.rows_of(first, group.by_order) if first else {"x": None, "order": None}
-    parts, of_parts = 1, dict[str, Value]()
-    if isinstance(path, UpdateByParts):
-        parts = path.parts
-        of_parts = {
-            "partials": shard.room(SUMS, 4 * blocks * parts * kernels.PARTS_SUMS),
-            "arrived": shard.room(ARRIVED, 4 * blocks), "part": path.part,
-        }  # fmt: skip
-    shard.add(
-        group, kernels.update_layers(shard.rule, tile, by_parts=bool(of_parts)), (blocks, parts, 1), **of_parts,
-        described=At(LAYERS), layer_count=len(group.ops), inputs=rows["x"], order=rows["order"],
-        y=At(Y) if Y in shard.lowered.bytes else None, dz=At(DZ), totals=At("totals"), parameters=At("parameters"),
-        slots=At("slots") if shard.plan.optimizer and shard.plan.optimizer.slots else None,
-        size=shard.plan.parameter_count, capacity=capacity,
-    )  # fmt: skip
-    inputs = sum(k for op, (k, _) in zip(group.ops, shapes, strict=True) if op.x == first)
-    lengths = {
-        "inputs": inputs, "hidden": sum(k for k, _ in shapes) - inputs, "deltas": sum(n for _, n in shapes),
-        "products": sum(k * n for k, n in shapes),
-        "moved": sum((k + (op.dbias is not None)) * n for op, (k, n) in zip(group.ops, shapes, strict=True)),
     }  # fmt: skip
     shard.launches[-1] = replace(shard.launches[-1], lengths=lengths)
 

@@ -64,9 +64,9 @@ class Shard:
         return None if name is None else self.segments.get(name, At(name))
 
     def stored(self, name: str | None) -> Value:
-        """A buffer of the plan that is really kept in memory."""
-        if name is None:
-            return None
+        """A buffer of the plan that is really kept in memory: an array of its own, or where it lies beside others."""
+        if name is None or name in self.segments:
+            return self.ref(name)
         self.lowered.bytes[name] = 4 * math.prod(self.plan.buffers[name].shape)
         return At(name)
 
