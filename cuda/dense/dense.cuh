@@ -6,9 +6,9 @@
 #pragma once
 
 #include "math/activations.cuh"
+#include "gemm/dropped_tile.cuh"
 #include "gemm/simt.cuh"
 #include "dense/batch_rows.cuh"
-#include "dense/dropped_tile.cuh"
 
 namespace mlpgpu {
 
