@@ -301,8 +301,8 @@ TAIL_MOST_ROWS = 256
 # --- dropouts ---
 
 # True: products on plain cores apply the dropout that follows them, forward and back, as they end.  Not timed on a
-# card.  Predicted from dropouts apart, which take 2.2 to 8 µs forward and 2.6 to 4.7 back on an H100, and from the 0.3
-# to 0.8 µs that are counted for the end of a product: 242-338-338-338-338-181 at 64 rows in bfloat16 60 -> 40 µs.
+# card.  Predicted from dropouts apart, which take 2.2 to 8 µs forward and 2.6 to 4.7 back on an H100, and from the 0.4
+# to 1.9 µs that are counted for the end of a product: 242-338-338-338-338-181 at 64 rows in bfloat16 60 -> 40 µs.
 # False: launches of their own, with the same bits.
 PRODUCTS_DROP = True
 
