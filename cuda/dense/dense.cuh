@@ -6,18 +6,16 @@
 #pragma once
 
 #include "math/activations.cuh"
-#include "gemm/dropped_tile.cuh"
 #include "gemm/simt.cuh"
 #include "dense/batch_rows.cuh"
 
 namespace mlpgpu {
 
-// z = x W + b, y = f(z).  z is null where f' takes y. Unless `dropped` is null it receives y · mask · keep, the layer's
-// dropout, in the place of y where both are the same array. Grid: (row tiles, column tiles).
+// z = x W + b, y = f(z).  z is null where f' takes y.
+// Grid: (row tiles, column tiles).
 template <class Activation, class T>
 __device__ __forceinline__ void dense_forward(const Step* step, int shard, int shards, const float* x, const int* order,
-                                              const float* w, const float* b, float* z, float* y, float* dropped, int k,
-                                              int n, uint64_t seed, int layer, uint32_t least, float keep) {
+                                              const float* w, const float* b, float* z, float* y, int k, int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
@@ -29,20 +27,15 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
         if (z) z[offset] = sum;
         y[offset] = Activation::forward(sum);
     });
-    if (!dropped) return;
-    drop_tile<T>({seed, layer, least, keep}, step, shard, shards, n,
-                 [=](int64_t offset) { return y[offset]; },
-                 [=](int64_t offset, float value, float factor) { dropped[offset] = value * factor; });
 }
 
 // dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; `saved` is null where there was none, or
 // where the derivative is applied later. Where a dropout follows a ReLU, `saved` is what is left of it, whose zeros are
-// those of both, and keep is 1 / (1 - rate); without a dropout it is 1. Behind another activation `least` is not 0, and f'
-// multiplies (dz Wᵀ) · mask · keep.  Grid: (row tiles, tiles of k).
+// those of both, and keep is 1 / (1 - rate); otherwise it is 1.  Grid: (row tiles, tiles of k).
 template <class Activation, class T>
 __device__ __forceinline__ void dense_backward_input(const Step* step, int shard, int shards, const float* dz,
-                                                     const float* w, const float* saved, float* dx, int k, int n,
-                                                     uint64_t seed, int layer, uint32_t least, float keep) {
+                                                     const float* w, const float* saved, float* dx, float keep, int k,
+                                                     int n) {
     const Rows rows = shard_rows(step, shard, shards);
     const int m0 = blockIdx.x * T::M, n0 = blockIdx.y * T::N;
     if (m0 >= rows.count) return;
@@ -50,14 +43,8 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     const Operand<true> weights = {w, k, n, n};
     gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
         const int64_t offset = static_cast<int64_t>(rows.first + row) * k + column;
-        dx[offset] = saved && least == 0 ? value * (Activation::derivative(saved[offset]) * keep) : value;
+        dx[offset] = saved ? value * (Activation::derivative(saved[offset]) * keep) : value;
     });
-    if (least == 0) return;
-    drop_tile<T>({seed, layer, least, keep}, step, shard, shards, k,
-                 [=](int64_t offset) {
-                     return make_float2(dx[offset], saved ? Activation::derivative(saved[offset]) : 1.0f);
-                 },
-                 [=](int64_t offset, float2 value, float factor) { dx[offset] = value.x * factor * value.y; });
 }
 
 // dW = xᵀ dz (k, n) and db = Σ dz (n,) over the shard's rows, in order; db is null without a bias.

@@ -242,7 +242,8 @@ def test_a_small_plan_in_full() -> None:
     assert names(low.shards[0]) == names(low.shards[1])
     assert names(low.shards[0]) == [
         "gather_uint8",
-        "dense_forward_relu_32x32",  # and the dropout
+        "dense_forward_relu_32x32",
+        "dropout",
         "dense_forward_gelu_32x32",
         "head_softmax_cross_entropy_index_columns_2",  # the last layer, the loss, and dx with the derivative of gelu
         "dense_backward_weight_32x32",

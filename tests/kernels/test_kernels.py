@@ -206,42 +206,6 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "derivative(saved[offset]) / keep",
         kernels.dense_backward_input("relu", SMALLEST),
     ),
-    "derivative applied before a dropout and behind it": (
-        "dense/dense.cuh",
-        "saved && least == 0",
-        "saved",
-        kernels.dense_backward_input("silu", SMALLEST),
-    ),
-    "barrier removed before a tile is dropped": (
-        "gemm/dropped_tile.cuh",
-        "    __syncthreads();  // all elements are stored, and nobody reads slices any more\n",
-        "",
-        kernels.dense_forward("gelu", SMALLEST),
-    ),
-    "barrier removed between a tile's mask and its use": (
-        "gemm/dropped_tile.cuh",
-        "dropout.least;\n    }\n    __syncthreads();",
-        "dropout.least;\n    }",
-        kernels.dense_forward("gelu", SMALLEST),
-    ),
-    "mask of a tile counted from the shard's first row": (
-        "gemm/dropped_tile.cuh",
-        "(of_shard.first + row0)",
-        "(row0)",
-        kernels.dense_forward("tanh", SMALLEST),
-    ),
-    "last block of a tile's row left out": (
-        "gemm/dropped_tile.cuh",
-        "T::N / DROPOUT_BLOCK + 1;",
-        "T::N / DROPOUT_BLOCK;",
-        kernels.dense_backward_input("silu", kernels.WARP_SPLIT_TILES[1]),
-    ),
-    "elements of a tile loaded once": (
-        "gemm/dropped_tile.cuh",
-        "if (start > 0) load_batch(start);",
-        "",
-        kernels.dense_forward("gelu", TILES[0]),
-    ),
     "dropout forgotten in tensor_backward_input": (
         "dense/tensor_dense.cuh",
         "Activation::derivative(of) * keep",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, wraps
@@ -17,7 +16,6 @@ from mlpgpu.backends.cuda.kernels import Entry
 from mlpgpu.backends.cuda.run.steps import STEP, TABLE_COLUMNS
 from mlpgpu.losses import Loss
 from mlpgpu.optimizers import Optimizer
-from mlpgpu.random import half_words, least_kept
 
 # Roundings of a formula beside its sums: no more than eight operations, each within two units in the last
 # place, which is what CUDA and glibc grant expf, expm1f, log1pf, logf, tanhf and erff.
@@ -222,27 +220,6 @@ def batches(rows: int) -> list[Batch]:
     thirds = [Batch(rows, rows, shard=shard, shards=3) for shard in shards]
     last = [Batch(rows, 2 * rows + 2, 2, shard, 3) for shard in shards]
     return [whole(rows), *thirds, *last]
-
-
-def dropout_arguments(rate: float) -> dict[str, object]:
-    """What a kernel is told of a dropout; of none, for a rate of 0, it keeps 0 times what it is given."""
-    keep = np.float32(1.0 / (1.0 - rate) if rate else 0.0)
-    return {"seed": SEED, "layer": LAYER, "least": least_kept(rate), "keep": keep}
-
-
-def is_kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
-    """Which elements of a batch a dropout keeps."""
-    return half_words(0, math.prod(shape), seed=SEED, step=STEP_NUMBER, layer=LAYER).reshape(shape) / 2**16 >= rate
-
-
-def dropped(output: Output, batch: Batch, rate: float) -> Output:
-    """What a dropout makes of an output."""
-    if not rate:
-        return output
-    shape = output.value.shape
-    factor = is_kept(shape, rate) * np.float32(1.0 / (1.0 - rate))
-    value = output.value * factor
-    return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
 
 
 BFLOAT16_SHIFT = (

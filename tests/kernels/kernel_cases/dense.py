@@ -35,8 +35,6 @@ from .case import (
     blank,
     chained,
     derivative,
-    dropout_arguments,
-    dropped,
     expect,
     forward,
     normal,
@@ -87,13 +85,8 @@ def dense_forward(
     plain: bool = False,
     shift: bool = False,
     fetched: bool = False,
-    rate: float = 0.0,
-    stores_y: bool = True,
 ) -> Case:
-    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set.
-
-    ``rate`` is of a dropout, in whose array y may be stored as well.
-    """
+    """``x`` may be its width; ``plain`` is without a bias and without z, ``fetched`` with x from a data set."""
     if isinstance(x, int):
         x, given = input_of(batch, x, fetched=fetched, shift=shift)
     else:
@@ -102,19 +95,12 @@ def dense_forward(
     (rows, k), n = x.shape, w.shape[1]
     b = None if plain else normal(n)
     args = {**batch.args, **given, "w": w, "b": b, "z": None if plain else blank(rows, n), "y": blank(rows, n)}
-    args |= {"dropped": blank(rows, n) if rate else None, **dropout_arguments(rate)}
     if shift:
         args["w"] = Shifted(w)
     with np.errstate(invalid="ignore"):
         outputs = finish(activation, *chained(x, w), b, batch, with_z=not plain)
-        if rate:
-            outputs["dropped"] = dropped(outputs["y"], batch, rate)
-    if not stores_y:
-        args["y"] = args["dropped"]
-        del outputs["y"]
-    variant = "-plain" * plain + "-shifted" * shift + "-fetched" * fetched + f"-rate{rate}" * (rate > 0)
     return Case(
-        f"{batch}-{k}x{n}" + variant + "-without-y" * (not stores_y),
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + "-fetched" * fetched,
         kernels.dense_forward(activation, tile),
         tile.grid(batch.most_rows, n),
         {**args, "k": k, "n": n},
@@ -197,20 +183,26 @@ def dense_backward_input(
     *,
     plain: bool = False,
     shift: bool = False,
-    rate: float = 0.0,
 ) -> Case:
-    """``plain`` is without an activation below, ``rate`` of a dropout whose mask multiplies."""
+    """``plain`` is without an activation below."""
     dz, w = batch.rows_of(normal(batch.capacity, n)), normal(k, n)
     saved, dx = input_gradient(None if plain else activation, batch, dz, w)
-    keep = 2.0 if activation == "relu" and not rate else 1.0  # exact
-    dx = dropped(expect(keep * dx.value, keep * dx.bound, dx.written), batch, rate)
-    dropout = dropout_arguments(rate) | ({} if rate else {"keep": np.float32(keep)})
+    keep = 2.0 if activation == "relu" else 1.0  # exact
+    dx = expect(keep * dx.value, keep * dx.bound, dx.written)
     operands = {"dz": Shifted(dz), "w": Shifted(w)} if shift else {"dz": dz, "w": w}
     return Case(
-        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift + f"-rate{rate}" * (rate > 0),
+        f"{batch}-{k}x{n}" + "-plain" * plain + "-shifted" * shift,
         kernels.dense_backward_input(activation, tile),
         tile.grid(batch.most_rows, k),
-        {**batch.args, **operands, "saved": saved, "dx": blank(batch.capacity, k), "k": k, "n": n, **dropout},
+        {
+            **batch.args,
+            **operands,
+            "saved": saved,
+            "dx": blank(batch.capacity, k),
+            "keep": np.float32(keep),
+            "k": k,
+            "n": n,
+        },
         {"dx": dx},
     )
 
@@ -433,22 +425,6 @@ def dense_backward_atomic(batch: Batch, k: int, n: int, *, plain: bool = False) 
     )
 
 
-def dropped_cases() -> Iterator[Case]:
-    """Products that end with a dropout: rows that begin anywhere in a block of half words, borders, shards."""
-    for tile in (*TILES, *WARP_SPLIT_TILES):
-        for rows, n in ((1, 1), (33, 31), (37, 32), (130, 133), (65, 15), (40, 261)):
-            yield dense_forward("gelu", tile, whole(rows), normal(rows, 5), normal(5, n), rate=0.3)
-            yield dense_backward_input("silu", tile, whole(rows), n, 5, rate=0.3)
-        yield dense_forward("relu", tile, whole(33), normal(33, 5), normal(5, 37), plain=True, rate=0.5, stores_y=False)
-        yield dense_backward_input("identity", tile, whole(33), 37, 5, plain=True, rate=0.5)
-        for batch in batches(65):
-            yield dense_forward("tanh", tile, batch, normal(65, 7), normal(7, 35), rate=0.25)
-            yield dense_backward_input("tanh", tile, batch, 35, 7, rate=0.25)
-        x = normal(34, 31)  # what is dropped stays NaN
-        x[5, 3], x[20, 30], x[33, 0] = np.nan, np.inf, -np.inf
-        yield dense_forward("identity", tile, whole(34), x, normal(31, 33), plain=True, rate=0.5)
-
-
 def warp_split_cases() -> Iterator[Case]:
     """Tiles whose warps share k: borders, slices that end early, vectors and none, rows fetched by an order."""
     for tile in WARP_SPLIT_TILES:
@@ -493,7 +469,6 @@ def warp_split_cases() -> Iterator[Case]:
 
 def dense_cases() -> Iterator[Case]:
     yield from warp_split_cases()
-    yield from dropped_cases()
     # Odd by odd, around the tiles' borders, and multiples of 4, which are read as vectors.
     sizes = [(1, 1, 1), (31, 33, 32), (32, 32, 31), (33, 31, 127), (127, 257, 33), (257, 127, 31)]
     # The last one has whole tiles of every size inside, in all three products.

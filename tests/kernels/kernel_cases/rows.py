@@ -12,19 +12,22 @@ from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels import OperandFormat, padded_rows
 from mlpgpu.backends.cuda.run.steps import STEP
+from mlpgpu.random import half_words, least_kept
 
 from .case import (
+    LAYER,
+    SEED,
     SPECIAL,
+    STEP_NUMBER,
     Batch,
     Case,
+    Output,
     activation_bound,
     batches,
     blank,
     derivative,
-    dropout_arguments,
     expect,
     generator,
-    is_kept,
     normal,
     saved_of,
     whole,
@@ -83,6 +86,27 @@ def find_nonfinite_rows(batch: Batch, n: int, value: float) -> Case:
     outputs = {"found": expect(np.ones(1), 0.0, is_found)}
     args = {**batch.args, "data": data, "found": found, "n": n}
     return Case(f"{batch}-{n}-{value}", kernels.find_nonfinite_rows(), (2,), args, outputs)
+
+
+def dropout_arguments(rate: float) -> dict[str, object]:
+    """What a kernel is told of a dropout; of none, for a rate of 0, it keeps 0 times what it is given."""
+    keep = np.float32(1.0 / (1.0 - rate) if rate else 0.0)
+    return {"seed": SEED, "layer": LAYER, "least": least_kept(rate), "keep": keep}
+
+
+def is_kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
+    """Which elements of a batch a dropout keeps."""
+    return half_words(0, math.prod(shape), seed=SEED, step=STEP_NUMBER, layer=LAYER).reshape(shape) / 2**16 >= rate
+
+
+def dropped(output: Output, batch: Batch, rate: float) -> Output:
+    """What a dropout makes of an output."""
+    if not rate:
+        return output
+    shape = output.value.shape
+    factor = is_kept(shape, rate) * np.float32(1.0 / (1.0 - rate))
+    value = output.value * factor
+    return expect(value, output.bound * factor + 2 * EPS32 * abs(value), batch.written(*shape))
 
 
 def dropout(

@@ -8,8 +8,9 @@ from itertools import product
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda import kernels
 
-from .case import Batch, Case, Shifted, batches, blank, chained, dropout_arguments, dropped, normal, whole
+from .case import Batch, Case, Shifted, batches, blank, chained, normal, whole
 from .dense import finish, input_gradient, input_of, weight_gradient
+from .rows import dropout_arguments, dropped
 from .updates import stepped
 
 SMALLEST, *_, LARGEST = kernels.WHOLE_BATCHES

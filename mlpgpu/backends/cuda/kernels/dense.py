@@ -196,13 +196,8 @@ _X = "const float* x[rows,k], const int* order[rows]"
 
 
 def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
-    """A layer's outputs, and where ``dropped`` is given what its dropout makes of them, which may be in their place."""
-    rest = (
-        f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], float* dropped[rows,n], "
-        f"int k, int n, {DROPOUT}"
-    )
-    spill_bytes = 128 if tile == TILES[0] else 0  # around the epilogue of some activations, not in the loop
-    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest, spill_bytes=spill_bytes)
+    rest = f"{_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], int k, int n"
+    return _tiled("dense/dense.cuh", "dense_forward", activation, tile, rest)
 
 
 _PART = f"{_X}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
@@ -245,13 +240,12 @@ def dense_forward_sum_partials(activation: str) -> Entry:
 
 
 def dense_backward_input(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
-    """dx, through the activation below; and where ``least`` is not 0, through a dropout between."""
     rest = (
-        "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], int k, int n, "
-        f"{DROPOUT}"
+        "const float* dz[rows,n], const float* w[k,n], const float* saved[rows,k], float* dx[rows,k], float keep, "
+        "int k, int n"
     )
     # Some activations spill on sm_75 and sm_80, around the epilogue, not in the loop.
-    spill_bytes = 640 if tile in TILES[:2] else 0
+    spill_bytes = 576 if tile in TILES[:2] else 0
     return _tiled("dense/dense.cuh", "dense_backward_input", activation, tile, rest, spill_bytes=spill_bytes)
 
 

@@ -33,7 +33,7 @@ from ..select.dense import (
 )
 from ..select.local_stack import LocalStack
 from ..select.ranks import exchanged_apart, moved_where_made
-from ..select.select import DropoutPath, GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
+from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
@@ -241,7 +241,7 @@ class _Facts:
         found: dict[ops.Operation, tuple[ops.DropoutBackward, ops.ActivationBackward]] = {}
         made = {op.y: op.x for op in self.operations if isinstance(op, ops.Dropout)}
         for op in self.backwards:
-            dropout = None if isinstance(self.dense_path(op).dx, (WholeBatch, Atomic)) else self.dropout_back(op)
+            dropout = None if isinstance(self.dense_path(op).dx, WholeBatch) else self.dropout_back(op)
             after = self.following.get(dropout) if dropout else None
             if dropout is None or not isinstance(after, ops.ActivationBackward) or after.dy != dropout.dx:
                 continue
@@ -249,40 +249,11 @@ class _Facts:
                 found[op] = dropout, after
         return found
 
-    def dropped_by(self, op: ops.Dense) -> ops.Dropout | None:
-        """The dropout that a layer's product ends with."""
-        forward, dropout = self.dense_path(op).forward, self.dropout(op)
-        if dropout is None or isinstance(forward, WholeBatch):
-            return dropout
-        return dropout if isinstance(forward, (Simt, WarpSplit)) and self._may_end_with(dropout, dropout.y) else None
-
-    def dropped_back_by(self, op: ops.DenseBackward) -> ops.DropoutBackward | None:
-        """The dropout that dx goes back through as a product makes it, which takes a mask: behind a ReLU none does."""
-        dx, dropout = self.dense_path(op).dx, self.dropout_back(op)
-        if dropout is None or isinstance(dx, WholeBatch):
-            return dropout
-        is_plain = isinstance(dx, (Simt, WarpSplit)) and op not in self.relus_dropped and op != self.head_backward
-        return dropout if is_plain and self._may_end_with(dropout, dropout.dx) else None
-
-    def _may_end_with(self, op: ops.Dropout | ops.DropoutBackward, left: str) -> bool:
-        """Whether a product on plain cores may end with a dropout, which leaves this buffer: as floats."""
-        path = self.paths[op]
-        assert isinstance(path, DropoutPath)
-        return bool(path.in_products) and not self.forms(left).operands
-
-    def is_read_undropped(self, op: ops.Dense) -> bool:
-        """Whether anything but its dropout reads a layer's y."""
-        plan = self.selection.plan
-        if plan.ends_with_gradient or op.y in (plan.logits, plan.output):
-            return True
-        by_zeros = {relu for _, relu in self.relus_dropped.values()}
-        return any(other != self.dropout(op) and other not in by_zeros for other in self.readers(op.y))
-
     @cached_property
     def _dropped_by_products(self) -> set[ops.Operation]:
         """Dropouts that are part of a dense layer's launches."""
-        forward = (self.dropped_by(op) for op in self.layers)
-        back = (self.dropped_back_by(op) for op in self.backwards)
+        forward = (self.dropout(op) for op in self.layers if isinstance(self.dense_path(op).forward, WholeBatch))
+        back = (self.dropout_back(op) for op in self.backwards if isinstance(self.dense_path(op).dx, WholeBatch))
         behind_relus = (dropout for dropout, _ in self.relus_dropped.values())
         return {op for op in (*forward, *back, *behind_relus) if op is not None}
 
@@ -484,11 +455,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     if isinstance(op, (ops.Dropout, ops.DropoutBackward)):
         x, y = (op.x, op.y) if isinstance(op, ops.Dropout) else (op.dy, op.dx)
         derivative = facts.derivative(op) if isinstance(op, ops.DropoutBackward) else Derivative()
-        assert isinstance(path, DropoutPath)
-        forms = facts.forms(y)
-        apart = f"; operands are made of {y}" if forms.operands else f"; none of these makes {x}"
-        why = path.why + apart * path.in_products.holds
-        return [groups.DropOut(title, why, op, x, y, derivative, forms)]
+        return [groups.DropOut(title, path.why, op, x, y, derivative, facts.forms(y))]
     if isinstance(op, ops.Loss):
         return _loss(facts, op, title)
     if isinstance(op, ops.Output):
@@ -514,9 +481,8 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
     if isinstance(forward, (Simt, WarpSplit, WholeBatch)):
-        dropout = facts.dropped_by(op)
-        stores_y = dropout is None or isinstance(forward, WholeBatch) or facts.is_read_undropped(op)
-        return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x), dropout, stores_y)]
+        dropout = facts.dropout(op) if isinstance(forward, WholeBatch) else None
+        return [groups.DenseForward(title, forward.why, op, forward, facts.by_order(op.x), dropout)]
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
@@ -582,14 +548,13 @@ def _backward(facts: _Facts, op: ops.DenseBackward, title: str) -> list[Group]:
         return [groups.DenseAtomic(title, path.update.why, op, path.update)]
     made: list[Group] = []
     makes_dx = op.dx and not facts.has_tail and not facts.selection.row_step and op != facts.head_backward
-    dropout = facts.dropped_back_by(op)
-    derivative = facts.derivative(dropout or op)
     if makes_dx and isinstance(path.dx, WholeBatch):
-        by_order = facts.by_order(op.x)
+        by_order, dropout = facts.by_order(op.x), facts.dropout_back(op)
+        derivative = facts.derivative(dropout or op)
         return [groups.DenseInputUpdate(title, path.dx.why, op, path.dx, by_order, dropout, derivative)]
     if makes_dx:
         assert isinstance(path.dx, (Simt, WarpSplit))
-        made = [groups.DenseInput(title, path.dx.why, op, path.dx, derivative, dropout)]
+        made = [groups.DenseInput(title, path.dx.why, op, path.dx, facts.derivative(op))]
     if op.dweight is None:
         return made
     update, by_order = path.update, facts.by_order(op.x)

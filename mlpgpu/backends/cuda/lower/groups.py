@@ -158,17 +158,12 @@ class OutputRows(Group):
 
 @dataclass(frozen=True)
 class DenseForward(Group):
-    """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set.
-
-    Attributes:
-        dropout: of the outputs, which the product ends with; ``stores_y`` if they are kept beside it.
-    """
+    """A dense layer's outputs; ``by_order`` if the product fetches its rows from the data set."""
 
     op: ops.Dense
     path: Simt | WarpSplit | WholeBatch
     by_order: bool
     dropout: ops.Dropout | None = None
-    stores_y: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,12 +194,11 @@ class DenseAtomic(Group):
 
 @dataclass(frozen=True)
 class DenseInput(Group):
-    """dx, with an activation's derivative; ``dropout`` is one that dx goes back through before."""
+    """dx, with an activation's derivative."""
 
     op: ops.DenseBackward
     path: Simt | WarpSplit
     derivative: Derivative
-    dropout: ops.DropoutBackward | None = None
 
 
 @dataclass(frozen=True)

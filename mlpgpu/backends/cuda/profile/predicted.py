@@ -6,10 +6,8 @@ has predictions beside what was measured.
 
 from __future__ import annotations
 
-import math
-
 from .. import kernels
-from ..kernels import Entry, SimtTile, Sm90Tile, WarpSplitTile, padded_rows
+from ..kernels import SimtTile, Sm90Tile, WarpSplitTile, padded_rows
 from ..kernels.launches import Launch
 from ..select.counted import (
     cluster_clocks,
@@ -37,9 +35,6 @@ LAUNCH_SECONDS = 3.3e-6  # from a product's launch to its last store, without it
 PASS_SECONDS, BIASES_SECONDS, HEAD_SECONDS, OTHER_SECONDS = 6.0e-6, 3.3e-6, 5.0e-6, 2.0e-6
 CACHE_BYTES = 64  # in a clock and multiprocessor, from the second-level cache
 WHOLE_BATCH_TENTHS = 6  # of the memory's rate, which passes over W by blocks that keep the whole batch reach
-# Of a product that ends with a dropout: what its two barriers wait for; for 32 blocks of half words, and for 32
-# elements.  Not measured: follows from 180 instructions of a warp for the former, 20 for the latter, four in a clock.
-MASK_CLOCKS, DRAWN_CLOCKS, DROPPED_CLOCKS = 600, 45, 5
 H200 = PeakRates(copied=4.2e12, cached=8.0e12, computed=5.5e13, cache_bytes=50 << 20)
 
 
@@ -62,26 +57,7 @@ def predicted_seconds(launch: Launch, rows: int, multiprocessors: int, rates: Pe
         is_pass = function.startswith(("split_", "sum_columns"))
         usual = BIASES_SECONDS if function == "update_biases" else PASS_SECONDS if is_pass else OTHER_SECONDS
         return max(usual, least)
-    clocks += _dropping_clocks(launch, multiprocessors)
     return LAUNCH_SECONDS + max(least, (clocks + _storing_clocks(launch, rows, multiprocessors)) / CLOCKS)
-
-
-def _dropping_clocks(launch: Launch, multiprocessors: int) -> int:
-    """In which a product on plain cores draws the mask of a dropout and multiplies by it; 0 of one without a mask."""
-    tile, least = _plain_tile(launch.entry), launch.values.get("least")
-    if tile is None or not least:
-        return 0
-    blocks, draws = math.prod(launch.grid), tile.m * (tile.n // kernels.DROPOUT_BLOCK + 1)
-    waves = kernels.ceil_div(blocks, tile.blocks * multiprocessors)
-    resident = min(tile.blocks, kernels.ceil_div(blocks, multiprocessors))
-    of_block = DRAWN_CLOCKS * kernels.ceil_div(draws, kernels.WARP) + DROPPED_CLOCKS * tile.m * tile.n // kernels.WARP
-    return waves * (MASK_CLOCKS + resident * of_block)
-
-
-def _plain_tile(entry: Entry) -> SimtTile | WarpSplitTile | None:
-    """By which a product of multiply-adds is made."""
-    plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
-    return next((tile for tile in plain if entry.name.endswith(f"_{tile.name}")), None)
 
 
 def _storing_clocks(launch: Launch, rows: int, multiprocessors: int) -> float:
@@ -137,7 +113,8 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
         return update_clocks(weight, [(k, n)], rows, multiprocessors)
     if entry.operand_format is None:
-        of_plain = _plain_tile(entry)
+        plain: tuple[SimtTile | WarpSplitTile, ...] = (*kernels.WARP_SPLIT_TILES, *kernels.TILES)
+        of_plain = next((tile for tile in plain if entry.name.endswith(f"_{tile.name}")), None)
         if of_plain is None:
             return None
         if is_input:

@@ -10,7 +10,6 @@ from ....plan import Plan
 from ....text import table
 from ..kernels import WHOLE_HEAD, HeadForm, Team
 from . import loss as losses
-from . import thresholds
 from .data import shard_costs, target_reads
 from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut
 from .local_stack import LocalStack, find_stacks, stacked_partials
@@ -120,23 +119,7 @@ class LaunchPath:
         return "a launch"
 
 
-@dataclass(frozen=True)
-class DropoutPath:
-    """A dropout, forward or back: ``in_products`` if a product on plain cores before it may end with it."""
-
-    in_products: Verdict
-
-    def __str__(self) -> str:
-        return "in the product before it, or a launch" if self.in_products else "a launch"
-
-    @property
-    def why(self) -> str:
-        return self.in_products.why
-
-
-Path = (
-    DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | ExchangePath | LaunchPath | DropoutPath
-)  # fmt: skip
+Path = DensePath | LocalPath | GatherPath | LossPath | OutputPath | UpdatePath | ExchangePath | LaunchPath
 
 
 _GRADIENTS = (ops.DenseBackward, ops.Reduce, ops.Norm, ops.Update)  # what blocks of rows leave to other launches
@@ -324,8 +307,6 @@ class _Choices:
                 else "inputs are uint8: a launch makes float32 of them, or operands if tensor cores alone read them"
             )
             return GatherPath(Verdict(is_float, why))
-        if isinstance(op, (ops.Dropout, ops.DropoutBackward)):
-            return DropoutPath(_in_products())
         if isinstance(op, (ops.Reduce, ops.Norm, ops.Update)):
             return UpdatePath(self.in_place)
         if isinstance(op, (ops.ExchangePartials, ops.GatherParameters)):
@@ -354,13 +335,6 @@ class _Choices:
         head = losses.head(*self.widths(last.weight), last.activation, self.work)
         product = losses.product_with_loss(n, last.activation, op.loss.form, self.work)
         return LossPath(head, product, losses.team_of(n), *losses.head_form(*self.widths(last.weight), self.work))
-
-
-def _in_products() -> Verdict:
-    """Whether products on plain cores end with a dropout."""
-    if not thresholds.PRODUCTS_DROP:
-        return Verdict(False, "a test or a benchmark asks for launches of their own")
-    return Verdict(True, "products on plain cores end with the dropout that follows, where no operands are made of it")
 
 
 def no_update_of(stack: LocalStack, work: Work) -> str:

@@ -305,14 +305,6 @@ WIDE_ROW_LEAST_N = 16384
 # weights better.  Tall: 25 -> 14.7 µs at batch 128, six launches of 20 -> 13.1 µs at batch 1.
 TAIL_MOST_ROWS = 256
 
-# --- dropouts ---
-
-# True: products on plain cores apply the dropout that follows them, forward and back, as they end.  Not timed on a
-# card.  Predicted from dropouts apart, which take 2.2 to 8 µs forward and 2.6 to 4.7 back on an H100, and from the 0.4
-# to 1.9 µs that are counted for the end of a product: 242-338-338-338-338-181 at 64 rows in bfloat16 60 -> 40 µs.
-# False: launches of their own, with the same bits.
-PRODUCTS_DROP = True
-
 # --- blocks of rows: forward, loss and deltas of a network whose weights one multiprocessor holds, in one launch ---
 
 # 50-128-128-128-1 at 1,024 rows: 82.3 µs launch by launch, 42.3 so; at 8,192 rows 412 and 297.

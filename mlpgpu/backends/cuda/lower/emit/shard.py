@@ -98,7 +98,7 @@ class Shard:
     def dropout(self, op: ops.Dropout | ops.DropoutBackward | None) -> dict[str, Value]:
         """What a kernel is told of a dropout; one that keeps 0 times what it is given is none."""
         if op is None:
-            return {"seed": 0, "layer": 0, "least": 0, "keep": 0.0}
+            return {"seed": At("seed"), "layer": 0, "least": 0, "keep": 0.0}
         return {"seed": At("seed"), "layer": op.layer, "least": least_kept(op.rate), "keep": 1.0 / (1.0 - op.rate)}
 
     def updated(self, op: ops.DenseBackward) -> dict[str, Value]:

@@ -29,15 +29,13 @@ NO_DERIVATIVE = Derivative()
 def forward(shard: Shard, group: DenseForward) -> None:
     op, path = group.op, group.path
     k, n = shard.shapes[op.weight]
-    dropped = shard.stored(group.dropout.y if group.dropout else None)
     values: dict[str, Value] = {
         **shard.rows_of(op.x, group.by_order), "w": shard.ref(op.weight), "b": shard.ref(op.bias),
-        "z": shard.stored(op.z), "y": shard.stored(op.y) if group.stores_y else dropped, "dropped": dropped,
-        "k": k, "n": n,
-        **shard.dropout(group.dropout),
+        "z": shard.stored(op.z), "y": shard.stored(op.y), "k": k, "n": n,
     }  # fmt: skip
     if isinstance(path, WholeBatch):
-        values["activation"] = kernels.activation_number(op.activation)
+        values |= {"activation": kernels.activation_number(op.activation), **shard.dropout(group.dropout)}
+        values["dropped"] = shard.stored(group.dropout.y) if group.dropout else None
         entry = kernels.dense_forward_whole_batch(path.rows, path.split)
         grid = kernels.whole_batch_forward_grid(n, path.split)
     else:
@@ -102,13 +100,10 @@ def atomic(shard: Shard, group: DenseAtomic) -> None:
 def backward_input(shard: Shard, group: DenseInput) -> None:
     op, tile, derivative = group.op, group.path.tile, group.derivative
     k, n = shard.shapes[op.weight]
-    dropout = shard.dropout(group.dropout)
-    if group.dropout is None:
-        dropout["keep"] = derivative.keep
     shard.add(
         group, kernels.dense_backward_input(derivative.activation, tile), tile.grid(shard.rows, k),
         dz=shard.ref(op.dz), w=shard.ref(op.weight), saved=shard.ref(derivative.saved),
-        dx=shard.stored(group.dropout.dx if group.dropout else derivative.of(op.dx)), k=k, n=n, **dropout,
+        dx=shard.stored(derivative.of(op.dx)), keep=derivative.keep, k=k, n=n,
     )  # fmt: skip
 
 
