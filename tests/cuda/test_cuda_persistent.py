@@ -11,9 +11,9 @@ import pytest
 from drawn import first_and_drawn
 from epochs import Epoch, assert_as_exact
 from helpers import first_and_thorough
+from host_program import pitched, unpitched
 from hypothesis import given
 from hypothesis import strategies as st
-from host_program import pitched, unpitched
 from kernel_cases.case import constants_of
 from shim_runner import plant, planted, run
 

@@ -378,7 +378,7 @@ def test_clusters_share_the_rows_of_a_gradient(
     with patch.object(thresholds, "CLUSTERS_SHARE_ROWS", False):
         before = dense_path(k, n, work).update
     assert isinstance(before, Gemm) and isinstance(before.tile, kernels.Sm90Tile)
-    assert isinstance(weight_tile(operand_format, k, n, rows, 108, "sm_80").tile, kernels.Sm80Tile)
+    assert isinstance(weight_tile(operand_format, k, n, rows, 108, "sm_80", in_place=True).tile, kernels.Sm80Tile)
 
 
 @pytest.mark.parametrize(

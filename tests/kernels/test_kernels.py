@@ -649,13 +649,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "gemm/cluster_split.cuh",
         "        load(0);\n        cluster_synchronize<SPLIT>();",
         "        load(0);\n        __syncthreads();",
-        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[0]),
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16)[1]),
     ),
     "columns of rows that are no vectors not spread over lanes": (
         "gemm/cluster_split.cuh",
         "if (!ALIGNED) quad = spread(first + i, rank, quad);",
         "",
-        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[0]),
+        kernels.tensor_backward_update("Adam", kernels.cluster_split_tiles(kernels.BFLOAT16_PAIR)[1]),
     ),
     "sums left in the ring before every warp has read its stages": (
         "gemm/cluster_split.cuh",

@@ -111,8 +111,8 @@ class Sm90Tile:
 
     @property
     def cluster(self) -> int:
-        """Blocks that share their part of B.  Of four and more, too few fit on the card at once; of tiles of 64 rows two or
-        three took longer than one wherever they were measured."""
+        """Blocks that share their part of B.  Of four and more, too few fit on the card at once; two or three tiles of 64
+        rows took longer so wherever they were measured."""
         return 2 if self.m == 128 else 1
 
     @property
@@ -292,7 +292,7 @@ def narrow_weight_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
 
 def cluster_split_tiles(operand_format: OperandFormat) -> tuple[ClusterSplitTile, ...]:
     """Those whose clusters share the rows of a weight's gradient, the fewest blocks first."""
-    return tuple(ClusterSplitTile(operand_format, split) for split in (2, 4, 8))
+    return tuple(ClusterSplitTile(operand_format, split) for split in (1, 2, 4, 8))
 
 
 def _tensor_product(

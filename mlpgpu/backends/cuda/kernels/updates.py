@@ -30,8 +30,8 @@ def reduce() -> Entry:
 
 
 def slot_pitch(count: int) -> int:
-    """Elements from one slot of so many parameters to the next on the card: each slot begins at a vector if the first one
-    does, so that what is a vector of the parameters is one of every slot."""
+    """Elements from one slot of so many parameters to the next on the card: whole vectors, so that what is a vector
+    of the parameters is one of every slot."""
     return -(-count // 4) * 4
 
 

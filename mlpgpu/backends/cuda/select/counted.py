@@ -126,7 +126,7 @@ def input_clocks(tile: SimtTile | WarpSplitTile, rows: int, k: int, n: int, mult
 
 def streamed_clocks(bytes_moved: int, *, alone: bool = True) -> int:
     """Of so many bytes that go through memory; or, not ``alone``, after other work of the same blocks."""
-    return ceil_div(bytes_moved, thresholds.MOVED_ALONE_PER_CLOCK if alone else thresholds.MOVED_AFTER_PER_CLOCK)
+    return ceil_div(bytes_moved, thresholds.CLUSTER_BYTES_PER_CLOCK[0 if alone else 1])
 
 
 def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:

@@ -430,7 +430,7 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
         assert isinstance(tile, Sm90Tile)
         clocks += max(least, gemm_clocks(tile, rows, columns, depth, sms)) if is_made else 0
-    of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch)
+    of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
     return clocks + (max(of_x, of_weight.clocks) if layer.is_moved else 0)
 
 
@@ -549,7 +549,7 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     forward = made(rows, n)
     if not work.is_training:
         return DensePath(forward, None, None)
-    of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch)
+    of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch, in_place=work.in_place)
     return DensePath(forward, made(rows, k), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
 
 

@@ -76,8 +76,8 @@ MOST_UNSCALED_WEIGHTS = 1 << 21
 MULTIPLIED_PER_CLOCK = 2048
 SHARED_BYTES_PER_CLOCK = 128
 
-# True: activations may have tiles of 64 by 192, where their waves take less.  An H100: 6144 by 6144 at 166 rows in halves
-# 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 rows in bfloat16, back, 28.6 -> 26.9.
+# True: activations may have tiles of 64 by 192, where their waves take less.  An H100: 6144 by 6144 at 166 rows in
+# halves 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 in bfloat16, back, 28.6 -> 26.9.
 WIDE_TILES_ARE_USED = True
 
 # --- small batches ---
@@ -196,10 +196,19 @@ CACHE_BYTES_PER_CLOCK = 29
 # rows in bfloat16: 57.6 µs, 50.8 by clusters of two.
 SCALAR_TILE_CLOCKS = 5000
 
-# Memory gives so many bytes in a clock to a launch that does nothing else, and where each block first multiplies and then
-# moves its tile.
-MOVED_ALONE_PER_CLOCK = 1540
-MOVED_AFTER_PER_CLOCK = 1130
+# From so many weights on blocks that are several on a multiprocessor may multiply while others move their tiles: memory
+# then gives so many bytes in a clock, the second number where they do not.  A weight and its slot are read and written.
+CLUSTER_LEAST_WEIGHTS = 1_500_000
+CLUSTER_WEIGHT_BYTES = 16
+CLUSTER_BYTES_PER_CLOCK = 1540, 1130
+
+# Below the second number of weights that gains only where rows are no vectors, or where tiles of usual size fill fewer
+# hundredths of their waves.  An H100, once slots begin at vectors, by usual tiles and so: 1500 by 1000 at 64 rows in
+# bfloat16 by Adam 17.1 and 12.9 µs, 2501 by 2433 at 128 91.7 and 76.7, 3999 by 4001 at 64 by Momentum 186 and 126; but
+# 2048 by 1024 at 128 by Momentum 11.0 and 15.0, 2048 by 2048 at 256 33.2 and 39.8; 4096 by 4096 122 and 126, 6144 by
+# 6144 in halves 276 and 257.
+CLUSTER_FILLED_HUNDREDTHS = 92
+CLUSTER_MANY_WEIGHTS = 1 << 23
 
 # True: where that is counted at more than so many tenths of what it takes with a launch of its own, another kernel sums
 # the bias's gradient.

@@ -120,10 +120,14 @@ class WeightTile:
 
 
 def weight_tile(
-    operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int, arch: str
+    operand_format: OperandFormat, k: int, n: int, rows: int, multiprocessors: int, arch: str, *, in_place: bool
 ) -> WeightTile:
     """The tile for the gradient of a weight (k, n) over so many rows: that of :func:`gemm_tile`, unless one whose
-    clusters share the rows is counted to take less."""
+    clusters share the rows, or whose blocks are several on a multiprocessor, is counted to take less.
+
+    Args:
+        in_place: whether the product moves the weight.
+    """
     usual, why = gemm_tile(operand_format, k, n, multiprocessors, arch, of_weight=True)
     if not isinstance(usual, Sm90Tile):
         return WeightTile(usual, True, 0, why)
@@ -132,9 +136,10 @@ def weight_tile(
         waves = ceil_div(usual.clusters(k, n), multiprocessors // usual.cluster)
         known += waves * thresholds.SCALAR_TILE_CLOCKS * min(n, usual.n) // usual.n
     if thresholds.CLUSTERS_SHARE_ROWS:
+        alone, *shared = cluster_split_tiles(operand_format)
         clocks = {
             tile: cluster_clocks(tile, k, n, rows, multiprocessors)
-            for tile in cluster_split_tiles(operand_format)
+            for tile in shared
             if math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
         }
         named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
@@ -142,6 +147,26 @@ def weight_tile(
         if best is not None and is_faster(clocks[best], known):
             counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
             return WeightTile(best, True, clocks[best], f"clusters of blocks share the rows; {counted}")
+        is_bound = in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known)
+        if is_bound and _leaves_memory_idle(usual, k, n, multiprocessors):
+            return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
     if not sums_columns and usual.column_partials(1):
         why += "; another launch sums the bias's gradient, for which the product would wait longer"
     return WeightTile(usual, sums_columns, known, why)
+
+
+def _is_bound_by_memory(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int, known: int) -> bool:
+    """Whether moving a weight takes so long that blocks should multiply while others move theirs."""
+    if k * n < thresholds.CLUSTER_LEAST_WEIGHTS:
+        return False
+    bytes_moved = thresholds.CLUSTER_WEIGHT_BYTES * k * n
+    beside, after = (ceil_div(bytes_moved, rate) for rate in thresholds.CLUSTER_BYTES_PER_CLOCK)
+    return is_faster(max(cluster_clocks(tile, k, n, rows, multiprocessors), beside), known + after)
+
+
+def _leaves_memory_idle(usual: Sm90Tile, k: int, n: int, multiprocessors: int) -> bool:
+    """Whether a block for each multiprocessor, which moves one tile of a weight after another, is slow at it."""
+    if n % 4 or k * n >= thresholds.CLUSTER_MANY_WEIGHTS:
+        return True
+    clusters, at_once = usual.clusters(k, n), max(1, multiprocessors // usual.cluster)
+    return 100 * clusters < thresholds.CLUSTER_FILLED_HUNDREDTHS * at_once * ceil_div(clusters, at_once)

@@ -81,7 +81,7 @@ def update(shard: Shard, group: UpdateAll) -> None:
             "partials": At("gradient" if group.is_reduced else "partials", each.gradient), "pitch": pitch,
             "shards": shards, "parameters": At("parameters", each.offset),
             "slots": At("slots", each.offset) if group.op.optimizer.slots else None, "size": each.size,
-            "slot_pitch": kernels.slot_pitch(plan.parameter_count), "alpha": each.alpha,
+            "slot_pitch": shard.slot_pitch, "alpha": each.alpha,
         }  # fmt: skip
         entry = kernels.update(shard.optimizer)
         shard.launches.append(Launch(entry, over(shard, each.size), values, group.title))
@@ -94,7 +94,7 @@ def update_biases(shard: Shard, group: UpdateBiases) -> None:
     values: dict[str, Value] = {
         "step": At("step"), "totals": At("totals"), "described": At(PARTIAL_BIASES), "count": len(known),
         "column_partials": At(BIAS_PARTIALS), "biases": At("parameters"),
-        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": kernels.slot_pitch(shard.plan.parameter_count),
+        "biases_slots": At("slots") if group.op.optimizer.slots else None, "size": shard.slot_pitch,
         "columns": columns,
     }  # fmt: skip
     entry = kernels.update_biases(shard.optimizer)

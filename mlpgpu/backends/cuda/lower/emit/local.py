@@ -75,7 +75,7 @@ def stack_backward(shard: Shard, group: StackBackward) -> None:
     values: dict[str, Value] = {
         "x": shard.ref(first.x), "y": shard.ref(last.y), "dy": shard.ref(f"d{last.y}"),
         "is_derived": int(group.is_derived), "totals": At("totals"), "parameters": At("parameters"),
-        "slots": At("slots") if shard.plan.optimizer.slots else None, "size": kernels.slot_pitch(shard.plan.parameter_count),
+        "slots": At("slots") if shard.plan.optimizer.slots else None, "size": shard.slot_pitch,
         "dx": shard.stored(dx),
     }  # fmt: skip
     entry = stack.update(shard.rule)

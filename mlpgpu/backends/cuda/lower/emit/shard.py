@@ -107,7 +107,7 @@ class Shard:
         return {
             "totals": At("totals"), "weight": self.ref(op.weight), "bias": self.ref(bias),
             "weight_slots": self.slots_of(op.weight), "bias_slots": self.slots_of(bias),
-            "size": kernels.slot_pitch(self.plan.parameter_count),
+            "size": self.slot_pitch,
         }  # fmt: skip
 
     def slots_of(self, name: str | None) -> Value:
@@ -115,6 +115,11 @@ class Shard:
         start = self.ref(name)
         has_slots = self.plan.optimizer is not None and self.plan.optimizer.slots
         return At("slots", start.offset) if isinstance(start, At) and has_slots else None
+
+    @property
+    def slot_pitch(self) -> int:
+        """Elements from one slot of the optimizer to the next."""
+        return kernels.slot_pitch(self.plan.parameter_count)
 
     @property
     def optimizer(self) -> str:

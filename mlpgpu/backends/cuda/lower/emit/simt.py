@@ -197,7 +197,7 @@ def _few_rows(
     k, n = shard.shapes[weight]
     values: dict[str, Value] = {
         "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.ref(weight),
-        "weight_slots": shard.slots_of(weight), "size": kernels.slot_pitch(shard.plan.parameter_count), "k": k, "n": n,
+        "weight_slots": shard.slots_of(weight), "size": shard.slot_pitch, "k": k, "n": n,
         "partials": At("split-K partials 0"), "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
     return (

@@ -74,7 +74,7 @@ def update(shard: Shard, group: UpdateLayers) -> None:
         described=At(described), layer_count=len(group.ops), inputs=rows["x"], order=rows["order"],
         outputs=At(outputs) if outputs in lowered.bytes else None, deltas=At(deltas), totals=At("totals"),
         parameters=At("parameters"), slots=At("slots") if plan.optimizer and plan.optimizer.slots else None,
-        size=plan.parameter_count, capacity=capacity,
+        size=shard.slot_pitch, capacity=capacity,
     )  # fmt: skip
     inputs = sum(k for op, (k, _) in zip(group.ops, shapes, strict=True) if op.x == group.inputs)
     lengths |= {
