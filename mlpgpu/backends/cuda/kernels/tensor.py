@@ -111,8 +111,8 @@ class Sm90Tile:
 
     @property
     def cluster(self) -> int:
-        """Blocks that share their part of B.  Of four and more, too few fit on the card at once; two or three tiles of 64
-        rows took longer so wherever they were measured."""
+        """Blocks that share their part of B.  Of four and more, too few fit on the card at once; two or three tiles of
+        64 rows took longer so wherever they were measured."""
         return 2 if self.m == 128 else 1
 
     @property
