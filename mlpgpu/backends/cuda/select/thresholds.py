@@ -28,6 +28,11 @@ SPLIT_K_MOST_N = 512
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
+# Columns of the tiles that are to fill half a card so; of operands with scales those of 128, for which passes cost more.
+# Not timed: 4631 by 128 at 1,024 rows in tf32 takes about 170 µs of a step of 225 with the split, an H100, and is counted
+# at 40 in tiles of 16 columns, with the pass that splits x.
+UNCUT_COLUMNS = 16
+
 # True: fewer columns than tensor cores split inside a kernel are counted both ways in a step of single 16-bit operands,
 # and are on tensor cores if all launches of the step take less so.  Not timed on a card.  In its place, 4096 by 10 at
 # 4,096 rows in bfloat16 on an H100: forward 134 µs, sum of partials 12, loss 10, dx 107, the pass that splits dx 46.
@@ -251,9 +256,9 @@ ADDED_PARTS_CLOCKS = 6000
 
 # True: in a step launch by launch the updates of small weights that are of one kind are one launch, behind the last one
 # that makes a delta of theirs; of the same blocks, so bits are the same.  Which layers are on tensor cores, and whether
-# a step goes by blocks of rows, is counted without it.  Not timed on a card.  48-84-21-36-95-187 at 4,371 rows on an
-# H100: four updates of 12.5, 9.4, 9.6 and 11.1 µs, in one launch counted 21; 132-21-71-28-223-202-56-274 at 8,192
-# rows: 16.8, 11.2, 10.8 and 14, counted 39.
+# a step goes by blocks of rows, is counted without it.  48-84-21-36-95-187 at 4,371 rows on an H100: four updates of
+# 12.5, 9.4, 9.6 and 11.1 µs, in one launch 26.4, a step 168 -> 151; 132-21-71-28-223-202-56-274 at 8,192 rows: 16.8,
+# 11.2, 10.8 and 14, in one 36.1, a step 381 -> 363.
 UPDATES_ARE_GROUPED = True
 
 # True: by the count below one tile of multiply-adds is chosen before another for any number of rows.  256 by 159 at
