@@ -380,6 +380,8 @@ def _with_updates_of_a_kind(facts: _Facts, made: list[Group]) -> list[Group]:
     Each stands behind what makes its delta and behind dx of its own layer, which reads the weight, so there all do.
     """
     work = facts.selection.work
+    if facts.selection.plan.parameter_count >= 1 << 31:  # more than the kernel is told places of
+        return made
     for kind in (UpdateByParts, WarpSplit, SmallN):
         updates = [each for each in made if isinstance(each, groups.DenseUpdate) and isinstance(each.path, kind)]
         updates = [each for each in updates if _stays_readable(facts, each, made, updates[-1])]

@@ -28,9 +28,9 @@ SPLIT_K_MOST_N = 512
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
-# Columns of the tiles that are to fill half a card so; of operands with scales those of 128, for which passes cost more.
-# Not timed: 4631 by 128 at 1,024 rows in tf32 takes about 170 µs of a step of 225 with the split, an H100, and is counted
-# at 40 in tiles of 16 columns, with the pass that splits x.
+# Columns of the tiles that are to fill half a card so; of operands with scales 128, since for those passes cost more.
+# Not timed: with the split 4631 by 128 at 1,024 rows in tf32 takes about 170 µs of a step of 225, an H100; in tiles of
+# 16 columns it is counted at 40, with the pass that splits x.
 UNCUT_COLUMNS = 16
 
 # True: fewer columns than tensor cores split inside a kernel are counted both ways in a step of single 16-bit operands,
