@@ -382,6 +382,19 @@ def test_clusters_share_the_rows_of_a_gradient(
 
 
 @pytest.mark.parametrize(
+    ("k", "n", "rows", "sums_columns"), [(44, 92, 16_384, False), (92, 506, 16_384, True), (256, 256, 8192, True)]
+)
+def test_clusters_leave_a_bias_to_another_launch_where_few_tiles_share_its_rows(
+    k: int, n: int, rows: int, sums_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their warps would sum 22 rows of each slice for one tile of 64 rows."""
+    of = weight_tile(BFLOAT16, k, n, rows, 132, "sm_90a", in_place=True)
+    assert isinstance(of.tile, kernels.ClusterSplitTile) and of.sums_columns == sums_columns
+    monkeypatch.setattr(thresholds, "COLUMNS_MAY_BE_SUMMED_APART", False)
+    assert weight_tile(BFLOAT16, k, n, rows, 132, "sm_90a", in_place=True).sums_columns
+
+
+@pytest.mark.parametrize(
     ("k", "n", "rows", "operand_format", "is_whole"),
     [
         (5919, 380, 2048, BFLOAT16_PAIR, True), (5919, 380, 129, BFLOAT16_PAIR, True),

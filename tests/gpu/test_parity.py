@@ -36,6 +36,7 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_tiles,
     sm80_tiles,
     sm90_tiles,
+    wide_tiles,
 )
 from mlpgpu.backends.cuda.runtime import Arena, Device, Stream, Texture, aligned, module_of, pack, tensor_map
 from mlpgpu.backends.cuda.runtime.compiler import Cubin
@@ -149,7 +150,7 @@ def test_all_tiles_give_the_same_bits(bench: Bench) -> None:
 
 
 def every_sm90_tile(operand_format: OperandFormat) -> tuple[GemmTile, ...]:
-    return (*sm90_tiles(operand_format), *narrow_tiles(operand_format))
+    return (*sm90_tiles(operand_format), *wide_tiles(operand_format), *narrow_tiles(operand_format))
 
 
 @pytest.mark.parametrize("tiles", [sm80_tiles, every_sm90_tile])

@@ -122,7 +122,8 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         return simt_clocks(of_plain, *shape, multiprocessors, launch.grid[2])
     for shared in kernels.cluster_split_tiles(entry.operand_format):
         if entry.name.endswith(f"_{shared.name}"):
-            return cluster_clocks(shared, k, n, rows, multiprocessors)
+            has_sums = launch.values.get("db_partials") is not None
+            return cluster_clocks(shared, k, n, rows, multiprocessors, sums_columns=has_sums)
     tiles: tuple[Sm90Tile, ...] = (
         *kernels.sm90_tiles(entry.operand_format), *kernels.wide_tiles(entry.operand_format),
         *kernels.narrow_tiles(entry.operand_format),

@@ -53,15 +53,17 @@ def summing_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: i
     return waves * ceil_div(rows, tile.K) * of_slice
 
 
-def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int) -> int:
-    """Of a weight's gradient (k, n) and the bias's by clusters whose blocks share the rows.
+def cluster_clocks(
+    tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int, *, sums_columns: bool = True
+) -> int:
+    """Of a weight's gradient (k, n) by clusters whose blocks share the rows, with the bias's if it ``sums_columns``.
 
     A block waits for each slice, however little there is to multiply: for its latency, for the warps that sum the
     bias's gradient, or for the second-level cache, from which all blocks' slices come.
     """
     blocks, tiles = math.prod(tile.grid(k, n, multiprocessors)), tile.column_partials(k)
     of_slice = thresholds.CLUSTER_SLICE_CLOCKS[tile.operand_format.components]
-    if tiles is not None:
+    if tiles is not None and sums_columns:
         rows_summed = ceil_div(tile.K, tiles // tile.split)
         of_slice = max(of_slice, thresholds.CLUSTER_SUMMED_CLOCKS + thresholds.SUMMED_ROW_CLOCKS * rows_summed)
     at_once = min(blocks, tile.blocks * multiprocessors)
@@ -69,6 +71,16 @@ def cluster_clocks(tile: ClusterSplitTile, k: int, n: int, rows: int, multiproce
     slices = ceil_div(blocks, at_once) * ceil_div(ceil_div(rows, tile.K), tile.split)
     of_cluster = thresholds.CLUSTER_CLOCKS + thresholds.CLUSTER_BLOCK_CLOCKS * tile.split
     return slices * max(of_slice, cached) + of_cluster
+
+
+def cluster_gradient_clocks(
+    tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int
+) -> tuple[int, bool]:
+    """Of a weight's gradient (k, n) and the bias's by such clusters; whether they sum both, or a launch the bias's."""
+    together = cluster_clocks(tile, k, n, rows, multiprocessors)
+    alone = cluster_clocks(tile, k, n, rows, multiprocessors, sums_columns=False) + thresholds.SPLIT_PASS_CLOCKS
+    is_apart = thresholds.COLUMNS_MAY_BE_SUMMED_APART and is_faster(alone, together)
+    return (alone, False) if is_apart else (together, True)
 
 
 def weight_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:

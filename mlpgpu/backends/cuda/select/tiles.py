@@ -24,7 +24,7 @@ from ..kernels import (
     wide_tiles,
 )
 from . import thresholds
-from .counted import cluster_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
+from .counted import cluster_clocks, cluster_gradient_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -137,16 +137,17 @@ def weight_tile(
         known += waves * thresholds.SCALAR_TILE_CLOCKS * min(n, usual.n) // usual.n
     if thresholds.CLUSTERS_SHARE_ROWS:
         alone, *shared = cluster_split_tiles(operand_format)
-        clocks = {
-            tile: cluster_clocks(tile, k, n, rows, multiprocessors)
+        counts = {
+            tile: cluster_gradient_clocks(tile, k, n, rows, multiprocessors)
             for tile in shared
             if math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
         }
+        clocks = {tile: count for tile, (count, _) in counts.items()}
         named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
         best = min(clocks, key=clocks.__getitem__, default=None)
         if best is not None and is_faster(clocks[best], known):
             counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
-            return WeightTile(best, True, clocks[best], f"clusters of blocks share the rows; {counted}")
+            return WeightTile(best, counts[best][1], clocks[best], f"clusters of blocks share the rows; {counted}")
         is_bound = in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known)
         if is_bound and _leaves_memory_idle(usual, k, n, multiprocessors):
             return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
