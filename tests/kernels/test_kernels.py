@@ -707,8 +707,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "a warp that sums a bias's gradient not waited for": (
         "gemm/gemm_sm90.cuh",
-        "if (warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))",
-        "if (warp == 1)",
+        "warp > 0 && warp <= summing_warps((m + T::M - 1) / T::M))",
+        "warp == 1)",
         kernels.tensor_backward_update("Adam", kernels.sm90_tiles(kernels.BFLOAT16)[-1]),
     ),
     "value of a row beyond the shard": (
