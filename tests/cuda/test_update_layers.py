@@ -30,6 +30,7 @@ from mlpgpu.backends.cuda.select.dense import SmallN, UpdateByParts, WarpSplit, 
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting
 from mlpgpu.layers import Layer
+from mlpgpu.names import ActivationName
 from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan import Plan
 
@@ -42,11 +43,12 @@ def launch_by_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
 
 
-def stack(widths: Sequence[int], activation: str = "softplus", rate: float | None = 0.5) -> list[Layer]:
+def stack(widths: Sequence[int], activation: ActivationName = "softplus", rate: float | None = 0.5) -> list[Layer]:
     layers: list[Layer] = []
-    for k, n in pairwise(widths):
-        layers.append(Dense(k, n, activation if n != widths[-1] else "identity"))  # type: ignore[arg-type]
-        layers += [Dropout(rate)] if rate and n != widths[-1] else []
+    *hidden, last = pairwise(widths)
+    for k, n in hidden:
+        layers += [Dense(k, n, activation), *([Dropout(rate)] if rate else [])]
+    layers.append(Dense(*last))
     return layers
 
 

@@ -13,7 +13,7 @@ from . import Entry, padded_columns, padded_rows
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
 BLOCKS_PER_MULTIPROCESSOR = 8  # at most, of a kernel whose threads stride over an array
 PARTIALS, SQUARES, PARAMETERS, OPERANDS = "partials", "squares", "parameters", "operands"  # kinds of exchanges
-# Arrays in which the buffers lie side by side that one launch reads which moves several layers: x, and dz.
+# Two arrays that the launch which moves several layers reads: in one their x lie side by side, in the other their dz.
 OUTPUTS, DELTAS = "updates of layers, outputs", "updates of layers, deltas"
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....optimizers import OPTIMIZERS, Optimizer
-from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments
+from .entry import ROW_THREADS, SUM_BYTES, Entry, arguments, ceil_div
 
 WITH_ALPHA = "WithAlpha"  # what the names of rules end with that have the penalty alpha on weights
 
@@ -32,7 +32,7 @@ def reduce() -> Entry:
 def slot_pitch(count: int) -> int:
     """Elements from one slot of so many parameters to the next on the card: whole vectors, so that what is a vector
     of the parameters is one of every slot."""
-    return -(-count // 4) * 4
+    return 4 * ceil_div(count, 4)
 
 
 def squares() -> Entry:

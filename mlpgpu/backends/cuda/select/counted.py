@@ -76,7 +76,7 @@ def cluster_clocks(
 def cluster_gradient_clocks(
     tile: ClusterSplitTile, k: int, n: int, rows: int, multiprocessors: int
 ) -> tuple[int, bool]:
-    """Of a weight's gradient (k, n) and the bias's by such clusters; whether they sum both, or a launch the bias's."""
+    """Of a weight's gradient (k, n) and the bias's by such clusters; whether their launch sums both."""
     together = cluster_clocks(tile, k, n, rows, multiprocessors)
     alone = cluster_clocks(tile, k, n, rows, multiprocessors, sums_columns=False) + thresholds.SPLIT_PASS_CLOCKS
     is_apart = thresholds.COLUMNS_MAY_BE_SUMMED_APART and is_faster(alone, together)

@@ -207,11 +207,11 @@ CLUSTER_LEAST_WEIGHTS = 1_500_000
 CLUSTER_WEIGHT_BYTES = 16
 CLUSTER_BYTES_PER_CLOCK = 1540, 1130
 
-# Below the second number of weights that gains only where rows are no vectors, or where tiles of usual size fill fewer
-# hundredths of their waves.  An H100, once slots begin at vectors, by usual tiles and so: 1500 by 1000 at 64 rows in
-# bfloat16 by Adam 17.1 and 12.9 µs, 2501 by 2433 at 128 91.7 and 76.7, 3999 by 4001 at 64 by Momentum 186 and 126; but
-# 2048 by 1024 at 128 by Momentum 11.0 and 15.0, 2048 by 2048 at 256 33.2 and 39.8; 4096 by 4096 122 and 126, 6144 by
-# 6144 in halves 276 and 257.
+# Of fewer weights than the second number that gains only where rows are no vectors, or where tiles of usual size fill
+# less than so many hundredths of their waves.  An H100, once slots begin at vectors, by usual tiles and so: 1500 by
+# 1000 at 64 rows in bfloat16 by Adam 17.1 and 12.9 µs, 2501 by 2433 at 128 91.7 and 76.7, 3999 by 4001 at 64 by
+# Momentum 186 and 126; but 2048 by 1024 at 128 by Momentum 11.0 and 15.0, 2048 by 2048 at 256 33.2 and 39.8; 4096 by
+# 4096 122 and 126, 6144 by 6144 in halves 276 and 257.
 CLUSTER_FILLED_HUNDREDTHS = 92
 CLUSTER_MANY_WEIGHTS = 1 << 23
 
