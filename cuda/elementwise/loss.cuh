@@ -28,7 +28,7 @@ __device__ __forceinline__ void step_errors(const Step* first, const float* erro
 
 // value (B,) and delta (B, n) of logits (B, n), times weights (data rows,), which may be null.  delta is stored
 // as floats, or split into components of bfloat16 (gemm/operand_formats.cuh); null outputs are skipped, as in evaluations.
-// Grid: as many teams as the capacity has rows, or as components pad it to.
+// Grid: at most as many teams as the capacity has rows, or as components pad it to; a team takes every so many-th row.
 template <class Loss, class Target, class Team, class Source>
 __device__ __forceinline__ void loss(const Step* step, int shard, int shards, const int* order, const float* logits,
                                      Source targets, const float* weights, const float* mean, const float* scale,
@@ -38,14 +38,19 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
     constexpr int IN_REGISTERS = Team::SIZE == WARP ? 16 : 4;
     pdl_wait_and_trigger();
     const Rows rows = shard_rows(step, shard, shards);
-    const int row = blockIdx.x * (blockDim.x / Team::SIZE) + threadIdx.x / Team::SIZE;
-    uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
+    const int teams_of_block = blockDim.x / Team::SIZE, end = components ? padded_rows(rows.count) : rows.count;
     double value = 0.0, weight = 0.0;
-    if (row < rows.count) {
+    for (int row = blockIdx.x * teams_of_block + threadIdx.x / Team::SIZE; row < end; row += gridDim.x * teams_of_block) {
+        uint16_t* const split = components ? components + row * static_cast<int64_t>(padded_columns(n)) : nullptr;
+        if (row >= rows.count) {
+            for (int p = 0; p < component_count; ++p)
+                for (int j = Team::rank(); j < n; j += Team::SIZE) split[p * component_stride + j] = 0;
+            continue;
+        }
         const int64_t batch_row = rows.first + row, from = order[rows.order + batch_row];
         const float w = weights ? weights[from] : 1.0f;
         float* const out = delta ? delta + batch_row * n : nullptr;
-        const Target target = {targets, from, n, mean, scale};
+        const auto target = Target{targets, from, n, mean, scale}.of_row();
         const float v = weighted_row<Loss, Team, BATCH, IN_REGISTERS>(logits + batch_row * n, n, target, w, [=](int j, float d) {
             if (out) out[j] = d;
             const float2 pair[1] = {make_float2(d, 0.0f)};
@@ -55,10 +60,7 @@ __device__ __forceinline__ void loss(const Step* step, int shard, int shards, co
             for (int p = 0; split && p < MOST_COMPONENTS; ++p)
                 if (p < component_count) split[p * component_stride + j] = static_cast<uint16_t>(words[p][0]);
         });
-        if (Team::rank() == 0) value = v, weight = w;
-    } else if (split && row < padded_rows(rows.count)) {
-        for (int p = 0; p < component_count; ++p)
-            for (int j = Team::rank(); j < n; j += Team::SIZE) split[p * component_stride + j] = 0;
+        if (Team::rank() == 0) value += v, weight += w;
     }
     BatchTotal(step, value, weight, sums, arrived, totals, losses).finish();
 }

@@ -23,9 +23,10 @@ __constant__ LossNumbers loss_numbers;
 
 // A team's row: n logits z, targets t(j), and delta(j, d), which stores each output's delta. Of BATCH outputs of a thread the
 // loads are in flight together; up to IN_REGISTERS it may keep in registers.
-template <class Team_, class Target, class Delta, int BATCH_, int IN_REGISTERS_>
+template <class Team_, class Target_, class Delta, int BATCH_, int IN_REGISTERS_>
 struct RowOf {
     using Team = Team_;
+    using Target = Target_;
     static constexpr int BATCH = BATCH_, IN_REGISTERS = IN_REGISTERS_;
     const float* z;
     int n;
@@ -154,7 +155,8 @@ struct BinaryCrossEntropy : MeanOfTerms<BinaryCrossEntropy> {
     }
 };
 
-// A loss of the softmax p of a row: -Σ t log p. Loss::target says what t is of an output's target.
+// A loss of the softmax p of a row: -Σ t log p. Loss::target says what t is of an output's target, and Loss::SPREADS_TARGETS
+// whether that is anything else.
 template <class Loss>
 struct OfSoftmax {
     template <class R>
@@ -198,15 +200,16 @@ struct OfSoftmax {
         each([&](int i, int j, bool is_there) { values[i] = is_there ? r.z[j] : -INFINITY; });
         each([&](int i, int, bool) { largest = fmaxf(largest, values[i]); });
         largest = Team::max(largest);
+        constexpr bool HAS_ONE = R::Target::IS_CLASS && !Loss::SPREADS_TARGETS;  // target, of 1, which no column beyond n has
         each([&](int i, int j, bool is_there) {
-            if (!is_there) return;
+            if (!HAS_ONE && !is_there) return;
             const float shifted = values[i] - largest, t = Loss::target(r.target(j), r.n);
             values[i] = expf(shifted);
             sum += values[i];
+            dot = HAS_ONE ? (t != 0.0f ? shifted : dot) : dot + Loss::times(r, t, shifted);
             mass += t;
-            dot += Loss::times(r, t, shifted);
         });
-        sum = Team::sum(sum), mass = Team::sum(mass), dot = Team::sum(dot);
+        sum = Team::sum(sum), mass = HAS_ONE ? 1.0f : Team::sum(mass), dot = Team::sum(dot);
         each([&](int i, int j, bool is_there) {
             if (is_there) r.delta(j, mass * quotient(values[i], sum) - Loss::target(r.target(j), r.n));
         });
@@ -217,6 +220,7 @@ struct OfSoftmax {
 // Of an index t is 1 there and 0 elsewhere.
 struct SoftmaxCrossEntropy : OfSoftmax<SoftmaxCrossEntropy> {
     static constexpr int FEW_COLUMNS = 16;
+    static constexpr bool SPREADS_TARGETS = false;
     static __device__ __forceinline__ float target(float t, int) { return t; }
     template <class R>
     static __device__ __forceinline__ float times(const R& r, float t, float shifted) {
@@ -234,6 +238,7 @@ struct SoftmaxCrossEntropy : OfSoftmax<SoftmaxCrossEntropy> {
 // The same, of targets of which a share goes to all classes alike.
 struct SmoothedSoftmaxCrossEntropy : OfSoftmax<SmoothedSoftmaxCrossEntropy> {
     static constexpr int FEW_COLUMNS = 0;
+    static constexpr bool SPREADS_TARGETS = true;
     static __device__ __forceinline__ float target(float t, int n) {
         return loss_numbers.label_smoothing_rest * t + loss_numbers.label_smoothing / n;
     }

@@ -135,7 +135,7 @@ def loss(name: str, kind: str, *, textured: bool = True, team: Team = WARP_TEAM)
     full = f"loss_{name}_{kind}{reader.suffix}{team.suffix}"
     return Entry(
         full, "elementwise/loss.cuh", function, arguments(signature), team.block_threads, SUM_BYTES,
-        block=team.block, loss_numbers=reads_numbers(name), prefetched=(),
+        block=team.block, blocks=3 if team is WARP_TEAM else 1, loss_numbers=reads_numbers(name), prefetched=(),
         spill_bytes=8,  # on sm_75 alone
     )  # fmt: skip
 

@@ -40,6 +40,11 @@ def team_reason(n: int) -> str:
     return f"{n:,} columns {'≥' if n >= limit else '<'} {limit:,}"
 
 
+def loss_blocks(rows: int, team: Team, multiprocessors: int) -> int:
+    """How many blocks share the rows of a loss."""
+    return min(ceil_div(rows, team.block_rows), thresholds.LOSS_BLOCKS * multiprocessors)
+
+
 def head(k: int, n: int, activation: str, work: Work) -> Verdict:
     """Whether a last layer of this shape and its loss can be one kernel's work."""
     if work.reduction != "ordered":

@@ -6,8 +6,8 @@ import math
 
 from ..... import plan as ops
 from ... import kernels
-from ...kernels import ceil_div
 from ...kernels.launches import At, Value
+from ...select.loss import loss_blocks
 from ..groups import Differentiate, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
 from .operands import component_count, elements_of, written
 from .shard import Grid, Shard
@@ -61,7 +61,7 @@ def loss(shard: Shard, group: LossRows) -> None:
     op, n = group.op, shard.width(group.op.logits)
     delta, components = written(shard, op.delta, group.delta)
     rows = kernels.padded_rows(shard.rows) if components else shard.rows
-    grid = ceil_div(rows, group.team.block_rows), 1, 1
+    grid = loss_blocks(rows, group.team, shard.multiprocessors), 1, 1
     shard.add(
         group, kernels.loss(op.loss.form, op.kind, textured=shard.setting.textured, team=group.team), grid,
         **weighed(shard, grid), **statistics(shard, group.targets), delta=delta, components=components,
