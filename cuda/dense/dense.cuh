@@ -11,6 +11,54 @@
 
 namespace mlpgpu {
 
+// The epilogues of gemm/simt.cuh for arrays of n columns, from the shard's first row on.
+struct RowsEpilogue {
+    static constexpr int OVERLAPPING = 4;
+    int n;
+    __device__ __forceinline__ void prefetch(int, int) const {}
+    __device__ __forceinline__ int64_t offset(int row, int column) const { return static_cast<int64_t>(row) * n + column; }
+};
+
+// Stores elements of C.
+struct StoreRows : RowsEpilogue {
+    float* to;
+    struct Loaded {};
+    __device__ __forceinline__ Loaded load(int, int) const { return {}; }
+    __device__ __forceinline__ float finish(float sum, Loaded) const { return sum; }
+    __device__ __forceinline__ void put(int row, int column, float value) const { to[offset(row, column)] = value; }
+};
+
+// z = C + b, y = f(z); z and b may be null.
+template <class Activation>
+struct ForwardRows : RowsEpilogue {
+    const float* b;
+    float *z, *y;
+    using Loaded = float;
+    struct Made {
+        float z, y;
+    };
+    __device__ __forceinline__ Loaded load(int, int column) const { return b ? b[column] : 0.0f; }
+    __device__ __forceinline__ Made finish(float sum, Loaded bias) const { return {sum + bias, Activation::forward(sum + bias)}; }
+    __device__ __forceinline__ void put(int row, int column, const Made& made) const {
+        if (z) z[offset(row, column)] = made.z;
+        y[offset(row, column)] = made.y;
+    }
+};
+
+// dx = C ∘ f'(saved) · keep; `saved` may be null.
+template <class Activation>
+struct BackwardInputRows : RowsEpilogue {
+    const float* saved;
+    float* dx;
+    float keep;
+    using Loaded = float;
+    __device__ __forceinline__ Loaded load(int row, int column) const { return saved ? saved[offset(row, column)] : 0.0f; }
+    __device__ __forceinline__ float finish(float sum, Loaded of) const {
+        return saved ? sum * (Activation::derivative(of) * keep) : sum;
+    }
+    __device__ __forceinline__ void put(int row, int column, float value) const { dx[offset(row, column)] = value; }
+};
+
 // z = x W + b, y = f(z).  z is null where f' takes y.
 // Grid: (row tiles, column tiles).
 template <class Activation, class T>
@@ -21,12 +69,8 @@ __device__ __forceinline__ void dense_forward(const Step* step, int shard, int s
     if (m0 >= rows.count) return;
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), [=](int row, int column, float value) {
-        const int64_t offset = static_cast<int64_t>(rows.first + row) * n + column;
-        const float sum = value + (b ? b[column] : 0.0f);
-        if (z) z[offset] = sum;
-        y[offset] = Activation::forward(sum);
-    });
+    const int64_t first = static_cast<int64_t>(rows.first) * n;
+    gemm_tile(T(), a, weights, m0, n0, 0, k, NoColumnSum(), ForwardRows<Activation>{{n}, b, z ? z + first : z, y + first});
 }
 
 // dx = (dz Wᵀ) ∘ f'(saved) · keep, f being the activation that made x; `saved` is null where there was none, or
@@ -41,10 +85,9 @@ __device__ __forceinline__ void dense_backward_input(const Step* step, int shard
     if (m0 >= rows.count) return;
     const Operand<true> a = {dz + static_cast<int64_t>(rows.first) * n, rows.count, n, n};
     const Operand<true> weights = {w, k, n, n};
-    gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(), [=](int row, int column, float value) {
-        const int64_t offset = static_cast<int64_t>(rows.first + row) * k + column;
-        dx[offset] = saved ? value * (Activation::derivative(saved[offset]) * keep) : value;
-    });
+    const int64_t first = static_cast<int64_t>(rows.first) * k;
+    gemm_tile(T(), a, weights, m0, n0, 0, n, NoColumnSum(),
+              BackwardInputRows<Activation>{{k}, saved ? saved + first : saved, dx + first, keep});
 }
 
 // dW = xᵀ dz (k, n) and db = Σ dz (n,) over the shard's rows, in order; db is null without a bias.
@@ -58,9 +101,7 @@ __device__ __forceinline__ void dense_backward_weight(const Step* step, int shar
     const Operand<false> a = {first_input_row(rows, x, order, k), k, rows.count, k, row_indices(rows, order)};
     const Operand<false> b = {dz + static_cast<int64_t>(rows.first) * n, n, rows.count, n};
     const auto columns = column_sum(db ? n : 0, [=](int, int column, float sum) { db[column] = sum; });
-    gemm_tile(T(), a, b, m0, n0, 0, rows.count, columns, [=](int row, int column, float value) {
-        dw[static_cast<int64_t>(row) * n + column] = value;
-    });
+    gemm_tile(T(), a, b, m0, n0, 0, rows.count, columns, StoreRows{{n}, dw});
 }
 
 }  // namespace mlpgpu

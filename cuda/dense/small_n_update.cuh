@@ -72,7 +72,8 @@ struct SmallNStep {
     __device__ __forceinline__ void read() { read_totals[0] = totals[0], read_totals[1] = totals[1]; }
     __device__ __forceinline__ void put(int row, int column, float sum, const Loaded& loaded) const {
         if (row < k) sum = penalized<Rule>(sum, loaded.w);
-        parameter(row, static_cast<float>(inverse_weight(read_totals))).put(row < k ? row : 0, column, sum, loaded);
+        const Parameter of = parameter(row, static_cast<float>(inverse_weight(read_totals)));
+        of.put(row < k ? row : 0, column, of.finish(sum, loaded));
     }
 };
 
@@ -252,7 +253,7 @@ __device__ __forceinline__ void dense_backward_update_few_columns(const Step* st
     if (row < k) {
 #pragma unroll
         for (int j = 0; j < T::COLUMNS; ++j)
-            if (j < n) of_weight.put(row, j, sums[j], loaded[j]);
+            if (j < n) of_weight.put(row, j, of_weight.finish(sums[j], loaded[j]));
     }
     if (bias && blockIdx.x == 0 && static_cast<int>(threadIdx.x) < n)
         InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, threadIdx.x, of_column);

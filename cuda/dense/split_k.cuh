@@ -10,19 +10,6 @@
 
 namespace mlpgpu {
 
-// An epilogue that stores elements of C to an array of n columns, from row `first` on.
-struct StoreRows {
-    float* to;
-    int first, n;
-    struct Loaded {};
-    __device__ __forceinline__ void prefetch(int, int) const {}
-    __device__ __forceinline__ Loaded load(int, int) const { return {}; }
-    __device__ __forceinline__ void put(int row, int column, float value, Loaded) const { (*this)(row, column, value); }
-    __device__ __forceinline__ void operator()(int row, int column, float value) const {
-        to[static_cast<int64_t>(first + row) * n + column] = value;
-    }
-};
-
 // dense_forward split along k, for so large k and small n that there would be few tiles with much work each: each z of the
 // grid takes `part` values of k and stores its sums in partials (grid z, B, n).
 // Grid: (row tiles, column tiles, split-K partials).
@@ -36,8 +23,8 @@ __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shar
     const int k_begin = blockIdx.z * part, k_end = min(k, k_begin + part);
     const Operand<true> a = {first_input_row(rows, x, order, k), rows.count, k, k, row_indices(rows, order)};
     const Operand<false> weights = {w, n, k, n};
-    float* const out = partials + static_cast<int64_t>(blockIdx.z) * capacity * n;
-    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), StoreRows{out, rows.first, n});
+    const int64_t first = (static_cast<int64_t>(blockIdx.z) * capacity + rows.first) * n;
+    gemm_tile(T(), a, weights, m0, n0, k_begin, k_end, NoColumnSum(), StoreRows{{n}, partials + first});
 }
 
 // Adds partial sums in order, and finishes as dense_forward does. A block takes 32 neighbouring elements, and each of its

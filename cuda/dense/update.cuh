@@ -22,7 +22,7 @@ __device__ __forceinline__ void update_tile(int m0, int n0, const Step* step, in
     const float* const row = schedule + step->run * RATES_PER_STEP;
     const InPlace<Rule> of_weight = {weight, weight_slots, size, n, scale, row};
     const InPlace<BiasRule<Rule>> of_bias = {bias, bias_slots, size, n, scale, row};
-    gemm_tile_in_place(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
+    gemm_tile(T(), a, b, m0, n0, 0, rows.count, column_sum(bias ? n : 0, of_bias), of_weight);
 }
 
 // weight (k, n), bias (n,), or null, and their slots are updated in place; slot s begins s · size elements after the first.

@@ -6,8 +6,6 @@
 //
 // Every element of C is one chain of fused multiply-adds over ascending k, whatever the tile: tiles may follow the shape,
 // and the bits stay the same. Outside the borders operands are read as 0 by a select.
-//
-// An epilogue is anything that can be called as `epilogue(row, column, value)` for each element of C.
 #pragma once
 
 #include "common/integers.cuh"
@@ -282,31 +280,13 @@ __device__ __forceinline__ void multiply_tile(const Operand<A_INNER>& a, const O
     if (Columns::IS_SUMMED && m0 == 0 && threadIdx.x < T::N) columns.finish(n0 + threadIdx.x, column_sum);
 }
 
-// Calls the epilogue for every element of the tile inside C, by the thread that computed it. The type of the first argument
-// selects how the tile is computed; gemm/warp_split.cuh, gemm/split_sm80.cuh and gemm/split_sm90.cuh have other ways.
-template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
-                                          int n0, int k_begin, int k_end, const Columns& columns,
-                                          const Epilogue& epilogue) {
-    using T = SimtTile<M, N, K>;
-    float c[T::THREAD_M][T::THREAD_N] = {};
-    multiply_tile<T>(a, b, m0, n0, k_begin, k_end, columns, c);
-#pragma unroll
-    for (int i = 0; i < T::THREAD_M; ++i) {
-        const int m = m0 + thread_offset<T::THREAD_M, T::SIDE>(thread_row(), i);
-#pragma unroll
-        for (int j = 0; j < T::THREAD_N; ++j) {
-            const int n = n0 + thread_offset<T::THREAD_N, T::SIDE>(thread_column(), j);
-            if (m < a.outer && n < b.outer) epilogue(m, n, c[i][j]);
-        }
-    }
-}
-
-// Epilogues that change arrays in place.
+// Epilogues.
 //
-// prefetch(row, column) is called first, for a column of each cache line. Then elements come in rows, so that neighbouring threads
-// have neighbouring columns: load(row, column) reads, put(row, column, value, loaded) writes, and a thread reads for
-// several elements before it writes the first.
+// prefetch(row, column) is called first, for a column of each cache line: epilogues in place bring what they read to the
+// second-level cache. Then elements come in rows, so that neighbouring threads have neighbouring columns: load(row, column)
+// reads what finish(sum, loaded) needs to make an element of C, which put(row, column, made) writes. A thread reads for
+// OVERLAPPING elements before it writes the first, and finishes all of them, so that they overlap. Their code occurs once or
+// twice: 64 elements' activations in a row would fill the cache of instructions.
 
 // Prefetches the epilogue's arrays to the second-level cache while the product is computed.
 template <int M, int N, int THREADS, class Epilogue>
@@ -322,10 +302,11 @@ __device__ __forceinline__ void prefetch_rows(int m0, int n0, int m_end, int n_e
 template <int M, int N, int THREADS, class Epilogue>
 __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0, int m_end, int n_end,
                                             const Epilogue& epilogue) {
-    constexpr int BATCH = 8;
+    constexpr int BATCH = M * N / THREADS < Epilogue::OVERLAPPING ? M * N / THREADS : Epilogue::OVERLAPPING;
     static_assert(M * N % THREADS == 0, "as many elements for each thread");
+#pragma unroll 1
     for (int start = threadIdx.x; start < M * N; start += BATCH * THREADS) {
-        typename Epilogue::Loaded fetched[BATCH];
+        typename Epilogue::Loaded fetched[BATCH] = {};
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int element = start + i * THREADS, m = m0 + element / N, n = n0 + element % N;
@@ -334,16 +315,18 @@ __device__ __forceinline__ void finish_rows(const float* shared, int m0, int n0,
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int element = start + i * THREADS, m = m0 + element / N, n = n0 + element % N;
-            if (element < M * N && m < m_end && n < n_end) epilogue.put(m, n, shared[element], fetched[i]);
+            const auto made = epilogue.finish(element < M * N ? shared[element] : 0.0f, fetched[i]);
+            if (element < M * N && m < m_end && n < n_end) epilogue.put(m, n, made);
         }
     }
 }
 
-// As gemm_tile, for epilogues in place: some rows of the tile at a time pass through shared memory.
+// Finishes every element of the tile inside C, some rows at a time, which pass through shared memory. The type of the first
+// argument selects how the tile is computed; gemm/warp_split.cuh, gemm/split_sm80.cuh and gemm/split_sm90.cuh have other ways.
 template <int M, int N, int K, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(SimtTile<M, N, K>, const Operand<A_INNER>& a,
-                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
-                                                   const Columns& columns, const Epilogue& epilogue) {
+__device__ __forceinline__ void gemm_tile(SimtTile<M, N, K>, const Operand<A_INNER>& a, const Operand<B_INNER>& b, int m0,
+                                          int n0, int k_begin, int k_end, const Columns& columns,
+                                          const Epilogue& epilogue) {
     using T = SimtTile<M, N, K>;
     constexpr int RUN = Run<T::THREAD_M>::WIDTH, ROWS = RUN * T::SIDE;
     static_assert(4 * ROWS * T::N <= T::SHARED_BYTES, "rows of the tile fit where the slices were");

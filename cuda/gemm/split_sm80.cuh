@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply_slice(const uint16_t* slice_a, const ui
 
 // As gemm/simt.cuh's for its tiles. B's columns are summed from the float32 array.
 template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Operand<A_INNER>& a,
+__device__ __forceinline__ void gemm_tile(SplitSm80Tile<M, N>, const Operand<A_INNER>& a,
                                                    const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
                                                    const Columns& columns, const Epilogue& epilogue) {
     using T = SplitSm80Tile<M, N>;
@@ -179,13 +179,6 @@ __device__ __forceinline__ void gemm_tile_in_place(SplitSm80Tile<M, N>, const Op
     }
     // Each thread finishes the elements that it recomputed, so no barrier is needed in between.
     finish_rows<T::M, T::N, T::THREADS>(shared, m0, n0, a.outer, b.outer, epilogue);
-}
-
-template <int M, int N, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile(SplitSm80Tile<M, N> tile, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
-                                          int m0, int n0, int k_begin, int k_end, const Columns& columns,
-                                          const Epilogue& epilogue) {
-    gemm_tile_in_place(tile, a, b, m0, n0, k_begin, k_end, columns, epilogue);
 }
 
 }  // namespace mlpgpu

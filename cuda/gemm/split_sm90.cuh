@@ -336,7 +336,7 @@ __device__ __forceinline__ void gemm_tile(SplitSm90Tile, const Operand<true>& a,
     __syncwarp();
     for (int row = 0; row < min(16, a.outer - row0); ++row)
         for (int column = lane; column < min(T::N, b.outer - n0); column += WARP)
-            epilogue(row0 + row, n0 + column, staging[row * T::STAGING_PITCH + column]);
+            epilogue.put(row0 + row, n0 + column, epilogue.finish(staging[row * T::STAGING_PITCH + column], {}));
 }
 
 }  // namespace mlpgpu

@@ -149,31 +149,16 @@ __device__ __forceinline__ void multiply_by_warps(const Operand<A_INNER>& a, con
         columns.finish(n0 + threadIdx.x, sum_of_warps<T>(column_sums, T::N, threadIdx.x));
 }
 
-// Calls the epilogue for every element of the tile inside C, as gemm_tile of gemm/simt.cuh does.
+// Finishes every element of the tile inside C, as gemm_tile of gemm/simt.cuh does; what that reads is on its way while the
+// product is computed.
 template <int N, int WARPS, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(WarpSplitTile<N, WARPS>, const Operand<A_INNER>& a, const Operand<B_INNER>& b,
                                           int m0, int n0, int k_begin, int k_end, const Columns& columns,
                                           const Epilogue& epilogue) {
     using T = WarpSplitTile<N, WARPS>;
-    SHARED(float, shared);
-    multiply_by_warps<T>(a, b, m0, n0, k_begin, k_end, columns, shared);
-#pragma unroll
-    for (int element = threadIdx.x; element < T::M * T::N; element += T::THREADS) {
-        const float sum = sum_of_warps<T>(shared, T::M * T::N, element);
-        const int m = m0 + element / T::N, n = n0 + element % T::N;
-        if (m < a.outer && n < b.outer) epilogue(m, n, sum);
-    }
-}
-
-// The same for epilogues in place, whose arrays are read while the product is computed.
-template <int N, int WARPS, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
-__device__ __forceinline__ void gemm_tile_in_place(WarpSplitTile<N, WARPS>, const Operand<A_INNER>& a,
-                                                   const Operand<B_INNER>& b, int m0, int n0, int k_begin, int k_end,
-                                                   const Columns& columns, const Epilogue& epilogue) {
-    using T = WarpSplitTile<N, WARPS>;
     constexpr int ELEMENTS = T::M * T::N / T::THREADS;
     SHARED(float, shared);
-    typename Epilogue::Loaded loaded[ELEMENTS];
+    typename Epilogue::Loaded loaded[ELEMENTS] = {};
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         const int element = threadIdx.x + i * T::THREADS, m = m0 + element / T::N, n = n0 + element % T::N;
@@ -183,8 +168,8 @@ __device__ __forceinline__ void gemm_tile_in_place(WarpSplitTile<N, WARPS>, cons
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         const int element = threadIdx.x + i * T::THREADS, m = m0 + element / T::N, n = n0 + element % T::N;
-        const float sum = sum_of_warps<T>(shared, T::M * T::N, element);
-        if (m < a.outer && n < b.outer) epilogue.put(m, n, sum, loaded[i]);
+        const auto made = epilogue.finish(sum_of_warps<T>(shared, T::M * T::N, element), loaded[i]);
+        if (m < a.outer && n < b.outer) epilogue.put(m, n, made);
     }
 }
 

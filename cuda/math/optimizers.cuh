@@ -148,7 +148,7 @@ __device__ __forceinline__ float mean_scale(const double* totals) { return stati
 // A product's epilogue that updates parameters in place: an element of dW moves its parameter by a step.
 template <class Rule>
 struct InPlace {
-    static constexpr int SLOTS = Rule::SLOTS;
+    static constexpr int SLOTS = Rule::SLOTS, OVERLAPPING = 8;
     float* weight;   // (k, n)
     float* slots;    // slot s lies s · pitch elements on
     int64_t pitch;
@@ -175,15 +175,19 @@ struct InPlace {
         return loaded;
     }
 
-    __device__ __forceinline__ void put(int k, int column, float sum, Loaded loaded) const {
-        const int64_t offset = static_cast<int64_t>(k) * n + column;
+    __device__ __forceinline__ Loaded finish(float sum, Loaded loaded) const {
         step_parameter<Rule>(loaded.w, loaded.slot, sum, scale, row);
-        weight[offset] = loaded.w;
-        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + offset] = loaded.slot[s];
+        return loaded;
+    }
+
+    __device__ __forceinline__ void put(int k, int column, const Loaded& moved) const {
+        const int64_t offset = static_cast<int64_t>(k) * n + column;
+        weight[offset] = moved.w;
+        for (int s = 0; s < SLOTS; ++s) slots[s * pitch + offset] = moved.slot[s];
     }
 
     __device__ __forceinline__ void operator()(int k, int column, float sum) const {
-        put(k, column, sum, load(k, column));
+        put(k, column, finish(sum, load(k, column)));
     }
 };
 

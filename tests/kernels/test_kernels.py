@@ -184,8 +184,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "index swapped in dense_backward_input": (
         "dense/dense.cuh",
-        "(rows.first + row) * k + column",
-        "(rows.first + column) * k + row",
+        "dx[offset(row, column)]",
+        "dx[offset(column, row)]",
         kernels.dense_backward_input("relu", SMALLEST),
     ),
     "dropout forgotten in the head": (
@@ -202,8 +202,8 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
     ),
     "dropout forgotten in dense_backward_input": (
         "dense/dense.cuh",
-        "derivative(saved[offset]) * keep",
-        "derivative(saved[offset]) / keep",
+        "derivative(of) * keep",
+        "derivative(of) / keep",
         kernels.dense_backward_input("relu", SMALLEST),
     ),
     "dropout forgotten in tensor_backward_input": (
