@@ -61,6 +61,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
 #define C32(i) C16(i), C16(i + 16)
 #define R8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define R16 R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -84,6 +85,7 @@ struct Wgmma {
     }
 #define WGMMA_OF(ELEMENT, TYPE)                                                                                        \
     WGMMA(ELEMENT, TYPE, 8, "16", R8, "%8", "%9", "%10", "%11", "%12", C8(0))                                          \
+    WGMMA(ELEMENT, TYPE, 16, "32", R16, "%16", "%17", "%18", "%19", "%20", C16(0))                                     \
     WGMMA(ELEMENT, TYPE, 32, "64", R32, "%32", "%33", "%34", "%35", "%36", C32(0))                                     \
     WGMMA(ELEMENT, TYPE, 64, "128", R64, "%64", "%65", "%66", "%67", "%68", C32(0), C32(32))                           \
     WGMMA(ELEMENT, TYPE, 128, "256", R128, "%128", "%129", "%130", "%131", "%132", C32(0), C32(32), C32(64), C32(96))
@@ -107,6 +109,7 @@ __device__ __forceinline__ void wgmma_of_registers(float (&c)[48], const unsigne
 #undef C16
 #undef C32
 #undef R8
+#undef R16
 #undef R32
 #undef R48
 #undef R64

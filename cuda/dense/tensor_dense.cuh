@@ -55,10 +55,9 @@ struct ForwardEpilogue {
     __device__ __forceinline__ uint16_t* components() const { return y_components; }
     __device__ __forceinline__ int64_t component_stride() const { return y_stride; }
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 column_operand(int column) const {
-        if (!b) return make_float2(0.0f, 0.0f);
-        if (reinterpret_cast<uintptr_t>(b) % 8 == 0 && column + 1 < n) return __ldcg(reinterpret_cast<const float2*>(b + column));
-        return make_float2(b[column], column + 1 < n ? b[column + 1] : 0.0f);
+    template <int COUNT>
+    __device__ __forceinline__ void column_operands(int column, float2 (&operands)[COUNT]) const {
+        load_column_pairs(b, n, column, operands);
     }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& bias, const float2&) const {
         return make_float2(Activation::forward(sum.x + bias.x), Activation::forward(sum.y + bias.y));
@@ -157,7 +156,8 @@ struct BackwardInputEpilogue {
     __device__ __forceinline__ uint16_t* components() const { return dx_components; }
     __device__ __forceinline__ int64_t component_stride() const { return dx_stride; }
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 column_operand(int) const { return {}; }
+    template <int COUNT>
+    __device__ __forceinline__ void column_operands(int, float2 (&)[COUNT]) const {}
     __device__ __forceinline__ float2 pair(const float2& sum, const float2&, const float2& of) const {
         if (!saved_components) return sum;
         return make_float2(sum.x * slope(of.x), sum.y * slope(of.y));

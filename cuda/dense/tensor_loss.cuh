@@ -81,8 +81,9 @@ struct LossEpilogue {
     __device__ __forceinline__ uint16_t* components() const { return deltas; }
     __device__ __forceinline__ int64_t component_stride() const { return 0; }  // there is one
     __device__ __forceinline__ int filled() const { return rows; }
-    __device__ __forceinline__ float2 column_operand(int column) const {
-        return b ? make_float2(b[column], b[column + 1]) : make_float2(0.0f, 0.0f);
+    template <int COUNT>
+    __device__ __forceinline__ void column_operands(int column, float2 (&operands)[COUNT]) const {
+        load_column_pairs(b, n, column, operands);
     }
     __device__ __forceinline__ float2 load_row_operand(const Row& row, int column) const {
         return *reinterpret_cast<const float2*>(row.targets + column);

@@ -22,7 +22,7 @@
 // caller loads and stores the components:
 //     saved(), components()                    the components it reads, or null, and those it writes
 //     component_stride(), filled()             elements from one component to the next; rows from which on components are 0
-//     column_operand(column)                   loads what a pair of columns needs
+//     column_operands(column, operands)        loads what pairs of columns need that lie eight apart
 //     pair(sum, column_operand, saved)         finishes a pair, given the numbers that the saved components stand for
 // If HAS_ROW_OPERAND, it reads no components, but state of a row and one number per element:
 //     row(row, column)                         the state of a row, given a lane's first column of a tile
@@ -166,6 +166,24 @@ struct Rescaled {
 
 struct NoRowOperand {};  // of epilogues without a row operand
 
+// The column operands of an array (n,), or null: pairs from `column` on, eight apart; 0 beyond the last column.
+template <int COUNT>
+__device__ __forceinline__ void load_column_pairs(const float* of, int n, int column, float2 (&pairs)[COUNT]) {
+    const auto each = [&](const auto& pair) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int j = column + i * 8;
+            pairs[i] = j < n ? pair(of + j, j) : make_float2(0.0f, 0.0f);
+        }
+    };
+    if (!of)
+        each([](const float*, int) { return make_float2(0.0f, 0.0f); });
+    else if (reinterpret_cast<uintptr_t>(of) % 8 == 0 && n % 2 == 0)
+        each([](const float* from, int) { return __ldcg(reinterpret_cast<const float2*>(from)); });
+    else
+        each([&](const float* from, int j) { return make_float2(__ldcg(from), j + 1 < n ? __ldcg(from + 1) : 0.0f); });
+}
+
 // An epilogue that neither reads nor writes components.
 struct NoComponents {
     static constexpr bool WRITES_COMPONENTS = false, READS_COMPONENTS = false, HAS_ROW_OPERAND = false;
@@ -214,7 +232,10 @@ struct Epilogue {
     __device__ __forceinline__ uint16_t* components() const { return values.components(); }
     __device__ __forceinline__ int64_t component_stride() const { return values.component_stride(); }
     __device__ __forceinline__ int filled() const { return values.filled(); }
-    __device__ __forceinline__ float2 column_operand(int column) const { return values.column_operand(column); }
+    template <int COUNT>
+    __device__ __forceinline__ void column_operands(int column, float2 (&operands)[COUNT]) const {
+        values.column_operands(column, operands);
+    }
     __device__ __forceinline__ float2 pair(const float2& sum, const float2& of, const float2& saved) const {
         return values.pair(sum, of, saved);
     }

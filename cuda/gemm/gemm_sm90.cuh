@@ -29,7 +29,8 @@ struct Sm90Tile {
     static constexpr int CONSUMERS = M / 64 * ACROSS, WIDTH = N / ACROSS;  // columns of a consumer
     static constexpr int COUNT = WIDTH / 2;                                // a thread's elements of C
     // Of a thread, where warpgroups share out those that a block of so many threads begins with.
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS > 2 ? 32 : 40, CONSUMER_REGISTERS = CONSUMERS > 2 ? 152 : 232;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS > 2 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS > 3 ? 112 : CONSUMERS > 2 ? 152 : 232;
     static constexpr int A_BYTES = M * ROW_BYTES, B_BYTES = N * ROW_BYTES;  // of one component
     static constexpr int STAGE_BYTES = COMPONENTS * (A_BYTES + B_BYTES), ALIGNMENT = 1024;  // the swizzle follows the address
     // The bytes of a row of B in shared memory, if rows run along C's columns.
@@ -61,8 +62,9 @@ struct Scheduler {
     __device__ __forceinline__ void origin(int rank, int& m0, int& n0) const {
         const int group = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
         const int height = min(GROUP, tiles_m - group * GROUP);
-        m0 = ((group * GROUP + within % height) * T::CLUSTER + rank) * T::M;
-        n0 = within / height * T::N;
+        const int column = height == GROUP ? within / GROUP : within / height;  // most often by a shift
+        m0 = ((group * GROUP + within - column * height) * T::CLUSTER + rank) * T::M;
+        n0 = column * T::N;
     }
 };
 
@@ -133,10 +135,15 @@ struct Slices {
     static constexpr int ATOM = 64 * T::ROW_BYTES, B_ROW_BYTES = B_INNER ? T::ROW_BYTES : T::B_ROW_BYTES;
     uint64_t a, b;  // of the first components
 
+    // Where a consumer's columns of B begin: behind whole atoms of 64 of them, and within one if rows run along them.
+    static __device__ __forceinline__ int first_column(int consumer) {
+        const int column = consumer % T::ACROSS * T::WIDTH;
+        return B_INNER ? column * T::ROW_BYTES : column / 64 * ATOM + column % 64 * 2;
+    }
+
     __device__ __forceinline__ Slices(uint32_t stage, int consumer)
         : a(wgmma_descriptor(stage + consumer / T::ACROSS * ATOM, ATOM)),
-          b(wgmma_descriptor<B_ROW_BYTES>(
-              stage + T::COMPONENTS * T::A_BYTES + consumer % T::ACROSS * T::WIDTH * T::ROW_BYTES, ATOM)) {}
+          b(wgmma_descriptor<B_ROW_BYTES>(stage + T::COMPONENTS * T::A_BYTES + first_column(consumer), ATOM)) {}
 
     // c += A's component · B's component; `add` false: c is overwritten.
     __device__ __forceinline__ void multiply(float (&c)[T::COUNT], int a_stride, int b_stride, bool add) const {

@@ -266,25 +266,29 @@ struct StagedComponents<T, Epilogue, true> {
             if (begins(piece, i)) row_operand[i][h] = epilogue.load_row_operand(rows[h], pair_column(piece, i));
     }
 
-    __device__ __forceinline__ int row_in_piece(int v) const { return v * (16 / VECTORS) + threadIdx.x % WARP / LANES; }
+    static constexpr int ROWS = 16 / VECTORS;  // from a lane's vector to its next one
+    __device__ __forceinline__ int row_in_piece(int v) const { return v * ROWS + threadIdx.x % WARP / LANES; }
     __device__ __forceinline__ int column(int piece) const { return n0 + piece * WIDTH + threadIdx.x % LANES * 8; }
-    __device__ __forceinline__ bool inside(int piece, int v) const { return m0 + row_in_piece(v) < m && column(piece) < n; }
-    __device__ __forceinline__ int64_t offset(int piece, int v, int component) const {
-        return component * epilogue.component_stride() + static_cast<int64_t>(m0 + row_in_piece(v)) * padded_columns(n) + column(piece);
+    // A lane's first vector of a piece.
+    __device__ __forceinline__ int64_t offset(int piece, int component) const {
+        return component * epilogue.component_stride() + static_cast<int64_t>(m0 + row_in_piece(0)) * padded_columns(n) + column(piece);
     }
 
     __device__ __forceinline__ void read(int piece) {
         const uint16_t* const from = epilogue.saved();
+        if (from && column(piece) < n) {
+            const bool is_whole = m0 + 16 <= m;
+            const int stride = ROWS * padded_columns(n);
 #pragma unroll
-        for (int p = 0; p < COMPONENTS; ++p)
+            for (int p = 0; p < COMPONENTS; ++p) {
+                const uint16_t* const first = from + offset(piece, p);
 #pragma unroll
-            for (int v = 0; from && v < VECTORS; ++v)
-                if (inside(piece, v)) saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(from + offset(piece, v, p)));
-#pragma unroll
-        for (int i = 0; i < WIDTH / 8; ++i) {
-            const int j = pair_column(piece, i);
-            if (j < n) column_operand[i] = epilogue.column_operand(j);
+                for (int v = 0; v < VECTORS; ++v)
+                    if (is_whole || m0 + row_in_piece(v) < m)
+                        saved[p][v] = __ldcg(reinterpret_cast<const uint4*>(first + v * stride));
+            }
         }
+        epilogue.column_operands(pair_column(piece, 0), column_operand);
     }
 
     // Addresses in the staging tile: of a lane's vector v, as memory holds it, and of a pair's word, as registers hold it.
@@ -310,12 +314,20 @@ struct StagedComponents<T, Epilogue, true> {
 
     __device__ __forceinline__ void store(uint16_t* staging, int piece, int component) const {
         __syncwarp();
+        const int count = n - column(piece);  // of the row's numbers, from a lane's first one on
+        uint16_t* const first = epilogue.components() + offset(piece, component);
+        const int stride = ROWS * padded_columns(n);
+        if (count >= 8 && m0 + 16 <= min(m, epilogue.filled())) {
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            uint4 found = *vector(staging, v);
-            if (m0 + row_in_piece(v) >= epilogue.filled()) found = make_uint4(0, 0, 0, 0);
-            if (column(piece) + 8 > n) found = inside_row(found, n - column(piece));
-            if (inside(piece, v)) *reinterpret_cast<uint4*>(epilogue.components() + offset(piece, v, component)) = found;
+            for (int v = 0; v < VECTORS; ++v) *reinterpret_cast<uint4*>(first + v * stride) = *vector(staging, v);
+        } else if (count > 0) {
+#pragma unroll 1
+            for (int v = 0; v < VECTORS; ++v) {
+                const int row = m0 + row_in_piece(v);
+                if (row < m)
+                    *reinterpret_cast<uint4*>(first + v * stride) =
+                        row < epilogue.filled() ? inside_row(*vector(staging, v), count) : make_uint4(0, 0, 0, 0);
+            }
         }
         __syncwarp();
     }

@@ -379,7 +379,7 @@ def tensor_plan(**options: object) -> Plan:
 
 def families(part: list[Launch]) -> list[str]:
     """Names without tiles."""
-    return [re.sub(r"(_sm\d\d)?_\d+x\d+$", "", name) for name in names(part)]
+    return [re.sub(r"(_sm\d\d)?_\d+x\d+(_across_\d)?$", "", name) for name in names(part)]
 
 
 def test_operands_with_scales_are_split_before_each_product() -> None:
@@ -542,8 +542,8 @@ def test_tiles_of_sm90_follow_what_they_cost() -> None:
             (1024, 1024, small),
             (1, 1, small),
         ):
-            assert gemm_tile(operand_format, m, n, 132, "sm_90a")[0] == best
-        assert {gemm_tile(operand_format, m, n, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
+            assert gemm_tile(operand_format, m, n, 1024, 132, "sm_90a")[0] == best
+        assert {gemm_tile(operand_format, m, n, 1024, 132, "sm_100")[0] for m in (1, 9999) for n in (1, 9999)} == set(
             kernels.sm80_tiles(operand_format)
         )
 

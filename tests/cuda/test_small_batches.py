@@ -37,7 +37,7 @@ from mlpgpu.backends.cuda.kernels import (
 from mlpgpu.backends.cuda.kernels.launches import At, Lowered
 from mlpgpu.backends.cuda.select import dense, thresholds
 from mlpgpu.backends.cuda.select import loss as losses
-from mlpgpu.backends.cuda.select.counted import cluster_clocks, gemm_clocks, is_faster, simt_clocks
+from mlpgpu.backends.cuda.select.counted import cluster_clocks, is_faster, product_clocks, simt_clocks
 from mlpgpu.backends.cuda.select.dense import (
     CountedLayer,
     DensePath,
@@ -208,10 +208,12 @@ def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessor
     tenths = thresholds.COUNTED_TENTHS if m <= thresholds.WARP_SPLIT_MOST_ROWS else thresholds.MANY_ROWS_TENTHS
     assert (tile != usual) == (tenths * min(counted[2:]) < 10 * counted[1])
     for operand_format in OPERAND_FORMATS:
-        chosen, _ = gemm_tile(operand_format, m, n, multiprocessors, "sm_90a")
-        tiles = (*kernels.sm90_tiles(operand_format), *narrow_tiles(operand_format))
-        clocks = [gemm_clocks(each, m, n, k, multiprocessors) for each in tiles]
-        assert clocks[tiles.index(chosen)] == min(clocks)
+        every = (kernels.sm90_tiles, kernels.wide_tiles, kernels.shared_tiles, narrow_tiles)
+        tiles = [tile for tiles_of in every for tile in tiles_of(operand_format)]
+        for saves_z in (False, True):
+            chosen, _ = gemm_tile(operand_format, m, n, k, multiprocessors, "sm_90a", saves_z=saves_z)
+            clocks = [product_clocks(each, m, n, k, multiprocessors, saves_z=saves_z) for each in tiles]
+            assert clocks[tiles.index(chosen)] == min(clocks)
 
 
 @pytest.mark.parametrize(

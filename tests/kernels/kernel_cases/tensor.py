@@ -33,6 +33,7 @@ from mlpgpu.backends.cuda.kernels import (
     narrow_weight_tiles,
     padded_columns,
     padded_rows,
+    shared_tiles,
     sm80_tiles,
     sm90_tiles,
     wide_tiles,
@@ -74,7 +75,7 @@ ERRORS = {"HalfPair": 2.0**-21, "Half": 2.0**-10, "Bfloat16": 2.0**-7, "Bfloat16
 
 def makes_weights(tile: GemmTile) -> bool:
     """Whether gradients of weights are made with a tile, as all but the widest and the narrowest make them."""
-    others = *narrow_tiles(tile.operand_format), *wide_tiles(tile.operand_format)
+    others = *narrow_tiles(tile.operand_format), *wide_tiles(tile.operand_format), *shared_tiles(tile.operand_format)
     return tile not in others or tile in narrow_weight_tiles(tile.operand_format)
 
 
@@ -90,7 +91,8 @@ SAMPLED_TILES = [
     tile
     for operand_format in OPERAND_FORMATS
     for tile in (
-        *sm90_tiles(operand_format), *wide_tiles(operand_format), *narrow_tiles(operand_format),
+        *sm90_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format),
+        *narrow_tiles(operand_format),
         *cluster_split_tiles(operand_format), sm80_tiles(operand_format)[0],
     )
 ]  # fmt: skip
@@ -759,6 +761,7 @@ def products(
         *sm80_tiles(operand_format),
         *sm90_tiles(operand_format),
         *wide_tiles(operand_format),
+        *shared_tiles(operand_format),
         *narrow_tiles(operand_format),
     )
     for tile in tiles or (*usual, *cluster_split_tiles(operand_format)):
@@ -900,7 +903,8 @@ def narrow_cases() -> Iterator[Case]:
     """Tiles of few columns and of many: each format, each way its operands lie, borders, several tiles a block, each
     epilogue."""
     for operand_format in OPERAND_FORMATS:
-        for tile in (*narrow_tiles(operand_format), *wide_tiles(operand_format)):
+        others = *narrow_tiles(operand_format), *wide_tiles(operand_format), *shared_tiles(operand_format)
+        for tile in others:
             yield from _narrow_cases(tile)
 
 

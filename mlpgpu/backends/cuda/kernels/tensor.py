@@ -9,7 +9,7 @@ from ....activations import ACTIVATIONS
 from ...sources import camel
 from .entry import DENSE_PRODUCT, ROWS, Entry, arguments, ceil_div
 from .losses import LOSS_SUMS, SUMS_OF_TERMS, reads_numbers
-from .operand_format import BFLOAT16_PAIR, HALF, OPERAND_FORMATS, OperandFormat
+from .operand_format import BFLOAT16_PAIR, HALF, HALF_PAIR, OPERAND_FORMATS, OperandFormat
 from .updates import RULES, slot_count
 
 LOSS_COLUMNS = 8  # a product that ends with a loss has a multiple of these: vectors of a component
@@ -83,7 +83,7 @@ class Sm90Tile:
 
     Attributes:
         across: warpgroups that share 64 rows.  Two finish the epilogue of a small tile in half the time, and read a
-            third more of shared memory for its product.
+            third more of shared memory for its product; four in a quarter, and read two thirds more.
     """
 
     operand_format: OperandFormat
@@ -138,7 +138,7 @@ class Sm90Tile:
     @property
     def name(self) -> str:
         """The tile as part of an entry's name."""
-        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}"
+        return f"{self.operand_format.name}_sm90_{self.m}x{self.n}" + "_across_4" * (self.across == 4)
 
     @property
     def struct(self) -> str:
@@ -275,6 +275,14 @@ def wide_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
     There are none of pairs, for whose sums three warpgroups have too few registers.
     """
     return () if operand_format.components > 1 else (Sm90Tile(operand_format, 64, 192, across=3),)
+
+
+def shared_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
+    """Those with rows of activations whose epilogue more warps share, for products over a short k.
+
+    There are none of pairs of halves, whose products would wait for shared memory.
+    """
+    return () if operand_format == HALF_PAIR else (Sm90Tile(operand_format, 64, 128, across=4),)
 
 
 def narrow_tiles(operand_format: OperandFormat) -> tuple[Sm90Tile, ...]:
@@ -417,7 +425,8 @@ def tensor_entries() -> list[Entry]:
             entries += [
                 tensor_backward_update(rule, tile, receives=receives) for rule in RULES for receives in (False, True)
             ]
-        for tile in (*usual, *wide_tiles(operand_format), *narrow_tiles(operand_format)):
+        others = (*wide_tiles(operand_format), *shared_tiles(operand_format), *narrow_tiles(operand_format))
+        for tile in (*usual, *others):
             entries += [tensor_forward(activation, tile) for activation in ACTIVATIONS]
             entries += [tensor_backward_input(activation, tile) for activation in ACTIVATIONS]
             if operand_format.is_single:

@@ -43,6 +43,18 @@ def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) ->
     return ceil_div(k, tile.K) * slice_clocks(tile, m, n, multiprocessors)
 
 
+def product_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int, *, saves_z: bool) -> int:
+    """The same of a product that makes activations, with its epilogue, by which tiles differ where k is short.
+
+    Args:
+        saves_z: whether a step's derivatives take z, so that epilogues write it, or read it, beside operands.
+    """
+    waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
+    of_column = thresholds.EPILOGUE_COLUMN_CLOCKS_OF_Z if saves_z else thresholds.EPILOGUE_COLUMN_CLOCKS
+    epilogue = thresholds.EPILOGUE_CLOCKS + of_column * tile.n // tile.across
+    return gemm_clocks(tile, m, n, k, multiprocessors) + waves * epilogue
+
+
 def summing_clocks(tile: Sm90Tile, k: int, n: int, rows: int, multiprocessors: int) -> int:
     """Of the warps that sum a bias's gradient beside the product of a weight's (k, n); 0 where none do."""
     tiles = tile.column_partials(k)

@@ -428,7 +428,7 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     of_x = streamed_clocks(2 * rows * k) if is_cut(k, n) else 0  # of few columns it is x whose bytes take time
     for columns, depth, is_made, least in ((n, k, True, of_x), (k, n, layer.makes_dx, 2 * of_x)):
-        tile, _ = gemm_tile(operand_format, rows, columns, sms, arch)
+        tile, _ = gemm_tile(operand_format, rows, columns, depth, sms, arch, saves_z=work.saves_z)
         assert isinstance(tile, Sm90Tile)
         clocks += max(least, gemm_clocks(tile, rows, columns, depth, sms)) if is_made else 0
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
@@ -542,16 +542,17 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
     if work.is_training and not _is_large(k, n, work):
         why = _on_narrow_tiles(k, n, work).why
 
-    def made(m: int, columns: int) -> Gemm:
-        tile, reason = gemm_tile(operand_format, m, columns, card.multiprocessors, card.arch)
+    def made(m: int, columns: int, depth: int) -> Gemm:
+        sms, arch = card.multiprocessors, card.arch
+        tile, reason = gemm_tile(operand_format, m, columns, depth, sms, arch, saves_z=work.saves_z)
         return Gemm(tile, f"{why}; {reason}")
 
     rows = product_rows(work)
-    forward = made(rows, n)
+    forward = made(rows, n, k)
     if not work.is_training:
         return DensePath(forward, None, None)
     of = weight_tile(operand_format, k, n, work.rows, card.multiprocessors, card.arch, in_place=work.in_place)
-    return DensePath(forward, made(rows, k), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
+    return DensePath(forward, made(rows, k, n), Gemm(of.tile, f"{why}; {of.why}", of.sums_columns))
 
 
 def _forward(k: int, n: int, work: Work) -> Forward:

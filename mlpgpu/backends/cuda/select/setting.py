@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....plan import Plan
+from ....activations import ACTIVATIONS
+from ....plan import Dense, Plan
 from ..kernels import OperandFormat, ceil_div
 
 
@@ -47,6 +48,7 @@ class Work:
         operand_format: of products on tensor cores, or None where there are none.
         tensor_shapes: (k, n) of the layers that a step's count puts on tensor cores; None where no network was counted,
             and each layer is counted by itself.
+        saves_z: whether the step keeps z of a dense layer for a derivative.
     """
 
     setting: Setting
@@ -58,6 +60,7 @@ class Work:
     ends_with_gradient: bool
     operand_format: OperandFormat | None
     tensor_shapes: frozenset[tuple[int, int]] | None = None
+    saves_z: bool = False
 
 
 def work_of(
@@ -65,7 +68,9 @@ def work_of(
 ) -> Work:
     """The work of a plan's training step, or of its evaluation."""
     shards = plan.shards if is_training else 1
+    layers = (op for op in plan.training if isinstance(op, Dense))
     return Work(
         setting, is_training, ceil_div(plan.capacity, shards), shards, plan.reduction, in_place and is_training,
         plan.ends_with_gradient, operand_format,
+        saves_z=is_training and any(ACTIVATIONS[op.activation].saves == "z" for op in layers),
     )  # fmt: skip

@@ -85,6 +85,17 @@ SHARED_BYTES_PER_CLOCK = 128
 # halves 59.9 -> 42.6 µs, 2048 by 3072 at 512 23.1 -> 16.3; 1500 by 700 at 4,096 in bfloat16, back, 28.6 -> 26.9.
 WIDE_TILES_ARE_USED = True
 
+# A block takes so many clocks to finish a tile of activations, and for each column of one of its warpgroups; the latter
+# where z is written or read beside operands, as of GELU and SiLU.  Fitted to 2,432 launches on an H100: 17 to 1,024
+# columns at 512 to 16,384 rows in all precisions (docs/experiments/products.md).
+EPILOGUE_CLOCKS = 1500
+EPILOGUE_COLUMN_CLOCKS = 40
+EPILOGUE_COLUMN_CLOCKS_OF_Z = 90
+
+# True: activations may have tiles of 64 by 128 that four warpgroups share.  Nine products with SiLU at 4,096 rows in
+# bfloat16 on an H100, forward and back: 181 and 187 µs by tiles that two share, 126 and 105 by these.
+SHARED_TILES_ARE_USED = True
+
 # --- small batches ---
 
 # True: narrow tiles on tensor cores and tiles of multiply-adds whose warps share k, wherever they are counted to take
@@ -314,6 +325,11 @@ WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 # A row of so many columns is taken by a block of 1,024 threads, of fewer by a warp.  272,000 columns: loss 1.37 -> 0.05
 # ms, output 1.25 -> 0.04 ms.  The order of a row's sums follows from this, so changing it changes bits.
 WIDE_ROW_LEAST_N = 16384
+
+# A loss has at most so many blocks for each multiprocessor, as many as are on it at once: of more rows each goes through
+# several before it waits for the sums of all others.  The order of the sums follows from it.  16,384 rows of 506 logits on
+# an H100: 40.6 µs by 2,048 blocks, 30.8 so, with targets that are read once a row.
+LOSS_BLOCKS = 3
 
 # A tail takes a block for each row; beyond so many rows, two waves of blocks on 132 multiprocessors, products share the
 # weights better.  Tall: 25 -> 14.7 µs at batch 128, six launches of 20 -> 13.1 µs at batch 1.

@@ -19,12 +19,21 @@ from ..kernels import (
     cluster_split_tiles,
     narrow_tiles,
     narrow_weight_tiles,
+    shared_tiles,
     sm80_tiles,
     sm90_tiles,
     wide_tiles,
 )
 from . import thresholds
-from .counted import cluster_clocks, cluster_gradient_clocks, gradient_clocks, is_faster, simt_clocks, slice_clocks
+from .counted import (
+    cluster_clocks,
+    cluster_gradient_clocks,
+    gradient_clocks,
+    is_faster,
+    product_clocks,
+    simt_clocks,
+    slice_clocks,
+)
 
 
 def fills(blocks: int, multiprocessors: int) -> bool:
@@ -79,23 +88,33 @@ def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[Simt
 
 
 def gemm_tile(
-    operand_format: OperandFormat, m: int, n: int, multiprocessors: int, arch: str, *, of_weight: bool = False
-) -> tuple[GemmTile, str]:
+    operand_format: OperandFormat, m: int, n: int, k: int, multiprocessors: int, arch: str, *,
+    of_weight: bool = False, saves_z: bool = False,
+) -> tuple[GemmTile, str]:  # fmt: skip
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
     fill the card.
 
     Args:
         of_weight: whether C is a weight's gradient, for which the narrowest tiles have no kernels.
+        saves_z: of activations, as :func:`product_clocks` says.
     """
     if arch == Sm90Tile.needs:
         tiles = sm90_tiles(operand_format)
         if not of_weight and thresholds.WIDE_TILES_ARE_USED:
             tiles += wide_tiles(operand_format)
+        if not of_weight and thresholds.SHARED_TILES_ARE_USED:
+            tiles += shared_tiles(operand_format)
         if thresholds.NARROW_TILES_ARE_USED:
             tiles += narrow_weight_tiles(operand_format) if of_weight else narrow_tiles(operand_format)
-        clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
-        named = ", ".join(f"{tile.m}×{tile.n} {count:,}" for tile, count in clocks.items())
-        return min(clocks, key=clocks.__getitem__), f"estimated clocks per 64 of k: {named}"
+        if of_weight:
+            clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
+        else:
+            clocks = {tile: product_clocks(tile, m, n, k, multiprocessors, saves_z=saves_z) for tile in tiles}
+        named = ", ".join(
+            f"{tile.m}×{tile.n}" + f" by {tile.across} warpgroups" * (tile.across > 3) + f" {count:,}"
+            for tile, count in clocks.items()
+        )
+        return min(clocks, key=clocks.__getitem__), f"estimated clocks{' per 64 of k' * of_weight}: {named}"
     largest, smallest = sm80_tiles(operand_format)[0], sm80_tiles(operand_format)[-1]
     blocks = math.prod(largest.grid(m, n, multiprocessors))
     has_work = fills(blocks, multiprocessors)
@@ -128,7 +147,7 @@ def weight_tile(
     Args:
         in_place: whether the product moves the weight.
     """
-    usual, why = gemm_tile(operand_format, k, n, multiprocessors, arch, of_weight=True)
+    usual, why = gemm_tile(operand_format, k, n, rows, multiprocessors, arch, of_weight=True)
     if not isinstance(usual, Sm90Tile):
         return WeightTile(usual, True, 0, why)
     known, sums_columns = gradient_clocks(usual, k, n, rows, multiprocessors)
