@@ -474,11 +474,11 @@ def test_a_last_product_ends_with_its_loss_where_operands_have_no_scales() -> No
 
     low = step(first, last)
     ending, following = low.shards[0][1:3]
-    assert ending.entry.name == "tensor_forward_loss_squared_error_bfloat16_sm90_64x128"
+    assert ending.entry.name.startswith("tensor_forward_loss_squared_error_bfloat16_sm90_")
     assert (ending.operation, following.operation) == ("2 Dense", "4 DenseBackward")
     assert ending.values["delta_components"] == At("dy1.components") and "dy1" not in low.bytes
     assert (ending.values["sums"], ending.values["totals"]) == (At("sums"), At("totals"))
-    assert names(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16_sm90_64x128", "loss_squared_error_dense"]
+    assert families(low.evaluation)[-3:-1] == ["tensor_forward_identity_bfloat16", "loss_squared_error_dense"]
     parts = step(first, last, shards=2)
     sums = [shard[1].values["sums"] for shard in parts.shards]
     assert sums == [At("sums"), At("sums", 2 * math.prod(parts.shards[0][1].grid))]

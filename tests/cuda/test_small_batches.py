@@ -210,9 +210,9 @@ def test_the_chosen_tile_is_counted_least(m: int, n: int, k: int, multiprocessor
     for operand_format in OPERAND_FORMATS:
         every = (kernels.sm90_tiles, kernels.wide_tiles, kernels.shared_tiles, narrow_tiles)
         tiles = [tile for tiles_of in every for tile in tiles_of(operand_format)]
-        for saves_z in (False, True):
-            chosen, _ = gemm_tile(operand_format, m, n, k, multiprocessors, "sm_90a", saves_z=saves_z)
-            clocks = [product_clocks(each, m, n, k, multiprocessors, saves_z=saves_z) for each in tiles]
+        for has_floats in (False, True):
+            chosen, _ = gemm_tile(operand_format, m, n, k, multiprocessors, "sm_90a", has_floats=has_floats)
+            clocks = [product_clocks(each, m, n, k, multiprocessors, has_floats=has_floats) for each in tiles]
             assert clocks[tiles.index(chosen)] == min(clocks)
 
 

@@ -43,14 +43,14 @@ def gemm_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int) ->
     return ceil_div(k, tile.K) * slice_clocks(tile, m, n, multiprocessors)
 
 
-def product_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int, *, saves_z: bool) -> int:
+def product_clocks(tile: Sm90Tile, m: int, n: int, k: int, multiprocessors: int, *, has_floats: bool) -> int:
     """The same of a product that makes activations, with its epilogue, by which tiles differ where k is short.
 
     Args:
-        saves_z: whether a step's derivatives take z, so that epilogues write it, or read it, beside operands.
+        has_floats: whether epilogues write or read a float32 array beside operands.
     """
     waves = ceil_div(tile.clusters(m, n), max(1, multiprocessors // tile.cluster))
-    of_column = thresholds.EPILOGUE_COLUMN_CLOCKS_OF_Z if saves_z else thresholds.EPILOGUE_COLUMN_CLOCKS
+    of_column = thresholds.EPILOGUE_COLUMN_CLOCKS_OF_FLOATS if has_floats else thresholds.EPILOGUE_COLUMN_CLOCKS
     epilogue = thresholds.EPILOGUE_CLOCKS + of_column * tile.n // tile.across
     return gemm_clocks(tile, m, n, k, multiprocessors) + waves * epilogue
 
@@ -174,7 +174,8 @@ def simt_clocks(tile: SimtTile | WarpSplitTile, m: int, n: int, k: int, multipro
     waves = ceil_div(blocks, tile.blocks * multiprocessors)
     resident = min(tile.blocks, ceil_div(blocks, multiprocessors))
     multiply = tile.m * tile.n * depth // thresholds.FUSED_PER_CLOCK
-    return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply)
+    begun_anew = (waves - 1) * thresholds.WARP_SPLIT_WAVE_CLOCKS if isinstance(tile, WarpSplitTile) else 0
+    return waves * ceil_div(k, depth) * (thresholds.SLICE_CLOCKS + resident * multiply) + begun_anew
 
 
 def update_clocks(

@@ -428,7 +428,7 @@ def _tensor_clocks(layer: CountedLayer, work: Work) -> int:
         clocks += work.rows * layer.k * thresholds.SPLIT_THOUSAND_CLOCKS // 1000 if operand_format.scaled else 0
     of_x = streamed_clocks(2 * rows * k) if is_cut(k, n) else 0  # of few columns it is x whose bytes take time
     for columns, depth, is_made, least in ((n, k, True, of_x), (k, n, layer.makes_dx, 2 * of_x)):
-        tile, _ = gemm_tile(operand_format, rows, columns, depth, sms, arch, saves_z=work.saves_z)
+        tile, _ = gemm_tile(operand_format, rows, columns, depth, sms, arch, has_floats=work.has_floats)
         assert isinstance(tile, Sm90Tile)
         clocks += max(least, gemm_clocks(tile, rows, columns, depth, sms)) if is_made else 0
     of_weight = weight_tile(operand_format, k, n, work.rows, sms, arch, in_place=work.in_place)
@@ -544,7 +544,7 @@ def _gemm_path(k: int, n: int, work: Work) -> DensePath:
 
     def made(m: int, columns: int, depth: int) -> Gemm:
         sms, arch = card.multiprocessors, card.arch
-        tile, reason = gemm_tile(operand_format, m, columns, depth, sms, arch, saves_z=work.saves_z)
+        tile, reason = gemm_tile(operand_format, m, columns, depth, sms, arch, has_floats=work.has_floats)
         return Gemm(tile, f"{why}; {reason}")
 
     rows = product_rows(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....activations import ACTIVATIONS
-from ....plan import Dense, Plan
+from ....plan import Dense, Dropout, Plan
 from ..kernels import OperandFormat, ceil_div
 
 
@@ -48,7 +48,8 @@ class Work:
         operand_format: of products on tensor cores, or None where there are none.
         tensor_shapes: (k, n) of the layers that a step's count puts on tensor cores; None where no network was counted,
             and each layer is counted by itself.
-        saves_z: whether the step keeps z of a dense layer for a derivative.
+        has_floats: whether the step's products of activations write or read float32 arrays beside operands: z, where a
+            derivative takes it, or what a dropout takes.
     """
 
     setting: Setting
@@ -60,7 +61,7 @@ class Work:
     ends_with_gradient: bool
     operand_format: OperandFormat | None
     tensor_shapes: frozenset[tuple[int, int]] | None = None
-    saves_z: bool = False
+    has_floats: bool = False
 
 
 def work_of(
@@ -68,9 +69,10 @@ def work_of(
 ) -> Work:
     """The work of a plan's training step, or of its evaluation."""
     shards = plan.shards if is_training else 1
-    layers = (op for op in plan.training if isinstance(op, Dense))
+    keeps_z = any(isinstance(op, Dense) and ACTIVATIONS[op.activation].saves == "z" for op in plan.training)
+    drops_out = any(isinstance(op, Dropout) for op in plan.training)
     return Work(
         setting, is_training, ceil_div(plan.capacity, shards), shards, plan.reduction, in_place and is_training,
         plan.ends_with_gradient, operand_format,
-        saves_z=is_training and any(ACTIVATIONS[op.activation].saves == "z" for op in layers),
+        has_floats=is_training and (keeps_z or drops_out),
     )  # fmt: skip

@@ -86,11 +86,11 @@ SHARED_BYTES_PER_CLOCK = 128
 WIDE_TILES_ARE_USED = True
 
 # A block takes so many clocks to finish a tile of activations, and for each column of one of its warpgroups; the latter
-# where z is written or read beside operands, as of GELU and SiLU.  Fitted to 2,432 launches on an H100: 17 to 1,024
-# columns at 512 to 16,384 rows in all precisions (docs/experiments/products.md).
+# where float32 arrays are written or read beside operands, as with GELU and SiLU.  Fitted to 2,432 launches on an H100:
+# 17 to 1,024 columns at 512 to 16,384 rows in all precisions (docs/experiments/products.md).
 EPILOGUE_CLOCKS = 1500
 EPILOGUE_COLUMN_CLOCKS = 40
-EPILOGUE_COLUMN_CLOCKS_OF_Z = 90
+EPILOGUE_COLUMN_CLOCKS_OF_FLOATS = 90
 
 # True: activations may have tiles of 64 by 128 that four warpgroups share.  Nine products with SiLU at 4,096 rows in
 # bfloat16 on an H100, forward and back: 181 and 187 µs by tiles that two share, 126 and 105 by these.
@@ -289,6 +289,10 @@ MANY_ROWS_TENTHS = 15
 SLICE_CLOCKS = 1200
 FUSED_PER_CLOCK = 96
 
+# A block of a tile whose warps share k has a multiprocessor to itself: each wave after the first begins anew, and adds
+# the warps' sums up.  Seven more waves of 71 by 3072 at 141 rows on an H100: 14.3 µs, counted 8.7 without this.
+WARP_SPLIT_WAVE_CLOCKS = 1400
+
 # A pass that splits an operand of a small batch: 784-512-512-10 at 256 rows takes 76.5 µs, of which six passes.
 SPLIT_PASS_CLOCKS = 12_000
 
@@ -326,9 +330,9 @@ WHOLE_BATCH_MOST_WEIGHTS_OF_SCALED = 20 << 20
 # ms, output 1.25 -> 0.04 ms.  The order of a row's sums follows from this, so changing it changes bits.
 WIDE_ROW_LEAST_N = 16384
 
-# A loss has at most so many blocks for each multiprocessor, as many as are on it at once: of more rows each goes through
-# several before it waits for the sums of all others.  The order of the sums follows from it.  16,384 rows of 506 logits on
-# an H100: 40.6 µs by 2,048 blocks, 30.8 so, with targets that are read once a row.
+# A loss has at most so many blocks for each multiprocessor, as many as are on it at once: of more rows each goes
+# through several before it waits for the sums of all others.  The order of the sums follows from it.  16,384 rows of
+# 506 logits on an H100: 40.6 µs by 2,048 blocks, 30.8 so, with targets that are read once a row.
 LOSS_BLOCKS = 3
 
 # A tail takes a block for each row; beyond so many rows, two waves of blocks on 132 multiprocessors, products share the

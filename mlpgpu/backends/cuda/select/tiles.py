@@ -89,14 +89,14 @@ def small_batch_tile(m: int, n: int, k: int, multiprocessors: int) -> tuple[Simt
 
 def gemm_tile(
     operand_format: OperandFormat, m: int, n: int, k: int, multiprocessors: int, arch: str, *,
-    of_weight: bool = False, saves_z: bool = False,
+    of_weight: bool = False, has_floats: bool = False,
 ) -> tuple[GemmTile, str]:  # fmt: skip
     """The tile on tensor cores, and why: on sm_90a that of the fewest clocks, before that the largest whose blocks
     fill the card.
 
     Args:
         of_weight: whether C is a weight's gradient, for which the narrowest tiles have no kernels.
-        saves_z: of activations, as :func:`product_clocks` says.
+        has_floats: of activations, as :func:`product_clocks` says.
     """
     if arch == Sm90Tile.needs:
         tiles = sm90_tiles(operand_format)
@@ -109,7 +109,7 @@ def gemm_tile(
         if of_weight:
             clocks = {tile: slice_clocks(tile, m, n, multiprocessors) for tile in tiles}
         else:
-            clocks = {tile: product_clocks(tile, m, n, k, multiprocessors, saves_z=saves_z) for tile in tiles}
+            clocks = {tile: product_clocks(tile, m, n, k, multiprocessors, has_floats=has_floats) for tile in tiles}
         named = ", ".join(
             f"{tile.m}×{tile.n}" + f" by {tile.across} warpgroups" * (tile.across > 3) + f" {count:,}"
             for tile, count in clocks.items()
