@@ -109,7 +109,7 @@ def dense_forward(
 
 
 def dense_forward_split_k(
-    tile: SimtTile | SplitSm80Tile | SplitSm90Tile | None,
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile | None,
     batch: Batch,
     k: int,
     n: int,
@@ -431,12 +431,14 @@ def warp_split_cases() -> Iterator[Case]:
         for rows, k, n in ((1, 1, 1), (31, 33, 32), (64, 128, 48), (33, 36, 9), (65, 261, 15), (40, 300, 132)):
             yield dense_forward("relu", tile, whole(rows), normal(rows, k), normal(k, n))
             yield dense_backward_input("relu", tile, whole(rows), n, k)
+            yield dense_forward_split_k(tile, whole(rows), k, n, part=tile.K)
         for activation in ACTIVATIONS:
             yield dense_forward(activation, tile, whole(33), 3 * normal(33, 5), normal(5, 37))
             yield dense_backward_input(activation, tile, whole(33), 37, 5)
         for batch in batches(65):
             yield dense_forward("tanh", tile, batch, normal(65, 33), normal(33, 35))
             yield dense_backward_input("tanh", tile, batch, 35, 33)
+            yield dense_forward_split_k(tile, batch, 300, 35, part=2 * tile.K)
         for batch, k in product((whole(33), Batch(33, 68, 2)), (35, 132)):
             yield dense_forward("relu", tile, batch, k, normal(k, 36), fetched=True)
         yield dense_forward("identity", tile, whole(33), normal(33, 36), normal(36, 40), shift=True)

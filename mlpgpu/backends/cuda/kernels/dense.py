@@ -203,7 +203,7 @@ def dense_forward(activation: str, tile: SimtTile | WarpSplitTile) -> Entry:
 _PART = f"{_X}, const float* w[k,n], float* partials[grid.z,rows,n], int k, int n, int part, int capacity"
 
 
-def dense_forward_split_k(tile: SimtTile | SplitSm80Tile | SplitSm90Tile) -> Entry:
+def dense_forward_split_k(tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile) -> Entry:
     """The split-K partials of x W."""
     spill_bytes = 40 if tile in TILES[:2] else 0  # around the epilogue, not in the loop
     return _tiled("dense/split_k.cuh", "dense_forward_split_k", "", tile, _PART, spill_bytes=spill_bytes)
@@ -528,7 +528,8 @@ def dense_backward_atomic() -> Entry:
 
 def dense_entries() -> list[Entry]:
     """The entries of dense layers whose operands are float32."""
-    split_k: tuple[SimtTile | SplitSm80Tile | SplitSm90Tile, ...] = (*TILES, SPLIT_SM80, SPLIT_SM90)
+    split_k: tuple[SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile, ...]
+    split_k = (*TILES, *WARP_SPLIT_TILES, SPLIT_SM80, SPLIT_SM90)
     entries = [*(dense_forward_split_k(tile) for tile in split_k), dense_forward_few_rows()]
     of_weights: tuple[SimtTile | WarpSplitTile | None, ...] = (*TILES, WARP_SPLIT_WEIGHT, None)
     entries += [dense_backward_weight(tile) for tile in of_weights]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from .. import kernels
 from ..kernels import (
+    WARP_SPLIT_TILES,
     ClusterSplitTile,
     GemmTile,
     SimtTile,
@@ -98,11 +99,13 @@ class SplitK:
 
     part: int
     count: int
-    tile: SimtTile | SplitSm80Tile | SplitSm90Tile | None
+    tile: SimtTile | WarpSplitTile | SplitSm80Tile | SplitSm90Tile | None
     why: str
 
     def __str__(self) -> str:
-        kind = {SimtTile: "simt", SplitSm80Tile: "split_sm80", SplitSm90Tile: "split_sm90"}
+        kind = {
+            SimtTile: "simt", WarpSplitTile: "warp split", SplitSm80Tile: "split_sm80", SplitSm90Tile: "split_sm90",
+        }  # fmt: skip
         made = "few rows" if self.tile is None else f"{kind[type(self.tile)]} {self.tile.m}x{self.tile.n}"
         return f"split-K, {self.count} partial sums over {self.part} of k, {made}"
 
@@ -443,9 +446,13 @@ def _plain_clocks(layer: CountedLayer, work: Work) -> int:
     elif is_cut(k, n):
         clocks = thresholds.LAUNCH_CLOCKS + split_clocks(k, n, work, makes_dx=layer.makes_dx)
     else:
+        cut, by_parts_of_k = _cut_of_step(k, n, work)
         for columns, depth, is_made in ((n, k, True), (k, n, layer.makes_dx)):
             tile, _ = small_batch_tile(work.rows, columns, depth, sms)
-            clocks += late + simt_clocks(tile, work.rows, columns, depth, sms) if is_made else 0
+            known = simt_clocks(tile, work.rows, columns, depth, sms)
+            if columns == n and cut and is_faster(by_parts_of_k, known):
+                known = by_parts_of_k
+            clocks += late + known if is_made else 0
     if not layer.is_moved:
         return clocks
     by_parts = _by_parts([(k, n)], _whole_update_clocks(k, n, work), work) if work.in_place else None
@@ -459,7 +466,7 @@ def split_clocks(k: int, n: int, work: Work, *, makes_dx: bool = True) -> int:
     assert isinstance(forward, SplitK)
     if forward.tile is None:
         clocks = thresholds.FEW_ROWS_FORWARD_CLOCKS
-    elif isinstance(forward.tile, SimtTile):
+    elif isinstance(forward.tile, (SimtTile, WarpSplitTile)):
         late = thresholds.LATE_LAUNCH_CLOCKS
         clocks = late + simt_clocks(forward.tile, rows, n, forward.part, sms, forward.count)
     else:
@@ -566,6 +573,11 @@ def _forward(k: int, n: int, work: Work) -> Forward:
     if not is_cut(k, n):
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
+            of_parts, clocks = _cut_of_step(k, n, work)
+            known = simt_clocks(of_step, work.rows, n, k, card.multiprocessors)
+            if of_parts and is_faster(clocks, known):
+                counted = f"counted clocks: {clocks:,} by parts of k, with their sum, {known:,} without"
+                return replace(of_parts, why=f"{_why_simt(k, n, work)}; {counted}")
             return _of_tile(of_step, f"{_why_simt(k, n, work)}; {reason}")
         tile, reason = product_tile(work.rows, n, k, card.multiprocessors)
         return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
@@ -581,6 +593,23 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return SplitK(part, count, kernels.SPLIT_SM90 if is_newest else kernels.SPLIT_SM80, why)
     tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
     return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
+
+
+def _cut_of_step(k: int, n: int, work: Work) -> tuple[SplitK | None, int]:
+    """A step's forward product of few tiles by more blocks, each with a part of k; and its clocks, with a launch that
+    adds the parts up.  An evaluation has none, whose z are one chain over k."""
+    rows, sms = work.rows, work.setting.multiprocessors
+    least: tuple[SplitK | None, int] = None, 0
+    for tile in WARP_SPLIT_TILES if thresholds.STEPS_ARE_CUT and thresholds.NARROW_TILES_ARE_USED else ():
+        parts = min(tile.blocks * sms // math.prod(tile.grid(rows, n)), k // tile.K)
+        if parts < 2:
+            continue
+        part = tile.K * ceil_div(ceil_div(k, tile.K), parts)
+        count = ceil_div(k, part)
+        clocks = simt_clocks(tile, rows, n, part, sms, count) + thresholds.LAUNCH_CLOCKS + thresholds.LATE_LAUNCH_CLOCKS
+        if least[0] is None or clocks < least[1]:
+            least = SplitK(part, count, tile, ""), clocks
+    return least
 
 
 def _part(k: int, n: int, work: Work) -> int:

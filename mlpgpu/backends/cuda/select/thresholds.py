@@ -293,6 +293,11 @@ FUSED_PER_CLOCK = 96
 # the warps' sums up.  Seven more waves of 71 by 3072 at 141 rows on an H100: 14.3 µs, counted 8.7 without this.
 WARP_SPLIT_WAVE_CLOCKS = 1400
 
+# True: a step's forward product of few tiles whose warps share k may have several blocks for each of them, with parts
+# of k, which another launch adds up, where that is counted to take less.  An H100: 3072 by 38 at 141 rows, 25 blocks,
+# 29.3 µs and 6.5 + 2.3 by 180; 2000 by 64 at 48 23.0 and 4.7 + 2.4; 2048 by 100 at 128 15.3 and 6.5 + 2.5.
+STEPS_ARE_CUT = True
+
 # A pass that splits an operand of a small batch: 784-512-512-10 at 256 rows takes 76.5 µs, of which six passes.
 SPLIT_PASS_CLOCKS = 12_000
 
