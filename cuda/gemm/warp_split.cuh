@@ -149,7 +149,7 @@ __device__ __forceinline__ void multiply_by_warps(const Operand<A_INNER>& a, con
         columns.finish(n0 + threadIdx.x, sum_of_warps<T>(column_sums, T::N, threadIdx.x));
 }
 
-// Finishes every element of the tile inside C, as gemm_tile of gemm/simt.cuh does; what that reads is on its way while the
+// Finishes every element of the tile inside C, as gemm_tile of gemm/simt.cuh does; what that reads is in flight while the
 // product is computed.
 template <int N, int WARPS, bool A_INNER, bool B_INNER, class Columns, class Epilogue>
 __device__ __forceinline__ void gemm_tile(WarpSplitTile<N, WARPS>, const Operand<A_INNER>& a, const Operand<B_INNER>& b,

@@ -576,7 +576,7 @@ def _forward(k: int, n: int, work: Work) -> Forward:
             of_parts, clocks = _cut_of_step(k, n, work)
             known = simt_clocks(of_step, work.rows, n, k, card.multiprocessors)
             if of_parts and is_faster(clocks, known):
-                counted = f"counted clocks: {clocks:,} by parts of k, with their sum, {known:,} without"
+                counted = f"counted clocks: {clocks:,} as split-K partials, with their sum, {known:,} without"
                 return replace(of_parts, why=f"{_why_simt(k, n, work)}; {counted}")
             return _of_tile(of_step, f"{_why_simt(k, n, work)}; {reason}")
         tile, reason = product_tile(work.rows, n, k, card.multiprocessors)
