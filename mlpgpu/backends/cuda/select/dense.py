@@ -282,9 +282,9 @@ def fills_by_rows(k: int, n: int, work: Work) -> bool:
     if not (work.is_training and _has_narrow_tiles(work)) or operand_format is None or not is_cut(k, n):
         return False
     least_n = thresholds.UNCUT_LEAST_N_OF_SCALED if operand_format.scaled else thresholds.UNCUT_LEAST_N
-    columns = 128 if operand_format.scaled else thresholds.UNCUT_COLUMNS  # of a tile
+    columns, share = (128, 2) if operand_format.scaled else (thresholds.UNCUT_COLUMNS, 3)  # of a tile; of the card
     tiles = ceil_div(work.rows, 64) * ceil_div(n, columns)
-    return n >= least_n and 2 * tiles >= work.setting.multiprocessors
+    return n >= least_n and share * tiles >= work.setting.multiprocessors
 
 
 def may_be_uncut(k: int, n: int, work: Work) -> bool:

@@ -22,15 +22,15 @@ TILE_WASTE = 8
 SPLIT_K_LEAST_K = 4096
 SPLIT_K_MOST_N = 512
 
-# A step of so many rows that its tiles fill half a card leaves the split to evaluations, and multiplies such a layer of
-# so many columns on tensor cores; of more where operands have scales, since passes over x make them.  87-5919-380 at
-# 2,048 rows in tf32, on an H100: 1,178 µs with the split, 384 without.
+# A step of so many rows that its tiles fill a part of a card leaves the split to evaluations, and multiplies such a
+# layer of so many columns on tensor cores; of more where operands have scales, since passes over x make them.
+# 87-5919-380 at 2,048 rows in tf32, on an H100: 1,178 µs with the split, 384 without.
 UNCUT_LEAST_N = 64
 UNCUT_LEAST_N_OF_SCALED = 192
 
-# Columns of the tiles that are to fill half a card so; of operands with scales 128, since for those passes cost more.
-# Not timed: with the split 4631 by 128 at 1,024 rows in tf32 takes about 170 µs of a step of 225, an H100; in tiles of
-# 16 columns it is counted at 40, with the pass that splits x.
+# Columns of the tiles that are to fill a third of a card so; of operands with scales tiles of 128 fill a half, since
+# for those passes cost more.  An H100 in tf32: 4631-128-128-5 at 1,024 rows 210 µs a step with the split, 98 without;
+# 9-8192-408 at 128 rows, whose 52 tiles are four tenths of a card, 170 and 141: forward 33 and 36, back 109 and 72.
 UNCUT_COLUMNS = 16
 
 # True: fewer columns than tensor cores split inside a kernel are counted both ways in a step of single 16-bit operands,
