@@ -833,3 +833,19 @@ def test_a_selection_says_what_was_counted(precision: str, path: str) -> None:
     plan = make_plan([Dense(784, 512, "relu"), Dense(512, 10)], capacity=64, precision=precision)
     printed = str(select(plan, STEP.setting, is_training=True))
     assert f"forward: {path}" in printed and "are counted at" in printed
+
+
+def test_a_step_cuts_a_product_of_many_inputs_and_few_outputs() -> None:
+    """3072 by 38 at 141 rows has 25 tiles: more blocks take parts of k, but not in an evaluation, nor of many tiles."""
+    step = of(141, operand_format=None)
+    cut = dense_path(3072, 38, step).forward
+    assert isinstance(cut, SplitK) and isinstance(cut.tile, kernels.WarpSplitTile)
+    assert cut.part % cut.tile.K == 0 and (cut.count - 1) * cut.part < 3072 <= cut.count * cut.part
+    evaluation = dataclasses.replace(step, is_training=False, in_place=False)
+    others = dense_path(3072, 38, evaluation), dense_path(71, 3072, step)
+    assert not any(isinstance(path.forward, SplitK) for path in others)
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (64, 8), (3168, 396), (16_384, 396)])
+def test_a_loss_has_no_more_blocks_than_a_card_holds_at_once(rows: int, blocks: int) -> None:
+    assert losses.loss_blocks(rows, kernels.WARP_TEAM, 132) == blocks
