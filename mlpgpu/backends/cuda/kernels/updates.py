@@ -29,10 +29,13 @@ def reduce() -> Entry:
     return Entry("reduce", "elementwise/update.cuh", "reduce", arguments(signature), ROW_THREADS)
 
 
+LINE_FLOATS = 32  # of a line of the second-level cache, which has four sectors
+
+
 def slot_pitch(count: int) -> int:
-    """Elements from one slot of so many parameters to the next on the card: whole vectors, so that what is a vector
-    of the parameters is one of every slot."""
-    return 4 * ceil_div(count, 4)
+    """Elements from one slot of so many parameters to the next on the card: whole lines of the cache, so that what is a
+    vector, a sector or a line of the parameters is one of every slot."""
+    return LINE_FLOATS * ceil_div(count, LINE_FLOATS)
 
 
 def squares() -> Entry:
