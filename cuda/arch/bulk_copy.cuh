@@ -57,11 +57,6 @@ __device__ __forceinline__ void bulk_store(void* destination, uint32_t source, i
                  : "memory");
 }
 
-// Brings bytes of global memory to the second-level cache. The address and the length are multiples of 16.
-__device__ __forceinline__ void bulk_prefetch(const void* source, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 // Makes a group of what this thread has stored since the last group.
 __device__ __forceinline__ void commit_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -1,7 +1,6 @@
 // The gradient of a dense layer on tensor cores and the optimizer's step in one kernel, like dense/update.cuh.
 #pragma once
 
-#include "arch/bulk_copy.cuh"
 #include "common/dependent_launch.cuh"
 #include "math/optimizers.cuh"
 #include "dense/tensor_dense.cuh"
@@ -54,14 +53,6 @@ struct UpdateEpilogue : NoComponents {
 #pragma unroll
         for (int s = 0; s < SLOTS; ++s) all = all && is_vectored_or_null(weight_slots + s * pitch, n);
         return all;
-    }
-
-    static constexpr int PREFETCHED = 1 + SLOTS + RECEIVES;
-    __device__ __forceinline__ void prefetch(int row, int column, int count, int array) const {
-        const float* const of = array == 0 ? weight : array > SLOTS ? received : weight_slots + (array - 1) * pitch;
-        const float* const from = of + static_cast<int64_t>(row) * n + column;
-        const uintptr_t begin = reinterpret_cast<uintptr_t>(from) & ~15, end = reinterpret_cast<uintptr_t>(from + count) & ~15;
-        if (end > begin) bulk_prefetch(reinterpret_cast<const void*>(begin), static_cast<int>(end - begin));
     }
 
     template <bool ALIGNED, int APART = 1>

@@ -3,9 +3,9 @@
 // The SPLIT blocks of a cluster make one tile of C, each over its part of k, as gemm/gemm_sm90.cuh makes one: a producer
 // and consumers. Each leaves its sums in shared memory. Then every block finishes its part of the tile's rows, of which it
 // adds the sums of all blocks up, in the order of their ranks. All threads of a block take part in the epilogue. Two or
-// three blocks are on a multiprocessor at once, so that one multiplies while another one's epilogue waits for memory; of
-// large weights the epilogue's reads are prefetched to the second-level cache when a block begins. With a SPLIT of 1 that
-// is all that differs from gemm/gemm_sm90.cuh.
+// three blocks are on a multiprocessor at once, so that one multiplies while another one's epilogue waits for memory. With a
+// SPLIT of 1 that is all that differs from gemm/gemm_sm90.cuh. The epilogue loads what it moves just before it stores it:
+// where tiles were prefetched to the second-level cache, memory gave a tenth less in a second.
 #pragma once
 
 #include "gemm/gemm_sm90.cuh"
@@ -32,7 +32,6 @@ struct SharedSums {
     static constexpr int PITCH = T::N + 8;  // so that pairs of four rows lie in different banks
     static constexpr int ROWS = T::M / SPLIT, LANES = T::N / 4, THREADS = WARPGROUP * (1 + T::CONSUMERS);
     static constexpr int QUADS = (ROWS * LANES + THREADS - 1) / THREADS;  // of a thread
-    static constexpr int PREFETCHED_BLOCKS = 4 * 132;  // from so many on, later blocks' reads are long under way: measured
     static_assert(4 * T::M * PITCH <= T::STAGES * T::STAGE_BYTES && ROWS * LANES % WARP == 0);
 
     float* sums;
@@ -89,7 +88,7 @@ struct SharedSums {
         using Scales = typename Epilogue::Scales;
         // Quads whose loads overlap: more take too many registers.
         constexpr bool HAS_SCALES = sizeof(Scales) >= sizeof(int);
-        constexpr int MOST = (T::COMPONENTS > 1 ? 4 : 2) / (HAS_SCALES ? 2 : 1), GROUP = QUADS < MOST ? QUADS : MOST;
+        constexpr int MOST = !HAS_SCALES ? 4 : T::COMPONENTS > 1 ? 2 : 1, GROUP = QUADS < MOST ? QUADS : MOST;
         Read read[GROUP];
         Scales scales[GROUP];
         const bool takes_part = static_cast<int>(threadIdx.x) < ROWS * LANES;  // whole warps do
@@ -148,11 +147,6 @@ struct GemmClusterSplit {
         SharedSums<T, SPLIT> sums = {shared + (ring.stages - shared_address(shared)) / 4, ring.stages, 0, 0, m, n};
         tile.origin(0, sums.m0, sums.n0);
         if (threadIdx.x == 0) ring.make(1, T::CONSUMERS + (column_partials ? summing : 0));
-        const int prefetched = gridDim.x < sums.PREFETCHED_BLOCKS ? 0 : sums.ROWS * Epilogue::PREFETCHED;
-        for (int i = static_cast<int>(threadIdx.x) - WARP; i < prefetched; i += sums.THREADS - WARP) {
-            const int row = sums.m0 + rank * sums.ROWS + i % sums.ROWS;
-            if (i >= 0 && row < m) epilogue.prefetch(row, sums.n0, min(T::N, n - sums.n0), i / sums.ROWS);
-        }
         __syncthreads();
         const auto begin_epilogue = [&] {  // while the first slices are in flight
             if (!(prefetch & PREFETCH_EPILOGUE)) pdl_wait();

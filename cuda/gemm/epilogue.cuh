@@ -5,8 +5,6 @@
 //     is_aligned()                             whether quads of its arrays are vectors that lie wholly inside a row
 //     begin()                                  loads what all quads need; by products that say BEGINS_EPILOGUE, and before
 //                                              others get it
-//     prefetch(row, column, count, array)      for gemm/cluster_split.cuh: brings `count` columns of a row of one of the
-//                                              PREFETCHED arrays that it reads to the second-level cache
 //     read<ALIGNED>(row, column)               loads what write() needs, before the sums are complete if registers allow
 //     scales(row, column)                      loads what rescale() needs, so that the loads of several quads overlap
 //     rescale(row, column, sum, scales)        makes elements of C of the sums; whole warps call it at once, outside C with
@@ -190,9 +188,7 @@ struct NoComponents {
     using Row = NoRowOperand;
     __device__ __forceinline__ bool is_components_alone() const { return false; }
 
-    static constexpr int PREFETCHED = 0;
     __device__ __forceinline__ void begin() {}
-    __device__ __forceinline__ void prefetch(int, int, int, int) const {}
 };
 
 // An epilogue: what rescales sums, and what finishes values.
@@ -203,12 +199,8 @@ struct Epilogue {
 
     using Scales = typename Sums::Scales;
     using Read = typename Values::Read;
-    static constexpr int PREFETCHED = Values::PREFETCHED;  // of epilogues without components
     __device__ __forceinline__ void begin() { values.begin(); }
     __device__ __forceinline__ bool is_aligned() const { return values.is_aligned(); }
-    __device__ __forceinline__ void prefetch(int row, int column, int count, int part) const {
-        values.prefetch(row, column, count, part);
-    }
     template <bool ALIGNED, int... APART>
     __device__ __forceinline__ Read read(int row, int column) const {
         return values.template read<ALIGNED, APART...>(row, column);

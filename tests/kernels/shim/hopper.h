@@ -135,13 +135,6 @@ inline void bulk_store(void* destination, uint32_t source, int bytes) {
     memcpy(destination, &shared_at<char>(source), bytes);
 }
 
-inline void bulk_prefetch(const void* source, int bytes) {
-    if (reinterpret_cast<uintptr_t>(source) % 16 || bytes <= 0 || bytes % 16)
-        shim::fail("bulk_prefetch: %d bytes from %p, not multiples of 16", bytes, source);
-    const volatile char* const touched = static_cast<const char*>(source);
-    touched[0], touched[bytes - 1];  // which the sanitizer sees
-}
-
 inline void commit_bulk_stores() {}
 template <int PENDING>
 void await_bulk_stores() {}

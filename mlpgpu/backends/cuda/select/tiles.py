@@ -159,7 +159,7 @@ def weight_tile(
         counts = {
             tile: cluster_gradient_clocks(tile, k, n, rows, multiprocessors)
             for tile in shared
-            if math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
+            if _is_one_wave(tile, k, n, multiprocessors)
         }
         clocks = {tile: count for tile, (count, _) in counts.items()}
         named = ", ".join(f"{count:,} by clusters of {tile.split}" for tile, count in clocks.items())
@@ -168,7 +168,7 @@ def weight_tile(
             counted = f"counted clocks: {named}, {known:,} by {usual.m}×{usual.n}"
             return WeightTile(best, counts[best][1], clocks[best], f"clusters of blocks share the rows; {counted}")
         is_bound = in_place and _is_bound_by_memory(alone, k, n, rows, multiprocessors, known)
-        if is_bound and _leaves_memory_idle(usual, k, n, multiprocessors):
+        if is_bound and _leaves_memory_idle(usual, alone, k, n, multiprocessors):
             return WeightTile(alone, True, known, f"several blocks a multiprocessor, which move {k * n:,} weights")
     if not sums_columns and usual.column_partials(1):
         why += "; another launch sums the bias's gradient, for which the product would wait longer"
@@ -184,9 +184,16 @@ def _is_bound_by_memory(tile: ClusterSplitTile, k: int, n: int, rows: int, multi
     return is_faster(max(cluster_clocks(tile, k, n, rows, multiprocessors), beside), known + after)
 
 
-def _leaves_memory_idle(usual: Sm90Tile, k: int, n: int, multiprocessors: int) -> bool:
-    """Whether a block for each multiprocessor, which moves one tile of a weight after another, is slow at it."""
-    if n % 4 or k * n >= thresholds.CLUSTER_MANY_WEIGHTS:
+def _leaves_memory_idle(usual: Sm90Tile, alone: ClusterSplitTile, k: int, n: int, multiprocessors: int) -> bool:
+    """Whether a block for each multiprocessor, which moves one tile of a weight after another, is slower at it than
+    several, whose tiles ``alone`` may be there all at once."""
+    if n % 4 or k * n >= thresholds.CLUSTER_MANY_WEIGHTS or _is_one_wave(alone, k, n, multiprocessors):
         return True
-    clusters, at_once = usual.clusters(k, n), max(1, multiprocessors // usual.cluster)
-    return 100 * clusters < thresholds.CLUSTER_FILLED_HUNDREDTHS * at_once * ceil_div(clusters, at_once)
+    at_once = max(1, multiprocessors // usual.cluster)
+    room = at_once * ceil_div(usual.clusters(k, n), at_once) * usual.cluster * usual.m * usual.n  # of whole waves
+    return 100 * k * n < thresholds.CLUSTER_FILLED_HUNDREDTHS * room
+
+
+def _is_one_wave(tile: ClusterSplitTile, k: int, n: int, multiprocessors: int) -> bool:
+    """Whether all blocks that move a weight (k, n) are on the card at once."""
+    return math.prod(tile.grid(k, n, multiprocessors)) <= tile.blocks * multiprocessors
