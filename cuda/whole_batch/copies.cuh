@@ -12,27 +12,30 @@ __device__ __forceinline__ void copy_or_clear(float* to, const float* from, bool
     copy_async_or_clear<4>(shared_address(to), from, is_inside ? 4 : 0);
 }
 
-// A warp's copies of tiles of WIDTH columns: a lane takes a vector of every 8th row, or, where rows do not all begin at
-// vectors, two numbers of every 4th, one by one.
+// A warp's copies of tiles of WIDTH columns: a lane takes vectors of some rows, or, where rows do not all begin at vectors,
+// pairs of numbers, one by one.
+template <int WIDTH>
 struct TileCopies {
-    static constexpr int WIDTH = 16;
+    static constexpr int VECTORS = WIDTH / 4, PAIRS = WIDTH / 2;               // of a row
+    static constexpr int VECTOR_ROWS = WARP / VECTORS, PAIR_ROWS = WARP / PAIRS;  // that the warp copies at once
     bool vectored;
     int row, column;  // the first that the lane copies
 
     __device__ __forceinline__ explicit TileCopies(bool vectored)
         : vectored(vectored),
-          row(threadIdx.x % WARP / (vectored ? 4 : 8)),
-          column(vectored ? threadIdx.x % 4 * 4 : threadIdx.x % 8 * 2) {}
+          row(threadIdx.x % WARP / (vectored ? VECTORS : PAIRS)),
+          column(vectored ? threadIdx.x % VECTORS * 4 : threadIdx.x % PAIRS * 2) {}
 
     // Calls of_row for each row of the lane, given its number among them and how many rows it lies behind the first.
     template <int ROWS, class OfRow>
     __device__ __forceinline__ void each_row(const OfRow& of_row) const {
         if (vectored) {
 #pragma unroll
-            for (int i = 0; i < ROWS / 8; ++i) of_row(i, 8 * i);
+            for (int i = 0; i < ROWS; i += VECTOR_ROWS)
+                if (ROWS % VECTOR_ROWS == 0 || row + i < ROWS) of_row(i / VECTOR_ROWS, i);
         } else {
 #pragma unroll
-            for (int i = 0; i < ROWS / 4; ++i) of_row(i, 4 * i);
+            for (int i = 0; i < ROWS; i += PAIR_ROWS) of_row(i / PAIR_ROWS, i);
         }
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/integers.cuh"
 #include "math/activations.cuh"
 #include "math/dropout.cuh"
 #include "dense/batch_rows.cuh"
@@ -11,21 +12,20 @@ namespace mlpgpu {
 
 // A block computes COLUMNS columns of z for the whole batch, of at most ROWS rows. Its warps take slices of K rows of W in
 // turn, each with a ring of its own: a slice of W and the batch's x along it come by asynchronous copies STAGES - 1 slices
-// ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and a quarter of a slice's
-// rows of W, so that a number that it reads from shared memory serves several products. Of few columns the SPLIT blocks of a
-// cluster share the slices, and each finishes a part of z, whose sums it reads from the memory of all.
-template <int ROWS_>
+// ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and LANE_K of a slice's rows
+// of W, so that a number that it reads from shared memory serves several products. Of few columns the SPLIT blocks of a
+// cluster share the slices, and each finishes a part of z, whose sums it reads from the memory of all. Memory gives a tenth
+// more in a second of rows of 32 columns, which are lines of the cache, than of halves of them, and more still of two lines.
+template <int ROWS_, int COLUMNS_>
 struct WholeBatchForward {
-    static constexpr int ROWS = ROWS_, COLUMNS = 16, K = 16, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;
-    static constexpr int STAGES = ROWS == 16 ? 3 : 4;  // whose bytes a block may have on every card since sm_80
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, K = 256 / COLUMNS, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;
+    static constexpr int STAGES = ROWS == 16 && COLUMNS < 64 ? 3 : 4;  // whose bytes a block may have on every card since sm_80
     static constexpr int LANE_ROWS = 8, LANE_COLUMNS = ROWS / 4;  // of z, that a lane adds up along its rows of W
     static constexpr int ROW_LANES = ROWS / LANE_ROWS, COLUMN_LANES = COLUMNS / LANE_COLUMNS;
-    static constexpr int LANES = ROW_LANES * COLUMN_LANES, QUARTER = K / (WARP / LANES);  // lanes of all z; rows of W of a lane
+    static constexpr int LANES = ROW_LANES * COLUMN_LANES, LANE_K = K / (WARP / LANES);  // lanes of all z; rows of W of a lane
     static constexpr int STAGE = K * COLUMNS + ROWS * K;
     static constexpr int SHARED_BYTES = 4 * WARPS * STAGES * STAGE;
-    static_assert(QUARTER == 4, "a lane reads x along its rows of W as a vector");
-    static_assert(COLUMNS == TileCopies::WIDTH && K == TileCopies::WIDTH && ROWS % 8 == 0);
-    static_assert(ROWS * COLUMNS / 2 <= THREADS, "a thread finishes an element where blocks share slices");
+    static_assert(LANE_K == 4, "a lane reads x along its rows of W as a vector");
     static_assert(WARPS * ROWS * COLUMNS <= WARPS * STAGES * STAGE, "in the end the warps' sums lie where the slices were");
 };
 
@@ -44,12 +44,13 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     float* const ring = shared + warp * T::STAGES * T::STAGE;
     const Rows rows = shard_rows(step, shard, shards);
     const float* const from = first_input_row(rows, x, order, k);
-    const TileCopies w_copies(is_vectored(w, n)), x_copies(is_vectored(from, k));
+    const TileCopies<T::COLUMNS> w_copies(is_vectored(w, n));
+    const TileCopies<T::K> x_copies(is_vectored(from, k));
 
     const auto fetch_w = [&](int slice, int stage) {
         float* const to = ring + stage * T::STAGE + w_copies.row * T::COLUMNS + w_copies.column;
         const int column = n0 + w_copies.column;
-        w_copies.each_row<T::K>([&](int, int behind) {
+        w_copies.template each_row<T::K>([&](int, int behind) {
             const int row = slice * T::K + w_copies.row + behind;
             w_copies.copy(to + behind * T::COLUMNS, w + static_cast<int64_t>(row) * n + column, row < k ? n - column : 0);
         });
@@ -61,17 +62,19 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     if (w_copies.vectored) pdl_wait_and_trigger();
 
     const int* const indices = row_indices(rows, order);
-    const float* copied_x[T::ROWS / 4];
-    x_copies.each_row<T::ROWS>([&](int i, int behind) {
+    const float* copied_x[ceil_div(T::ROWS, TileCopies<T::K>::PAIR_ROWS)];
+    x_copies.template each_row<T::ROWS>([&](int i, int behind) {
         const int r = x_copies.row + behind < rows.count ? x_copies.row + behind : 0;
         copied_x[i] = from + static_cast<int64_t>(indices ? indices[r] : r) * k + x_copies.column;
     });
-    // Vectors of rows that lanes read at once lie in different banks.
-    const auto place_of_x = [](int r, int vector) { return r * T::K + 4 * (vector ^ r % T::ROW_LANES / 2 * 2); };
+    // Vectors of rows that lanes read at once lie in different banks: four rows of 8 do so by themselves.
+    const auto place_of_x = [](int r, int vector) {
+        return r * T::K + 4 * (T::K > 8 ? vector ^ r % T::ROW_LANES / 2 * 2 : vector);
+    };
     const int place = T::K * T::COLUMNS + place_of_x(x_copies.row, x_copies.column / 4) + x_copies.column % 4;
     const auto fetch_x = [&](int slice, int stage) {
         float* const to = ring + stage * T::STAGE + place;
-        x_copies.each_row<T::ROWS>([&](int i, int behind) {
+        x_copies.template each_row<T::ROWS>([&](int i, int behind) {
             if (x_copies.row + behind >= rows.count) return;  // what lies there gives sums that are not stored
             x_copies.copy(to + behind * T::K, copied_x[i] + slice * T::K, k - slice * T::K - x_copies.column);
         });
@@ -82,7 +85,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         commit_copies();
     }
 
-    const int quarter = lane / T::LANES, lane_row = lane % T::ROW_LANES;
+    const int part = lane / T::LANES, lane_row = lane % T::ROW_LANES;
     const int lane_column = lane % T::LANES / T::ROW_LANES * T::LANE_COLUMNS;
     float sums[T::LANE_ROWS][T::LANE_COLUMNS] = {};
     int stage = 0;
@@ -93,10 +96,10 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
         fetch_w(following, freed);
         fetch_x(following, freed);
         commit_copies();
-        const float* const staged_w = ring + stage * T::STAGE + quarter * T::QUARTER * T::COLUMNS + lane_column;
-        const float* const staged_x = ring + stage * T::STAGE + T::K * T::COLUMNS + place_of_x(lane_row, quarter);
+        const float* const staged_w = ring + stage * T::STAGE + part * T::LANE_K * T::COLUMNS + lane_column;
+        const float* const staged_x = ring + stage * T::STAGE + T::K * T::COLUMNS + place_of_x(lane_row, part);
 #pragma unroll 1  // registers have room for half of it
-        for (int half = 0; half < T::QUARTER; half += 2) {
+        for (int half = 0; half < T::LANE_K; half += 2) {
             float of_w[2][T::LANE_COLUMNS];
 #pragma unroll
             for (int e = 0; e < 2; ++e) load_neighbours(staged_w + (half + e) * T::COLUMNS, of_w[e]);
@@ -123,7 +126,7 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
 #pragma unroll
             for (int offset = T::LANES; offset < WARP; offset *= 2) sum += __shfl_xor_sync(WARP_ALL, sum, offset);
             const int row = warp * T::ROWS + i * T::ROW_LANES + lane_row;
-            if (quarter == 0) shared[row * T::COLUMNS + lane_column + q] = sum;
+            if (part == 0) shared[row * T::COLUMNS + lane_column + q] = sum;
         }
     __syncthreads();
     const auto finish = [&](int element, float sum) {
@@ -148,8 +151,8 @@ __device__ __forceinline__ void dense_forward_whole_batch(const Step* step, int 
     if constexpr (SPLIT > 1) {
         constexpr int PART = T::ROWS * T::COLUMNS / SPLIT;
         cluster_synchronize<SPLIT>();
-        const int element = rank * PART + threadIdx.x;
-        if (threadIdx.x < PART) {
+        for (int i = threadIdx.x; i < PART; i += T::THREADS) {
+            const int element = rank * PART + i;
             float sum = 0.0f;
 #pragma unroll
             for (int block = 0; block < SPLIT; ++block)

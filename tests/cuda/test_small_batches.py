@@ -578,7 +578,7 @@ def test_a_forward_product_by_clusters_is_launched_as_such() -> None:
         for launch in shard
         if "forward_whole" in launch.entry.name
     ]
-    assert made == [("dense_forward_whole_batch_8_by_2", (32, 1, 1)), ("dense_forward_whole_batch_8", (44, 1, 1))]
+    assert made == [("dense_forward_whole_batch_8x16_by_2", (32, 1, 1)), ("dense_forward_whole_batch_8x16", (44, 1, 1))]
 
 
 @pytest.mark.parametrize(("in_place", "is_frozen"), [(False, False), (True, True)])

@@ -23,6 +23,7 @@ def dense_forward_whole_batch(
     k: int,
     n: int,
     *,
+    columns: int = 16,
     split: int = 1,
     plain: bool = False,
     fetched: bool = False,
@@ -34,8 +35,8 @@ def dense_forward_whole_batch(
     shape, outputs = (batch.capacity, n), finish(activation, *chained(x, w), b, batch, with_z=not plain)
     return Case(
         f"{batch}-{k}x{n}-{activation}-rate{rate}" + "-plain" * plain + "-fetched" * fetched + "-shifted" * shift,
-        kernels.dense_forward_whole_batch(most, split),
-        kernels.whole_batch_forward_grid(n, split),
+        kernels.dense_forward_whole_batch(most, columns, split),
+        kernels.whole_batch_forward_grid(n, columns, split),
         {
             **batch.args, **given, "w": Shifted(w) if shift else w, "b": b, "z": None if plain else blank(*shape),
             "y": blank(*shape), "dropped": blank(*shape) if rate else None, "k": k, "n": n,
@@ -91,23 +92,30 @@ def whole_batch_cases() -> Iterator[Case]:
     for most in kernels.WHOLE_BATCHES:
         for rows, (k, n) in product({1, most // 2 + 1, most}, sizes):
             yield dense_forward_whole_batch("relu", most, whole(rows), k, n, plain=k % 2 == 0)
+            for columns in kernels.whole_batch_forward_columns(most)[1:]:
+                yield dense_forward_whole_batch("elu", most, whole(rows), k, n, columns=columns, plain=k % 3 == 0)
         for k, n in sizes:
             yield dense_backward_whole_batch("Adam", most, whole(most - 1), k, n)
             yield dense_backward_whole_batch("Momentum", most, whole(most), k, n, has_dx=False, plain=True)
         for batch in batches(most):
             yield dense_forward_whole_batch("silu", most, batch, 36, 20)
             yield dense_forward_whole_batch("silu", most, batch, 70, 19, fetched=True)
+            yield dense_forward_whole_batch("silu", most, batch, 71, 39, columns=32, fetched=True, rate=0.3)
             yield dense_forward_whole_batch("tanh", most, batch, 9, 21, rate=0.3)
             yield dense_backward_whole_batch("SGD", most, batch, 36, 141, fetched=True)
             yield dense_backward_whole_batch("SGD", most, batch, 21, 42, rate=0.3)
         for warps in (1, 2, 4, 8):  # of a block that share rows of W
             yield dense_backward_whole_batch("RMSprop", most, whole(most), 70, 900, multiprocessors=warps * warps)
         yield dense_forward_whole_batch("gelu", most, whole(most), 68, 36, shift=True)
-        for split in kernels.WHOLE_BATCH_SPLITS[1:]:  # warps without a slice, some with more than the ring holds
+        yield dense_forward_whole_batch("gelu", most, whole(most), 68, 36, columns=32, shift=True)
+        for split, columns in product(kernels.WHOLE_BATCH_SPLITS[1:], kernels.whole_batch_forward_columns(most)):
+            # Warps without a slice, some with more than the ring holds.
             for rows, (k, n) in product({1, most - 1}, [(1, 33), (262, 36), (1500, 37), (130 * split, 18)]):
-                yield dense_forward_whole_batch("tanh", most, whole(rows), k, n, split=split, plain=k % 4 == 0)
+                yield dense_forward_whole_batch(
+                    "tanh", most, whole(rows), k, n, columns=columns, split=split, plain=k % 4 == 0
+                )
             yield dense_forward_whole_batch(
-                "silu", most, batches(most)[1], 270, 19, split=split, fetched=True, rate=0.3
+                "silu", most, batches(most)[1], 270, 19, columns=columns, split=split, fetched=True, rate=0.3
             )
     for activation in ACTIVATIONS:
         yield dense_forward_whole_batch(activation, SMALLEST, whole(3), 20, 21)

@@ -413,7 +413,6 @@ def few_rows_grid(k: int, n: int, part: int) -> tuple[int, int, int]:
 
 
 WHOLE_BATCHES = (8, 16, 32)  # the most rows of WholeBatchForward and WholeBatchBackward
-_FORWARD_COLUMNS, _FORWARD_K = 16, 16  # of a block of the forward pass; rows of W of a slice
 WHOLE_BATCH_SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share the slices of the forward pass
 WHOLE_BATCH_WARPS, WHOLE_BATCH_COLUMNS = 4, 64  # of a block of the backward pass; of W, that a warp moves at a time
 
@@ -428,34 +427,58 @@ def _forward_warps(rows: int) -> int:
     return 8 if rows > 16 else 16
 
 
-def dense_forward_whole_batch(rows: int, split: int = 1) -> Entry:
+def whole_batch_forward_columns(rows: int) -> tuple[int, ...]:
+    """The columns that blocks of the forward pass of so many rows may have, the fewest first."""
+    return (16, 32) if rows > 16 else (16, 32, 64)  # of 64 and 32 rows the warps' sums take too much shared memory
+
+
+def _forward_stages(rows: int, columns: int) -> int:
+    """Of the ring of a warp of the forward pass."""
+    return 3 if rows == 16 and columns < 64 else 4
+
+
+def _forward_k(columns: int) -> int:
+    """Rows of W of a slice of the forward pass."""
+    return 256 // columns
+
+
+def dense_forward_whole_batch(rows: int, columns: int = 16, split: int = 1) -> Entry:
     """A layer's outputs for at most so many rows, one of WHOLE_BATCHES, as fast as W is read.
 
-    ``split``, one of WHOLE_BATCH_SPLITS, blocks have the same columns, each of them a part of k.
+    ``split``, one of WHOLE_BATCH_SPLITS, blocks have the same ``columns``, of :func:`whole_batch_forward_columns`,
+    each of them a part of k.
     """
     signature = (
         f"{ROWS}, {_X}, const float* w[k,n], const float* b[n], float* z[rows,n], float* y[rows,n], "
         f"float* dropped[rows,n], int k, int n, int activation, {DROPOUT}"
     )
-    name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}>"
-    warps, stages = _forward_warps(rows), (3 if rows == 16 else 4)
+    name, block = "dense_forward_whole_batch", f"WholeBatchForward<{rows}, {columns}>"
+    warps, stages = _forward_warps(rows), _forward_stages(rows, columns)
     return Entry(
-        f"{name}_{rows}" + f"_by_{split}" * (split > 1), "whole_batch/forward.cuh", f"{name}<{block}, {split}>",
-        arguments(signature), warps * WARP, 4 * warps * stages * _FORWARD_K * (_FORWARD_COLUMNS + rows),
+        f"{name}_{rows}x{columns}" + f"_by_{split}" * (split > 1), "whole_batch/forward.cuh",
+        f"{name}<{block}, {split}>", arguments(signature), warps * WARP,
+        4 * warps * stages * _forward_k(columns) * (columns + rows),
         blocks=16 // warps, needs="sm_90a" if split > 1 else "sm_80", cluster=split, spill_bytes=64,
         prefetched=(("w", 0),), products=(DENSE_PRODUCT,), block=block,
     )  # fmt: skip
 
 
-def whole_batch_forward_grid(n: int, split: int = 1) -> tuple[int, int, int]:
+def whole_batch_forward_grid(n: int, columns: int = 16, split: int = 1) -> tuple[int, int, int]:
     """Blocks for n columns."""
-    return split * ceil_div(n, _FORWARD_COLUMNS), 1, 1
+    return split * ceil_div(n, columns), 1, 1
 
 
-def whole_batch_split(k: int, n: int, rows: int, multiprocessors: int) -> int:
+def whole_batch_columns(n: int, rows: int, multiprocessors: int) -> int:
+    """Of the columns that a block of the forward pass may have, the most that leave blocks for more than half of the
+    multiprocessors, else the fewest."""
+    fewest, *more = whole_batch_forward_columns(rows)
+    return max((each for each in more if 100 * ceil_div(n, each) >= 55 * multiprocessors), default=fewest)
+
+
+def whole_batch_split(k: int, n: int, rows: int, columns: int, multiprocessors: int) -> int:
     """Of WHOLE_BATCH_SPLITS the largest that leaves at most one block for a multiprocessor and each warp two slices."""
-    slices = ceil_div(k, _FORWARD_K) // (2 * _forward_warps(rows))
-    most = min(multiprocessors // ceil_div(n, _FORWARD_COLUMNS), slices)
+    slices = ceil_div(k, _forward_k(columns)) // (2 * _forward_warps(rows))
+    most = min(multiprocessors // ceil_div(n, columns), slices)
     return max(split for split in WHOLE_BATCH_SPLITS if split <= max(1, most))
 
 
@@ -546,6 +569,11 @@ def dense_entries() -> list[Entry]:
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]
-    entries += [dense_forward_whole_batch(rows, split) for rows in WHOLE_BATCHES for split in WHOLE_BATCH_SPLITS]
+    entries += [
+        dense_forward_whole_batch(rows, columns, split)
+        for rows in WHOLE_BATCHES
+        for columns in whole_batch_forward_columns(rows)
+        for split in WHOLE_BATCH_SPLITS
+    ]
     entries += [dense_backward_whole_batch(rule, rows) for rule in RULES for rows in WHOLE_BATCHES]
     return [*entries, dense_backward_atomic()]

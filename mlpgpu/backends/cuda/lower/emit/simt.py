@@ -36,8 +36,8 @@ def forward(shard: Shard, group: DenseForward) -> None:
     if isinstance(path, WholeBatch):
         values |= {"activation": kernels.activation_number(op.activation), **shard.dropout(group.dropout)}
         values["dropped"] = shard.stored(group.dropout.y) if group.dropout else None
-        entry = kernels.dense_forward_whole_batch(path.rows, path.split)
-        grid = kernels.whole_batch_forward_grid(n, path.split)
+        entry = kernels.dense_forward_whole_batch(path.rows, path.columns, path.split)
+        grid = kernels.whole_batch_forward_grid(n, path.columns, path.split)
     else:
         entry, grid = kernels.dense_forward(op.activation, path.tile), path.tile.grid(shard.rows, n)
     shard.add(group, entry, grid, **values)
