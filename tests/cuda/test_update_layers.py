@@ -156,7 +156,7 @@ def test_layers_beside_tensor_cores_have_the_same_bits(precision: str, monkeypat
 
 
 def test_updates_by_parts_are_one_launch_behind_the_last_delta() -> None:
-    """Each layer in the parts that a launch of its own would have, the longest blocks first."""
+    """All layers in as many parts as leave their blocks on the card at once."""
     plan = plan_of(stack(WIDTHS), precision="tf32")
     low = lowered(plan)
     *_, before, launch = launches(low)
@@ -164,18 +164,16 @@ def test_updates_by_parts_are_one_launch_behind_the_last_delta() -> None:
     assert before.entry.name.startswith("dropout_backward")
     assert updates(low) == ["several_Momentum_warp_split_32x16_by_parts"]
     offsets = {parameter.shape: parameter.offset for parameter in plan.parameters}
-    # k, n; first block; parts, rows of each
-    layers = [(36, 95, 0, 9, 512), (48, 84, 108, 9, 512), (21, 36, 216, 18, 256), (84, 21, 270, 18, 256)]
+    layers = [(k, n, 4, 1280) for k, n in ((36, 95), (48, 84), (21, 36), (84, 21))]  # k, n; parts, rows of each
     words = low.words["updates of layers, warp_split_32x16_by_parts"]
     described = [words[first : first + 9] for first in range(0, len(words), 9)]
     by_shape = {each[:2]: each for each in described}
-    assert sorted((*each[:2], *each[7:]) for each in described) == sorted((k, n, p, r) for k, n, _, p, r in layers)
+    assert sorted((*each[:2], *each[7:]) for each in described) == sorted(layers)
     for k, n, *_ in layers:
         assert by_shape[k, n][3:5] == (offsets[k, n], offsets[n,])
-    assert [each[8] for each in described] == [512, 512, 256, 256]
     begins = [each[2] for each in described]
     tiles = [ceil_div(each[0], 32) * ceil_div(each[1], 16) * each[7] for each in described]
-    assert begins == [sum(tiles[:i]) for i in range(4)] and launch.grid == (sum(tiles), 1, 1) == (378, 1, 1)
+    assert begins == [sum(tiles[:i]) for i in range(4)] and launch.grid == (sum(tiles), 1, 1) == (132, 1, 1)
     # The first layer reads the data set by the order; what others read lies side by side, in whole vectors.
     padded = 4384
     assert (launch.values["inputs"], launch.values["order"]) == (At("data"), At("order"))
@@ -268,7 +266,7 @@ def test_layers_on_tensor_cores_keep_their_launches() -> None:
     found = [launch.entry.name for launch in launches(low)]
     assert sum(name.startswith("tensor_backward_update") for name in found) == 3
     assert updates(low) == ["several_Momentum_warp_split_32x16_by_parts"] and found[-1].startswith("update_layers")
-    assert launches(low)[-1].values["layer_count"] == 4 and launches(low)[-1].grid == (398, 1, 1)
+    assert launches(low)[-1].values["layer_count"] == 4 and launches(low)[-1].grid == (105, 1, 1)  # 35 tiles, 3 parts
 
 
 def test_a_threshold_switches_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +312,7 @@ def test_what_a_stack_leaves_is_not_moved_beside_other_layers() -> None:
 def test_the_reason_has_both_counts() -> None:
     plan = plan_of(stack(WIDTHS), precision="tf32")
     shown = str(passes(plan, H100).training)
-    # Waves of 132 blocks have 2, 2 and 1 slices of rows; alone 2, 1, 1 and 2.
+    # 132 blocks have 5 slices of rows; alone 2, 1, 1 and 2.
     one = 5 * 5800 + 6000 + 6400
     apart = 6 * 5800 + 4 * (6000 + 6400)
     assert "UpdateLayers" in shown and "4 layers are moved by the same kernel" in shown
@@ -345,5 +343,5 @@ def test_predictions_flops_and_bytes(optimizer: str) -> None:
     moved = sum((k + 1) * n for k, n in shapes)
     read = 4 * ROWS * (1 + sum(k + n for k, n in shapes)) + 4 * 36 + 16
     arrays = 8 * moved * (1 + {"SGD": 0, "Adam": 2}[optimizer])
-    of_parts = 378 * (4 * kernels.PARTS_SUMS + 8)
+    of_parts = 132 * (4 * kernels.PARTS_SUMS + 8)
     assert moved_bytes(launch, ROWS) == read + arrays + of_parts

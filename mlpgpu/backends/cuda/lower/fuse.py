@@ -27,6 +27,7 @@ from ..select.dense import (
     UpdateByParts,
     WarpSplit,
     WholeBatch,
+    in_parts_of_all,
     small_update,
     update_blocks,
     updates_in_one_launch,
@@ -388,10 +389,11 @@ def _with_updates_of_a_kind(facts: _Facts, made: list[Group]) -> list[Group]:
         described = [(each, *facts.shape(each.op.weight), path) for each in updates if (path := _small_path(each))]
         # Blocks with the most rows begin first, so that no multiprocessor is left with one of them at the end.
         described.sort(key=lambda each: -update_blocks(each[1], each[2], each[3], work.rows)[1])
-        verdict = updates_in_one_launch([(k, n, path) for _, k, n, path in described], work)
+        ordered, of_layers = [each for each, *_ in described], [(k, n, path) for _, k, n, path in described]
+        verdict = updates_in_one_launch(of_layers, work)
         if not verdict:
             continue
-        ordered, paths = [each for each, *_ in described], [path for *_, path in described]
+        paths = in_parts_of_all(of_layers, work)
         together, last = _update_layers(facts, ordered, paths, verdict.why, follows_row_step=False), updates[-1]
         made = [together if each is last else each for each in made if each is last or each not in updates]
     return made

@@ -170,11 +170,12 @@ class FewRows:
 class WholeBatch:
     """Products of few rows by one pass over W, whose blocks keep at most ``rows`` rows; dx and the update are one.
 
-    ``split`` blocks of a forward product have the same columns, each a part of k.
+    ``split`` blocks of a forward product have the same ``columns``, each a part of k.
     """
 
     rows: int
     why: str
+    columns: int = 16
     split: int = 1
 
     def __str__(self) -> str:
@@ -568,8 +569,10 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
+        columns = kernels.whole_batch_columns(n, most, card.multiprocessors)
         may_split = thresholds.WHOLE_BATCH_MAY_SPLIT and card.arch == "sm_90a"
-        return WholeBatch(most, why, kernels.whole_batch_split(k, n, most, card.multiprocessors) if may_split else 1)
+        split = kernels.whole_batch_split(k, n, most, columns, card.multiprocessors) if may_split else 1
+        return WholeBatch(most, why, columns, split)
     if not is_cut(k, n):
         if work.is_training:
             of_step, reason = small_batch_tile(work.rows, n, k, card.multiprocessors)
@@ -664,9 +667,8 @@ def _by_parts(shapes: Sequence[tuple[int, int]], without: int, work: Work) -> Up
     may_have_parts = thresholds.UPDATES_HAVE_PARTS and _may_share_rows(work) and parts > 1
     if not may_have_parts or not is_faster(clocks, without):
         return None
-    part = tile.K * ceil_div(ceil_div(work.rows, tile.K), parts)
     why = f"counted clocks: {clocks:,} where blocks have parts of the rows, {without:,} where each has all"
-    return UpdateByParts(tile, parts, part, why)
+    return _in_parts(tile, parts, why, work)
 
 
 def has_few_columns(n: int, work: Work) -> bool:
@@ -735,16 +737,32 @@ def update_blocks(k: int, n: int, path: SmallUpdate, rows: int) -> tuple[int, in
     return tiles * path.parts, ceil_div(path.part, path.tile.K)
 
 
-def updates_in_one_launch(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> Verdict:
-    """Whether one launch moves several weights (k, n), whose updates are of one kind, and why.
+def in_parts_of_all(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> list[SmallUpdate]:
+    """How one launch moves several weights (k, n), given how a launch of each would.
 
-    No block has other rows than in a launch of its layer alone, so all sums keep their order.
+    Where blocks have parts of the rows there are so many that all layers' blocks, not each layer's, are on the card at
+    once: a block that comes later takes as long to begin and to end as for several slices of rows.
     """
+    shapes = [(k, n) for k, n, path in updates if isinstance(path, UpdateByParts)]
+    parts = parts_of_rows(shapes, work.rows, work.setting.multiprocessors)[0] if shapes else 1
+    return [
+        _in_parts(path.tile, parts, path.why, work) if isinstance(path, UpdateByParts) and parts > 1 else path
+        for *_, path in updates
+    ]
+
+
+def _in_parts(tile: WarpSplitTile, parts: int, why: str, work: Work) -> UpdateByParts:
+    return UpdateByParts(tile, parts, tile.K * ceil_div(ceil_div(work.rows, tile.K), parts), why)
+
+
+def updates_in_one_launch(updates: Sequence[tuple[int, int, SmallUpdate]], work: Work) -> Verdict:
+    """Whether one launch moves several weights (k, n), whose updates are of one kind, and why."""
     if not thresholds.UPDATES_ARE_GROUPED:
         return Verdict(False, "a test or a benchmark asks for a launch for each layer")
     if len(updates) < 2:
         return Verdict(False, "there is no other update by this kernel")
-    together = _clocks_of_updates(updates, work) + thresholds.LAUNCH_CLOCKS
+    of_all = [(k, n, path) for (k, n, _), path in zip(updates, in_parts_of_all(updates, work), strict=True)]
+    together = _clocks_of_updates(of_all, work) + thresholds.LAUNCH_CLOCKS
     apart = sum(_clocks_of_updates([each], work) + thresholds.LAUNCH_CLOCKS for each in updates)
     why = f"counted clocks, with launches: {together:,} in one launch behind their deltas, {apart:,} in {len(updates)}"
     return Verdict(True, f"{len(updates)} layers are moved by the same kernel; {why}")

@@ -10,6 +10,7 @@ from ..kernels import (
     FEW_ROWS_HEAD,
     HEAD_MOST_N,
     LOSS_COLUMNS,
+    SMALL_N_COLUMNS,
     SUMS_OF_TERMS,
     TAIL_MOST_LAYERS,
     TAIL_MOST_UNITS,
@@ -24,9 +25,10 @@ from ..kernels import (
     ceil_div,
 )
 from . import thresholds
-from .counted import column_head_clocks, is_faster
+from .counted import column_head_clocks, is_faster, simt_clocks
 from .dense import is_cut, on_tensor_cores, product_rows, split_clocks
 from .setting import Verdict, Work
+from .tiles import small_batch_tile
 
 
 def team_of(n: int) -> Team:
@@ -56,7 +58,31 @@ def head(k: int, n: int, activation: str, work: Work) -> Verdict:
     if n > HEAD_MOST_N:
         return Verdict(False, f"{n:,} outputs > {HEAD_MOST_N}, the most of a head")
     why = f"{n} outputs ≤ {HEAD_MOST_N}: the last layer, the loss and dx are one launch, the head"
-    return _head_of_cut(k, n, work, why) if is_cut(k, n) else Verdict(True, why)
+    return _head_of_cut(k, n, work, why) if is_cut(k, n) else _head_of_rows(k, n, work, why)
+
+
+def _head_of_rows(k: int, n: int, work: Work, why: str) -> Verdict:
+    """The same of other layers, unless their products and the loss are counted to take less apart: of many rows."""
+    form, _ = head_form(k, n, work)
+    # Of fewer columns most of a tile is padding, for which counts are too low.
+    if not work.is_training or form is not COLUMN_HEAD or n <= SMALL_N_COLUMNS:
+        return Verdict(True, why)
+    rows, sms = product_rows(work), work.setting.multiprocessors
+    by_head = column_head_clocks(form, head_parts(form, k, ceil_div(rows, form.rows), work), k, n, work.rows, sms)
+    products = small_batch_tile(rows, n, k, sms), small_batch_tile(rows, k, n, sms)
+    of_products = sum(
+        simt_clocks(tile, *sizes, sms) for (tile, _), sizes in zip(products, ((rows, n, k), (rows, k, n)), strict=True)
+    )
+    apart = of_products + loss_clocks(rows, team_of(n), sms) + 2 * thresholds.LAUNCH_CLOCKS
+    counted = f"counted clocks: {by_head:,} by a head, {apart:,} by products on plain cores and a loss"
+    is_worth_it = not is_faster(apart, by_head)
+    return Verdict(is_worth_it, f"{why}; {counted}" if is_worth_it else counted)
+
+
+def loss_clocks(rows: int, team: Team, multiprocessors: int) -> int:
+    """Of a loss by its own launch, whose teams take one row after another."""
+    in_turn = ceil_div(rows, team.block_rows * loss_blocks(rows, team, multiprocessors))
+    return thresholds.LOSS_CLOCKS + thresholds.LOSS_ROW_CLOCKS * in_turn
 
 
 def _head_of_cut(k: int, n: int, work: Work, why: str) -> Verdict:

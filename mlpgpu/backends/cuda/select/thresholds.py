@@ -152,6 +152,9 @@ FEW_ROWS_FORWARD_CLOCKS = 2000
 # 10 at 600 rows in bfloat16 2.3 µs longer, 1024 by 10 at 1,024 rows 2.4; 128 by 10 at 8,192 rows 6.9 less.
 LOSS_CLOCKS = 4000
 
+# And for each row that a team takes after another one.  An H100: 55 columns at 15,742 rows, five rows each, 12.2 µs.
+LOSS_ROW_CLOCKS = 2000
+
 # True: few rows, long rows and small weights have heads of their own.  2048 by 11 at 2 rows: 16.6 -> 7.45 µs; 1111 by 1
 # at 2 rows: 10.25 -> 5.2; 102 by 2 at 2,048: 11.6 -> 6.7; 2048 by 32 at 16: 60.3 -> 11.8.
 COLUMN_HEADS_ARE_USED = True
@@ -214,15 +217,14 @@ SCALAR_TILE_CLOCKS = 5000
 
 # From so many weights on blocks that are several on a multiprocessor may multiply while others move their tiles: memory
 # then gives so many bytes in a clock, the second number where they do not.  A weight and its slot are read and written.
-CLUSTER_LEAST_WEIGHTS = 1_500_000
+CLUSTER_LEAST_WEIGHTS = 1_000_000
 CLUSTER_WEIGHT_BYTES = 16
 CLUSTER_BYTES_PER_CLOCK = 1540, 1130
 
-# Of fewer weights than the second number that gains only where rows are no vectors, or where tiles of usual size fill
-# less than so many hundredths of their waves.  An H100, once slots begin at vectors, by usual tiles and so: 1500 by
-# 1000 at 64 rows in bfloat16 by Adam 17.1 and 12.9 µs, 2501 by 2433 at 128 91.7 and 76.7, 3999 by 4001 at 64 by
-# Momentum 186 and 126; but 2048 by 1024 at 128 by Momentum 11.0 and 15.0, 2048 by 2048 at 256 33.2 and 39.8; 4096 by
-# 4096 122 and 126, 6144 by 6144 in halves 276 and 257.
+# Of fewer weights than the second number that gains only where rows are no vectors, where all those blocks are there at
+# once, or where a weight fills less than so many hundredths of the waves of tiles of usual size.  An H100, by usual
+# tiles and so: 1024 by 1024 at 64 rows in bfloat16 by Adam 15.4 and 12.0 µs, 1536 by 1536 29.5 and 21.6, 8192 by 408
+# 46.4 and 37.6, 2049 by 2049 73.4 and 62.6; but 2048 by 1000, which fills two waves of 64 by 128, 29.0 and 32.6.
 CLUSTER_FILLED_HUNDREDTHS = 92
 CLUSTER_MANY_WEIGHTS = 1 << 23
 
@@ -266,10 +268,11 @@ UPDATES_HAVE_PARTS = True
 ADDED_PARTS_CLOCKS = 6000
 
 # True: in a step launch by launch the updates of small weights that are of one kind are one launch, behind the last one
-# that makes a delta of theirs; of the same blocks, so bits are the same.  Which layers are on tensor cores, and whether
-# a step goes by blocks of rows, is counted without it.  48-84-21-36-95-187 at 4,371 rows on an H100: four updates of
-# 12.5, 9.4, 9.6 and 11.1 µs, in one launch 26.4, a step 168 -> 151; 132-21-71-28-223-202-56-274 at 8,192 rows: 16.8,
-# 11.2, 10.8 and 14, in one 36.1, a step 381 -> 363.
+# that makes a delta of theirs.  Where blocks have parts of the rows, all layers' blocks are one wave: in as many parts
+# as each layer has alone, 620 blocks of 242-28-28-28-28-28-55 at 15,742 rows took 44.3 µs, 132 take 25.8.  Which layers
+# are on tensor cores, and whether a step goes by blocks of rows, is counted without it.  48-84-21-36-95-187 at 4,371
+# rows on an H100: four updates of 12.5, 9.4, 9.6 and 11.1 µs, in one launch 23.9, a step 168 -> 148;
+# 132-21-71-28-223-202-56-274 at 8,192 rows: 16.8, 11.2, 10.8 and 14, in one 36.1, a step 381 -> 363.
 UPDATES_ARE_GROUPED = True
 
 # True: by the count below one tile of multiply-adds is chosen before another for any number of rows.  256 by 159 at
