@@ -15,7 +15,7 @@ namespace mlpgpu {
 // ahead, so that a warp waits for memory alone. A lane has LANE_ROWS by LANE_COLUMNS elements of z and LANE_K of a slice's rows
 // of W, so that a number that it reads from shared memory serves several products. Of few columns the SPLIT blocks of a
 // cluster share the slices, and each finishes a part of z, whose sums it reads from the memory of all. Memory gives a tenth
-// more in a second of rows of 32 columns, which are lines of the cache, than of halves of them, and more still of two lines.
+// more in a second of rows of 32 columns, which are cache lines, than of halves of them, and more still of 64 columns.
 template <int ROWS_, int COLUMNS_>
 struct WholeBatchForward {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, K = 256 / COLUMNS, WARPS = ROWS > 16 ? 8 : 16, THREADS = WARPS * WARP;

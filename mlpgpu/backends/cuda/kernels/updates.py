@@ -29,13 +29,13 @@ def reduce() -> Entry:
     return Entry("reduce", "elementwise/update.cuh", "reduce", arguments(signature), ROW_THREADS)
 
 
-LINE_FLOATS = 32  # of a line of the second-level cache, which has four sectors
+CACHE_LINE_FLOATS = 32  # of four sectors
 
 
 def slot_pitch(count: int) -> int:
-    """Elements from one slot of so many parameters to the next on the card: whole lines of the cache, so that what is a
-    vector, a sector or a line of the parameters is one of every slot."""
-    return LINE_FLOATS * ceil_div(count, LINE_FLOATS)
+    """Elements from one slot of so many parameters to the next on the card: whole cache lines, so that what is a
+    vector, a sector or a cache line of the parameters is one of every slot."""
+    return CACHE_LINE_FLOATS * ceil_div(count, CACHE_LINE_FLOATS)
 
 
 def squares() -> Entry:
