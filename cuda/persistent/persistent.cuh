@@ -62,10 +62,10 @@ __device__ __forceinline__ void each_weight(const K& k, Visit visit) {
     }
 }
 
-// Elements from one slot to the next, as the host lays them out: whole vectors.
+// Elements from one slot to the next, as the host lays them out: whole cache lines.
 template <class K>
 __host__ __device__ constexpr int64_t slot_pitch() {
-    return (parameters_below<K, K::LAST + 1>() + 3) / 4 * 4;
+    return round_up(parameters_below<K, K::LAST + 1>(), 32);
 }
 
 template <int L, class K>
