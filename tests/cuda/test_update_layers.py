@@ -1,4 +1,5 @@
-"""The updates of several layers in one launch: which ones they are, and whole steps launch by launch on the host."""
+"""The updates of several layers in one launch, and beside others: which ones they are, and whole steps launch by launch
+on the host."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from host_program import HostProgram
 from mlpgpu import Dense, Dropout, LocallyConnected, Network, Standardize
 from mlpgpu import plan as ops
 from mlpgpu.backends.cuda import kernels
-from mlpgpu.backends.cuda.kernels import WARP_SPLIT_WEIGHT, ceil_div
+from mlpgpu.backends.cuda.kernels import BFLOAT16, WARP_SPLIT_WEIGHT, ceil_div, cluster_split_tiles
 from mlpgpu.backends.cuda.kernels.launches import DELTAS, OUTPUTS, At, Launch, Lowered
 from mlpgpu.backends.cuda.lower import fuse as fusing
-from mlpgpu.backends.cuda.lower import groups
+from mlpgpu.backends.cuda.lower import groups, lowering
 from mlpgpu.backends.cuda.lower.lowering import lower, passes
+from mlpgpu.backends.cuda.lower.overlap import overlap
 from mlpgpu.backends.cuda.profile.costs import flops, moved_bytes
 from mlpgpu.backends.cuda.profile.predicted import CLOCKS, LAUNCH_SECONDS, predicted_seconds
 from mlpgpu.backends.cuda.run.arrays import _grows_with_rows
@@ -29,6 +31,7 @@ from mlpgpu.backends.cuda.select.counted import slices_in_turn
 from mlpgpu.backends.cuda.select.dense import SmallN, UpdateByParts, WarpSplit, update_blocks, updates_in_one_launch
 from mlpgpu.backends.cuda.select.select import select
 from mlpgpu.backends.cuda.select.setting import Setting
+from mlpgpu.backends.cuda.select.updates import runs_beside
 from mlpgpu.layers import Layer
 from mlpgpu.names import ActivationName
 from mlpgpu.optimizers import OPTIMIZERS
@@ -304,6 +307,67 @@ def test_what_a_stack_leaves_is_not_moved_beside_other_layers() -> None:
     assert fused is not None and fused.selection.in_place and fused.selection.stacks
     (together,) = (each for each in fused.groups if isinstance(each, groups.UpdateLayers))
     assert {op.weight for op in together.ops} == {"0.weight", "4.weight"} and together.inputs == "x"
+
+
+# --- beside other launches ---
+
+DEEP = (132, 21, 71, 28, 223, 202, 56, 274)
+
+
+def beside(low: Lowered) -> list[str]:
+    return [launch.entry.name.split("_sm90_")[0] for launch in launches(low) if launch.on_side_stream]
+
+
+def test_updates_that_leave_room_run_beside_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(stack(DEEP, "relu"), capacity=8192, precision="tf32")
+    low = lowered(plan)
+    assert beside(low) == ["tensor_backward_update_Momentum_bfloat16_pair"] * 3
+    assert not launches(low)[-1].on_side_stream  # nothing of the step follows it
+    of_step = [launch for launch in launches(low) if not launch.on_side_stream]
+    # Behind both streams a launch begins when all is complete; others still overlap the one before on their stream.
+    assert not low.finish[0].pdl and low.finish[0].entry.prefetched is not None
+    assert sum(launch.pdl for launch in of_step) > 10
+    monkeypatch.setattr(thresholds, "UPDATES_RUN_BESIDE", False)
+    alone = lowered(plan)
+    assert beside(alone) == [] and alone.finish[0].pdl
+    assert [launch.entry for launch in launches(alone)] == [launch.entry for launch in launches(low)]
+
+
+def test_a_step_without_an_end_begins_behind_both_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of([Dense(784, 512, "relu"), Dense(512, 512, "relu"), Dense(512, 10)], capacity=64, precision="tf32")
+    monkeypatch.setattr(thresholds, "NARROW_TILES_ARE_USED", False)
+    low = lowered(plan)
+    first = next(iter([*low.begin, *launches(low)]))
+    assert beside(low) == ["dense_backward_update_Momentum_few_columns"] and not low.finish and not first.pdl
+    monkeypatch.setattr(thresholds, "UPDATES_RUN_BESIDE", False)
+    assert [launch.entry for launch in launches(lowered(plan))] == [launch.entry for launch in launches(low)]
+
+
+@pytest.mark.parametrize(("rows", "count"), [(8192, 3), (4095, 0)])
+def test_short_updates_on_tensor_cores_have_none_beside_them(rows: int, count: int) -> None:
+    """By clusters of eight, 512 rows a block."""
+    plan = plan_of(stack((58, 44, 92, 506, 92), "relu", None), capacity=rows, precision="bfloat16")
+    assert len([name for name in beside(lowered(plan)) if name.startswith("tensor")]) == count
+
+
+def test_an_update_whose_rows_are_written_later_stays_on_its_stream() -> None:
+    plan = plan_of(stack(DEEP, "relu"), capacity=8192, precision="tf32")
+    low = lowering._emit(plan, passes(plan, H100))
+    (shard,) = low.shards
+    *_, third = (launch for launch in shard if launch.entry.name.startswith("tensor_backward_update"))
+    dx = next(launch for launch in shard if launch.entry.name.startswith("tensor_backward_input"))
+    spoilt = replace(low, shards=[[*shard, dx]])  # which reads the first one's weight, and writes the second one's dz
+    found = [launch.operation for launch in launches(overlap(spoilt, plan, 132)) if launch.on_side_stream]
+    assert found == [third.operation]
+
+
+def test_reasons_to_run_beside_others() -> None:
+    update = kernels.tensor_backward_update("Adam", cluster_split_tiles(BFLOAT16)[2])  # clusters of four
+    assert runs_beside(update, 100, 2048, 132) and runs_beside(update, 277, 2048, 132)
+    assert not runs_beside(update, 278, 2048, 132) and "278 blocks > 277" in runs_beside(update, 278, 2048, 132).why
+    assert not runs_beside(update, 1, 2047, 132) and "2,047 rows < 2,048" in runs_beside(update, 1, 2047, 132).why
+    plain = kernels.update_layers("Adam", WARP_SPLIT_WEIGHT, by_parts=True)
+    assert runs_beside(plain, 92, 1, 132) and not runs_beside(plain, 93, 1, 132)
 
 
 # --- counts and reasons ---

@@ -59,7 +59,7 @@ def lower(
     what the card is compiled for; ``rank`` whose launches they are, of a plan of several ranks and shards.
     """
     made = passes(plan, Setting(multiprocessors, arch, source, textured))
-    return overlap(_emit(plan, made, rank), plan)
+    return overlap(_emit(plan, made, rank), plan, multiprocessors)
 
 
 def lower_evaluation(
@@ -72,7 +72,7 @@ def lower_evaluation(
     """
     of_rows = plan.with_capacity(rows)
     made = Passes(None, fuse(select(of_rows, Setting(multiprocessors, arch, source, textured), is_training=False)))
-    return overlap(_emit(of_rows, made), of_rows)
+    return overlap(_emit(of_rows, made), of_rows, multiprocessors)
 
 
 def _emit(plan: Plan, made: Passes, rank: int = 0) -> Lowered:

@@ -1,4 +1,5 @@
-"""Which launches of a plan may begin before the one before them is complete, and what they may read by then.
+"""Which launches of a plan may begin before the one before them is complete, and what they may read by then; and which
+updates run beside what follows them.
 
 Of several ranks it says which launches wait for what was exchanged at the end of the step before.
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 from ....plan import Plan
 from ..kernels.launches import DELTAS, OUTPUTS, At, Collective, Launch, Lowered, Map, Value
+from ..select.updates import runs_beside
 
 # Arguments that point to one parameter, or to its slots or parts, in an array of many.
 _SEGMENTS = {"w", "b", "weight", "bias", "weight_slots", "bias_slots", "db_partials"}
@@ -23,20 +26,44 @@ _WHOLE = {"outputs", "deltas"}
 Pointer = tuple[str, At | Map]  # an argument's name, and what it points to
 
 
-def overlap(lowered: Lowered, plan: Plan) -> Lowered:
-    """Let launches of a step, and of an evaluation, overlap where one stream runs them all, one after another."""
+def overlap(lowered: Lowered, plan: Plan, multiprocessors: int) -> Lowered:
+    """Let launches of a step, and of an evaluation, overlap where one stream runs them one after another.
+
+    Updates that leave room on so many multiprocessors run on a side stream, beside what follows them.
+    """
     evaluation = _chained(lowered.evaluation, None)
     if lowered.pieces:
         return replace(_chained_pieces(_awaiting(lowered, plan)), evaluation=evaluation)
     if len(lowered.shards) != 1 or any(launch.on_side_stream for launch in lowered.shards[0]):
         return replace(lowered, evaluation=evaluation)
-    parts = [lowered.begin, _postponed(lowered.shards[0]), lowered.finish]
+    shard = _with_updates_beside(_postponed(lowered.shards[0]), plan.capacity, multiprocessors)
+    parts = [lowered.begin, shard, lowered.finish]
     before = next((part[-1] for part in reversed(parts) if part), None)
+    joins = any(launch.on_side_stream for launch in shard)
+    if joins and not lowered.finish:  # the next step's first launch waits for both streams
+        before = None
     for number, part in enumerate(parts):
+        if joins and part is lowered.finish:
+            before = None
         parts[number] = _chained(part, before)
-        before = parts[number][-1] if part else before
+        before = next((each for each in reversed(parts[number]) if not each.on_side_stream), before)
     begin, shard, finish = parts
     return replace(lowered, begin=begin, shards=[shard], finish=finish, evaluation=evaluation)
+
+
+def _with_updates_beside(launches: Sequence[Launch], rows: int, multiprocessors: int) -> list[Launch]:
+    """Launches, of which updates that leave room on the card are marked to run beside all that follow them."""
+    made = list(launches)
+    for number, launch in enumerate(launches[:-1]):
+        may_run = runs_beside(launch.entry, prod(launch.grid), rows, multiprocessors)
+        if may_run and _moves(launch) and not any(_conflict(launch, each) for each in launches[number + 1 :]):
+            made[number] = replace(launch, on_side_stream=True)
+    return made
+
+
+def _moves(launch: Launch) -> bool:
+    """Whether a launch moves parameters, which are an update's in a step: no other one moves the same."""
+    return any(value.array == "parameters" for _, value in _pointers(launch, _is_written))
 
 
 def _postponed(launches: Sequence[Launch]) -> list[Launch]:
@@ -70,6 +97,9 @@ def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
     """
     chained: list[Launch] = []
     for launch in launches:
+        if launch.on_side_stream:
+            chained.append(launch)
+            continue
         is_free = not (launch.awaits or launch.receives)
         takes_part = is_free and before is not None and launch.entry.prefetched is not None
         before = _overlapping(launch, before) if takes_part and before is not None else launch
@@ -115,10 +145,12 @@ def _may_alias(one: Pointer, other: Pointer) -> bool:
 
 def _conflict(one: Launch, other: Launch) -> bool:
     """Whether their order matters."""
+    apart = {"parameters", "slots"} if _moves(one) and _moves(other) else set()
     return any(
         _may_alias(a, b)
         for first, second in ((one, other), (other, one))
         for a in _pointers(first, _is_written)
+        if a[1].array not in apart
         for b in _pointers(second, lambda _: True)
     )
 

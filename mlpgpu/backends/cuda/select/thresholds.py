@@ -275,6 +275,15 @@ ADDED_PARTS_CLOCKS = 6000
 # 132-21-71-28-223-202-56-274 at 8,192 rows: 16.8, 11.2, 10.8 and 14, in one 36.1, a step 381 -> 363.
 UPDATES_ARE_GROUPED = True
 
+# True: of a step on one stream, updates whose blocks take at most so many tenths of the card run beside the launches
+# that follow them; those on tensor cores where each block has at least so many rows of the batch.  An H100: of 46
+# networks steps of 25 take 0.80 to 0.98 of the time; 132-21-71-28-223-202-56-274 at 8,192 rows 336 -> 308 µs,
+# 58-44-92-506 at 16,384 in bfloat16 167 -> 140, 784-512-512-10 at 64 51.6 -> 42.2, 5-4096-2 at 4 16.8 -> 13.5.  With
+# fewer rows a block 885-192-324-34-112-196-142 at 1,024 takes 78 µs for 70, 784-512-512-10 at 256 in bfloat16 35, 33.
+UPDATES_RUN_BESIDE = True
+BESIDE_LEAST_ROWS = 512
+BESIDE_TENTHS = 7
+
 # True: by the count below one tile of multiply-adds is chosen before another for any number of rows.  256 by 159 at
 # 8,192 rows by 32 by 32, since wider ones are padded by more than an eighth: 58 µs, counted 64, and 27 by 128 by 96;
 # 904 by 59 at 2,048: 33 µs, counted 40, and 11 where warps share k.

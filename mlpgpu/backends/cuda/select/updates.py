@@ -1,4 +1,6 @@
-"""Where gradients become parameters: in the products that make them, or in launches of their own."""
+"""Where gradients become parameters: in the products that make them, or in launches of their own; and beside which
+launches.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from collections.abc import Collection
 
 from .... import plan as ops
 from ....plan import Plan
+from ..kernels import Entry
+from . import thresholds
 from .setting import Verdict
 
 
@@ -30,3 +34,18 @@ def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
     if plan.ends_with_gradient:
         return Verdict(False, "the step ends with the gradient, without an update")
     return Verdict(True, "one product makes each gradient whole, so its epilogue applies the optimizer")
+
+
+def runs_beside(update: Entry, blocks: int, rows: int, multiprocessors: int) -> Verdict:
+    """Whether an update of so many blocks, by so many rows of the batch, runs beside the launches that follow it.
+
+    Products on tensor cores ask for all of a multiprocessor's shared memory: beside a short update on tensor cores they
+    wait longer for that than the update takes.
+    """
+    if not thresholds.UPDATES_RUN_BESIDE:
+        return Verdict(False, "a test or a benchmark asks for one launch after another")
+    least = thresholds.BESIDE_LEAST_ROWS * update.cluster
+    if update.header == "dense/tensor_update.cuh" and rows < least:
+        return Verdict(False, f"{rows:,} rows < {least:,}: others would wait for its shared memory")
+    room = thresholds.BESIDE_TENTHS * update.blocks * multiprocessors // 10
+    return Verdict(blocks <= room, f"{blocks:,} blocks {'≤' if blocks <= room else '>'} {room:,}, which leave room")
