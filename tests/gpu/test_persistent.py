@@ -17,7 +17,8 @@ from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import SUMS_OF_TERMS
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
-from mlpgpu.backends.cuda.run import feed, program
+from mlpgpu.backends.cuda.run import program
+from mlpgpu.backends.cuda.run.data import feed
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds

@@ -24,7 +24,7 @@ from helpers import EPS, EPS32
 from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.run import feed
+from mlpgpu.backends.cuda.run.data import feed
 from mlpgpu.backends.cuda.run.training import Training
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds

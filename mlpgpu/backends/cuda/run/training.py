@@ -15,7 +15,7 @@ from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
 from .graphs import ShardStreams, StepGraphs
-from .orders import Orders
+from .data.orders import Orders
 from .persistent import PersistentSteps
 from .state import DeviceState
 from .workspace import Workspace

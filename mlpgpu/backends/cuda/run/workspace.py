@@ -18,7 +18,7 @@ from ..lower.lowering import lower, lower_evaluation
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device, LoadedKernels, Stream, pack
 from .arrays import Arrays, check_room
-from .feed import Feed
+from .data.feed import Feed
 from .maps import TensorMaps
 from .primitives import grid_over
 from .steps import StepNumbers

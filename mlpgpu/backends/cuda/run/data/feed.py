@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from ....datasets import Dataset
-from ....errors import BackendError
-from ....plan import Plan
-from ...base import target_array
-from ...inputs import InputScaling
-from ..runtime import Device, Event, Stream, Texture, pinned
-from ..select.data import by_texture
-from .arrays import Arrays
-from .trace import Trace
+from .....datasets import Dataset
+from .....errors import BackendError
+from .....plan import Plan
+from ....base import target_array
+from ....inputs import InputScaling
+from ...runtime import Device, Event, Stream, Texture, pinned
+from ...select.data import by_texture
+from ..arrays import Arrays
+from ..trace import Trace
 
 PIECE_BYTES = 16 << 20
 FILL_THREADS = 4
