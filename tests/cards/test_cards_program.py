@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,12 @@ from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.cuda import exchange
 from mlpgpu.backends.cuda.exchange import Exchange
 from mlpgpu.backends.cuda.run import program as programs
+from mlpgpu.backends.cuda.run.data import pieces
+from mlpgpu.backends.cuda.run.data.feed import Feed
+from mlpgpu.backends.cuda.run.data.shares import Shares
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.run.state import DeviceState
-from mlpgpu.backends.cuda.runtime import Message
+from mlpgpu.backends.cuda.runtime import Message, Place
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.plan import sharding
 
@@ -55,6 +58,7 @@ class Team:
         self.size, self.own, self.lanes = size, threading.local(), 2
         self._barrier = threading.Barrier(size, timeout=SECONDS)
         self._told: list[Any] = [None] * size
+        self.cards: list[HostCard] = []
         self._channels: dict[tuple[int, int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
 
     @property
@@ -73,6 +77,11 @@ class Team:
 
     def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]:
         return list(sent)
+
+    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
+        told = self.gather(list(addresses))
+        others = (rank for rank in range(self.size) if rank != self.rank)
+        return {rank: [Place(None, address) for address in told[rank]] for rank in others}  # type: ignore[arg-type]
 
     def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None:
         card, me = stream.device, self.rank
@@ -126,13 +135,15 @@ class Team:
 
 
 def train(
-    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch, begin: State | None = None, *, share: float = 0.5
-) -> list[Any]:
+    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch, begin: State | None = None, *, share: float = 0.5,
+    rows: int = ROWS, runs: Iterable[int] = (4, 2), **others: Any,
+) -> list[Any]:  # fmt: skip
     """What each rank has after two epochs and an evaluation; ``share`` of the memory is for the data."""
     layers, options = NETWORKS[name]
+    options = {**options, **others}
     network = Network(layers, seed=3)
     plan = network.lower(capacity=BATCH, loss="softmax_cross_entropy", ranks=ranks, **options)
-    data = dataset("softmax_cross_entropy", "index", rows=ROWS, n_in=6, n_out=3, weighted=True)
+    data = dataset("softmax_cross_entropy", "index", rows=rows, n_in=6, n_out=3, weighted=True)
     data = type(data)(data.x.astype(np.float32), data.y, data.weight)
     team = Team(ranks)
     monkeypatch.setattr(programs, "communicator", lambda: team)
@@ -141,14 +152,19 @@ def train(
 
     def work() -> Any:
         own: Any = HostCard(team.rank if ranks > 1 else 0)
+        own.peers = team.cards
+        team.cards.append(own)
         program = CudaProgram(plan, own, share, launches_because="a test asks for it")
         if begin is None:
             program.draw(3, np.zeros((1, plan.statistic_count)))
         else:
             program.load(begin)
-        sampling = Sampling(ROWS, BATCH, seed=11)
+        sampling = Sampling(rows, BATCH, seed=11)
         program.attach(data, sampling)
-        losses = [program.run(0, np.full(4, 0.05)), program.run(4, np.full(2, 0.02))]
+        losses, done = [], 0
+        for count in runs:
+            losses.append(program.run(done, np.full(count, 0.05 if done == 0 else 0.02)))
+            done += count
         program.prefetch()
         state = program.read()
         sums = program.evaluate(data, ["accuracy"], shared=True)
@@ -198,7 +214,25 @@ def test_data_that_stream_through_every_card(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(got.parameters, state.parameters)
 
 
-@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages"])
+@pytest.mark.parametrize("name", ["two exchanges", "one exchange"])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough), 4])
+def test_data_that_no_card_has_room_for_are_dealt(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three epochs and a part of a fourth, in pieces; the first pieces from the host, the others from all cards."""
+    rows, room = 101, 101 * 32 - 1
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * 4 * 32)
+    given: dict[str, Any] = {"rows": rows, "runs": (2, 15, 24), "shards": 4}
+    ((losses, state, sums, _, _),) = train(name, 1, monkeypatch, **given)
+    dealt: list[bool] = []
+    deal = Feed._take
+    monkeypatch.setattr(Feed, "_take", lambda self, *arguments: (dealt.append(True), deal(self, *arguments)))
+    for got_losses, got, got_sums, *_ in train(name, ranks, monkeypatch, share=room / (1 << 30), **given):
+        np.testing.assert_array_equal(got_losses, losses)
+        np.testing.assert_array_equal(got.parameters, state.parameters)
+        np.testing.assert_array_equal(got_sums["loss"], sums["loss"])
+    assert len(dealt) >= 2 * ranks * 4
+
+
+@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages", "another share"])
 def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = exchange._message
     if fault == "another address":
@@ -211,10 +245,14 @@ def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.M
     elif fault == "another slice":  # slots of which nothing was there before would not show it
         swapped = property(lambda self: self._plan.slices[-1 - self._workspace.rank].parameters)
         monkeypatch.setattr(DeviceState, "_own", swapped)
+    elif fault == "another share":
+        monkeypatch.setattr(Shares, "stride", 40)
     else:
         monkeypatch.setattr(Team, "put", lambda *arguments: None)
     with pytest.raises((AssertionError, ValueError)):
         if fault == "another slice":
             test_ranks_go_on_from_a_state(monkeypatch)
+        elif fault == "another share":
+            test_data_that_no_card_has_room_for_are_dealt("one exchange", 2, monkeypatch)
         else:
             test_programs_of_ranks_end_as_one_does("two exchanges", 2, monkeypatch)

@@ -4,13 +4,15 @@ rows and columns of arrays, and random words (``elementwise/random.cuh``)."""
 from __future__ import annotations
 
 from ...base import MOST_BINS
-from .entry import ITEM_BYTES, ROW_THREADS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from .entry import ITEM_BYTES, ROW_THREADS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div, strided_grid
 
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_STAGES = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": "float", "int32": "int", "float64": "double"}  # C types of summands
 SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
 KEYS = {"uint32": "uint32_t", "uint64": "uint64_t"}  # C types of keys that can be sorted
+WORD_BYTES = (16, 4, 1)  # of what rows are taken by
+SHARE_BLOCKS = 32  # take rows beside a step: some 500 KB are then on their way from another card
 
 
 def prefix_sum(dtype: str) -> Entry:
@@ -138,6 +140,22 @@ def take_rows(source: str) -> Entry:
     return Entry(f"take_rows_{source}", "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
 
 
+def take_share(row_bytes: int) -> Entry:
+    """Rows that lie in one card's share of a data set, in words as wide as rows of so many bytes have."""
+    word = next(size for size in WORD_BYTES if row_bytes % size == 0)
+    signature = (
+        "const int* places[count], int64_t first, int of_batch, int batch_rows, int count, int begin, int end, "
+        "const unsigned char* share[count,row_bytes], int64_t row_bytes, inout unsigned char* rows[count,row_bytes]"
+    )
+    name, function = f"take_share_{word}", f"take_share<{word}>"
+    return Entry(name, "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
+
+
+def share_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
+    """The grid that takes so many rows beside a step, whose kernels the other multiprocessors are left to."""
+    return strided_grid(count * row_bytes, SHARE_BLOCKS, min(row_bytes, max(WORD_BYTES)))
+
+
 def put_column(source: str) -> Entry:
     """A column of an array, whose elements are of one of :data:`SOURCES`."""
     ctype = SOURCES[source]
@@ -161,4 +179,5 @@ def primitive_entries() -> list[Entry]:
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     counts = [extremes(), find_nonfinite(), histogram(), row_checksums()]
     rows = [entry(source) for source in SOURCES for entry in (take_rows, put_column)]
+    rows += [take_share(size) for size in WORD_BYTES]
     return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, random_words(), initial_uniform()]

@@ -14,8 +14,8 @@ from ...constants import hyper_parameters
 from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
-from .graphs import ShardStreams, StepGraphs
 from .data.orders import Orders
+from .graphs import ShardStreams, StepGraphs
 from .persistent import PersistentSteps
 from .state import DeviceState
 from .workspace import Workspace
@@ -48,7 +48,7 @@ class Training:
         assert workspace.plan.optimizer is not None
         self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
-        self.data = workspace.feed(dataset, sampling.batch_size)
+        self.data = workspace.feed(dataset, sampling.batch_size, exchange)
         self.binder = binder = Binder(workspace, self.data, sampling.seed)
         self._exchange, addresses = exchange, workspace.arrays.addresses
         bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None
@@ -88,6 +88,8 @@ class Training:
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self.begin_at(first_step + done, batch)
                 self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
+                if done + count == len(rates):
+                    self.data.settle()
                 log.begin()
                 with self._together():
                     self.put(count)

@@ -20,8 +20,8 @@ from ... import kernels
 from ...kernels.launches import At, Launch
 from ...runtime import Device, Event, Replay, Stream, capture
 from ...select.data import sorts_on_card, sorts_on_card_after
-from .feed import Feed
 from ..primitives import Chain, grid_over
+from .feed import Feed
 
 KEYS, SORTED, SPARE = "row keys", "next order", ("sorted keys", "sorted rows")
 
