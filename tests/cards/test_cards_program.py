@@ -219,7 +219,9 @@ def test_data_that_stream_through_every_card(monkeypatch: pytest.MonkeyPatch) ->
 def test_data_that_no_card_has_room_for_are_dealt(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For three epochs and a part of a fourth, in pieces; the first pieces from the host, the others from all cards."""
     rows, room = 101, 101 * 32 - 1
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * 4 * 32)
+    sizes = {"PIECE_BYTES": 2 * 4 * 32, "TAKEN_BYTES": 3 * 4 * 32, "TAKEN_BATCHES": 1, "TAKEN_SHARE": 1}
+    for size, value in sizes.items():
+        monkeypatch.setattr(pieces, size, value)
     given: dict[str, Any] = {"rows": rows, "runs": (2, 15, 24), "shards": 4}
     ((losses, state, sums, _, _),) = train(name, 1, monkeypatch, **given)
     dealt: list[bool] = []

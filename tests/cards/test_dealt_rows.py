@@ -350,6 +350,9 @@ def train(
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pieces, "PIECE_BYTES", piece_bytes)
+        patched.setattr(pieces, "TAKEN_BYTES", piece_bytes)
+        patched.setattr(pieces, "TAKEN_BATCHES", 1)
+        patched.setattr(pieces, "TAKEN_SHARE", 1)
         fed = team.run(work)
     while world.step():  # what was given to streams and nobody waited for
         pass

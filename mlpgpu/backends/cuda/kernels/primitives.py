@@ -12,7 +12,9 @@ SCANNED = {"float32": "float", "int32": "int", "float64": "double"}  # C types o
 SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
 KEYS = {"uint32": "uint32_t", "uint64": "uint64_t"}  # C types of keys that can be sorted
 WORD_BYTES = (16, 4, 1)  # of what rows are taken by
-SHARE_BLOCKS = 32  # take rows beside a step: some 500 KB are then on their way from another card
+# Blocks that take rows.  One that is resident delays the next product, whose blocks have a multiprocessor each, until it
+# ends: so all multiprocessors ask for rows, and have them as soon as the link allows.
+SHARE_BLOCKS = 264
 
 
 def prefix_sum(dtype: str) -> Entry:
@@ -152,7 +154,7 @@ def take_share(row_bytes: int) -> Entry:
 
 
 def share_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
-    """The grid that takes so many rows beside a step, whose kernels the other multiprocessors are left to."""
+    """The grid that takes so many rows."""
     return strided_grid(count * row_bytes, SHARE_BLOCKS, min(row_bytes, max(WORD_BYTES)))
 
 

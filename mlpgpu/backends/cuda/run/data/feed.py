@@ -39,7 +39,7 @@ from ...select.data import by_texture
 from ..arrays import Arrays
 from ..trace import Trace
 from .own_rows import OwnRows
-from .pieces import MOST_ROWS, SLOTS, cut, cut_for_ranks
+from .pieces import MOST_ROWS, SLOTS, Pieces, cut, cut_for_ranks
 from .shares import Shares
 
 FILL_THREADS = 4
@@ -113,11 +113,13 @@ class Feed:
         if self._is_on_card:
             room = max(room, rows * row_bytes)
         self._pieces, of_ranks = cut(rows, batch_rows, row_bytes, room), list[OwnRows]()
+        self._taken: Pieces | None = None  # the pieces of epochs after the first one, of a set that is dealt
         if exchange is not None:
             of_ranks = OwnRows.of_ranks(rows, batch_rows, plan.shards, exchange.size)
-            self._pieces = cut_for_ranks(self._pieces, of_ranks, exchange, row_bytes, 0 if self._is_on_card else room)
-        self.stays, self.is_dealt = self._is_on_card or self._pieces.stays, self._pieces.is_dealt
-        places = stored_rows if self._is_on_card else self._pieces.places
+            room_for_rows = 0 if self._is_on_card else room
+            self._pieces, self._taken = cut_for_ranks(self._pieces, of_ranks, exchange, row_bytes, room_for_rows)
+        self.stays, self.is_dealt = self._is_on_card or self._pieces.stays, self._taken is not None
+        places = stored_rows if self._is_on_card else (self._taken or self._pieces).places
 
         sizes = {name: places * each.row_bytes for name, each in self._rows.items()}
         sizes["order"] = 4 * rows
@@ -226,9 +228,10 @@ class Feed:
         if self._shares is None:
             return
         if not self._takes:
+            assert self._taken is not None
             self._last.synchronize()
             self._shares.wait_for_all()
-            self._takes, self._first_turn = True, 0
+            self._pieces, self._takes, self._first_turn = self._taken, True, 0
             of_all_epochs = self._pieces.order(self._pieces.slot_places(0))
             self._send_list(self._stream, of_all_epochs, "order")
         self._stream.record(self._sourced)

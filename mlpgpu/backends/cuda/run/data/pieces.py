@@ -10,9 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from ...exchange import Exchange
+from ...kernels.launches import GRAPH_STEPS
 from .own_rows import OwnRows
 
 PIECE_BYTES = 16 << 20
+# Rows from other cards come fast, and a piece ends a run of steps: of large pieces there are fewer.
+TAKEN_BYTES, TAKEN_BATCHES = 64 << 20, max(GRAPH_STEPS)
+TAKEN_SHARE = 8  # but slots take no more than this part of the room, unless a piece is one batch
 SLOTS = 2  # pieces that are on the card at once, of a set that is not
 MOST_ROWS = 2**31 - 1  # positions are 32-bit
 
@@ -25,13 +29,13 @@ class Pieces:
         own: the rows that come to this card, which are those of its rank's shards, or all.
         batches: of a piece.
         stays: whether these rows stay on the card, one piece behind another.
-        is_dealt: whether they stay as this card's share of the set, with the slots behind it.
+        is_taken: whether later pieces are taken from such rows of several cards, into slots behind those of this card.
     """
 
     own: OwnRows
     batches: int
     stays: bool
-    is_dealt: bool = False
+    is_taken: bool = False
 
     @property
     def rows(self) -> int:
@@ -61,7 +65,7 @@ class Pieces:
     @property
     def places(self) -> int:
         """For how many rows the card has room, at least one."""
-        has_slots = self.is_dealt or not self.stays
+        has_slots = self.is_taken or not self.stays
         return max(1, self._kept + SLOTS * self.most_rows * has_slots)
 
     def slot(self, turn: int) -> int:
@@ -84,10 +88,12 @@ class Pieces:
 
 def cut(rows: int, batch_rows: int, row_bytes: int, room: int) -> Pieces:
     """The pieces of a set of so many rows on one card, whose data may take ``room`` bytes."""
-    return Pieces(OwnRows(rows, batch_rows), _batches(row_bytes, batch_rows), rows * row_bytes <= room)
+    return Pieces(OwnRows(rows, batch_rows), max(1, PIECE_BYTES // (row_bytes * batch_rows)), rows * row_bytes <= room)
 
 
-def cut_for_ranks(alone: Pieces, of_ranks: Sequence[OwnRows], exchange: Exchange, row_bytes: int, room: int) -> Pieces:
+def cut_for_ranks(
+    alone: Pieces, of_ranks: Sequence[OwnRows], exchange: Exchange, row_bytes: int, room: int
+) -> tuple[Pieces, Pieces | None]:
     """The pieces of a set on this rank's card, where ranks train on it together; all of them call this.
 
     They agree, since a piece ends a run of steps, each of which all of them make together.
@@ -95,18 +101,18 @@ def cut_for_ranks(alone: Pieces, of_ranks: Sequence[OwnRows], exchange: Exchange
     Arguments:
         alone: the pieces if there were this rank alone.
         of_ranks: the rows of each rank's shards.
+
+    Returns:
+        pieces that come from the host; and those that are taken from all cards, once a set that is dealt is there.
     """
-    own, most = of_ranks[exchange.rank], max(each.most_of_batch for each in of_ranks)
+    own, most = of_ranks[exchange.rank], row_bytes * max(each.most_of_batch for each in of_ranks)
     left = room - own.count * row_bytes - 2 * 4 * own.rows  # for slots, beside a share and two lists
-    told = exchange.gather((alone.stays, max(0, left // (SLOTS * most * row_bytes))))
+    wanted = min(max(TAKEN_BYTES // most, TAKEN_BATCHES), max(1, room // (TAKEN_SHARE * SLOTS * most)))
+    told = exchange.gather((alone.stays, min(wanted, max(0, left // (SLOTS * most)))))
     if all(stays for stays, _ in told):
-        return alone
-    batches, fitting = _batches(row_bytes, most), min(fitting for _, fitting in told)
+        return alone, None
+    batches, taken = max(1, PIECE_BYTES // most), min(fitting for _, fitting in told)
     has_places = exchange.size * max(each.count for each in of_ranks) <= MOST_ROWS
-    if fitting and has_places and exchange.maps_memory:
-        return Pieces(own, min(batches, fitting), stays=True, is_dealt=True)
-    return Pieces(own, batches, stays=False)
-
-
-def _batches(row_bytes: int, batch_rows: int) -> int:
-    return max(1, PIECE_BYTES // (row_bytes * batch_rows))
+    if taken and has_places and exchange.maps_memory:
+        return Pieces(own, batches, stays=True), Pieces(own, taken, stays=True, is_taken=True)
+    return Pieces(own, batches, stays=False), None
