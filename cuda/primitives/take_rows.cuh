@@ -32,13 +32,13 @@ struct WordOf<16> {
     using Type = uint4;
 };
 
-// Rows of an epoch, brought from one card's share of a data set, which may lie on another card. The rows are `of_batch`
+// Rows of an epoch, brought from one card's partition of a data set, which may lie on another card. The rows are `of_batch`
 // neighbours from position `first` on, as many `batch_rows` positions further, and so on, `count` in all. `places` tells for
-// each position which row of the data set stands there: where it is in the share is that less `begin`; what other shares have
+// each position which row of the data set stands there: where it is in the partition is that less `begin`; what others have
 // is left as it is. A row is words of BYTES. Grid: any, of one dimension.
 template <int BYTES>
-__device__ __forceinline__ void take_share(const int* places, int64_t first, int of_batch, int batch_rows, int count, int begin,
-                                           int end, const unsigned char* share, int64_t row_bytes, unsigned char* rows) {
+__device__ __forceinline__ void take_partition(const int* places, int64_t first, int of_batch, int batch_rows, int count, int begin,
+                                           int end, const unsigned char* partition, int64_t row_bytes, unsigned char* rows) {
     using Word = typename WordOf<BYTES>::Type;
     // Another card answers after a microsecond or two: each thread asks for several words before it waits for the first.
     constexpr int DEPTH = 4;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void take_share(const int* places, int64_t first, int
         const int row = is_short ? static_cast<unsigned>(i) / static_cast<unsigned>(pieces) : i / pieces;
         const int place = places[first + static_cast<int64_t>(row / of_batch) * batch_rows + row % of_batch];
         if (place < begin || place >= end) continue;
-        const Word* const from = reinterpret_cast<const Word*>(share) + (place - begin) * words;
+        const Word* const from = reinterpret_cast<const Word*>(partition) + (place - begin) * words;
         Word* const to = reinterpret_cast<Word*>(rows) + row * words;
         const int64_t word = (i - row * pieces) * DEPTH * lanes + threadIdx.x % lanes;
         Word held[DEPTH];

@@ -25,7 +25,7 @@ from mlpgpu.backends.cuda.exchange import Exchange
 from mlpgpu.backends.cuda.run import program as programs
 from mlpgpu.backends.cuda.run.data import pieces
 from mlpgpu.backends.cuda.run.data.feed import Feed
-from mlpgpu.backends.cuda.run.data.shares import Shares
+from mlpgpu.backends.cuda.run.data.partitions import Partitions
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.run.state import DeviceState
 from mlpgpu.backends.cuda.runtime import Message, Place
@@ -216,7 +216,7 @@ def test_data_that_stream_through_every_card(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["two exchanges", "one exchange"])
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough), 4])
-def test_data_that_no_card_has_room_for_are_dealt(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_no_card_has_room_for_are_partitioned(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For three epochs and a part of a fourth, in pieces; the first pieces from the host, the others from all cards."""
     rows, room = 101, 101 * 32 - 1
     sizes = {"PIECE_BYTES": 2 * 4 * 32, "TAKEN_BYTES": 3 * 4 * 32, "TAKEN_BATCHES": 1, "TAKEN_SHARE": 1}
@@ -224,17 +224,17 @@ def test_data_that_no_card_has_room_for_are_dealt(name: str, ranks: int, monkeyp
         monkeypatch.setattr(pieces, size, value)
     given: dict[str, Any] = {"rows": rows, "runs": (2, 15, 24), "shards": 4}
     ((losses, state, sums, _, _),) = train(name, 1, monkeypatch, **given)
-    dealt: list[bool] = []
-    deal = Feed._take
-    monkeypatch.setattr(Feed, "_take", lambda self, *arguments: (dealt.append(True), deal(self, *arguments)))
+    taken: list[bool] = []
+    take = Feed._take
+    monkeypatch.setattr(Feed, "_take", lambda self, *arguments: (taken.append(True), take(self, *arguments)))
     for got_losses, got, got_sums, *_ in train(name, ranks, monkeypatch, share=room / (1 << 30), **given):
         np.testing.assert_array_equal(got_losses, losses)
         np.testing.assert_array_equal(got.parameters, state.parameters)
         np.testing.assert_array_equal(got_sums["loss"], sums["loss"])
-    assert len(dealt) >= 2 * ranks * 4
+    assert len(taken) >= 2 * ranks * 4
 
 
-@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages", "another share"])
+@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages", "another partition"])
 def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = exchange._message
     if fault == "another address":
@@ -247,14 +247,14 @@ def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.M
     elif fault == "another slice":  # slots of which nothing was there before would not show it
         swapped = property(lambda self: self._plan.slices[-1 - self._workspace.rank].parameters)
         monkeypatch.setattr(DeviceState, "_own", swapped)
-    elif fault == "another share":
-        monkeypatch.setattr(Shares, "stride", 40)
+    elif fault == "another partition":
+        monkeypatch.setattr(Partitions, "stride", 40)
     else:
         monkeypatch.setattr(Team, "put", lambda *arguments: None)
     with pytest.raises((AssertionError, ValueError)):
         if fault == "another slice":
             test_ranks_go_on_from_a_state(monkeypatch)
-        elif fault == "another share":
-            test_data_that_no_card_has_room_for_are_dealt("one exchange", 2, monkeypatch)
+        elif fault == "another partition":
+            test_data_that_no_card_has_room_for_are_partitioned("one exchange", 2, monkeypatch)
         else:
             test_programs_of_ranks_end_as_one_does("two exchanges", 2, monkeypatch)

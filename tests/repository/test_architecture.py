@@ -148,7 +148,7 @@ INNER_LEVELS = {
         ),
         *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
-    "backends/cuda/run/data": ("own_rows", "pieces", "shares", "feed", "orders", "__init__"),
+    "backends/cuda/run/data": ("own_rows", "pieces", "partitions", "feed", "orders", "__init__"),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": (
         *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -88,11 +88,10 @@ class Training:
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self.begin_at(first_step + done, batch)
                 self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
-                if done + count == len(rates):
-                    self.data.settle()
+                before_last = self.data.reads_to_finish() if done + count == len(rates) else None
                 log.begin()
                 with self._together():
-                    self.put(count)
+                    self.put(count, before_last)
                     losses = numbers.download_losses(count)
                 log.put(functools.partial(self._wait, losses))
                 self.data.prepare()
@@ -136,14 +135,18 @@ class Training:
         """Steps from here on begin with this number, at this batch of the epoch."""
         self._workspace.numbers.set_step(step, batch, self.sampling.batch_size, len(self.data.dataset))
 
-    def put(self, count: int) -> None:
-        """Put so many steps on the streams, in graphs or inside one kernel."""
+    def put(self, count: int, before_last: Callable[[], None] | None = None) -> None:
+        """Put so many steps on the streams, in graphs or inside one kernel.
+
+        ``before_last`` is called before the last graph.
+        """
         if self._persistent is not None:
+            assert before_last is None  # one rank alone reads no other card
             self._persistent.put(self.binder, count)
             return
         for put in self._prologue:  # the step before has done it, but without the rows that have come since
             put(self._stream)
-        self.graphs.launch(count)
+        self.graphs.launch(count, before_last)
 
     def close(self) -> None:
         """Wait for copies of rows, and end the threads that make them."""

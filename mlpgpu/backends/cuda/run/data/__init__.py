@@ -1,1 +1,1 @@
-"""A data set on its way to a card: which rows lie where, how they come there, and the orders of its epochs."""
+"""The data sets of programs: which rows lie where on a card, how they come there, and the orders of their epochs."""

@@ -7,9 +7,9 @@ it.  A larger set is uploaded again in every epoch, into room for two pieces tha
 way a kernel finds row i of the epoch at position ``order[i]``, and computes the same bits.
 
 Where several ranks train together, a set that fits is whole on each card.  Of a larger one each rank sends its card the
-rows of its own shards alone.  If the cards can read each other's memory and a share of the set fits into the room of
-each, those rows of the first epoch stay there (:mod:`.shares`), and in later epochs a kernel brings each piece's rows
-from all cards into the slots, in place of the host.
+rows of its own shards alone.  If the cards can read each other's memory, and these rows of the first epoch fit into the
+room of each, they stay there as its partition of the set (:mod:`.partitions`), and in later epochs a kernel brings each
+piece's rows from all cards into the slots, in place of the host.
 
 Inputs that lie on the card already, in an array of the caller's, stay where they are: targets and weights come beside
 them, each at its row's place in that array, and orders are lists of its rows.
@@ -39,11 +39,11 @@ from ...select.data import by_texture
 from ..arrays import Arrays
 from ..trace import Trace
 from .own_rows import OwnRows
+from .partitions import Partitions
 from .pieces import MOST_ROWS, SLOTS, Pieces, cut, cut_for_ranks
-from .shares import Shares
 
 FILL_THREADS = 4
-SOURCES = "row sources"  # where each of an epoch's rows lies, of a set that is dealt to several cards
+SOURCES = "row sources"  # where each of an epoch's rows lies, of a set that is partitioned
 
 
 class _Rows:
@@ -76,9 +76,9 @@ class Feed:
         targets: what kernels read targets through: a texture object, or where none reaches an address; None without.
         scale: the factor that inputs are multiplied by.
         stays: whether the whole set stays on the card, or on the cards of all ranks together.
-        is_dealt: whether each rank's card has a share of the set.
-        place_of: the position of each row, (rows,) int64, once a set that stays has its order; of a set that is dealt,
-            its place among all cards.
+        is_partitioned: whether each rank's card has a partition of the set.
+        place_of: the position of each row, (rows,) int64, once a set that stays has its order; of a set that is
+            partitioned, its place among all cards.
         left_bytes: how much of the room is left.
 
     Raises:
@@ -113,17 +113,17 @@ class Feed:
         if self._is_on_card:
             room = max(room, rows * row_bytes)
         self._pieces, of_ranks = cut(rows, batch_rows, row_bytes, room), list[OwnRows]()
-        self._taken: Pieces | None = None  # the pieces of epochs after the first one, of a set that is dealt
+        self._taken: Pieces | None = None  # the pieces of later epochs of a set that is partitioned
         if exchange is not None:
             of_ranks = OwnRows.of_ranks(rows, batch_rows, plan.shards, exchange.size)
             room_for_rows = 0 if self._is_on_card else room
             self._pieces, self._taken = cut_for_ranks(self._pieces, of_ranks, exchange, row_bytes, room_for_rows)
-        self.stays, self.is_dealt = self._is_on_card or self._pieces.stays, self._taken is not None
+        self.stays, self.is_partitioned = self._is_on_card or self._pieces.stays, self._taken is not None
         places = stored_rows if self._is_on_card else (self._taken or self._pieces).places
 
         sizes = {name: places * each.row_bytes for name, each in self._rows.items()}
         sizes["order"] = 4 * rows
-        if self.is_dealt:
+        if self.is_partitioned:
             sizes[SOURCES] = 4 * rows
         if scaling is not None:
             sizes["statistics"] = 4 * plan.statistic_count
@@ -159,13 +159,14 @@ class Feed:
         self._is_in_order = False  # whether the order on the card is that of the data set
         self._list = pinned(device, (rows,), np.int32)
         self._listed = Event(device)
-        self._shares: Shares | None = None
-        self._takes = False  # whether pieces are taken from the shares of all cards
+        self._partitions: Partitions | None = None
+        self._takes = False  # whether pieces are taken from the partitions of all cards
+        self._finished: Event | None = None  # the last read of other cards that was waited for ahead of its steps
         self._sourced = Event(device)  # when the card knows where the epoch's rows lie
-        if self.is_dealt:
+        if self.is_partitioned:
             assert exchange is not None and loaded is not None
             of_arrays = {name: each.row_bytes for name, each in self._rows.items()}
-            self._shares = Shares(exchange, of_ranks, loaded, of_arrays, self.arrays.addresses)
+            self._partitions = Partitions(exchange, of_ranks, loaded, of_arrays, self.arrays.addresses)
         if self._is_on_card:
             self._place_beside()
 
@@ -207,14 +208,14 @@ class Feed:
         self._leave()
         if self.place_of is not None:
             self._send_all()
-            self._stream.wait(self._last)  # rows of a piece that was left may be on their way by the old list
-            self._send_list(self._stream, self.place_of[order], SOURCES if self._shares else "order")
-            self._take_from_shares()
+            self._stream.wait(self._last)  # rows of a piece that was left may yet be taken by the old list
+            self._send_list(self._stream, self.place_of[order], SOURCES if self._partitions else "order")
+            self._take_from_partitions()
             return
         self._order, self._arrived = order[self._pieces.own.positions], {}
         places = np.arange(len(self._order))
-        if self._shares:
-            self.place_of = self._shares.place_of(order)
+        if self._partitions:
+            self.place_of = self._partitions.place_of(order)
         elif self.stays:
             self.place_of = np.empty(len(order), np.int64)
             self.place_of[order] = places
@@ -223,14 +224,14 @@ class Feed:
             places = self._pieces.slot_places(self._first_turn)
         self._send_list(self._stream, self._pieces.order(places), "order")
 
-    def _take_from_shares(self) -> None:
-        """If the set is dealt, begin an epoch whose list is on the stream: its pieces are taken from all cards."""
-        if self._shares is None:
+    def _take_from_partitions(self) -> None:
+        """If the set is partitioned, begin an epoch whose list is on the stream: all cards have its rows."""
+        if self._partitions is None:
             return
         if not self._takes:
             assert self._taken is not None
             self._last.synchronize()
-            self._shares.wait_for_all()
+            self._partitions.wait_for_all()
             self._pieces, self._takes, self._first_turn = self._taken, True, 0
             of_all_epochs = self._pieces.order(self._pieces.slot_places(0))
             self._send_list(self._stream, of_all_epochs, "order")
@@ -264,9 +265,9 @@ class Feed:
         self._stream.wait(ready)
         self._stream.wait(self._last)
         addresses = self.arrays.addresses
-        to = SOURCES if self._shares else "order"
+        to = SOURCES if self._partitions else "order"
         self._stream.copy(addresses[to], addresses[places], 4 * len(self.dataset))
-        self._take_from_shares()
+        self._take_from_partitions()
 
     def _send_all(self) -> None:
         """Send the pieces that an epoch left out which was entered in its middle, of a set that is to stay."""
@@ -301,14 +302,20 @@ class Feed:
             self._end_steps = None
         self._send_next()
 
-    def settle(self) -> None:
-        """Have all reads of other cards end before the steps that the stream is given next.
+    def reads_to_finish(self) -> Callable[[], None] | None:
+        """What has all reads of other cards end before the steps that the stream is given next, or None if all do.
 
-        Ranks that see the end of those steps may then free what they have: the last steps of each run come after this.
+        Ranks that see the end of those steps may then free what they have: the last steps of each run come behind it.
         """
-        if self._takes:
-            self._send_next()
-            self._stream.wait(self._last)
+        is_last = self._working is None or self._working + 1 >= self.pieces
+        if not self._takes or is_last or self._finished is self._last:
+            return None
+        return self._finish_reads
+
+    def _finish_reads(self) -> None:
+        self._send_next()
+        self._stream.wait(self._last)
+        self._finished = self._last
 
     def _send_next(self) -> None:
         if self._working is not None and self._working + 1 < self.pieces:
@@ -367,12 +374,12 @@ class Feed:
         return {name: array[: len(rows)] for name, array in buffer.items()}
 
     def _take(self, piece: int, to: Mapping[str, int]) -> None:
-        """Bring a piece from the shares of all cards."""
-        assert self._shares is not None
+        """Bring a piece from the partitions of all cards."""
+        assert self._partitions is not None
         self._copies.wait(self._sourced)
         begin, own = piece * self.piece_rows, self._pieces.own
         runs = own.runs(begin, min(begin + self.piece_rows, own.rows))
-        self._shares.take(self._copies, self.arrays.addresses[SOURCES], runs, own.batch_rows, to)
+        self._partitions.take(self._copies, self.arrays.addresses[SOURCES], runs, own.batch_rows, to)
 
     def _gather(self, buffer: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
         """Fill a buffer with rows of the data set, each thread a part of them."""

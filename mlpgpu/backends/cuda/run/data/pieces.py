@@ -103,10 +103,10 @@ def cut_for_ranks(
         of_ranks: the rows of each rank's shards.
 
     Returns:
-        pieces that come from the host; and those that are taken from all cards, once a set that is dealt is there.
+        pieces that come from the host; and those that are taken from all cards, once a partitioned set is there.
     """
     own, most = of_ranks[exchange.rank], row_bytes * max(each.most_of_batch for each in of_ranks)
-    left = room - own.count * row_bytes - 2 * 4 * own.rows  # for slots, beside a share and two lists
+    left = room - own.count * row_bytes - 2 * 4 * own.rows  # for slots, beside a partition and two lists
     wanted = min(max(TAKEN_BYTES // most, TAKEN_BATCHES), max(1, room // (TAKEN_SHARE * SLOTS * most)))
     told = exchange.gather((alone.stays, min(wanted, max(0, left // (SLOTS * most)))))
     if all(stays for stays, _ in told):

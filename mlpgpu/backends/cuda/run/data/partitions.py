@@ -1,7 +1,7 @@
-"""A data set dealt to the cards of several ranks, which read each other's memory.
+"""A data set partitioned over the cards of several ranks, which read each other's memory.
 
 Each card keeps the rows that its shards are made of in the first epoch that the set is visited in.  A row's *place*
-names its card and where it lies there: ``rank · stride + place in that card's share``.
+names its card and where it lies there: ``rank · stride + place in that card's partition``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...runtime import LoadedKernels, Stream, pack
 from .own_rows import OwnRows, Run
 
 
-class Shares:
-    """The shares of all ranks, seen by one of them; all ranks make this object together.
+class Partitions:
+    """The partitions of all ranks, seen by one of them; all ranks make this object together.
 
     Arguments:
         of_ranks: the rows of each rank.
         kernels_of: loads the kernels that take rows.
         row_bytes: of each array of the set.
-        addresses: of this rank's share of each array.
+        addresses: of this rank's partition of each array.
 
     Raises:
         BackendError: another card's memory cannot be mapped.
@@ -38,7 +38,7 @@ class Shares:
         addresses: Mapping[str, int],
     ) -> None:
         self._exchange, self._of_ranks, self._loaded, self._row_bytes = exchange, of_ranks, loaded, row_bytes
-        self._entries = {name: kernels.take_share(size) for name, size in row_bytes.items()}
+        self._entries = {name: kernels.take_partition(size) for name, size in row_bytes.items()}
         loaded.load(self._entries.values())
         self._mapped = exchange.map([addresses[name] for name in row_bytes])  # held as long as rows may be read
         own = {exchange.rank: [addresses[name] for name in row_bytes]}
@@ -51,14 +51,14 @@ class Shares:
         return max(own.count for own in self._of_ranks)
 
     def place_of(self, order: np.ndarray) -> np.ndarray:
-        """The place of each row, (rows,) int64, by the ``order`` (rows,) int64 of the epoch that it was dealt in."""
+        """The place of each row, (rows,) int64, by the ``order`` (rows,) int64 of the epoch that partitioned it."""
         places = np.empty(len(order), np.int64)
         for rank, own in enumerate(self._of_ranks):
             places[order[own.positions]] = rank * self.stride + np.arange(own.count)
         return places
 
     def wait_for_all(self) -> None:
-        """Wait until all ranks have come here, each of which has its share on its card by then."""
+        """Wait until all ranks have come here, each of which has its partition on its card by then."""
         self._exchange.gather(None)
 
     def take(self, stream: Stream, sources: int, runs: Iterable[Run], batch_rows: int, to: Mapping[str, int]) -> None:
@@ -70,15 +70,15 @@ class Shares:
         """
         runs, ranks, first = list(runs), len(self._of_ranks), self._exchange.rank
         for peer in (*range(first, ranks), *range(first)):  # so that no card is read by all others at once
-            share = slice(peer * self.stride, peer * self.stride + self._of_ranks[peer].count)
+            part = slice(peer * self.stride, peer * self.stride + self._of_ranks[peer].count)
             for name, entry in self._entries.items():
                 size, place = self._row_bytes[name], to[name]
                 for run in runs:
                     values = {
                         "places": sources, "first": run.first, "of_batch": run.of_batch, "batch_rows": batch_rows,
-                        "count": run.rows, "begin": share.start, "end": share.stop,
-                        "share": self._addresses[peer][name], "row_bytes": size, "rows": place,
+                        "count": run.rows, "begin": part.start, "end": part.stop,
+                        "partition": self._addresses[peer][name], "row_bytes": size, "rows": place,
                     }  # fmt: skip
                     packed = pack(entry, [values[argument.name] for argument in entry.arguments])
-                    self._loaded[entry].launch(stream, kernels.share_grid(run.rows, size), packed)
+                    self._loaded[entry].launch(stream, kernels.partition_grid(run.rows, size), packed)
                     place += run.rows * size

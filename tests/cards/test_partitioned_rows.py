@@ -1,4 +1,4 @@
-"""A data set dealt to the cards of several ranks: every step finds its rows, in whatever order streams leave open.
+"""A data set partitioned over several cards: each step finds its rows, in whatever order streams leave open.
 
 Ranks are threads of this process.  A stand-in for cards keeps what streams are given, and does of it whatever may be
 next, drawn by chance, whenever a rank calls; so what no event orders comes in every order sooner or later.  The feed,
@@ -24,12 +24,14 @@ from mlpgpu.backends import Sampling
 from mlpgpu.backends.base import StepLog
 from mlpgpu.backends.cuda.exchange import Exchange
 from mlpgpu.backends.cuda.kernels import Entry
+from mlpgpu.backends.cuda.kernels.launches import GRAPH_STEPS
 from mlpgpu.backends.cuda.run import arrays, training
-from mlpgpu.backends.cuda.run.data import feed, orders, pieces, shares
+from mlpgpu.backends.cuda.run.data import feed, orders, partitions, pieces
 from mlpgpu.backends.cuda.run.data.feed import Feed
 from mlpgpu.backends.cuda.run.data.orders import Orders
 from mlpgpu.backends.cuda.run.data.own_rows import OwnRows
-from mlpgpu.backends.cuda.run.data.shares import Shares
+from mlpgpu.backends.cuda.run.data.partitions import Partitions
+from mlpgpu.backends.cuda.run.graphs import graphs_of
 from mlpgpu.backends.cuda.runtime import Place
 from mlpgpu.plan import shards_of
 
@@ -168,17 +170,17 @@ class Kernels:
         self._loaded |= set(entries)
 
     def __getitem__(self, entry: Entry) -> Any:
-        assert entry in self._loaded and entry.name.startswith("take_share")
+        assert entry in self._loaded and entry.name.startswith("take_partition")
         return SimpleNamespace(launch=self._launch)
 
     def _launch(self, stream: Stream, grid: object, values: tuple[int, ...]) -> None:
-        places, first, of_batch, batch_rows, count, begin, end, share, row_bytes, rows = values
+        places, first, of_batch, batch_rows, count, begin, end, partition, row_bytes, rows = values
 
         def take(row: int) -> None:
             position = first + row // of_batch * batch_rows + row % of_batch
             place = int(self._world.bytes_at(places + 4 * position, 4).view(np.int32)[0])
             if begin <= place < end:
-                source = self._world.bytes_at(share + (place - begin) * row_bytes, row_bytes)
+                source = self._world.bytes_at(partition + (place - begin) * row_bytes, row_bytes)
                 self._world.bytes_at(rows + row * row_bytes, row_bytes)[:] = source
 
         parts = [range(part, count, 3) for part in range(3)]  # not all at once, as a kernel's blocks
@@ -243,7 +245,7 @@ def _in_place_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         "Event": Event, "Stream": Stream, "Arena": Arena, "Texture": lambda card, address, count: address,
         "pinned": lambda card, shape, dtype: np.zeros(shape, dtype), "pack": lambda entry, values: tuple(values),
     }  # fmt: skip
-    for module in (feed, orders, shares, arrays):
+    for module in (feed, orders, partitions, arrays):
         for name, stand_in in stand_ins.items():
             if name in vars(module):
                 monkeypatch.setattr(module, name, stand_in)
@@ -309,8 +311,11 @@ def train(
                     if found.tobytes() != as_stored:
                         world.problems.append(f"rank {card.rank}, step {step}: {name} of row {row}")
 
-        def launch(count: int) -> None:
-            for _ in range(count):
+        def launch(count: int, before_last: Callable[[], None] | None) -> None:
+            *others, _ = graphs_of(count, are_several=before_last is not None)
+            for place in range(count):
+                if before_last is not None and place == sum(others):
+                    before_last()
                 position[0] += 1
 
                 def compute(step: int = position[0] - 1) -> None:
@@ -385,20 +390,20 @@ def test_each_step_finds_the_rows_of_its_shards(case: str, ranks: int) -> None:
     given["shards"] = max(ranks, given["shards"])
     for seed in range(3):
         feeds = train(LinkedTeam(ranks), seed, **given)
-        assert all(fed.is_dealt and fed.stays for fed in feeds)
+        assert all(fed.is_partitioned and fed.stays for fed in feeds)
         assert sum(fed._pieces.own.count for fed in feeds) == len(feeds[0].dataset)
 
 
 def test_a_rank_without_shards_has_no_rows() -> None:
     feeds = train(LinkedTeam(3), 1, shards=2, rows=70, batch_rows=8)
-    assert [fed._pieces.own.count for fed in feeds] == [0, 35, 35] and all(fed.is_dealt for fed in feeds)
+    assert [fed._pieces.own.count for fed in feeds] == [0, 35, 35] and all(fed.is_partitioned for fed in feeds)
 
 
 @pytest.mark.parametrize(
     ("team", "room", "least_room", "kept"),
     [
         (LinkedTeam, 1.0, 0.0, "whole"),
-        (LinkedTeam, 1.0, 0.8, "dealt"),  # cards of several kinds: it does not fit that of rank 0
+        (LinkedTeam, 1.0, 0.8, "partitioned"),  # cards of several kinds: it does not fit that of rank 0
         (LinkedTeam, 1.0, 0.3, "streamed"),
         (Team, 0.8, 0.0, "streamed"),  # cards that NCCL joins
     ],
@@ -406,10 +411,15 @@ def test_a_rank_without_shards_has_no_rows() -> None:
 def test_ranks_agree_on_where_the_rows_are(team: type[Team], room: float, least_room: float, kept: str) -> None:
     """A rank that streams sends its card the rows of its shards alone."""
     for fed in train(team(2), 4, shards=2, rows=70, batch_rows=8, room=room, least_room=least_room):
-        assert (fed.stays, fed.is_dealt) == {"whole": (True, False), "dealt": (True, True), "streamed": (False, False)}[
-            kept
-        ]
+        assert (fed.stays, fed.is_partitioned) == (kept != "streamed", kept == "partitioned")
         assert len(fed._order) == (70 if kept == "whole" else 35)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 32, 64, 4095])
+def test_the_last_graph_is_not_the_only_one_where_reads_end_before_it(count: int) -> None:
+    assert sum(graphs_of(count)) == sum(graphs_of(count, are_several=True)) == count
+    assert len(graphs_of(count, are_several=True)) >= min(count, 2)
+    assert {*graphs_of(count), *graphs_of(count, are_several=True)} <= set(GRAPH_STEPS)
 
 
 def _waits_for_nothing(*arguments: object) -> None: ...
@@ -424,10 +434,10 @@ def _without_sources(take: Any) -> Any:
 
 
 FAULTS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
-    "a rank frees what others read": (Feed, "settle", lambda _: _waits_for_nothing),
-    "rows are read that are not there yet": (Shares, "wait_for_all", lambda _: _waits_for_nothing),
+    "a rank frees what others read": (Feed, "reads_to_finish", lambda _: _waits_for_nothing),
+    "rows are read that are not there yet": (Partitions, "wait_for_all", lambda _: _waits_for_nothing),
     "rows are read before the list of them is there": (Feed, "_take", _without_sources),
-    "another rank's share": (Shares, "stride", lambda _: 1),
+    "another rank's partition": (Partitions, "stride", lambda _: 1),
     "another piece": (OwnRows, "before", lambda before: lambda self, position: max(0, before(self, position) - 1)),
 }
 
