@@ -10,13 +10,14 @@ import contextlib
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import dataset
 from host_card import HostCard, Stream, take_over
+from rank_threads import SECONDS, MappedThreads
 
 from mlpgpu import Adam, Dense, Dropout, Momentum, Network
 from mlpgpu.backends import Sampling, State
@@ -28,11 +29,11 @@ from mlpgpu.backends.cuda.run.data.feed import Feed
 from mlpgpu.backends.cuda.run.data.partitions import Partitions
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.run.state import DeviceState
-from mlpgpu.backends.cuda.runtime import Message, Place
+from mlpgpu.backends.cuda.runtime import Message
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.plan import sharding
 
-SECONDS, POLL_SECONDS = 120.0, 0.1
+POLL_SECONDS = 0.1
 ROWS, BATCH = 21, 8
 NETWORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "two exchanges": (
@@ -51,37 +52,16 @@ NETWORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
-class Team:
-    """The ranks: threads, what they tell each other, and the messages between their cards."""
+class Team(MappedThreads):
+    """The ranks, and the messages between their cards."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.own, self.lanes = size, threading.local(), 2
-        self._barrier = threading.Barrier(size, timeout=SECONDS)
-        self._told: list[Any] = [None] * size
-        self.cards: list[HostCard] = []
+        super().__init__(size)
+        self.lanes, self.cards = 2, list[HostCard]()
         self._channels: dict[tuple[int, int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
-
-    @property
-    def rank(self) -> int:
-        return int(self.own.rank)
-
-    def gather(self, value: Any) -> list[Any]:
-        self._told[self.rank] = value
-        self._barrier.wait()
-        told = list(self._told)
-        self._barrier.wait()
-        return told
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
 
     def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]:
         return list(sent)
-
-    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
-        told = self.gather(list(addresses))
-        others = (rank for rank in range(self.size) if rank != self.rank)
-        return {rank: [Place(None, address) for address in told[rank]] for rank in others}  # type: ignore[arg-type]
 
     def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None:
         card, me = stream.device, self.rank
@@ -99,7 +79,7 @@ class Team:
         for _ in range(int(SECONDS / POLL_SECONDS)):
             with contextlib.suppress(queue.Empty):
                 return channel.get(timeout=POLL_SECONDS)
-            if self._barrier.broken:
+            if self.has_failed:
                 raise threading.BrokenBarrierError
         raise queue.Empty
 
@@ -110,28 +90,6 @@ class Team:
 
     def limited(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
-
-    def run(self, work: Callable[[], Any]) -> list[Any]:
-        """What ``work`` returns on each rank."""
-        results: list[Any] = [None] * self.size
-
-        def of_rank(rank: int) -> None:
-            self.own.rank = rank
-            try:
-                results[rank] = work()
-            except BaseException as error:
-                results[rank] = error
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in sorted(failures, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
-            raise failure
-        return results
 
 
 def train(

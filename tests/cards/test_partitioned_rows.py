@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_threads import SECONDS, MappedThreads, RankThreads
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling
@@ -32,10 +33,8 @@ from mlpgpu.backends.cuda.run.data.orders import Orders
 from mlpgpu.backends.cuda.run.data.own_rows import OwnRows
 from mlpgpu.backends.cuda.run.data.partitions import Partitions
 from mlpgpu.backends.cuda.run.graphs import graphs_of
-from mlpgpu.backends.cuda.runtime import Place
 from mlpgpu.plan import shards_of
 
-SECONDS = 60.0
 N_IN, EPOCHS = 20, 4
 RANDOM = np.random.default_rng(8)
 
@@ -188,57 +187,6 @@ class Kernels:
             stream.do(lambda part=part: [take(row) for row in part])
 
 
-class Team:
-    """The ranks, as a communicator and as cards; those of NCCL show no memory."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._own, self._told = size, threading.local(), [None] * size
-        self._barrier = threading.Barrier(size, timeout=SECONDS)
-        self.steps_sent = [0] * size
-
-    @property
-    def rank(self) -> int:
-        return int(self._own.rank)
-
-    def gather(self, value: Any) -> list[Any]:
-        self._told[self.rank] = value
-        self._barrier.wait()
-        told = list(self._told)
-        self._barrier.wait()
-        return told
-
-    def run(self, work: Callable[[], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.size
-
-        def of_rank(rank: int) -> None:
-            self._own.rank = rank
-            try:
-                results[rank] = work()
-            except BaseException as error:
-                results[rank] = error
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in sorted(failures, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
-            raise failure
-        return results
-
-
-class LinkedTeam(Team):
-    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
-        told = self.gather(list(addresses))
-        return {
-            rank: [Place(None, address) for address in told[rank]]  # type: ignore[arg-type]
-            for rank in range(self.size)
-            if rank != self.rank
-        }
-
-
 @pytest.fixture(autouse=True)
 def _in_place_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_ins = {
@@ -262,7 +210,7 @@ def data_of(rows: int, kind: str) -> mg.Dataset:
 
 
 def train(
-    team: Team, seed: int, *, shards: int, rows: int, batch_rows: int, kind: str = "floats", room: float = 0.8,
+    team: RankThreads, seed: int, *, shards: int, rows: int, batch_rows: int, kind: str = "floats", room: float = 0.8,
     least_room: float = 0.0,
     calls: Sequence[int] = (1, 7, 100), left: int = 0, first_step: int = 0, shuffle: bool = True, batches: int = 2,
 ) -> list[Feed]:  # fmt: skip
@@ -280,6 +228,8 @@ def train(
     )
     sampling = Sampling(rows, batch_rows, seed=5, shuffle=shuffle)
     row_bytes = (N_IN if kind == "bytes" else 4 * N_IN) + 8
+
+    steps_sent = [0] * team.size
 
     def work() -> Feed:
         card, of_rank = Card(world, team.rank), shards_of(team.rank, team.size, shards)
@@ -320,10 +270,10 @@ def train(
 
                 def compute(step: int = position[0] - 1) -> None:
                     check(step)
-                    team.steps_sent[card.rank] += 1
+                    steps_sent[card.rank] += 1
 
                 stream.do(compute)
-                stream.do(lambda: None, lambda end=position[0] - first_step: min(team.steps_sent) >= end)
+                stream.do(lambda: None, lambda end=position[0] - first_step: min(steps_sent) >= end)
 
         loop: Any = object.__new__(training.Training)
         workspace = SimpleNamespace(
@@ -389,26 +339,26 @@ def test_each_step_finds_the_rows_of_its_shards(case: str, ranks: int) -> None:
     given: dict[str, Any] = dict(CASES[case])
     given["shards"] = max(ranks, given["shards"])
     for seed in range(3):
-        feeds = train(LinkedTeam(ranks), seed, **given)
+        feeds = train(MappedThreads(ranks), seed, **given)
         assert all(fed.is_partitioned and fed.stays for fed in feeds)
         assert sum(fed._pieces.own.count for fed in feeds) == len(feeds[0].dataset)
 
 
 def test_a_rank_without_shards_has_no_rows() -> None:
-    feeds = train(LinkedTeam(3), 1, shards=2, rows=70, batch_rows=8)
+    feeds = train(MappedThreads(3), 1, shards=2, rows=70, batch_rows=8)
     assert [fed._pieces.own.count for fed in feeds] == [0, 35, 35] and all(fed.is_partitioned for fed in feeds)
 
 
 @pytest.mark.parametrize(
     ("team", "room", "least_room", "kept"),
     [
-        (LinkedTeam, 1.0, 0.0, "whole"),
-        (LinkedTeam, 1.0, 0.8, "partitioned"),  # cards of several kinds: it does not fit that of rank 0
-        (LinkedTeam, 1.0, 0.3, "streamed"),
-        (Team, 0.8, 0.0, "streamed"),  # cards that NCCL joins
+        (MappedThreads, 1.0, 0.0, "whole"),
+        (MappedThreads, 1.0, 0.8, "partitioned"),  # cards of several kinds: it does not fit that of rank 0
+        (MappedThreads, 1.0, 0.3, "streamed"),
+        (RankThreads, 0.8, 0.0, "streamed"),  # cards that NCCL joins
     ],
 )
-def test_ranks_agree_on_where_the_rows_are(team: type[Team], room: float, least_room: float, kept: str) -> None:
+def test_ranks_agree_on_where_the_rows_are(team: type[RankThreads], room: float, least_room: float, kept: str) -> None:
     """A rank that streams sends its card the rows of its shards alone."""
     for fed in train(team(2), 4, shards=2, rows=70, batch_rows=8, room=room, least_room=least_room):
         assert (fed.stays, fed.is_partitioned) == (kept != "streamed", kept == "partitioned")
@@ -448,4 +398,4 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(of, name, planted(vars(of)[name]))
     with pytest.raises((AssertionError, ValueError, IndexError)):
         for seed in range(20):
-            train(LinkedTeam(2), seed, shards=2, rows=70, batch_rows=8, calls=(1, 7, 9, 8), first_step=4, left=6)
+            train(MappedThreads(2), seed, shards=2, rows=70, batch_rows=8, calls=(1, 7, 9, 8), first_step=4, left=6)
