@@ -23,6 +23,7 @@ import numpy as np
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda import own_card
+from mlpgpu.backends.cuda.kernels import primitives
 from mlpgpu.backends.cuda.run.data import pieces
 from mlpgpu.backends.cuda.runtime import find_device
 from mlpgpu.bench import surroundings
@@ -85,8 +86,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64, help="of an epoch (default: %(default)s)")
     parser.add_argument("--bytes", action="store_true", help="inputs are bytes")
     parser.add_argument("--slots", type=int, default=2, help="slots take no more than 1/SLOTS of the room (default: 2)")
+    parser.add_argument("--blocks", type=int, default=primitives.PARTITION_BLOCKS, help="that take rows (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="add a line for each result there")
     options = parser.parse_args()
+    primitives.PARTITION_BLOCKS = options.blocks
     pieces.TAKEN_SHARE = options.slots  # the room is small beside that of a set which really exceeds a card
     for named in options.networks:
         widths, batch = named.partition(":")[0].split("-"), int(named.partition(":")[2])

@@ -32,6 +32,7 @@ from mlpgpu.backends.cuda.run.data.feed import Feed
 from mlpgpu.backends.cuda.run.data.orders import Orders
 from mlpgpu.backends.cuda.run.data.own_rows import OwnRows
 from mlpgpu.backends.cuda.run.data.partitions import Partitions
+from mlpgpu.backends.cuda.run.data.pieces import Pieces
 from mlpgpu.backends.cuda.run.graphs import graphs_of
 from mlpgpu.plan import shards_of
 
@@ -335,11 +336,17 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_each_step_finds_the_rows_of_its_shards(case: str, ranks: int) -> None:
+def test_each_step_finds_the_rows_of_its_shards(case: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the host reads each row once, for the rank that has it."""
     given: dict[str, Any] = dict(CASES[case])
     given["shards"] = max(ranks, given["shards"])
+    read: list[int] = []
+    gather = Feed._gather
+    monkeypatch.setattr(Feed, "_gather", lambda fed, to, rows: (read.extend(rows), gather(fed, to, rows)))
     for seed in range(3):
+        read.clear()
         feeds = train(MappedThreads(ranks), seed, **given)
+        assert sorted(read) == list(range(len(feeds[0].dataset)))
         assert all(fed.is_partitioned and fed.stays for fed in feeds)
         assert sum(fed._pieces.own.count for fed in feeds) == len(feeds[0].dataset)
 
@@ -362,7 +369,34 @@ def test_ranks_agree_on_where_the_rows_are(team: type[RankThreads], room: float,
     """A rank that streams sends its card the rows of its shards alone."""
     for fed in train(team(2), 4, shards=2, rows=70, batch_rows=8, room=room, least_room=least_room):
         assert (fed.stays, fed.is_partitioned) == (kept != "streamed", kept == "partitioned")
-        assert len(fed._order) == (70 if kept == "whole" else 35)
+        assert len(fed._order) == {"whole": 70, "partitioned": 0, "streamed": 35}[kept]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_have_the_rows_of_a_rank_s_shards_each_once(seed: int) -> None:
+    """Of sets, batches and shards of any size, also where a last batch gives a shard more rows than others do."""
+    draw = random.Random(seed)
+    rows, batch_rows, shards, ranks = (draw.randint(1, most) for most in (90, 12, 6, 4))
+    batch = [range(start, min(start + batch_rows, rows)) for start in range(0, rows, batch_rows)]
+    of_ranks = OwnRows.of_ranks(rows, batch_rows, shards, ranks)
+    assert sum(own.count for own in of_ranks) == rows
+    for rank, own in enumerate(of_ranks):
+        of = shards_of(rank, ranks, shards)
+        expected = [r for b in batch for r in b[len(b) * of.start // shards : len(b) * of.stop // shards]]
+        found = np.arange(rows)[own.find()]
+        assert found.tolist() == expected and own.count == len(expected)
+        cut = Pieces(own, draw.randint(1, 5), stays=draw.random() < 0.5, is_taken=True)
+        turn = draw.randint(0, 1)
+        order = cut.order(cut.slot_places(turn))
+        for piece in range(cut.count):
+            begin, end = piece * cut.rows, min((piece + 1) * cut.rows, rows)
+            inside = [r for r in expected if begin <= r < end]
+            assert [
+                first + i // n * batch_rows + i % n for first, n, k in own.runs(begin, end) for i in range(k)
+            ] == inside
+            first = cut.slot(turn + piece)
+            assert [order[r] for r in inside] == list(range(first, first + len(inside)))
+            assert first + len(inside) <= cut.places and first >= (own.count if cut.stays else 0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 32, 64, 4095])

@@ -233,6 +233,7 @@ class Feed:
             self._last.synchronize()
             self._partitions.wait_for_all()
             self._pieces, self._takes, self._first_turn = self._taken, True, 0
+            self._buffers, self._order = [], np.empty(0, np.int64)  # nothing comes from the host any more
             of_all_epochs = self._pieces.order(self._pieces.slot_places(0))
             self._send_list(self._stream, of_all_epochs, "order")
         self._stream.record(self._sourced)

@@ -66,6 +66,10 @@ class OwnRows:
 
     @cached_property
     def positions(self) -> np.ndarray | slice:
+        """What :meth:`find` returns, kept."""
+        return self.find()
+
+    def find(self) -> np.ndarray | slice:
         """Where its rows are in an epoch, ascending, (count,) int64; of a rank that has all, a slice of all."""
         if len(self.shards) == self.shard_count:
             return slice(None)

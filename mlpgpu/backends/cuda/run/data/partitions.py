@@ -54,7 +54,7 @@ class Partitions:
         """The place of each row, (rows,) int64, by the ``order`` (rows,) int64 of the epoch that partitioned it."""
         places = np.empty(len(order), np.int64)
         for rank, own in enumerate(self._of_ranks):
-            places[order[own.positions]] = rank * self.stride + np.arange(own.count)
+            places[order[own.find()]] = rank * self.stride + np.arange(own.count)
         return places
 
     def wait_for_all(self) -> None:
