@@ -128,7 +128,8 @@ class Trainer:
         class_weight: a mapping of classes, by number or name, to weights of their training rows (1 for
             those it leaves out), or ``"balanced"`` for weights inverse to the classes' frequencies.
         threads: host threads; by a fixed rule of the plan and the cores if None.
-        memory_share: of a card's memory, what a data set may take; a larger one is streamed through it.
+        memory_share: of a card's memory, what a data set may take; a larger one is streamed through it, or
+            partitioned over the cards of several ranks (``docs/ranks.md``).
         parallel: what several ranks do, which ``mpirun`` or ``python -m mlpgpu launch`` started; ``docs/ranks.md``
             tells how.  ``"data"``: all train the network together, each on some of the shards, with one optimizer state
             between them.  ``"auto"``: so, unless rank 0 is faster by itself, by counts that ``print(trainer.plan)``

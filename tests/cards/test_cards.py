@@ -524,8 +524,8 @@ HANGING = """
         card.free()  # what a trainer does while an error passes
 """
 HANGS = {
-    "NCCL waits for the other rank's process": ("True", "lambda count: None"),
-    "kernels do not hear that they are to end": ("False", "lambda count: None"),
+    "NCCL waits for the other rank's process": ("True", "lambda *given: None"),
+    "kernels do not hear that they are to end": ("False", "lambda *given: None"),
     "launches wait for kernels": ("True", "hang"),
 }
 

@@ -10,26 +10,30 @@ import contextlib
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import dataset
 from host_card import HostCard, Stream, take_over
+from rank_threads import SECONDS, MappedThreads
 
 from mlpgpu import Adam, Dense, Dropout, Momentum, Network
 from mlpgpu.backends import Sampling, State
 from mlpgpu.backends.cuda import exchange
 from mlpgpu.backends.cuda.exchange import Exchange
 from mlpgpu.backends.cuda.run import program as programs
+from mlpgpu.backends.cuda.run.data import pieces
+from mlpgpu.backends.cuda.run.data.feed import Feed
+from mlpgpu.backends.cuda.run.data.partitions import Partitions
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.run.state import DeviceState
 from mlpgpu.backends.cuda.runtime import Message
 from mlpgpu.backends.cuda.select import thresholds
 from mlpgpu.plan import sharding
 
-SECONDS, POLL_SECONDS = 120.0, 0.1
+POLL_SECONDS = 0.1
 ROWS, BATCH = 21, 8
 NETWORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "two exchanges": (
@@ -48,28 +52,13 @@ NETWORKS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
-class Team:
-    """The ranks: threads, what they tell each other, and the messages between their cards."""
+class Team(MappedThreads):
+    """The ranks, and the messages between their cards."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.own, self.lanes = size, threading.local(), 2
-        self._barrier = threading.Barrier(size, timeout=SECONDS)
-        self._told: list[Any] = [None] * size
+        super().__init__(size)
+        self.lanes, self.cards = 2, list[HostCard]()
         self._channels: dict[tuple[int, int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
-
-    @property
-    def rank(self) -> int:
-        return int(self.own.rank)
-
-    def gather(self, value: Any) -> list[Any]:
-        self._told[self.rank] = value
-        self._barrier.wait()
-        told = list(self._told)
-        self._barrier.wait()
-        return told
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
 
     def reach(self, sent: Sequence[Message], received: Sequence[Message]) -> list[Message]:
         return list(sent)
@@ -90,7 +79,7 @@ class Team:
         for _ in range(int(SECONDS / POLL_SECONDS)):
             with contextlib.suppress(queue.Empty):
                 return channel.get(timeout=POLL_SECONDS)
-            if self._barrier.broken:
+            if self.has_failed:
                 raise threading.BrokenBarrierError
         raise queue.Empty
 
@@ -102,37 +91,17 @@ class Team:
     def limited(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def run(self, work: Callable[[], Any]) -> list[Any]:
-        """What ``work`` returns on each rank."""
-        results: list[Any] = [None] * self.size
-
-        def of_rank(rank: int) -> None:
-            self.own.rank = rank
-            try:
-                results[rank] = work()
-            except BaseException as error:
-                results[rank] = error
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for failure in sorted(failures, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
-            raise failure
-        return results
-
 
 def train(
-    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch, begin: State | None = None, *, share: float = 0.5
-) -> list[Any]:
+    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch, begin: State | None = None, *, share: float = 0.5,
+    rows: int = ROWS, runs: Iterable[int] = (4, 2), **others: Any,
+) -> list[Any]:  # fmt: skip
     """What each rank has after two epochs and an evaluation; ``share`` of the memory is for the data."""
     layers, options = NETWORKS[name]
+    options = {**options, **others}
     network = Network(layers, seed=3)
     plan = network.lower(capacity=BATCH, loss="softmax_cross_entropy", ranks=ranks, **options)
-    data = dataset("softmax_cross_entropy", "index", rows=ROWS, n_in=6, n_out=3, weighted=True)
+    data = dataset("softmax_cross_entropy", "index", rows=rows, n_in=6, n_out=3, weighted=True)
     data = type(data)(data.x.astype(np.float32), data.y, data.weight)
     team = Team(ranks)
     monkeypatch.setattr(programs, "communicator", lambda: team)
@@ -141,14 +110,19 @@ def train(
 
     def work() -> Any:
         own: Any = HostCard(team.rank if ranks > 1 else 0)
+        own.peers = team.cards
+        team.cards.append(own)
         program = CudaProgram(plan, own, share, launches_because="a test asks for it")
         if begin is None:
             program.draw(3, np.zeros((1, plan.statistic_count)))
         else:
             program.load(begin)
-        sampling = Sampling(ROWS, BATCH, seed=11)
+        sampling = Sampling(rows, BATCH, seed=11)
         program.attach(data, sampling)
-        losses = [program.run(0, np.full(4, 0.05)), program.run(4, np.full(2, 0.02))]
+        losses, done = [], 0
+        for count in runs:
+            losses.append(program.run(done, np.full(count, 0.05 if done == 0 else 0.02)))
+            done += count
         program.prefetch()
         state = program.read()
         sums = program.evaluate(data, ["accuracy"], shared=True)
@@ -198,7 +172,27 @@ def test_data_that_stream_through_every_card(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(got.parameters, state.parameters)
 
 
-@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages"])
+@pytest.mark.parametrize("name", ["two exchanges", "one exchange"])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough), 4])
+def test_data_that_no_card_has_room_for_are_partitioned(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three epochs and a part of a fourth, in pieces; the first pieces from the host, the others from all cards."""
+    rows, room = 101, 101 * 32 - 1
+    sizes = {"PIECE_BYTES": 2 * 4 * 32, "TAKEN_BYTES": 3 * 4 * 32, "TAKEN_BATCHES": 1, "TAKEN_SHARE": 1}
+    for size, value in sizes.items():
+        monkeypatch.setattr(pieces, size, value)
+    given: dict[str, Any] = {"rows": rows, "runs": (2, 15, 24), "shards": 4}
+    ((losses, state, sums, _, _),) = train(name, 1, monkeypatch, **given)
+    taken: list[bool] = []
+    take = Feed._take
+    monkeypatch.setattr(Feed, "_take", lambda self, *arguments: (taken.append(True), take(self, *arguments)))
+    for got_losses, got, got_sums, *_ in train(name, ranks, monkeypatch, share=room / (1 << 30), **given):
+        np.testing.assert_array_equal(got_losses, losses)
+        np.testing.assert_array_equal(got.parameters, state.parameters)
+        np.testing.assert_array_equal(got_sums["loss"], sums["loss"])
+    assert len(taken) >= 2 * ranks * 4
+
+
+@pytest.mark.parametrize("fault", ["another address", "another slice", "no messages", "another partition"])
 def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = exchange._message
     if fault == "another address":
@@ -211,10 +205,14 @@ def test_a_fault_planted_in_a_program_is_found(fault: str, monkeypatch: pytest.M
     elif fault == "another slice":  # slots of which nothing was there before would not show it
         swapped = property(lambda self: self._plan.slices[-1 - self._workspace.rank].parameters)
         monkeypatch.setattr(DeviceState, "_own", swapped)
+    elif fault == "another partition":
+        monkeypatch.setattr(Partitions, "stride", 40)
     else:
         monkeypatch.setattr(Team, "put", lambda *arguments: None)
     with pytest.raises((AssertionError, ValueError)):
         if fault == "another slice":
             test_ranks_go_on_from_a_state(monkeypatch)
+        elif fault == "another partition":
+            test_data_that_no_card_has_room_for_are_partitioned("one exchange", 2, monkeypatch)
         else:
             test_programs_of_ranks_end_as_one_does("two exchanges", 2, monkeypatch)

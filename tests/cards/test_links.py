@@ -332,6 +332,28 @@ def test_memory_is_mapped_once_and_as_long_as_it_is_used(driver: Driver) -> None
     team.run(work)
 
 
+def test_kernels_find_the_memory_of_each_other_rank(driver: Driver) -> None:
+    """Of several arrays in one allocation, each rank's at addresses of its own; mapped as long as they are held."""
+    team, memory = Team(3), mmap.mmap(-1, Words.nbytes(3))
+
+    def work(rank: int) -> None:
+        cards = linked(team, rank, memory)
+        array = driver.allocate(np.full(8, rank, np.uint8))
+        of_ranks = team.gather(rank, array)
+        found = cards.map([array.ctypes.data + rank, array.ctypes.data + 5])
+        assert {peer: [place.address for place in places] for peer, places in found.items()} == {
+            peer: [of_ranks[peer].ctypes.data + offset for offset in (peer, 5)] for peer in range(3) if peer != rank
+        }
+        team.gather(rank, None)
+        assert len(driver.mapped) == 6  # by each rank those of two others
+        team.gather(rank, None)
+        found.clear()
+        team.gather(rank, None)
+        assert not driver.mapped
+
+    team.run(work)
+
+
 def test_memory_that_a_rank_has_freed_is_not_taken_for_what_it_has_there_now(driver: Driver) -> None:
     """Another trainer's messages still hold the mapping, and the driver gives the new allocation the same handle."""
     team, memory = Team(2), mmap.mmap(-1, Words.nbytes(2))

@@ -16,8 +16,9 @@ import mlpgpu as mg
 from mlpgpu.backends.cpu.backend import CpuBackend
 from mlpgpu.backends.cpu.inference import CpuInference
 from mlpgpu.backends.cuda.inference import inference
-from mlpgpu.backends.cuda.run import arrays, card_arrays, feed
+from mlpgpu.backends.cuda.run import arrays, card_arrays
 from mlpgpu.backends.cuda.run.card_arrays import CardResult, CardRows, open_card_array
+from mlpgpu.backends.cuda.run.data import feed
 from mlpgpu.datasets import interchange
 from mlpgpu.datasets.interchange import view_of
 from mlpgpu.errors import DtypeError

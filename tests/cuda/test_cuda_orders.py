@@ -17,7 +17,7 @@ from mlpgpu import Dense, Momentum, Network
 from mlpgpu.backends import Sampling
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.backends.cuda.kernels.launches import At, Launch, Value
-from mlpgpu.backends.cuda.run.orders import KEYS, SORTED, order_launches
+from mlpgpu.backends.cuda.run.data.orders import KEYS, SORTED, order_launches
 from mlpgpu.backends.cuda.run.primitives import Chain
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.select import thresholds

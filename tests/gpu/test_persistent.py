@@ -17,7 +17,8 @@ from mlpgpu import Dense, Dropout, Standardize
 from mlpgpu.activations import ACTIVATIONS
 from mlpgpu.backends.cuda.kernels import SUMS_OF_TERMS
 from mlpgpu.backends.cuda.persistent.kernel import PersistentKernel
-from mlpgpu.backends.cuda.run import feed, program
+from mlpgpu.backends.cuda.run import program
+from mlpgpu.backends.cuda.run.data import pieces
 from mlpgpu.backends.cuda.run.program import CudaProgram
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds
@@ -189,7 +190,7 @@ def test_a_run_that_is_resumed_changes_no_bit(unbroken: mg.Trainer, tmp_path: Pa
 def test_pieces_of_the_data_change_no_bit(
     memory_share: float, unbroken: mg.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 10_000)
     assert_same_run(fit(new_trainer(memory_share=memory_share)), unbroken)
 
 

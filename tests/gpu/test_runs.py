@@ -24,7 +24,7 @@ from helpers import EPS, EPS32
 from runs import SaveEveryStep, assert_same, run_of
 
 import mlpgpu as mg
-from mlpgpu.backends.cuda.run import feed
+from mlpgpu.backends.cuda.run.data import feed, pieces
 from mlpgpu.backends.cuda.run.training import Training
 from mlpgpu.backends.cuda.runtime import Device
 from mlpgpu.backends.cuda.select import thresholds
@@ -291,7 +291,7 @@ def test_pieces_of_the_data_change_no_bit(
     memory_share: float, unbroken: mg.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With a shard of 0 nothing stays on the card, and each epoch's pieces go up anew.
-    monkeypatch.setattr(feed, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 10_000)
     trainer = fit(new_trainer(memory_share=memory_share))
     np.testing.assert_array_equal(flat(trainer), flat(unbroken))
     assert trainer.evaluate(DATA) == unbroken.evaluate(DATA)

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 
 import mlpgpu as mg
+from mlpgpu.backends.cuda import own_card
+from mlpgpu.backends.cuda.runtime import find_device
+from mlpgpu.backends.cuda.select import thresholds
 
 TIED = mg.Dense(64, 64, "tanh")
 
@@ -28,6 +31,9 @@ class Case:
     Attributes:
         options: of the trainer.
         validates: whether a share of the rows is held out.
+        room: for the rows on a card, as a part of what they take there; of less than 1 several cards have partitions.
+        has_bytes: whether inputs are bytes, in place of float32.
+        sorts: whether the card makes the orders of its epochs, however few rows there are.
     """
 
     layers: list[mg.layers.Layer]
@@ -37,6 +43,9 @@ class Case:
     validates: bool = False
     batch_size: int = 48
     loss: str = "softmax_cross_entropy"
+    room: float | None = None
+    has_bytes: bool = False
+    sorts: bool = False
 
 
 SMALL = [mg.Dense(20, 64, "relu"), mg.Dense(64, 64, "tanh"), mg.Dense(64, 3)]
@@ -67,6 +76,27 @@ CASES = {
     ),
     "moved where made, tf32": Case(EVEN, {"streams": 2, "precision": "tf32"}, rows=3000, batch_size=512),
     "moved where made, large": Case(LARGE, {"streams": 2, "optimizer": mg.Momentum(0.01)}, rows=3000, batch_size=1024),
+    "partitioned": Case(SMALL, {"streams": 2}, rows=40_007, batch_size=512, room=0.8),
+    "partitioned, three shards": Case(
+        [mg.Standardize(20), *SMALL], {"streams": 3, "optimizer": mg.Adam(0.01)}, rows=40_007, batch_size=509, room=0.9
+    ),
+    "partitioned bytes": Case(
+        [mg.Dense(783, 64, "relu"), mg.Dropout(0.2), mg.Dense(64, 10)],
+        {"streams": 4, "optimizer": mg.Adam(0.01)},
+        rows=9_001,
+        batch_size=256,
+        room=0.75,
+        has_bytes=True,
+        validates=True,
+    ),
+    "partitioned, wide": Case(
+        EVEN,
+        {"streams": 2, "precision": "bfloat16", "class_weight": {0: 2.0}},
+        rows=6000,
+        batch_size=512,
+        room=0.8,
+        sorts=True,
+    ),
     "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
 }
 
@@ -74,8 +104,24 @@ CASES = {
 def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     draw, last = np.random.default_rng(1), case.layers[-1]
     n_in = next(layer.n_in for layer in case.layers if isinstance(layer, mg.Dense))
-    x = draw.standard_normal((case.rows, n_in)).astype(np.float32)
+    x: np.ndarray = draw.standard_normal((case.rows, n_in)).astype(np.float32)
+    if case.has_bytes:
+        x = np.clip(128 + 40 * x, 0, 255).astype(np.uint8)
     return x, (x[:, : last.n_out].argmax(axis=1)).astype(np.int64)  # type: ignore[attr-defined]
+
+
+def memory_share(case: Case, row_bytes: int) -> float:
+    """Of a card's memory, the room that the case has for its rows, which have a target and a weight as well."""
+    assert case.room is not None
+    rows = case.rows - case.rows // 5 if case.validates else case.rows
+    return case.room * rows * (row_bytes + 8) / find_device(own_card()).total_bytes
+
+
+def check_partitioned(trainer: mg.Trainer) -> None:
+    """Raise AssertionError unless the card of each rank had a partition of the set, and epochs were taken from all."""
+    program: Any = trainer._engine.program
+    fed = program.training.data
+    assert fed.is_partitioned and fed._takes and fed.pieces > 2, (fed.is_partitioned, fed.pieces)
 
 
 def main(folder: Path, name: str, *, ends: str = "") -> None:
@@ -84,15 +130,21 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
     if ends and me == 1:
         how = signal.SIGKILL if ends == "killed" else signal.SIGSTOP
         threading.Timer(20.0, os.kill, (os.getpid(), how)).start()  # kernels are compiled before that
+    if case.sorts:
+        thresholds.SORT_LEAST_ROWS = 1
     saved = folder / "run.h5"
     if saved.exists():
         trainer = mg.Trainer.resume(saved, backend="cuda")
     else:
         network = mg.Network(case.layers, seed=2)
         options = {"optimizer": mg.Momentum(0.05), **case.options}
+        if case.room is not None:
+            options["memory_share"] = memory_share(case, data_of(case)[0][:1].nbytes)
         trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, parallel="data", **options)
     held = {"validation": 0.2} if case.validates else {}
     history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
+    if case.room is not None and mg.ranks() > 1:
+        check_partitioned(trainer)
     trainer.save(folder / f"saved{mg.ranks()}.h5")
     records = [{key: value for key, value in record.items() if key != "seconds"} for record in history.records]
     left = records, trainer.network.flat_parameters().tobytes(), trainer.steps

@@ -38,6 +38,7 @@ class HostCard:
         self.total_bytes = self.free_bytes = 1 << 30
         self.bus_id, self.is_forked, self.last_launch = str(index), False, ""
         self.arrays: dict[int, np.ndarray] = {}
+        self.peers: list[HostCard] = []  # whose memory kernels can read
         self.recorded: list[Callable[[], None]] | None = None  # while a graph is captured
 
     def __enter__(self) -> HostCard:
@@ -52,9 +53,10 @@ class HostCard:
 
     def find(self, address: int) -> tuple[np.ndarray, int]:
         """The array that an address is in, and how far behind its beginning."""
-        for start, array in self.arrays.items():
-            if start <= address < start + array.nbytes:
-                return array, address - start
+        for card in (self, *self.peers):
+            for start, array in list(card.arrays.items()):
+                if start <= address < start + array.nbytes:
+                    return array, address - start
         raise AssertionError(f"no array at {address:#x}")
 
     def bytes_at(self, address: int, nbytes: int) -> np.ndarray:

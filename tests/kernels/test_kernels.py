@@ -254,6 +254,24 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "order[rows.first + row]",
         kernels.gather("uint8"),
     ),
+    "last words of a row that several pieces make left out": (
+        "primitives/take_rows.cuh",
+        "if (word + j * lanes < words) to[word",
+        "if (word + j * lanes < words - 1 || words < 128) to[word",
+        kernels.take_partition(784 * 4),
+    ),
+    "rows of another partition taken": (
+        "primitives/take_rows.cuh",
+        "if (place < begin || place >= end) continue;",
+        "if (place < begin || place > end) continue;",
+        kernels.take_partition(4),
+    ),
+    "rows taken from beside a rank's part of a batch": (
+        "primitives/take_rows.cuh",
+        "static_cast<int64_t>(row / of_batch) * batch_rows + row % of_batch",
+        "static_cast<int64_t>(row / of_batch) * (batch_rows - 1) + row % of_batch",
+        kernels.take_partition(1),
+    ),
     "barrier removed between two sums of a block": (
         "common/batch_total.cuh",
         "    value = block_sum(value, scratch);\n    __syncthreads();\n",

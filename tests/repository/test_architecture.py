@@ -141,14 +141,14 @@ INNER_LEVELS = {
             "card_arrays",
             "maps",
             "trace",
-            "feed",
-            "orders",
+            "data",
             "steps",
             "workspace",
             "binding",
         ),
         *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
     ),
+    "backends/cuda/run/data": ("own_rows", "pieces", "partitions", "feed", "orders", "__init__"),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": (
         *(

@@ -13,7 +13,7 @@ from helpers import EPS32
 
 import mlpgpu as mg
 from mlpgpu.backends.cuda.inference.copies import fill_from
-from mlpgpu.backends.cuda.run.feed import Feed, _rows_of
+from mlpgpu.backends.cuda.run.data.feed import Feed, _rows_of
 from mlpgpu.backends.inputs import InputScaling, has_more_digits
 
 ROWS, N_IN = 90, 3

@@ -8,14 +8,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ...errors import BackendError, MissingPackageError, RankError
 from ...ranks import Communicator, communicator, share_memory
 from .kernels.launches import Collective, Transfer
-from .runtime import Device, JoinedCards, LinkedCards, Message, Stream, Words, check_nccl, new_identity
+from .runtime import Device, JoinedCards, LinkedCards, Message, Place, Stream, Words, check_nccl, new_identity
 
 CARDS_MAY_BE_LINKED = True  # benchmarks compare both ways
+
+Told = TypeVar("Told")
 
 
 class Joined(Protocol):
@@ -31,6 +33,13 @@ class Joined(Protocol):
     def wait(self, stream: Stream) -> None: ...
 
     def abort(self, stream: Stream) -> bool: ...
+
+
+@runtime_checkable
+class MapsMemory(Protocol):
+    """What is asked of cards whose kernels can read each other's memory, such as :class:`LinkedCards`."""
+
+    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,34 @@ class Exchange:
 
     def __init__(self, ranks: Communicator, cards: Joined, kinds: Sequence[tuple[str, str, int]]) -> None:
         self._ranks, self._cards, self._kinds = ranks, cards, kinds
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._ranks.size
+
+    def gather(self, value: Told) -> list[Told]:
+        """Every rank's value, on all of them, which call this together."""
+        return self._ranks.gather(value)
+
+    @property
+    def maps_memory(self) -> bool:
+        """Whether kernels of one card can read another one's memory."""
+        return isinstance(self._cards, MapsMemory)
+
+    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
+        """Where the memory at other ranks' addresses lies here, by rank; all ranks call this, with their own addresses.
+
+        Raises:
+            BackendError: another rank's memory cannot be reached.
+        """
+        assert isinstance(self._cards, MapsMemory)
+        return self._cards.map(addresses)
 
     def check_kinds(self) -> None:
         """Raise RankError where cards are of several kinds, whose bits may differ, and nothing is exchanged."""

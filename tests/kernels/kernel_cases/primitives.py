@@ -157,6 +157,24 @@ def take_rows(source: str, count: int, width: int) -> Case:
     )
 
 
+def take_partition(row_bytes: int, *, batches: int = 3, of_batch: int = 5, begin: int = 0) -> Case:
+    """Of the third of a data set that a partition has, from place ``begin`` on; what others have is left as it was."""
+    batch_rows, first, count, of_partition = 2 * of_batch + 1, 4, batches * of_batch - 1, 2 * of_batch
+    rows = generator().integers(0, 256, (count, row_bytes)).astype(np.uint8)
+    partition = generator().integers(0, 256, (of_partition, row_bytes)).astype(np.uint8)
+    places = generator().integers(0, 3 * of_partition, first + batches * batch_rows).astype(np.int32)
+    row = np.arange(count)
+    here = places[first + row // of_batch * batch_rows + row % of_batch] - begin
+    is_here = (here >= 0) & (here < of_partition)
+    value = np.where(is_here[:, np.newaxis], partition[np.where(is_here, here, 0)], rows).astype(np.float64)
+    args = {
+        "places": places, "first": first, "of_batch": of_batch, "batch_rows": batch_rows, "count": count,
+        "begin": begin, "end": begin + of_partition, "partition": partition, "row_bytes": row_bytes, "rows": rows,
+    }  # fmt: skip
+    name = f"{count}x{row_bytes}-from{begin}"
+    return Case(name, kernels.take_partition(row_bytes), (2,), args, {"rows": expect(value, 0.0)})
+
+
 def put_column(source: str, count: int, width: int, column: int) -> Case:
     x, y = generator().integers(0, 256, count).astype(source), np.full((count, width), 7, source)
     value = y.astype(np.float64)
@@ -175,6 +193,11 @@ def primitive_cases() -> Iterator[Case]:
         for count, width in ((1, 1), (3, 33), (700, 4)):
             yield take_rows(source, count, width)
             yield put_column(source, count, width, width // 2)
+    for row_bytes in (1, 3, 4, 12, 16, 33, 80, 784, 2064, 4095):
+        yield take_partition(row_bytes, begin=10)
+    yield take_partition(28, batches=200)
+    yield take_partition(8, of_batch=1, batches=2, begin=2)
+    yield take_partition(48, of_batch=64)
     for count, row_bytes in ((1, 1), (3, 33), (700, 4)):
         yield row_checksums(count, row_bytes)
         yield row_checksums(count, row_bytes, listed=True)

@@ -4,13 +4,17 @@ rows and columns of arrays, and random words (``elementwise/random.cuh``)."""
 from __future__ import annotations
 
 from ...base import MOST_BINS
-from .entry import ITEM_BYTES, ROW_THREADS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div
+from .entry import ITEM_BYTES, ROW_THREADS, SOURCES, WARP, WARPS_PER_BLOCK, Entry, arguments, ceil_div, strided_grid
 
 SCAN_THREADS, SCAN_TILE_BYTES, SCAN_STAGES = 512, 24576, 2  # of primitives/scan.cuh
 SCAN_BLOCKS = 512  # at most: two for each multiprocessor of the largest cards
 SCANNED = {"float32": "float", "int32": "int", "float64": "double"}  # C types of summands
 SORT_DIGITS, SORT_THREADS, SORT_TILE_BYTES = 256, 512, 32768  # of primitives/sort.cuh
 KEYS = {"uint32": "uint32_t", "uint64": "uint64_t"}  # C types of keys that can be sorted
+WORD_BYTES = (16, 4, 1)  # of what rows are taken by
+# Blocks that take rows.  A resident one delays the next product, whose blocks have a multiprocessor each, until it
+# ends: so all multiprocessors ask for rows, and have them as soon as the link allows.
+PARTITION_BLOCKS = 264
 
 
 def prefix_sum(dtype: str) -> Entry:
@@ -138,6 +142,22 @@ def take_rows(source: str) -> Entry:
     return Entry(f"take_rows_{source}", "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
 
 
+def take_partition(row_bytes: int) -> Entry:
+    """Rows that lie in one card's partition of a data set, in words as wide as rows of so many bytes have."""
+    word = next(size for size in WORD_BYTES if row_bytes % size == 0)
+    signature = (
+        "const int* places[count], int64_t first, int of_batch, int batch_rows, int count, int begin, int end, "
+        "const unsigned char* partition[count,row_bytes], int64_t row_bytes, inout unsigned char* rows[count,row_bytes]"
+    )
+    name, function = f"take_partition_{word}", f"take_partition<{word}>"
+    return Entry(name, "primitives/take_rows.cuh", function, arguments(signature), ROW_THREADS)
+
+
+def partition_grid(count: int, row_bytes: int) -> tuple[int, int, int]:
+    """The grid that takes so many rows."""
+    return strided_grid(count * row_bytes, PARTITION_BLOCKS, min(row_bytes, max(WORD_BYTES)))
+
+
 def put_column(source: str) -> Entry:
     """A column of an array, whose elements are of one of :data:`SOURCES`."""
     ctype = SOURCES[source]
@@ -161,4 +181,5 @@ def primitive_entries() -> list[Entry]:
     sorts = [entry(dtype) for dtype in KEYS for entry in (sort_counts, sort_scatter)]
     counts = [extremes(), find_nonfinite(), histogram(), row_checksums()]
     rows = [entry(source) for source in SOURCES for entry in (take_rows, put_column)]
+    rows += [take_partition(size) for size in WORD_BYTES]
     return [*(prefix_sum(dtype) for dtype in SCANNED), *sorts, *counts, *rows, random_words(), initial_uniform()]

@@ -10,7 +10,7 @@ import numpy as np
 from ..kernels import Argument, Entry
 from ..kernels.launches import At, Launch, Map, Value
 from ..runtime import Function, Stream, pack
-from .feed import Feed
+from .data.feed import Feed
 from .workspace import Workspace
 
 Put = Callable[[Stream], None]  # puts a launch whose arguments are packed on a stream

@@ -16,7 +16,7 @@ from ..kernels.launches import MOST_RUN_STEPS, Launch
 from ..runtime import Replay, Stream, capture, pinned
 from ..select.inference import evaluation_tiers
 from .binding import Binder, Put
-from .feed import Feed
+from .data.feed import Feed
 from .metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
 from .workspace import Workspace
 

@@ -143,6 +143,15 @@ class ShardStreams:
         return events[:pieces]
 
 
+def graphs_of(count: int, *, are_several: bool = False) -> list[int]:
+    """Steps of the graphs that make up ``count`` of them, as few as may be; or two at least, if it is not 1."""
+    found: list[int] = []
+    for steps in GRAPH_STEPS:
+        found += [steps] * (count // steps)
+        count %= steps
+    return [found[0] // 2] * 2 if are_several and len(found) == 1 and found[0] > 1 else found
+
+
 class StepGraphs:
     """Steps on one data set, as graphs of up to ``GRAPH_STEPS[0]`` of them.
 
@@ -158,12 +167,14 @@ class StepGraphs:
         self._bound: dict[int, BoundStep] = {}  # by their place in a graph
         self._replays: dict[int, Replay] = {}  # by their number of steps
 
-    def launch(self, count: int) -> None:
-        """Put ``count`` steps on the streams, as few graphs."""
-        for steps in GRAPH_STEPS:
-            for _ in range(count // steps):
-                self.replay(steps).launch(self._streams.all[0])
-            count %= steps
+    def launch(self, count: int, before_last: Callable[[], None] | None = None) -> None:
+        """Put ``count`` steps on the streams, as few graphs; ``before_last`` is called before the last of them."""
+        *others, last = graphs_of(count, are_several=before_last is not None)
+        for steps in others:
+            self.replay(steps).launch(self._streams.all[0])
+        if before_last is not None:
+            before_last()
+        self.replay(last).launch(self._streams.all[0])
 
     def replay(self, steps: int) -> Replay:
         """The graph of so many steps, captured at first need."""

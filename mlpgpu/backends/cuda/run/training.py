@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from ...constants import hyper_parameters
 from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from .binding import Binder, Put
+from .data.orders import Orders
 from .graphs import ShardStreams, StepGraphs
-from .orders import Orders
 from .persistent import PersistentSteps
 from .state import DeviceState
 from .workspace import Workspace
@@ -48,7 +48,7 @@ class Training:
         assert workspace.plan.optimizer is not None
         self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
-        self.data = workspace.feed(dataset, sampling.batch_size)
+        self.data = workspace.feed(dataset, sampling.batch_size, exchange)
         self.binder = binder = Binder(workspace, self.data, sampling.seed)
         self._exchange, addresses = exchange, workspace.arrays.addresses
         bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None
@@ -88,9 +88,10 @@ class Training:
                 count = min(len(rates) - done, of_piece, MOST_RUN_STEPS)
                 self.begin_at(first_step + done, batch)
                 self.binder.set_constant("schedule", numbers.staged_rates(table[done : done + count]))
+                before_last = self.data.reads_to_finish() if done + count == len(rates) else None
                 log.begin()
                 with self._together():
-                    self.put(count)
+                    self.put(count, before_last)
                     losses = numbers.download_losses(count)
                 log.put(functools.partial(self._wait, losses))
                 self.data.prepare()
@@ -134,14 +135,18 @@ class Training:
         """Steps from here on begin with this number, at this batch of the epoch."""
         self._workspace.numbers.set_step(step, batch, self.sampling.batch_size, len(self.data.dataset))
 
-    def put(self, count: int) -> None:
-        """Put so many steps on the streams, in graphs or inside one kernel."""
+    def put(self, count: int, before_last: Callable[[], None] | None = None) -> None:
+        """Put so many steps on the streams, in graphs or inside one kernel.
+
+        ``before_last`` is called before the last graph.
+        """
         if self._persistent is not None:
+            assert before_last is None  # one rank alone reads no other card
             self._persistent.put(self.binder, count)
             return
         for put in self._prologue:  # the step before has done it, but without the rows that have come since
             put(self._stream)
-        self.graphs.launch(count)
+        self.graphs.launch(count, before_last)
 
     def close(self) -> None:
         """Wait for copies of rows, and end the threads that make them."""

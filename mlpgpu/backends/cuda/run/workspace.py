@@ -12,13 +12,14 @@ from ....datasets import Dataset
 from ....plan import Plan
 from ...constants import loss_numbers
 from ...inputs import InputScaling, has_more_digits
+from ..exchange import Exchange
 from ..kernels import Entry
 from ..kernels.launches import Lowered
 from ..lower.lowering import lower, lower_evaluation
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device, LoadedKernels, Stream, pack
 from .arrays import Arrays, check_room
-from .feed import Feed
+from .data.feed import Feed
 from .maps import TensorMaps
 from .primitives import grid_over
 from .steps import StepNumbers
@@ -97,14 +98,14 @@ class Workspace:
         for name, size in self.arrays.allocate(sizes).items():
             self.stream.fill(self.arrays.addresses[name], size)
 
-    def feed(self, dataset: Dataset, batch_rows: int) -> Feed:
-        """The feed of a data set, in batches of so many rows."""
+    def feed(self, dataset: Dataset, batch_rows: int, exchange: Exchange | None = None) -> Feed:
+        """The feed of a data set, in batches of so many rows; with ``exchange`` of ranks that train on it together."""
         room, scaling = int(self._memory_share * self.device.total_bytes), None
         if has_more_digits(dataset.storage_x.dtype, self.plan):
             scaling = InputScaling.of(self.plan, self.fitted)
         feed = Feed(
             self.device, self.stream, self.plan, dataset, batch_rows=batch_rows, room=room, scaling=scaling,
-            trace=self.trace,
+            trace=self.trace, exchange=exchange, loaded=self.auxiliary,
         )  # fmt: skip
         feed.follow(self.fitted)
         self._feeds.add(feed)

@@ -9,7 +9,7 @@ from .graphs import Graph, Replay, capture
 from .links import LinkedCards, Words
 from .machine import count_devices, describe_machine, find_device
 from .memory import Arena, aligned, card_of_address, pinned
-from .messages import Message
+from .messages import Message, Place
 from .modules import ExtendedModule, Function, LoadedKernels, Module, PreparedLaunch, module_of, pack
 from .nccl import JoinedCards, check_nccl, new_identity
 from .streams import Event, Stream, wait_for_stream
@@ -29,6 +29,7 @@ __all__ = [
     "LoadedKernels",
     "Message",
     "Module",
+    "Place",
     "PreparedLaunch",
     "Replay",
     "Stopwatch",

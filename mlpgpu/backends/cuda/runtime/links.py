@@ -1,9 +1,9 @@
 """Cards of one host, each of a process: copy engines bring what one sends from its memory into another's.
 
 No kernel takes part, so that products keep all multiprocessors.  A process maps the memory of the others that it sends
-to.  Before a copy the receiver says that its memory is ready, behind it the sender that it is there: words of host
-memory that all processes have mapped, which streams write and wait for.  The host can write them too, and so end what
-waits for a rank that does not come.
+to, and that its kernels are to read.  Before a copy the receiver says that its memory is ready, behind it the sender
+that it is there: words of host memory that all processes have mapped, which streams write and wait for.  The host can
+write them too, and so end what waits for a rank that does not come.
 """
 
 from __future__ import annotations
@@ -116,6 +116,16 @@ class LinkedCards:
         told = self._gather([(each.peer, *_exported(each.address)) for each in received])
         places = {peer: iter([place for to, *place in told[peer] if to == self.rank]) for peer in range(self.size)}
         return [each._replace(to=self._place(each.peer, *next(places[each.peer]))) for each in sent]
+
+    def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
+        """Where the memory at other ranks' addresses lies here, by rank; all ranks call this, with their own addresses.
+
+        Raises:
+            BackendError: memory of another rank cannot be mapped.
+        """
+        told = self._gather([_exported(address) for address in addresses])
+        others = (rank for rank in range(self.size) if rank != self.rank)
+        return {rank: [self._place(rank, *exported) for exported in told[rank]] for rank in others}
 
     def put(self, sent: Sequence[Message], received: Sequence[Message], stream: Stream, lane: int = 0) -> None:
         """Put messages on a stream, or into the graph that it is captured in; lanes do not wait for each other."""

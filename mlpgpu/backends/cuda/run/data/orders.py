@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ....random import WORDS_PER_BLOCK, Purpose
-from ...base import Sampling
-from .. import kernels
-from ..kernels.launches import At, Launch
-from ..runtime import Device, Event, Replay, Stream, capture
-from ..select.data import sorts_on_card, sorts_on_card_after
+from .....random import WORDS_PER_BLOCK, Purpose
+from ....base import Sampling
+from ... import kernels
+from ...kernels.launches import At, Launch
+from ...runtime import Device, Event, Replay, Stream, capture
+from ...select.data import sorts_on_card, sorts_on_card_after
+from ..primitives import Chain, grid_over
 from .feed import Feed
-from .primitives import Chain, grid_over
 
 KEYS, SORTED, SPARE = "row keys", "next order", ("sorted keys", "sorted rows")
 
