@@ -26,6 +26,7 @@ from .construction import on_ranks as on_ranks
 from .links import Link as Link
 from .links import Traffic as Traffic
 from .operations import ActivationBackward as ActivationBackward
+from .operations import BiasBackward as BiasBackward
 from .operations import Dense as Dense
 from .operations import DenseBackward as DenseBackward
 from .operations import Dropout as Dropout
@@ -69,6 +70,8 @@ from .sharding import block_size as block_size
 from .sharding import nodes_of as nodes_of
 from .sharding import parts_of as parts_of
 from .sharding import shards_of as shards_of
+from .tensor import part_name as part_name
 from .tensor import split_plan as split_plan
 from .tensor_split import MOST_PARTS as MOST_PARTS
 from .tensor_split import Parts as Parts
+from .tensor_split import bounds as bounds
