@@ -26,6 +26,7 @@ from .construction import on_ranks as on_ranks
 from .links import Link as Link
 from .links import Traffic as Traffic
 from .operations import ActivationBackward as ActivationBackward
+from .operations import BetweenParts as BetweenParts
 from .operations import BiasBackward as BiasBackward
 from .operations import Dense as Dense
 from .operations import DenseBackward as DenseBackward
@@ -63,6 +64,7 @@ from .plan import Segment as Segment
 from .plan import Slice as Slice
 from .plan import Tensor as Tensor
 from .plan import TrainedRange as TrainedRange
+from .plan import inputs_of as inputs_of
 from .plan import slices_of as slices_of
 from .plan import split_axis as split_axis
 from .sharding import additions as additions

@@ -332,6 +332,38 @@ class GemmGradient(Group):
     leaves_bias: bool
 
 
+# --- between parts of a network ---
+
+
+@dataclass(frozen=True)
+class SumOfParts(Group):
+    """The sum of what all parts of a layer made, with its bias and activation."""
+
+    op: ops.SumParts
+
+
+@dataclass(frozen=True)
+class JoinedParts(Group):
+    """The columns of all parts beside each other."""
+
+    op: ops.JoinParts
+
+
+@dataclass(frozen=True)
+class TakenColumns(Group):
+    """A part's columns of what every rank has."""
+
+    op: ops.TakeColumns
+
+
+@dataclass(frozen=True)
+class BiasGradient(Group):
+    """The gradient of a bias that every rank has, with the optimizer's step where ``is_update``."""
+
+    op: ops.BiasBackward
+    is_update: bool
+
+
 # --- several layers ---
 
 

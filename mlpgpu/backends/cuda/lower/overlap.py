@@ -70,7 +70,7 @@ def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
     """
     chained: list[Launch] = []
     for launch in launches:
-        is_free = not (launch.awaits or launch.receives)
+        is_free = not (launch.awaits or launch.receives or launch.exchange)
         takes_part = is_free and before is not None and launch.entry.prefetched is not None
         before = _overlapping(launch, before) if takes_part and before is not None else launch
         chained.append(before)

@@ -312,7 +312,9 @@ def _rows_of(plan: Plan, dataset: Dataset) -> dict[str, _Rows]:
     single = np.dtype(np.float32)
     found = {}
     if dataset.card is None:
-        found["data"] = _Rows(dataset.storage_x, np.dtype(np.uint8) if dataset.scale is not None else single, True)
+        dtype = np.dtype(np.uint8) if dataset.scale is not None else single
+        for name, columns in plan.input_columns().items():
+            found[name] = _Rows(dataset.storage_x[:, columns], dtype, True)
     if plan.target_kind is not None:
         found["targets"] = _Rows(target_array(dataset, plan, single), single, False)
     if dataset.weight is not None:

@@ -104,9 +104,15 @@ class ExchangePath:
     """What ranks send each other."""
 
     why: str = "copy engines, or NCCL between hosts, send what is another card's, beside the products of later layers"
+    way: str = "sends and receives, on streams of their own"
 
     def __str__(self) -> str:
-        return "sends and receives, on streams of their own"
+        return self.way
+
+
+BETWEEN_PARTS = ExchangePath(
+    "what follows reads what all parts made, which copy engines bring, or NCCL between hosts", "an exchange, then a launch"
+)
 
 
 @dataclass(frozen=True)
@@ -221,6 +227,9 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
 
 def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
     """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
+    if plan.tensor is not None:  # whose ranks choose alike, whatever parts they have
+        in_parts = Verdict(False, "ranks have parts of the network, and exchange between layers")
+        return in_parts, in_parts, work
     operations = plan.training if work.is_training else plan.evaluation
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     shapes = {segment.name: segment.shape for segment in (*plan.parameters, *plan.partials)}
@@ -311,6 +320,8 @@ class _Choices:
             return UpdatePath(self.in_place)
         if isinstance(op, (ops.ExchangePartials, ops.GatherParameters)):
             return ExchangePath()
+        if isinstance(op, (ops.SumParts, ops.JoinParts)):
+            return BETWEEN_PARTS
         return LaunchPath()
 
     def _local(self, op: ops.LocallyConnected | ops.LocallyConnectedBackward) -> LocalPath:
