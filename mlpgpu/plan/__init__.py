@@ -57,6 +57,7 @@ from .plan import Buffer as Buffer
 from .plan import Choice as Choice
 from .plan import Parameter as Parameter
 from .plan import Partial as Partial
+from .plan import PartOf as PartOf
 from .plan import Plan as Plan
 from .plan import Precision as Precision
 from .plan import Reduction as Reduction

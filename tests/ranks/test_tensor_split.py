@@ -306,8 +306,8 @@ def test_what_cannot_be_split_is_refused() -> None:
         trainer(wide, parts=2, parallel="data")
     with pytest.raises(ConfigurationError, match=r"parts: expected .*, got 0"):
         trainer(wide, parts=0)
-    with pytest.raises(ConfigurationError, match=r"plan on the cuda backend: .* got one in 2 parts.*backend='cpu'"):
-        check_plan(split_plan(lowered(wide), Parts(2)), "a card", (9, 0))
+    with pytest.raises(ConfigurationError, match=r"reduction of parallel='tensor' on the cuda .* got 'atomic'"):
+        check_plan(split_plan(lowered(wide, reduction="atomic"), Parts(2)), "a card", (9, 0))
     assert trainer(wide).plan.tensor is None  # a process alone has all of it
 
 

@@ -84,7 +84,7 @@ INNER_LEVELS = {
         *("regressor", "__init__"),
     ),
     "backends": (
-        *("base", "inputs", "evaluation", "sources", "constants", "cores", "host_library", "native", "row_copies"),
+        *("base", "inputs", "evaluation", "parts", "sources", "constants", "cores", "host_library", "native", "row_copies"),
         *("cpu", "cuda", "__init__"),
     ),
     "backends/native": ("rows", "__init__"),
@@ -113,6 +113,7 @@ INNER_LEVELS = {
             "select",
             "lower",
             "run",
+            "tensor_program",
             "inference",
             "profile",
             "build_pycuda",
@@ -131,7 +132,7 @@ INNER_LEVELS = {
     "backends/cuda/lower": ("groups", "fuse", "emit", "overlap", "lowering", "__init__"),
     "backends/cuda/lower/emit": (
         *("shard", "operands", "rows", "simt", "gemm", "fused", "row_step", "update_layers", "local"),
-        *("finish", "exchange", "emit", "pieces", "__init__"),
+        *("parts", "finish", "exchange", "emit", "pieces", "__init__"),
     ),
     "backends/cuda/run": (
         *(
@@ -147,7 +148,7 @@ INNER_LEVELS = {
             "workspace",
             "binding",
         ),
-        *("state", "evaluation", "graphs", "persistent", "training", "program", "__init__"),
+        *("state", "graphs", "evaluation", "persistent", "training", "program", "__init__"),
     ),
     "backends/cuda/inference": ("copies", "few_rows", "room", "tiers", "inference", "__init__"),
     "backends/cuda/profile": (
@@ -177,6 +178,7 @@ INNER_LEVELS = {
             "tensor",
             "local",
             "rows",
+            "parts",
             "network",
             "primitives",
         ),

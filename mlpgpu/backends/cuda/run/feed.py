@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ....datasets import Dataset
-from ....errors import BackendError
+from ....errors import BackendError, ConfigurationError
 from ....plan import Plan
 from ...base import target_array
 from ...inputs import InputScaling
@@ -95,6 +95,10 @@ class Feed:
         self._rows = _rows_of(plan, dataset)
         inputs: Any = dataset.storage_x  # an array, or a CardArray
         self._is_on_card = dataset.card is not None
+        if self._is_on_card and "data" not in plan.input_columns():
+            hint = "Dataset(data.x, data.y, data.weight) is on the host"
+            expected, got = "inputs on the host, of which each rank takes its columns", f"inputs on GPU {dataset.card}"
+            raise ConfigurationError("data with parallel='tensor'", expected=expected, got=got, hint=hint)
         row_bytes = max(1, sum(each.row_bytes for each in self._rows.values()))
         self.piece_rows = min(rows, batch_rows * max(1, PIECE_BYTES // (row_bytes * batch_rows)))
         self.stays = self._is_on_card or rows * row_bytes <= room

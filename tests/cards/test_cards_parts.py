@@ -52,8 +52,8 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {},
     ),
     "split along k": (
-        [mg.Dense(70, 9, "relu"), mg.Dense(9, 3)],
-        {"optimizer": mg.Momentum(0.1)},
+        [mg.Dense(6000, 9, "relu"), mg.Dense(9, 2)],
+        {"optimizer": mg.Momentum(0.001)},
         {"SPLIT_K_LEAST_K": 8, "FEW_ROWS_LEAST_WEIGHTS": 1},
     ),
     "on tensor cores": (
