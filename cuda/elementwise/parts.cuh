@@ -3,8 +3,10 @@
 // dimension, but for column_sums.
 #pragma once
 
+#include "common/dependent_launch.cuh"
 #include "common/step.cuh"
 #include "math/dropout.cuh"
+#include "math/optimizers.cuh"
 
 namespace mlpgpu {
 
@@ -44,21 +46,40 @@ struct ColumnSums {
     static constexpr int SHARED_BYTES = 8 * THREADS;
 };
 
-// db (n,) = Σ dz over the rows of a shard, added up in float64 and rounded once. A block takes 32 columns, and each of its
-// warps every eighth row.
-// Grid: (n / 32, rounded up).
-__device__ __forceinline__ void column_sums(const Step* step, int shard, int shards, const float* dz, float* db, int n) {
+// Σ dz over the rows of a shard, added up in float64 and rounded once, which is given to `finish`(column, sum). A block takes
+// 32 columns, and each of its warps every eighth row.
+template <class Finish>
+__device__ __forceinline__ void sum_columns_of_block(const Step* step, int shard, int shards, const float* dz, int n,
+                                                     const Finish& finish) {
     SHARED(double, sums);  // (warps, columns)
     const Rows rows = shard_rows(step, shard, shards);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
     double sum = 0.0;
+#pragma unroll 4
     for (int row = warp; row < rows.count; row += ColumnSums::ROWS)
         if (column < n) sum += dz[static_cast<int64_t>(rows.first + row) * n + column];
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (warp != 0 || column >= n) return;
     for (int other = 1; other < ColumnSums::ROWS; ++other) sum += sums[other * WARP + lane];
-    db[column] = static_cast<float>(sum);
+    finish(column, static_cast<float>(sum));
+}
+
+// db (n,) = Σ dz over the rows of a shard.
+// Grid: (n / 32, rounded up).
+__device__ __forceinline__ void column_sums(const Step* step, int shard, int shards, const float* dz, float* db, int n) {
+    sum_columns_of_block(step, shard, shards, dz, n, [=](int column, float sum) { db[column] = sum; });
+}
+
+// Moves a bias (n,) along that; slots (SLOTS, size).
+// Grid: (n / 32, rounded up).
+template <class Rule>
+__device__ __forceinline__ void bias_backward_update(const Step* step, int shard, int shards, const float* dz,
+                                                     const double* totals, float* bias, float* bias_slots, int64_t size,
+                                                     int n) {
+    pdl_wait_and_trigger();
+    const InPlace<BiasRule<Rule>> update = {bias, bias_slots, size, n, mean_scale(totals), step_rates(step)};
+    sum_columns_of_block(step, shard, shards, dz, n, [&](int column, float sum) { update(0, column, sum); });
 }
 
 // y (rows, n) = x · mask · keep, where x has columns `first` … of a layer of `width` columns: half word (row in batch · width +

@@ -166,7 +166,7 @@ class DenseBackward(WeightedBackward):
 
 @dataclass(frozen=True)
 class BiasBackward(Operation):
-    """``db = Σ dz`` over the shard's rows, overwriting a partial: of a bias that each rank has beside parts of a weight."""
+    """``db = Σ dz`` over the shard's rows, overwriting a partial: of a bias that is whole beside parts of a weight."""
 
     READS, WRITES = ("dz",), ("dbias",)
     dz: str

@@ -484,7 +484,7 @@ class Plan:
         return replace(self, capacity=rows, buffers=buffers)
 
     def input_columns(self) -> dict[str, slice]:
-        """The columns of the data that its steps and evaluations read, by the names of arrays of rows: all are ``"data"``.
+        """The columns of the data that steps and evaluations read, by the names of arrays of rows: all are ``"data"``.
 
         Of a rank that reads those of its parts of a network alone they are ``"data/1"`` and so on, an array each.
         """

@@ -316,14 +316,14 @@ class _Splitter:
 
 
 def _part_after_part(operations: Sequence[tuple[Operation, int | None]]) -> list[Operation]:
-    """Operations with those of one part beside each other, so that what follows what is the same however many there are.
+    """Operations with those of one part beside each other: what follows what is the same, however many there are.
 
     Only those between two operations on whole buffers change places, and no part reads what another one writes.
     """
     found: list[Operation] = []
     for is_of_parts, run in groupby(operations, key=lambda each: each[1] is not None):
-        ordered = sorted(run, key=lambda each: each[1] or 0) if is_of_parts else run
-        found += [op for op, _ in ordered]
+        each = list(run)
+        found += [op for op, _ in (sorted(each, key=lambda one: one[1] or 0) if is_of_parts else each)]
     return found
 
 

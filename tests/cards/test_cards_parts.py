@@ -35,8 +35,15 @@ ON_TENSOR_CORES = {
 # Layers, options of the plan, and limits of the paths.
 NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
     "dropouts": (
-        [mg.Dense(21, 9, "tanh"), mg.Dropout(0.3), mg.Dense(9, 12, "silu"), mg.Dropout(0.2), mg.Dense(12, 5, "relu")]
-        + [mg.Dropout(0.2), mg.Dense(5, 3)],
+        [
+            mg.Dense(21, 9, "tanh"),
+            mg.Dropout(0.3),
+            mg.Dense(9, 12, "silu"),
+            mg.Dropout(0.2),
+            mg.Dense(12, 5, "relu"),
+            mg.Dropout(0.2),
+            mg.Dense(5, 3),
+        ],
         {"loss": "softmax_cross_entropy", "optimizer": mg.Adam(0.05, l2=0.1, alpha=1.0)},
         {},
     ),
@@ -46,8 +53,15 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {},
     ),
     "tied, local, frozen": (
-        [mg.Dense(21, 8), TIED, TIED, mg.LocallyConnected(8, 3, "tanh"), mg.Dense(6, 9, "silu", trainable=False)]
-        + [mg.Dense(9, 12, "relu"), mg.Dense(12, 3)],
+        [
+            mg.Dense(21, 8),
+            TIED,
+            TIED,
+            mg.LocallyConnected(8, 3, "tanh"),
+            mg.Dense(6, 9, "silu", trainable=False),
+            mg.Dense(9, 12, "relu"),
+            mg.Dense(12, 3),
+        ],
         {"loss": mg.Huber(0.5), "optimizer": mg.RMSprop(0.02)},
         {},
     ),
@@ -57,7 +71,13 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {"SPLIT_K_LEAST_K": 8, "FEW_ROWS_LEAST_WEIGHTS": 1},
     ),
     "on tensor cores": (
-        [mg.Dense(40, 66, "tanh"), mg.Dropout(0.3), mg.Dense(66, 68, "relu"), mg.Dense(68, 33, "relu"), mg.Dense(33, 3)],
+        [
+            mg.Dense(40, 66, "tanh"),
+            mg.Dropout(0.3),
+            mg.Dense(66, 68, "relu"),
+            mg.Dense(68, 33, "relu"),
+            mg.Dense(33, 3),
+        ],
         {"precision": "bfloat16", "optimizer": mg.Momentum(0.1)},
         ON_TENSOR_CORES,
     ),

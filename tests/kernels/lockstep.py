@@ -119,8 +119,8 @@ class Lockstep:
     """
 
     def __init__(
-        self, plan: Plan | Sequence[Plan], data: Dataset, sampling: Sampling, *, seed: int, mode: str, patch: pytest.MonkeyPatch,
-        **options: Any,
+        self, plan: Plan | Sequence[Plan], data: Dataset, sampling: Sampling, *, seed: int, mode: str,
+        patch: pytest.MonkeyPatch, **options: Any,
     ) -> None:  # fmt: skip
         patch.setattr(graphs, "Stream", WrittenStream)
         patch.setattr(graphs, "Event", WrittenEvent)

@@ -249,7 +249,7 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
 
 def _bind_bias_backward(work: Workspace, op: ops.BiasBackward, rows: slice, shard: int) -> Bound:
     dz, dbias, ones = work.view(op.dz, rows), work.partial(op.dbias, shard), work.ones[rows]
-    return lambda: np.dot(ones, dz, out=dbias)
+    return partial(np.dot, ones, dz, dbias)
 
 
 def _bind_locally_connected_backward(

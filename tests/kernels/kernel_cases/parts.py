@@ -10,11 +10,13 @@ from helpers import EPS32
 
 from mlpgpu.backends.cuda import kernels
 from mlpgpu.initializers import INITIALIZERS, initial_values
+from mlpgpu.optimizers import OPTIMIZERS
 from mlpgpu.plan.tensor_split import ALIGNMENT, bounds
 from mlpgpu.random import Purpose
 
-from .case import Batch, Case, batches, blank, expect, normal, whole, wide
+from .case import STEP_NUMBER, Batch, Case, batches, blank, constants_of, expect, normal, whole, wide
 from .rows import dropout_arguments, is_kept
+from .updates import after_step
 
 
 def join_columns(batch: Batch, n: int, count: int) -> Case:
@@ -48,6 +50,32 @@ def column_sums(batch: Batch, n: int) -> Case:
     args = {**batch.args, "dz": dz, "db": blank(n), "n": n}
     outputs = {"db": expect(own.sum(axis=0), bound)}
     return Case(f"{batch}-{n}", kernels.column_sums(), kernels.column_sums_grid(n), args, outputs)
+
+
+def bias_backward_update(name: str, batch: Batch, n: int) -> Case:
+    """A bias beside parts of a weight; the slots of other parameters lie between its own."""
+    run, weight = 2, 8.0
+    optimizer = OPTIMIZERS[name](0.1, l1=0.02, l2=0.3, alpha=0.5)
+    table = optimizer.table(STEP_NUMBER, np.array([0.1, 0.03, 0.05]))
+    dz, bias, size = batch.rows_of(normal(batch.capacity, n)), normal(n), n + 5
+    slots = abs(normal(len(optimizer.slots), size)) / 10 + np.float32(0.01)
+    own = wide(dz[batch.part])
+    reach = 3 * EPS32 * abs(own).sum(axis=0)
+    new, bound, new_slots, slot_bound = after_step(
+        optimizer, table[run].tolist(), bias, own.sum(axis=0) / weight, reach / weight, slots[:, :n]
+    )
+    args = {
+        **batch.args, "dz": dz, "totals": np.array([3.0, weight]), "bias": bias,
+        "bias_slots": slots if slots.size else None, "size": size, "n": n,
+    }  # fmt: skip
+    outputs = {"bias": expect(new, bound)}
+    if slots.size:
+        values, bounds_of = wide(slots), np.zeros(slots.shape)
+        values[:, :n], bounds_of[:, :n] = new_slots, slot_bound
+        written = np.broadcast_to(np.arange(size) < n, slots.shape)
+        outputs["bias_slots"] = expect(values, bounds_of, written)
+    entry, grid = kernels.bias_backward_update(name), kernels.column_sums_grid(n)
+    return Case(f"{batch}-{n}", entry, grid, args, outputs, constants_of(optimizer, table))
 
 
 def dropout_of_part(batch: Batch, n: int, first: int, width: int, rate: float) -> Case:
@@ -85,6 +113,9 @@ def part_cases() -> Iterator[Case]:
     for n, count in ((1, 1), (2, 2), (7, 7), (130, 2), (257, 3)):
         yield join_columns(whole(9), n, count)
     yield take_columns(whole(31), 64, 64, 128)
+    for name in OPTIMIZERS:
+        yield bias_backward_update(name, whole(31), 33)
+    yield bias_backward_update("Adam", batches(31)[1], 5)
     yield take_columns(whole(1), 1, 0, 1)
     for rows, n in ((1, 1), (127, 65), (31, 32)):
         yield column_sums(whole(rows), n)

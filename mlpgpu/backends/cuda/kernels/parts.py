@@ -1,15 +1,15 @@
-"""What lies between parts of a network (``elementwise/parts.cuh``), and their initial values (``elementwise/random.cuh``)."""
+"""Between parts of a network (``elementwise/parts.cuh``); their initial values (``elementwise/random.cuh``)."""
 
 from __future__ import annotations
 
+from ....optimizers import OPTIMIZERS
 from .entry import DROPOUT, ROW_THREADS, ROWS, WARP, Entry, arguments, ceil_div
+from .updates import slot_count
 
 
 def join_columns() -> Entry:
     """The columns of all parts beside each other."""
-    signature = (
-        f"{ROWS}, const float* parts[rows,n], float* y[rows,n], int n, int count, int alignment, int capacity"
-    )
+    signature = f"{ROWS}, const float* parts[rows,n], float* y[rows,n], int n, int count, int alignment, int capacity"
     return Entry("join_columns", "elementwise/parts.cuh", "join_columns", arguments(signature), ROW_THREADS)
 
 
@@ -33,6 +33,26 @@ def column_sums_grid(n: int) -> tuple[int, int, int]:
     return ceil_div(n, WARP), 1, 1
 
 
+def bias_backward_update(optimizer: str) -> Entry:
+    """The same, with the optimizer's step of the bias."""
+    slots = slot_count(optimizer)
+    signature = (
+        f"{ROWS}, const float* dz[rows,n], const double* totals[2], inout float* bias[n], "
+        f"inout float* bias_slots[{slots},n], int64_t size, int n"
+    )
+    return Entry(
+        f"bias_backward_update_{optimizer}",
+        "elementwise/parts.cuh",
+        f"bias_backward_update<{optimizer}Rule>",
+        arguments(signature),
+        ROW_THREADS,
+        8 * ROW_THREADS,
+        block="ColumnSums",
+        constants=True,
+        prefetched=(),
+    )
+
+
 def dropout_of_part() -> Entry:
     """A dropout of some columns of a layer's."""
     signature = f"{ROWS}, const float* x[rows,n], float* y[rows,n], int n, int first, int width, {DROPOUT}"
@@ -51,4 +71,5 @@ def initial_uniform_of_part() -> Entry:
 
 def part_entries() -> list[Entry]:
     """The entries of networks in parts."""
-    return [join_columns(), take_columns(), column_sums(), dropout_of_part(), initial_uniform_of_part()]
+    updates = (bias_backward_update(optimizer) for optimizer in OPTIMIZERS)
+    return [join_columns(), take_columns(), column_sums(), *updates, dropout_of_part(), initial_uniform_of_part()]

@@ -151,9 +151,7 @@ class _Facts:
     def _in_products(self) -> set[ops.Operation]:
         """Derivatives that follow the product of a dense layer, or the dropout, that makes what they multiply."""
         made_by = ops.DenseBackward, ops.DropoutBackward
-        after = (
-            (op, self.following.get(op)) for op in self.operations if isinstance(op, made_by) and not of_part(op)
-        )
+        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, made_by) and not of_part(op))
         found = {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
         return found | {relu for _, relu in self.relus_dropped.values()}
 

@@ -267,8 +267,8 @@ def _draw_part(p: Parameter, of: PartOf, seed: int, address: int, stream: Stream
     scheme = INITIALIZERS[p.initializer]
     if scheme.distribution != "uniform" or not by_kernel(p.size):
         drawn = np.empty(p.shape, np.float32)
-        where = {"seed": seed, "layer": p.layer, "purpose": p.purpose}
-        draw_part(drawn, p.initializer, of.whole.shape, of.index, p.fans, **where)
+        whole = of.whole.shape
+        draw_part(drawn, p.initializer, whole, of.index, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
         stream.upload(address, drawn)
         stream.synchronize()  # before the array goes
         return

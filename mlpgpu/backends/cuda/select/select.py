@@ -111,7 +111,8 @@ class ExchangePath:
 
 
 BETWEEN_PARTS = ExchangePath(
-    "what follows reads what all parts made, which copy engines bring, or NCCL between hosts", "an exchange, then a launch"
+    "what follows reads what all parts made, which copy engines bring, or NCCL between hosts",
+    "an exchange, then a launch",
 )
 
 

@@ -1,4 +1,4 @@
-"""What lies between parts of a network: exchanges, each with the launch that makes a whole of it, ``elementwise/parts.cuh``.
+"""Between parts of a network: exchanges, each with the launch that makes a whole of it, ``elementwise/parts.cuh``.
 
 Parts of all ranks lie in one array on each card, in their order; a rank's products write to its places, and the others
 are sent.  So a sum is added up in the order of the parts, whoever has which.
@@ -12,8 +12,8 @@ from dataclasses import replace
 from .....plan import Parts, bounds
 from .....plan.tensor_split import ALIGNMENT
 from ... import kernels
-from ...kernels import ceil_div, strided_grid
-from ...kernels.launches import COLUMNS, SUMS, At, Collective, Launch, Transfer, Value
+from ...kernels import ceil_div
+from ...kernels.launches import COLUMNS, SUMS, At, Collective, Transfer
 from ..groups import BiasGradient, JoinedParts, SumOfParts, TakenColumns
 from .shard import PARTS_OF, Shard, rows_of_parts
 
@@ -37,7 +37,7 @@ def exchange_all(
 
 
 def _exchange(shard: Shard, kind: str, y: str, ends: Sequence[int], title: str) -> tuple[At, Collective | None]:
-    """The array of all parts of a buffer, and what fills it; ``ends`` are where each begins, in columns, and the end."""
+    """The array of all parts of a buffer, and what fills it; parts begin at ``ends``, columns, the last its end."""
     assert shard.plan.tensor is not None
     parts, rows = shard.plan.tensor.parts, rows_of_parts(shard.plan)
     array = shard.room(PARTS_OF + y, FLOAT * rows * ends[-1])
@@ -83,16 +83,13 @@ def take(shard: Shard, group: TakenColumns) -> None:
 
 def bias_gradient(shard: Shard, group: BiasGradient) -> None:
     """The sums of a delta's columns; where products move weights, the bias moves as well."""
-    op, n, plan = group.op, shard.width(group.op.dz), shard.plan
-    db = shard.room(op.dbias, FLOAT * n) if group.is_update else shard.ref(op.dbias)
-    shard.add(group, kernels.column_sums(), kernels.column_sums_grid(n), dz=shard.ref(op.dz), db=db, n=n)
+    op, n = group.op, shard.width(group.op.dz)
+    grid = kernels.column_sums_grid(n)
     if not group.is_update:
+        shard.add(group, kernels.column_sums(), grid, dz=shard.ref(op.dz), db=shard.ref(op.dbias), n=n)
         return
-    bias = next(partial.parameter for partial in plan.partials if partial.name == op.dbias)
-    values: dict[str, Value] = {
-        "step": At("step"), "totals": At("totals"), "factor": None, "partials": db, "pitch": 0, "shards": 1,
-        "parameters": shard.ref(bias), "slots": shard.slots_of(bias), "size": n, "slot_pitch": shard.slot_pitch,
-        "alpha": 0.0,
-    }  # fmt: skip
-    grid = strided_grid(n, shard.most_blocks)
-    shard.launches.append(Launch(kernels.update(shard.optimizer), grid, values, group.title))
+    bias = next(partial.parameter for partial in shard.plan.partials if partial.name == op.dbias)
+    shard.add(
+        group, kernels.bias_backward_update(shard.optimizer), grid, dz=shard.ref(op.dz), totals=At("totals"),
+        bias=shard.ref(bias), bias_slots=shard.slots_of(bias), size=shard.slot_pitch, n=n,
+    )  # fmt: skip
