@@ -173,6 +173,14 @@ class Lowered:
             count -= 1
         return self.evaluation[:count]
 
+    def without_evaluation(self) -> Lowered:
+        """The same without its evaluation, and the operands of weights that this alone reads."""
+        kept = replace(self, evaluation_begin=[], evaluation=[])
+        values = (value for launch in kept.launches() for value in launch.values.values())
+        read = {value.array for value in values if isinstance(value, (At, Map))}
+        sizes = {name: size for name, size in self.bytes.items() if name in read or not name.endswith(".components")}
+        return replace(kept, bytes=sizes)
+
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shards = [launch for shard in self.shards for launch in shard]
