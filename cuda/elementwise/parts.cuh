@@ -16,7 +16,7 @@ __device__ __forceinline__ int part_begin(int64_t n, int part, int count, int al
 }
 
 // y (rows, n) from the columns of `count` parts: those of each are an array (capacity, columns), one behind the other.
-__device__ __forceinline__ void join_columns(const Step* step, int shard, int shards, const float* parts, float* y, int n,
+__device__ __forceinline__ void join_columns(const Step* step, int shard, int shards, const float* of_parts, float* y, int n,
                                              int count, int alignment, int capacity) {
     const Rows rows = shard_rows(step, shard, shards);
     const int64_t size = static_cast<int64_t>(rows.count) * n, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void join_columns(const Step* step, int shard, int sh
         int part = static_cast<int>(static_cast<int64_t>(column) * count / n);  // or the one after it
         while (part + 1 < count && part_begin(n, part + 1, count, alignment) <= column) ++part;
         const int first = part_begin(n, part, count, alignment), end = part_begin(n, part + 1, count, alignment);
-        y[row * n + column] = parts[static_cast<int64_t>(capacity) * first + row * (end - first) + column - first];
+        y[row * n + column] = of_parts[static_cast<int64_t>(capacity) * first + row * (end - first) + column - first];
     }
 }
 

@@ -27,7 +27,7 @@ def join_columns(batch: Batch, n: int, count: int) -> Case:
         parts[capacity * first :][: batch.capacity * (end - first)] = y[:, first:end].ravel()
     alignment = ALIGNMENT if n >= 4 * ALIGNMENT * count else 1
     args = {
-        **batch.args, "parts": parts, "y": blank(*y.shape), "n": n, "count": count, "alignment": alignment,
+        **batch.args, "of_parts": parts, "y": blank(*y.shape), "n": n, "count": count, "alignment": alignment,
         "capacity": capacity,
     }  # fmt: skip
     outputs = {"y": expect(np.nan_to_num(y), 0.0, batch.written(*y.shape))}

@@ -9,7 +9,9 @@ from .updates import slot_count
 
 def join_columns() -> Entry:
     """The columns of all parts beside each other."""
-    signature = f"{ROWS}, const float* parts[rows,n], float* y[rows,n], int n, int count, int alignment, int capacity"
+    signature = (
+        f"{ROWS}, const float* of_parts[rows,n], float* y[rows,n], int n, int count, int alignment, int capacity"
+    )
     return Entry("join_columns", "elementwise/parts.cuh", "join_columns", arguments(signature), ROW_THREADS)
 
 

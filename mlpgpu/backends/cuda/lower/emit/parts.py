@@ -67,7 +67,7 @@ def join(shard: Shard, group: JoinedParts) -> None:
     ends = bounds(n, count)
     array, exchange = _exchange(shard, COLUMNS, op.y, ends, group.title)
     launch = shard.launch(
-        group, kernels.join_columns(), shard.over_elements(n), parts=array, y=shard.stored(op.y), n=n, count=count,
+        group, kernels.join_columns(), shard.over_elements(n), of_parts=array, y=shard.stored(op.y), n=n, count=count,
         alignment=ALIGNMENT if n >= 4 * ALIGNMENT * count else 1, capacity=rows_of_parts(shard.plan),
     )  # fmt: skip
     shard.launches.append(replace(launch, exchange=exchange))
