@@ -93,26 +93,15 @@ def test_a_network_in_parts_is_the_same_network(case: str, cards: int, tmp_path:
         assert one["loss"] == pytest.approx(other["loss"], rel=2e-3), (one, other)
 
 
-def test_a_run_in_parts_goes_on_on_another_number_of_cards(cards: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["two shards", "deep"])
+def test_a_run_of_two_cards_goes_on_on_one(case: str, cards: int, tmp_path: Path) -> None:
+    """And the other way: each rank has the slots of its slice or of its parts, and the file all of them."""
     ends = []
     for first, then in ((1, 1), (2, 1), (1, 2)):
         folder = tmp_path / f"{first}{then}"
-        assert start(folder, "deep", first).code == 0
+        assert start(folder, case, first).code == 0
         (folder / f"saved{first}.h5").rename(folder / "run.h5")
-        done = start(folder, "deep", then)
-        assert done.code == 0, done.output + done.errors
-        ends.append(left(folder, then)[0])
-    assert ends[0] == ends[1] == ends[2]
-
-
-def test_a_run_of_two_cards_goes_on_on_one(cards: int, tmp_path: Path) -> None:
-    """And the other way: each rank has the slots of its slice, and the file all of them."""
-    ends = []
-    for first, then in ((1, 1), (2, 1), (1, 2)):
-        folder = tmp_path / f"{first}{then}"
-        assert start(folder, "two shards", first).code == 0
-        (folder / f"saved{first}.h5").rename(folder / "run.h5")
-        done = start(folder, "two shards", then)
+        done = start(folder, case, then)
         assert done.code == 0, done.output + done.errors
         ends.append(left(folder, then)[0])
     assert ends[0] == ends[1] == ends[2]
