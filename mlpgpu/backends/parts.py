@@ -328,5 +328,8 @@ class ProgramOfParts(Program):
         """As :meth:`Program.sample`; each rank computes it on the whole network."""
         with self.together("_read_along", "sample", rows, step, bins):
             state, alone = self.read(), self._alone()
-            alone.load(state)
-            return alone.sample(rows, step, bins)
+            try:
+                alone.load(state)
+                return alone.sample(rows, step, bins)
+            finally:
+                alone.close()

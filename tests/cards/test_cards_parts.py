@@ -65,6 +65,11 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {"loss": mg.Huber(0.5), "optimizer": mg.RMSprop(0.02)},
         {},
     ),
+    "one pass over each weight": (
+        [mg.Dense(21, 66, "relu"), mg.Dropout(0.3), mg.Dense(66, 60, "relu"), mg.Dense(60, 34)],
+        {"loss": "mean_squared_error", "optimizer": mg.Adam(0.01)},
+        {"WHOLE_BATCH_LEAST_WEIGHTS": 1, "NARROW_TILES_ARE_USED": False},
+    ),
     "split along k": (
         [mg.Dense(6000, 9, "relu"), mg.Dense(9, 2)],
         {"optimizer": mg.Momentum(0.001)},
