@@ -130,7 +130,7 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
     history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
     trainer.save(folder / f"saved{mg.ranks()}.h5")
     records = [{key: value for key, value in record.items() if key != "seconds"} for record in history.records]
-    predicted = trainer.network.predict(data_of(case)[0]).tobytes()
+    predicted = trainer.network.predict(data_of(case)[0]).tobytes() if "parts" in case.options else None
     left = records, trainer.network.flat_parameters().tobytes(), trainer.steps, predicted
     (folder / f"rank{me}of{mg.ranks()}.pickle").write_bytes(pickle.dumps(left))
     trainer.close()
