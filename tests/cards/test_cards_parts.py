@@ -75,6 +75,11 @@ NETWORKS: dict[str, tuple[list[Layer], dict[str, Any], dict[str, int]]] = {
         {"optimizer": mg.Momentum(0.001)},
         {"SPLIT_K_LEAST_K": 8, "FEW_ROWS_LEAST_WEIGHTS": 1},
     ),
+    "a tail": (
+        [mg.Dense(6000, 9, "gelu"), mg.Dense(9, 2, "tanh", bias=False), mg.Dense(2, 5)],
+        {"loss": "softmax_cross_entropy", "optimizer": mg.Adam(0.001)},
+        {},
+    ),
     "on tensor cores": (
         [
             mg.Dense(40, 66, "tanh"),
@@ -221,6 +226,17 @@ def test_what_ranks_send_is_what_others_expect(
             least = sum(own.traffic(op, rank).sent for op in own.training)
             rows = emitted.rows_of_parts(own) / own.capacity
             assert least <= sent <= rows * least
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_behind_a_sum_along_k_are_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all of them are whole on every rank; the launch has the exchange before it."""
+    limited(monkeypatch, name)
+    own = plans_of(epoch_of(name).plan, 2, 2)[1]
+    (launches,) = lower(own, multiprocessors=2, source="float32", arch="sm_80").shards
+    tails = [launch for launch in launches if launch.entry.name.startswith("tail")]
+    assert len(tails) == (name in ("a tail", "split along k"))
+    assert all(launch.exchange is not None for launch in tails)
 
 
 def test_no_launch_begins_before_what_it_exchanges() -> None:

@@ -196,8 +196,26 @@ class _Facts:
     @cached_property
     def has_tail(self) -> bool:
         """Whether the step has dense layers and a loss alone, and shapes that a tail holds."""
+        if self.selection.plan.tensor is not None:
+            return bool(self.selection.tail)
         only_dense = all(isinstance(op, (*_ONE_KERNEL, *_ONCE)) for op in self.operations)
         return bool(self.selection.tail) and only_dense and len(self.layers) == len(self.backwards)
+
+    def is_part(self, op: ops.Dense | ops.DenseBackward) -> bool:
+        """Whether it is of a part of a layer, which a tail follows after an exchange."""
+        known = self.selection.plan.parameters
+        return any(parameter.name == op.weight and parameter.of is not None for parameter in known)
+
+    @cached_property
+    def tail_layers(self) -> tuple[tuple[ops.Dense | ops.SumParts, ...], tuple[ops.DenseBackward, ...]]:
+        """The layers that a tail makes, and their gradients: in the place of a first one in parts their sum."""
+        sums = [op for op in self.operations if isinstance(op, ops.SumParts)]
+        if not sums:
+            return self.layers, self.backwards
+        whole = [op for op in self.layers if not self.is_part(op)]
+        backwards = [op for op in self.backwards if not self.is_part(op)]
+        of_parts = [op for op in self.backwards if self.is_part(op)]
+        return (sums[0], *whole), (of_parts[-1], *backwards)
 
     def loss_after(self, op: ops.Dense) -> ops.Loss | None:
         """The loss of a training step that follows a layer."""
@@ -498,7 +516,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
 def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     path = facts.dense_path(op)
     forward = path.forward
-    if facts.has_tail and op is not facts.layers[0]:
+    if facts.has_tail and op is not facts.layers[0] and not facts.is_part(op):
         return []
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
@@ -508,7 +526,8 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
-    return [partials] if facts.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
+    added_by_tail = facts.has_tail and not facts.is_part(op)
+    return [partials] if added_by_tail else [partials, groups.AddPartials(title, why, op, forward)]
 
 
 def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
@@ -540,10 +559,11 @@ def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
     path = facts.loss_path(op)
     if facts.has_tail:
         forward = facts.dense_path(facts.layers[0]).forward
-        assert isinstance(forward, SplitK)
+        layers, backwards = facts.tail_layers
         derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
         why = facts.selection.tail.why
-        return [groups.Tail(title, why, op, facts.layers, facts.backwards, derivatives, facts.targets, forward)]
+        added = forward if isinstance(forward, SplitK) else None
+        return [groups.Tail(title, why, op, layers, backwards, derivatives, facts.targets, added)]
     delta = None
     if op.delta:  # an activation's derivative changes the delta as floats
         is_changed = isinstance(facts.following.get(op), ops.ActivationBackward)
@@ -663,6 +683,8 @@ def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) ->
 
 
 def _between_parts(facts: _Facts, op: ops.Operation, why: str, title: str) -> list[Group]:
+    if isinstance(op, ops.SumParts) and facts.has_tail:
+        return []
     if isinstance(op, ops.SumParts):
         return [groups.SumOfParts(title, why, op)]
     if isinstance(op, ops.JoinParts):

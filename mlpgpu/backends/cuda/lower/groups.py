@@ -386,16 +386,16 @@ class Tail(Group):
     """The layers after a first one that is split along k, the loss, and all deltas.
 
     Attributes:
-        layers: all dense layers, of whose first one the split-K partials are made already.
+        layers: all dense layers, of whose first one the split-K partials are made already, or the sums of parts.
         backwards: their gradients, in the same order.
     """
 
     loss: ops.Loss
-    layers: tuple[ops.Dense, ...]
+    layers: tuple[ops.Dense | ops.SumParts, ...]
     backwards: tuple[ops.DenseBackward, ...]
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
-    path: SplitK
+    path: SplitK | None
 
 
 @dataclass(frozen=True)

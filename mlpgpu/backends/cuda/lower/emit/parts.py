@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .....plan import Parts, bounds
+from .....plan import Parts, SumParts, bounds
 from .....plan.tensor_split import ALIGNMENT
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import COLUMNS, SUMS, At, Collective, Transfer
+from ...kernels.launches import COLUMNS, SUMS, At, Collective, Transfer, Value
 from ..groups import BiasGradient, JoinedParts, SumOfParts, TakenColumns
 from .shard import PARTS_OF, Shard, rows_of_parts
 
@@ -46,15 +46,21 @@ def _exchange(shard: Shard, kind: str, y: str, ends: Sequence[int], title: str) 
     return array, exchange_all(parts, kind, array.array, of_ranks, FLOAT, title)
 
 
+def exchanged_sums(shard: Shard, op: SumParts, title: str) -> tuple[dict[str, Value], Collective | None]:
+    """What a launch is given that adds parts up, and the exchange before it."""
+    assert shard.plan.tensor is not None
+    n, count = shard.width(op.y), shard.plan.tensor.parts.count
+    array, exchange = _exchange(shard, SUMS, op.y, range(0, (count + 1) * n, n), title)
+    return {"partials": array, "count": count, "capacity": rows_of_parts(shard.plan)}, exchange
+
+
 def add(shard: Shard, group: SumOfParts) -> None:
     op, n = group.op, shard.width(group.op.y)
-    assert shard.plan.tensor is not None
-    count = shard.plan.tensor.parts.count
-    array, exchange = _exchange(shard, SUMS, op.y, range(0, (count + 1) * n, n), group.title)
+    added, exchange = exchanged_sums(shard, op, group.title)
     blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
     launch = shard.launch(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
-        partials=array, count=count, capacity=rows_of_parts(shard.plan), b=shard.ref(op.bias), z=shard.stored(op.z),
+        **added, b=shard.ref(op.bias), z=shard.stored(op.z),
         y=shard.stored(op.y), n=n,
     )  # fmt: skip
     shard.launches.append(replace(launch, exchange=exchange))
