@@ -120,6 +120,13 @@ def bin_edges(low: float, high: float, bins: int) -> np.ndarray:
     return edges if (np.diff(edges) > 0.0).all() else np.linspace(low - 0.5, high + 0.5, bins + 1)
 
 
+def count_values(values: np.ndarray, bins: int) -> Histogram:
+    """The finite values, counted in equal bins."""
+    finite = values[np.isfinite(values)]
+    edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
+    return np.histogram(finite, edges)
+
+
 def scaled(histogram: Histogram, factor: float) -> Histogram:
     """The histogram of the values times a factor above 0."""
     counts, edges = histogram

@@ -26,6 +26,8 @@ from .construction import on_ranks as on_ranks
 from .links import Link as Link
 from .links import Traffic as Traffic
 from .operations import ActivationBackward as ActivationBackward
+from .operations import BetweenParts as BetweenParts
+from .operations import BiasBackward as BiasBackward
 from .operations import Dense as Dense
 from .operations import DenseBackward as DenseBackward
 from .operations import Dropout as Dropout
@@ -55,6 +57,7 @@ from .plan import Buffer as Buffer
 from .plan import Choice as Choice
 from .plan import Parameter as Parameter
 from .plan import Partial as Partial
+from .plan import PartOf as PartOf
 from .plan import Plan as Plan
 from .plan import Precision as Precision
 from .plan import Reduction as Reduction
@@ -62,6 +65,7 @@ from .plan import Segment as Segment
 from .plan import Slice as Slice
 from .plan import Tensor as Tensor
 from .plan import TrainedRange as TrainedRange
+from .plan import inputs_of as inputs_of
 from .plan import slices_of as slices_of
 from .plan import split_axis as split_axis
 from .sharding import additions as additions
@@ -69,6 +73,8 @@ from .sharding import block_size as block_size
 from .sharding import nodes_of as nodes_of
 from .sharding import parts_of as parts_of
 from .sharding import shards_of as shards_of
+from .tensor import part_name as part_name
 from .tensor import split_plan as split_plan
 from .tensor_split import MOST_PARTS as MOST_PARTS
 from .tensor_split import Parts as Parts
+from .tensor_split import bounds as bounds

@@ -165,6 +165,15 @@ class DenseBackward(WeightedBackward):
 
 
 @dataclass(frozen=True)
+class BiasBackward(Operation):
+    """``db = Σ dz`` over the shard's rows, overwriting a partial: of a bias that is whole beside parts of a weight."""
+
+    READS, WRITES = ("dz",), ("dbias",)
+    dz: str
+    dbias: str
+
+
+@dataclass(frozen=True)
 class LocallyConnectedBackward(WeightedBackward):
     """``dw[r, i] = Σ dz_i x_{i + r}``, 0 in unused columns; ``db = Σ dz``; ``dx_j = Σ_r w[r, j - r] dz_{j - r}``."""
 

@@ -18,6 +18,7 @@ from ..text import html, table
 from .links import SHARED_MEMORY, Traffic
 from .operations import (
     ExchangePartials,
+    Gather,
     GatherParameters,
     GatherPartials,
     JoinParts,
@@ -194,6 +195,20 @@ class Tensor:
         slices = slices_of(count, parts.ranks)
         sums, sent = slices[rank], slices[to]
         return [*([sent.stop - sent.start] * nodes), sums.stop - sums.start]
+
+    def shapes(self, parameter: Parameter) -> list[tuple[int, ...]]:
+        """The shapes of all parts of a parameter of the whole network."""
+        axis = split_axis(parameter, self.splits)
+        if axis is None:
+            return [parameter.shape]
+        ends = bounds(parameter.shape[axis], self.parts.count)
+        sizes = [end - first for first, end in pairwise(ends)]
+        return [(*parameter.shape[:axis], size, *parameter.shape[axis + 1 :]) for size in sizes]
+
+    def blocks_of_norm(self) -> tuple[list[int], list[int]]:
+        """How many blocks of squares each array has that every rank has, and each part of the network, in order."""
+        whole = [p for p in self.whole.parameters if p.trainable and split_axis(p, self.splits) is None]
+        return [-(-p.size // self.norm_block) for p in whole], self.norm_blocks()
 
     @property
     def norm_block(self) -> int:
@@ -468,6 +483,14 @@ class Plan:
                 buffers[name] = replace(buffer, shape=(buffer.shape[0], rows, *buffer.shape[2:]))
         return replace(self, capacity=rows, buffers=buffers)
 
+    def input_columns(self) -> dict[str, slice]:
+        """The columns of the data that steps and evaluations read, by the names of arrays of rows: all are ``"data"``.
+
+        Of a rank that reads those of its parts of a network alone they are ``"data/1"`` and so on, an array each.
+        """
+        gathers = [op for op in (*self.training, *self.evaluation) if isinstance(op, Gather)]
+        return {inputs_of(op): slice(*(op.columns or (0, self.n_in))) for op in gathers}
+
     def outputs(self) -> dict[str, str]:
         """The buffers that hold the outputs of layers with parameters in a training step, by ``"0.activation"``, …"""
         return {f"{op.y.removeprefix('y')}.activation": op.y for op in self.training if isinstance(op, Weighted)}
@@ -585,6 +608,11 @@ def _gathered(counts: Sequence[int], rank: int, size: int) -> Traffic:
     own, others = counts[rank], len(counts) - 1
     messages = others * (own > 0) + sum(count > 0 for count in counts) - (own > 0)
     return Traffic(others * own * size, (sum(counts) - own) * size, messages)
+
+
+def inputs_of(gather: Gather) -> str:
+    """The name of the array of rows that a gather reads."""
+    return "data" if gather.columns is None else f"data/{gather.x.rpartition('/')[2]}"
 
 
 def alone_reduction(reduction: Reduction) -> Reduction:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from ..errors import ConfigurationError
 from .operations import (
     ActivationBackward,
+    BiasBackward,
     Dense,
     DenseBackward,
     Dropout,
@@ -138,7 +140,7 @@ class _Splitter:
     def __init__(self, whole: Plan, splits: Mapping[str, Split], parts: Parts) -> None:
         self.buffers: dict[str, Buffer] = {}
         self._whole, self._splits, self._parts = whole, splits, parts
-        self._operations: list[Operation] = []
+        self._operations: list[tuple[Operation, int | None]] = []  # each with the part that it is of
         self._places: dict[str, set[str]] = {}  # where each buffer is
         self._made: dict[str, str] = {}  # where each buffer was made
         self._list: Sequence[Operation] = ()
@@ -148,7 +150,11 @@ class _Splitter:
         self._list = operations
         for op in operations:
             _RULES.get(type(op), _Splitter._as_it_is)(self, op)
-        return self._operations
+        return _part_after_part(self._operations)
+
+    def _put(self, op: Operation, part: int | None = None) -> None:
+        """Add an operation, on whole buffers or on those of a part."""
+        self._operations.append((op, part))
 
     # --- buffers ---
 
@@ -181,7 +187,7 @@ class _Splitter:
         """A buffer, on every rank."""
         if WHOLE not in self._places[name]:
             made = self._made[name]
-            self._operations.append(JoinParts(tuple(part_name(name, p) for p in self._parts.own), name))
+            self._put(JoinParts(tuple(part_name(name, p) for p in self._parts.own), name))
             places = self._places[name]
             self._declare(name)
             self._places[name], self._made[name] = places | {WHOLE}, made
@@ -195,7 +201,7 @@ class _Splitter:
             self._declare_parts(name)
             self._places[name], self._made[name] = places | {IN_PARTS}, made
             for part, own in zip(self._parts.own, names, strict=True):
-                self._operations.append(TakeColumns(name, self._first(name, part), own))
+                self._put(TakeColumns(name, self._first(name, part), own), part)
         return names
 
     def _sums(self, y: str) -> list[str]:
@@ -216,7 +222,7 @@ class _Splitter:
         for name in op.writes:
             if not name.startswith(("partials", "gradient", "slots", "parameters")):
                 self._declare(name)
-        self._operations.append(op)
+        self._put(op)
 
     def _gather(self, op: Gather) -> None:
         """Inputs come in parts where nothing needs the whole of them."""
@@ -231,7 +237,7 @@ class _Splitter:
             first = self._first(op.x, part)
             columns = first, first + self.buffers[x].shape[-1]
             own = replace(op, x=x, columns=columns)
-            self._operations.append(own if place == 0 else replace(own, target=None, weight=None))
+            self._put(own if place == 0 else replace(own, target=None, weight=None), part)
 
     def _dense(self, op: Dense) -> None:
         split = self._splits[op.weight]
@@ -241,18 +247,19 @@ class _Splitter:
             x = self._need(op.x)
             zs = self._declare_parts(op.z) if op.z else self._of(None)
             ys = self._declare_parts(op.y)
-            for own in zip(self._of(op.weight), self._of(op.bias), zs, ys, strict=True):
+            for part, *own in zip(self._parts.own, self._of(op.weight), self._of(op.bias), zs, ys, strict=True):
                 weight, bias, z, y = own
                 assert weight is not None and y is not None
-                self._operations.append(replace(op, x=x, weight=weight, bias=bias, z=z, y=y))
+                self._put(replace(op, x=x, weight=weight, bias=bias, z=z, y=y), part)
         else:
             sums = self._sums(op.y)
-            for x, weight, y in zip(self._need_parts(op.x), self._of(op.weight), sums, strict=True):
+            own_parts = self._parts.own
+            for part, x, weight, y in zip(own_parts, self._need_parts(op.x), self._of(op.weight), sums, strict=True):
                 assert weight is not None
-                self._operations.append(Dense(x, weight, None, "identity", None, y))
+                self._put(Dense(x, weight, None, "identity", None, y), part)
             self._declare(op.z)
             self._declare(op.y)
-            self._operations.append(SumParts(tuple(sums), op.y, op.bias, op.activation, op.z))
+            self._put(SumParts(tuple(sums), op.y, op.bias, op.activation, op.z))
 
     def _dropout(self, op: Dropout | DropoutBackward) -> None:
         """Each part drops units of its own columns; backward as forward."""
@@ -268,19 +275,19 @@ class _Splitter:
         width = self._width(source)
         for part, x, y in zip(self._parts.own, self._need_parts(source), self._declare_parts(result), strict=True):
             names = {"x": x, "y": y} if isinstance(op, Dropout) else {"dy": x, "dx": y}
-            self._operations.append(replace(op, **names, part_of=(self._first(source, part), width)))  # type: ignore[arg-type]
+            self._put(replace(op, **names, part_of=(self._first(source, part), width)), part)  # type: ignore[arg-type]
 
     def _activation_backward(self, op: ActivationBackward) -> None:
         """In place, where the forward pass saved what it needs."""
         if self._made[op.saved] == WHOLE:
             self._need(op.dy)
-            self._operations.append(op)
+            self._put(op)
             self._places[op.dy] = {WHOLE}
             return
         dys = self._need_parts(op.dy)
-        for saved, dy in zip(self._of(op.saved), dys, strict=True):
+        for part, saved, dy in zip(self._parts.own, self._of(op.saved), dys, strict=True):
             assert saved is not None
-            self._operations.append(ActivationBackward(op.activation, saved, dy))
+            self._put(ActivationBackward(op.activation, saved, dy), part)
         self._places[op.dy] = {IN_PARTS}
 
     def _dense_backward(self, op: DenseBackward) -> None:
@@ -293,16 +300,31 @@ class _Splitter:
             dzs, dbiases = self._need_parts(op.dz), self._of(op.dbias)
             xs = [op.x] * len(dzs)
             dxs: Sequence[str | None] = self._sums(op.dx) if op.dx else self._of(None)
-        else:  # a bias is whole, and every rank makes its gradient, with its first part
+        else:  # a bias is whole, and every rank makes its gradient in the same way, whatever its parts are
             dzs, xs = [self._need(op.dz)] * len(weights), [part_name(op.x, p) for p in self._parts.own]
-            dbiases = [op.dbias, *[None] * (len(weights) - 1)]
+            dbiases = [None] * len(weights)
+            if op.dbias is not None:
+                self._put(BiasBackward(op.dz, op.dbias))
             dxs = self._declare_parts(op.dx) if op.dx else self._of(None)
-        for dz, x, weight, dweight, dbias, dx in zip(dzs, xs, weights, dweights, dbiases, dxs, strict=True):
+        of_parts = zip(self._parts.own, dzs, xs, weights, dweights, dbiases, dxs, strict=True)
+        for part, dz, x, weight, dweight, dbias, dx in of_parts:
             assert weight is not None
-            self._operations.append(DenseBackward(dz, x, weight, dweight, dbias, dx))
+            self._put(DenseBackward(dz, x, weight, dweight, dbias, dx), part)
         if split == "columns" and op.dx:
             self._declare(op.dx)
-            self._operations.append(SumParts(tuple(dx for dx in dxs if dx), op.dx))
+            self._put(SumParts(tuple(dx for dx in dxs if dx), op.dx))
+
+
+def _part_after_part(operations: Sequence[tuple[Operation, int | None]]) -> list[Operation]:
+    """Operations with those of one part beside each other: what follows what is the same, however many there are.
+
+    Only those between two operations on whole buffers change places, and no part reads what another one writes.
+    """
+    found: list[Operation] = []
+    for is_of_parts, run in groupby(operations, key=lambda each: each[1] is not None):
+        each = list(run)
+        found += [op for op, _ in (sorted(each, key=lambda one: one[1] or 0) if is_of_parts else each)]
+    return found
 
 
 _RULES: dict[type[Operation], Callable[[_Splitter, Any], None]] = {

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 from launched import Done, run
-from train_on_cards import CASES
+from train_on_cards import CASES, PARTS
 
+import mlpgpu
 from mlpgpu.backends.cuda.runtime import Device, count_devices
 
 SCRIPT = Path(__file__).with_name("train_on_cards.py")
@@ -68,14 +69,39 @@ def test_two_cards_have_the_bits_of_one(case: str, cards: int, tmp_path: Path) -
         assert all(got == expected for got in left(tmp_path, ranks)), ranks
 
 
-def test_a_run_of_two_cards_goes_on_on_one(cards: int, tmp_path: Path) -> None:
-    """And the other way: each rank has the slots of its slice, and the file all of them."""
+@pytest.mark.parametrize("case", PARTS)
+def test_two_cards_with_parts_have_the_bits_of_one(case: str, cards: int, tmp_path: Path) -> None:
+    """Of one that has as many parts: parameters, losses, validations and predictions of every rank, and the file."""
+    for ranks in (1, 2, *([4] if cards >= 4 and PARTS[case].options["parts"] >= 4 else ())):
+        done = start(tmp_path, case, ranks)
+        assert done.code == 0, done.output + done.errors
+        (expected,) = left(tmp_path, 1)
+        assert all(got == expected for got in left(tmp_path, ranks)), ranks
+        files = [(tmp_path / f"saved{count}.h5") for count in (1, ranks)]
+        assert [mlpgpu.load(file).flat_parameters().tobytes() for file in files] == [expected[1]] * 2
+
+
+@pytest.mark.parametrize("case", ["deep", "clipped, validated", "tensor cores, float32", "tall"])
+def test_a_network_in_parts_is_the_same_network(case: str, cards: int, tmp_path: Path) -> None:
+    """Its losses are those of a card that has it whole, but for their last digits."""
+    ends = []
+    for how in ((), ("whole",)):
+        done = start(tmp_path, case, 1, *how)
+        assert done.code == 0, done.output + done.errors
+        ends.append(left(tmp_path, 1)[0])
+    for one, other in zip(ends[0][0], ends[1][0], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3), (one, other)
+
+
+@pytest.mark.parametrize("case", ["two shards", "deep"])
+def test_a_run_of_two_cards_goes_on_on_one(case: str, cards: int, tmp_path: Path) -> None:
+    """And the other way: each rank has the slots of its slice or of its parts, and the file all of them."""
     ends = []
     for first, then in ((1, 1), (2, 1), (1, 2)):
         folder = tmp_path / f"{first}{then}"
-        assert start(folder, "two shards", first).code == 0
+        assert start(folder, case, first).code == 0
         (folder / f"saved{first}.h5").rename(folder / "run.h5")
-        done = start(folder, "two shards", then)
+        done = start(folder, case, then)
         assert done.code == 0, done.output + done.errors
         ends.append(left(folder, then)[0])
     assert ends[0] == ends[1] == ends[2]

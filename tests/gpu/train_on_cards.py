@@ -100,10 +100,39 @@ CASES = {
     "endless": Case(SMALL, {"streams": 2}, rows=4000, epochs=1_000_000),
 }
 
+DEEP = [mg.Dense(256, 512, "tanh"), mg.Dropout(0.2), mg.Dense(512, 500, "gelu"), mg.Dense(500, 300, "relu")]
+TIED_WIDE = mg.Dense(256, 256, "tanh")
+TALL = [mg.Dense(20_000, 90, "relu"), mg.Dense(90, 90, "relu"), mg.Dense(90, 10)]
+
+# Networks in parts. The first layer of the tall ones is split along k, so that each card has columns of the data alone.
+PARTS = {
+    "deep": Case([*DEEP, mg.Dropout(0.3), mg.Dense(300, 10)], {"parts": 2, "optimizer": mg.Adam(0.001, alpha=0.1)}),
+    "clipped, validated": Case(
+        [mg.Standardize(256), *DEEP, mg.Dense(300, 10)],
+        {"parts": 2, "metrics": ["accuracy"], "optimizer": mg.Nesterov(0.05, clip_norm=0.1)},
+        validates=True,
+    ),
+    "four parts": Case([*DEEP, mg.Dense(300, 10)], {"parts": 4, "optimizer": mg.RMSprop(0.001)}),
+    "local, tied": Case(
+        [mg.LocallyConnected(300, 45, "tanh"), TIED_WIDE, TIED_WIDE, *DEEP, mg.Dense(300, 10)],
+        {"parts": 2, "optimizer": mg.Momentum(0.05)},
+    ),
+    "tensor cores": Case(
+        LARGE, {"parts": 2, "precision": "bfloat16", "optimizer": mg.Momentum(0.05)}, rows=3000, batch_size=512
+    ),
+    "tensor cores, tf32": Case(WIDE, {"parts": 3, "precision": "tf32"}, rows=3000, batch_size=512),
+    "tensor cores, float32": Case(LARGE, {"parts": 2, "optimizer": mg.Adam(0.001)}, rows=3000, batch_size=1024),
+    "tall": Case(TALL, {"parts": 2, "optimizer": mg.Momentum(0.01)}, rows=1000, batch_size=128),
+    "tall, few rows": Case(TALL, {"parts": 2, "optimizer": mg.Momentum(0.001)}, rows=50, batch_size=4, epochs=2),
+    "tall, streamed": Case(
+        TALL, {"parts": 2, "memory_share": 1e-6, "optimizer": mg.SGD(0.01)}, rows=1000, batch_size=128
+    ),
+}
+
 
 def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     draw, last = np.random.default_rng(1), case.layers[-1]
-    n_in = next(layer.n_in for layer in case.layers if isinstance(layer, mg.Dense))
+    n_in = next(layer.n_in for layer in case.layers if isinstance(layer, (mg.Dense, mg.LocallyConnected)))
     x: np.ndarray = draw.standard_normal((case.rows, n_in)).astype(np.float32)
     if case.has_bytes:
         x = np.clip(128 + 40 * x, 0, 255).astype(np.uint8)
@@ -125,9 +154,13 @@ def check_partitioned(trainer: mg.Trainer) -> None:
 
 
 def main(folder: Path, name: str, *, ends: str = "") -> None:
-    """Run a case.  ``ends``: what becomes of rank 1 after some seconds, ``"killed"`` or ``"stopped"``."""
-    case, me = CASES[name], mg.rank()
-    if ends and me == 1:
+    """Run a case.  ``ends``: what becomes of rank 1 after some seconds, ``"killed"`` or ``"stopped"``.
+
+    ``"whole"`` has one process train a network whole that others have in parts.
+    """
+    case, me = {**CASES, **PARTS}[name], mg.rank()
+    parallel = "tensor" if "parts" in case.options else "data"
+    if ends in ("killed", "stopped") and me == 1:
         how = signal.SIGKILL if ends == "killed" else signal.SIGSTOP
         threading.Timer(20.0, os.kill, (os.getpid(), how)).start()  # kernels are compiled before that
     if case.sorts:
@@ -137,17 +170,20 @@ def main(folder: Path, name: str, *, ends: str = "") -> None:
         trainer = mg.Trainer.resume(saved, backend="cuda")
     else:
         network = mg.Network(case.layers, seed=2)
-        options = {"optimizer": mg.Momentum(0.05), **case.options}
+        options = {"optimizer": mg.Momentum(0.05), "parallel": parallel, **case.options}
         if case.room is not None:
             options["memory_share"] = memory_share(case, data_of(case)[0][:1].nbytes)
-        trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, parallel="data", **options)
+        if ends == "whole":
+            options = {**options, "parallel": "none", "parts": None}
+        trainer = mg.Trainer(network, case.loss, backend="cuda", batch_size=case.batch_size, **options)
     held = {"validation": 0.2} if case.validates else {}
     history = trainer.fit(data_of(case), case.epochs, progress=False, **held)
     if case.room is not None and mg.ranks() > 1:
         check_partitioned(trainer)
     trainer.save(folder / f"saved{mg.ranks()}.h5")
     records = [{key: value for key, value in record.items() if key != "seconds"} for record in history.records]
-    left = records, trainer.network.flat_parameters().tobytes(), trainer.steps
+    predicted = trainer.network.predict(data_of(case)[0]).tobytes() if "parts" in case.options else None
+    left = records, trainer.network.flat_parameters().tobytes(), trainer.steps, predicted
     (folder / f"rank{me}of{mg.ranks()}.pickle").write_bytes(pickle.dumps(left))
     trainer.close()
 

@@ -69,7 +69,9 @@ class HostProgram:
                 array[:] = 0.0
         self.arrays |= {name: np.array(words, np.int32) for name, words in self.low.words.items()}
         targets = target_array(data, plan, np.dtype(np.float32)).astype(np.float32)
-        self.arrays |= {"data": data.storage_x, "targets": targets, "plain targets": targets}
+        self.arrays |= {"targets": targets, "plain targets": targets}
+        for name, columns in plan.input_columns().items():
+            self.arrays[name] = np.ascontiguousarray(data.storage_x[:, columns])
         if data.weight is not None:
             self.arrays["weights"] = data.weight.astype(np.float32)
         self.numbers = {"scale": data.scale or 1.0, "seed": sampling.seed}
@@ -119,12 +121,21 @@ class HostProgram:
 
     def evaluate(self, tier: Lowered | None = None) -> np.ndarray:
         """Predictions of the first batch, by the plan's own launches or by those for fewer rows."""
+        constants, low = self.begin_evaluation(), tier or self.low
+        for launch in (*low.evaluation_begin, *low.evaluation):
+            self.launch(launch, constants)
+        return self.predictions
+
+    def begin_evaluation(self) -> dict[str, np.ndarray]:
+        """Make ready for an evaluation of the first batch; returns what constant variables hold."""
         self.arrays["order"] = np.arange(len(self.data), dtype=np.int32)
         self.arrays["step"] = np.array([(0, 0, 0, self.plan.capacity, len(self.data))], STEP)
         assert self.plan.loss is not None
-        low = tier or self.low
-        for launch in (*low.evaluation_begin, *low.evaluation):
-            self.launch(launch, {"loss_numbers": loss_numbers(self.plan.loss)})
+        return {"loss_numbers": loss_numbers(self.plan.loss)}
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """Those that an evaluation left."""
         return self.arrays[self.plan.output].reshape(-1, self.plan.n_out)
 
     def launch(self, launch: Launch, constants: dict[str, np.ndarray]) -> None:

@@ -72,7 +72,7 @@ class Rank:
 
     def __init__(self, rank: int, plan: Plan, data: Dataset, sampling: Sampling, **options: Any) -> None:
         self.rank, self.plan = rank, plan
-        self.host = HostProgram(plan, data, sampling, rank=rank, **options)
+        self.host = HostProgram(plan, data, sampling, rank=rank if plan.tensor is None else 0, **options)
         self.lowered = self.host.low
         self.works: list[Work] = []
         shards = len(self.lowered.shards)
@@ -95,12 +95,16 @@ class Rank:
     def launch(self, work: Work, constants: dict[str, np.ndarray]) -> None:
         """Run a launch."""
         sampling, step = self.host.sampling, work.place
-        self.host.arrays["step"] = np.array([(step, step, step, sampling.batch_size, sampling.rows)], STEP)
+        if step >= 0:
+            self.host.arrays["step"] = np.array([(step, step, step, sampling.batch_size, sampling.rows)], STEP)
         assert isinstance(work.what, Launch)
         self.host.launch(work.what, constants)
 
     def load(self, state: State) -> None:
-        """The state, of whose slots it has its own."""
+        """The state, of whose slots it has its own; of a network in parts it is this rank's."""
+        if self.plan.tensor is not None:
+            self.host.load(state)
+            return
         own = self.plan.slices[self.rank].parameters
         self.host.load(State(state.parameters, state.slots[:, :, own], state.statistics))
 
@@ -109,28 +113,44 @@ class Lockstep:
     """All ranks of a plan.
 
     Arguments:
+        plan: of all ranks, or where they have parts of a network, each one's.
         seed: of what is drawn.
         mode: what runs first where there is a choice, one of ``MODES``.
     """
 
     def __init__(
-        self, plan: Plan, data: Dataset, sampling: Sampling, *, seed: int, mode: str, patch: pytest.MonkeyPatch,
-        **options: Any,
+        self, plan: Plan | Sequence[Plan], data: Dataset, sampling: Sampling, *, seed: int, mode: str,
+        patch: pytest.MonkeyPatch, **options: Any,
     ) -> None:  # fmt: skip
         patch.setattr(graphs, "Stream", WrittenStream)
         patch.setattr(graphs, "Event", WrittenEvent)
-        self.ranks = [Rank(rank, plan, data, sampling, **options) for rank in range(plan.ranks)]
+        plans = [plan] * plan.ranks if isinstance(plan, Plan) else plan
+        self.ranks = [Rank(rank, own, data, sampling, **options) for rank, own in enumerate(plans)]
         self.draw, self.mode = random.Random(seed), mode
 
-    def run(self, state: State, rates: np.ndarray) -> None:
-        """Train from a state, on all ranks, in one graph of all steps."""
+    def run(self, state: State | Sequence[State], rates: np.ndarray) -> None:
+        """Train from a state, or from each rank's, on all ranks, in one graph of all steps."""
         constants: list[dict[str, np.ndarray]] = []
-        for each in self.ranks:
-            each.load(state)
+        states = [state] * len(self.ranks) if isinstance(state, State) else state
+        for each, own in zip(self.ranks, states, strict=True):
+            each.load(own)
             constants.append(each.host.begin(rates))
         for each in self.ranks:
             each.steps.put(len(rates))
         self._play(constants)
+
+    def evaluate(self) -> list[np.ndarray]:
+        """Each rank's predictions of the first batch."""
+        constants = []
+        for each in self.ranks:
+            constants.append(each.host.begin_evaluation())
+            stream, each.works = WrittenStream(None), []
+            for launch in (*each.lowered.evaluation_begin, *each.lowered.evaluation):
+                for what in (launch.exchange, launch):
+                    if what is not None:
+                        stream.put(each.rank, what, each.works, -1)
+        self._play(constants)
+        return [each.host.predictions for each in self.ranks]
 
     def _play(self, constants: Sequence[dict[str, np.ndarray]]) -> None:
         waiting = [work for each in self.ranks for work in each.works]

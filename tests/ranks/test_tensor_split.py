@@ -22,6 +22,12 @@ from mlpgpu.plan.tensor_split import LATENCY, READ, bounds
 from mlpgpu.random import Purpose
 
 KINDS = "whole", "columns", "rows"
+LEAST_WEIGHTS = tensor_split.LEAST_WEIGHTS
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_split, "LEAST_WEIGHTS", 1 << 12)
 
 
 def lowered(layers: list[mg.Layer], *, capacity: int = 8, **options: Any) -> Plan:
@@ -84,13 +90,17 @@ def test_no_other_split_of_large_layers_exchanges_less(seed: int, monkeypatch: p
     assert chosen <= best + tensor_split.ALIGNMENT * READ, (widths, splits_of(whole, count))
 
 
-def test_networks_are_split_as_one_expects() -> None:
+def test_networks_are_split_as_one_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_split, "LEAST_WEIGHTS", LEAST_WEIGHTS)
+
     def kinds(*widths: int, count: int = 2) -> tuple[str, ...]:
         return tuple(splits_of(lowered([mg.Dense(n, m, "relu") for n, m in pairwise(widths)]), count).values())
 
-    assert kinds(784, 1024, 1024, 10) == ("columns", "columns", "rows")
+    assert kinds(784, 1024, 1024, 10) == ("columns", "rows", "whole")
+    assert kinds(784, 1024, 1024, 100) == ("columns", "columns", "rows")
     assert kinds(784, 1024, 1024, 1024, 10) == ("columns", "rows", "columns", "rows")
-    assert kinds(90000, 90, 90, 10)[0] == "rows"  # a tall one along k: a rank reads its columns of the data
+    # A tall one along k: a rank reads its columns of the data.
+    assert kinds(90000, 90, 90, 10) == ("rows", "whole", "whole")
     assert kinds(65536, 65536, 65536, 65536, count=8) == ("columns", "columns", "rows")
     assert kinds(784, 128, 10) == ("columns", "rows")
 
@@ -306,8 +316,8 @@ def test_what_cannot_be_split_is_refused() -> None:
         trainer(wide, parts=2, parallel="data")
     with pytest.raises(ConfigurationError, match=r"parts: expected .*, got 0"):
         trainer(wide, parts=0)
-    with pytest.raises(ConfigurationError, match=r"plan on the cuda backend: .* got one in 2 parts.*backend='cpu'"):
-        check_plan(split_plan(lowered(wide), Parts(2)), "a card", (9, 0))
+    with pytest.raises(ConfigurationError, match=r"reduction of parallel='tensor' on the cuda .* got 'atomic'"):
+        check_plan(split_plan(lowered(wide, reduction="atomic"), Parts(2)), "a card", (9, 0))
     assert trainer(wide).plan.tensor is None  # a process alone has all of it
 
 

@@ -6,23 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...plan import Parts, Plan, additions, nodes_of, slices_of
+from ...plan import Plan, additions, nodes_of, slices_of
 from ...plan.tensor_split import columns_of
-from ...ranks import Communicator, communicator
+from ..parts import all_ranks, parts_of_plan
 from .threads import Bound
-
-
-def all_ranks() -> Communicator:
-    """The communicator of the ranks that run a plan together; the first step of all waits for all of them."""
-    found = communicator()
-    assert found is not None
-    return found
-
-
-def parts_of_plan(plan: Plan) -> Parts:
-    """The parts of a plan that has some."""
-    assert plan.tensor is not None
-    return plan.tensor.parts
 
 
 def join_parts(plan: Plan, own: Sequence[np.ndarray], y: np.ndarray) -> Bound:

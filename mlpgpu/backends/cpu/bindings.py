@@ -247,6 +247,11 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     return dense_backward
 
 
+def _bind_bias_backward(work: Workspace, op: ops.BiasBackward, rows: slice, shard: int) -> Bound:
+    dz, dbias, ones = work.view(op.dz, rows), work.partial(op.dbias, shard), work.ones[rows]
+    return partial(np.dot, ones, dz, dbias)
+
+
 def _bind_locally_connected_backward(
     work: Workspace, op: ops.LocallyConnectedBackward, rows: slice, shard: int
 ) -> Bound:
@@ -352,6 +357,7 @@ _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Bound]] 
     ops.Output: _bind_output,
     ops.ActivationBackward: _bind_activation_backward,
     ops.DenseBackward: _bind_dense_backward,
+    ops.BiasBackward: _bind_bias_backward,
     ops.LocallyConnectedBackward: _bind_locally_connected_backward,
     ops.DropoutBackward: _bind_dropout_backward,
 }

@@ -219,6 +219,10 @@ def _bind_dense_backward(work: Workspace, op: ops.DenseBackward, rows: slice, sh
     return [*steps, *input_gradient(work, op, rows)]
 
 
+def _bind_bias_backward(work: Workspace, op: ops.BiasBackward, rows: slice, shard: int) -> Steps:
+    return [column_sums(work.view(op.dz, rows), work.partial(op.dbias, shard))]
+
+
 def column_sums(dz: np.ndarray, out: np.ndarray, *, adds: bool = False) -> Call:
     """What writes the sums of the columns of ``dz`` (B, n), whose rows have no gaps, to ``out``, or adds them."""
     return Call("column_sums", dz, out, *dz.shape, _pitch(dz), adds)
@@ -276,5 +280,6 @@ _BIND: dict[type[ops.Operation], Callable[[Workspace, Any, slice, int], Steps | 
     ops.Output: _bind_output,
     ops.ActivationBackward: _bind_activation_backward,
     ops.DenseBackward: _bind_dense_backward,
+    ops.BiasBackward: _bind_bias_backward,
     ops.DropoutBackward: _bind_dropout_backward,
 }

@@ -12,9 +12,9 @@ from ...initializers import initial_values
 from ...locks import GroupLock
 from ...plan import Plan, additions, shards_of
 from ...ranks import rank
-from ..base import Histogram, Program, Sampling, State, StepLog, bin_edges, scaled
+from ..base import Histogram, Program, Sampling, State, StepLog, count_values, scaled
 from ..evaluation import MetricSums
-from .between_parts import all_ranks
+from ..parts import all_ranks
 from .bindings import bind
 from .phased_steps import PhasedSteps
 from .threads import Bound, Threads, is_phased
@@ -275,10 +275,3 @@ class CpuProgram(Program):
             shards = self._work.shards if training else range(1)
             self._bound[key] = [bind(self._work, operations, parts[shard], shard) for shard in shards]
         return self._bound[key]
-
-
-def count_values(values: np.ndarray, bins: int) -> Histogram:
-    """The finite values, counted in equal bins."""
-    finite = values[np.isfinite(values)]
-    edges = bin_edges(float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf)), bins)
-    return np.histogram(finite, edges)

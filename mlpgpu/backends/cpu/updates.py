@@ -12,7 +12,7 @@ import numpy as np
 
 from ... import plan as ops
 from ...plan import Plan, additions, block_size, parts_of, shards_of
-from .between_parts import all_ranks, parts_of_plan
+from ..parts import all_ranks, parts_of_plan
 from .compiled import bind_update
 from .threads import Bound
 from .workspace import Workspace

@@ -13,6 +13,7 @@ from .run.card_arrays import open_card_array
 from .run.program import CudaProgram
 from .runtime import Device, count_devices, find_device
 from .select.inference import most_rows
+from .tensor_program import CudaTensorProgram
 
 __all__ = ["CudaBackend", "check_plan", "open_card_array"]
 
@@ -32,10 +33,9 @@ def check_plan(plan: Plan, card: str, compute_capability: tuple[int, int]) -> No
         raise ConfigurationError("precision on the cuda backend", expected=expected, got=got)
     if plan.replicas != 1:
         raise ConfigurationError("replicas on the cuda backend", expected=1, got=plan.replicas)
-    if plan.tensor is not None:
-        hint = "backend='cpu' trains it; parallel='none' trains a whole network on each card"
-        expected, got = "a whole network", f"one in {plan.tensor.parts.count} parts, by parallel='tensor'"
-        raise ConfigurationError("plan on the cuda backend", expected=expected, got=got, hint=hint)
+    if plan.tensor is not None and plan.reduction != "ordered":
+        what = "reduction of parallel='tensor' on the cuda backend"
+        raise ConfigurationError(what, expected="'ordered'", got=repr(plan.reduction))
     if plan.reduction == "fast":
         expected = "'ordered' or 'atomic' for several ranks"
         raise ConfigurationError("reduction on the cuda backend", expected=expected, got="'fast'")
@@ -83,7 +83,8 @@ class CudaBackend(Backend):
 
     def compile(self, plan: Plan, *, threads: int | None = None, memory_share: float = MEMORY_SHARE) -> Program:
         self.check(plan)
-        return CudaProgram(plan, self.device, memory_share)
+        made = CudaProgram if plan.tensor is None else CudaTensorProgram
+        return made(plan, self.device, memory_share)
 
     def infer(self, plan: Plan) -> Inference:
         self.check(plan)

@@ -100,12 +100,15 @@ class Exchange:
         assert isinstance(self._cards, MapsMemory)
         return self._cards.map(addresses)
 
-    def check_kinds(self) -> None:
-        """Raise RankError where cards are of several kinds, whose bits may differ, and nothing is exchanged."""
+    def check_kinds(
+        self,
+        what: str = "cards of ranks that train one shard",
+        hint: str = "with streams=2 or more each rank computes some shards, and all have the same parameters",
+    ) -> None:
+        """Raise RankError where cards are of several kinds, whose bits may differ, and what each computes must not."""
         if len(set(self._kinds)) > 1:
             got = ", ".join(sorted({name for name, *_ in self._kinds}))
-            hint = "with streams=2 or more each rank computes some shards, and all have the same parameters"
-            raise RankError("cards of ranks that train one shard", expected="one kind", got=got, hint=hint)
+            raise RankError(what, expected="one kind", got=got, hint=hint)
 
     def bind(self, collectives: Sequence[Collective], addresses: Mapping[str, int]) -> BoundExchange:
         """A program's collectives of arrays at these addresses; all ranks call this, of the same program.

@@ -20,6 +20,7 @@ from .local import local_cases
 from .losses import loss_cases
 from .metrics import metric_cases, rank_cases
 from .network import network_cases
+from .parts import part_cases
 from .primitives import primitive_cases
 from .row_step import row_step_cases
 from .rows import row_cases
@@ -42,6 +43,7 @@ def all_cases() -> tuple[Case, ...]:
         *rank_cases(),
         *tensor_cases(),
         *network_cases(),
+        *part_cases(),
         *row_step_cases(),
         *whole_batch_cases(),
     )

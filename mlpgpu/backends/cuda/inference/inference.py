@@ -90,7 +90,7 @@ class CudaInference(Inference):
 
     def load_from(self, program: Program) -> bool:
         """As of any inference: from a program on the same card they are copied there."""
-        if not isinstance(program, CudaProgram) or program.device is not self._device:
+        if not isinstance(program, CudaProgram) or program.device is not self._device or program.has_parts:
             return False
         with self._at_work():
             sizes = {"parameters": self._plan.parameter_count, "statistics": self._plan.statistic_count}

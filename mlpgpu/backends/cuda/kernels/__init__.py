@@ -14,6 +14,7 @@ from .losses import *
 from .metrics import *
 from .network import *
 from .operand_format import *
+from .parts import *
 from .peak_rates import *
 from .primitives import *
 from .row_step import *

@@ -13,6 +13,7 @@ from . import Entry, padded_columns, padded_rows
 MOST_RUN_STEPS = 4096  # of the table of rates in constant memory
 BLOCKS_PER_MULTIPROCESSOR = 8  # at most, of a kernel whose threads stride over an array
 PARTIALS, SQUARES, PARAMETERS, OPERANDS = "partials", "squares", "parameters", "operands"  # kinds of exchanges
+SUMS, COLUMNS = "sums of parts", "columns of parts"
 # Two arrays that the launch which moves several layers reads: in one their x lie side by side, in the other their dz.
 OUTPUTS, DELTAS = "updates of layers, outputs", "updates of layers, deltas"
 GRAPH_STEPS = (32, 16, 8, 4, 2, 1)  # steps of the graphs that a run replays: between two of them the card waits
@@ -60,7 +61,7 @@ class Launch:
     in its step; ``after_others`` leaves room to those first.  With ``pdl``, programmatic dependent launch, a
     launch may begin before the launch before it is complete.  It ``awaits`` pieces, by their numbers, that ranks
     exchanged at the end of the step before, beside which the launches before it may run, and ``receives`` those of its
-    own step.
+    own step.  Where ranks have parts of a network, its stream makes the ``exchange`` right before it.
     """
 
     entry: Entry
@@ -73,6 +74,7 @@ class Launch:
     pdl: bool = False
     awaits: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
+    exchange: Collective | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Collective:
 
     Attributes:
         kind: what is exchanged: partial gradients, with the sums of the loss; squares of a norm; parameters; operands
-            that tensor cores read in the place of weights.
+            that tensor cores read in the place of weights; of parts of a network what is added up, and columns.
         operation: the plan's, as of a :class:`Launch`.
     """
 
@@ -171,6 +173,14 @@ class Lowered:
             count -= 1
         return self.evaluation[:count]
 
+    def without_evaluation(self) -> Lowered:
+        """The same without its evaluation, and the operands of weights that this alone reads."""
+        kept = replace(self, evaluation_begin=[], evaluation=[])
+        values = (value for launch in kept.launches() for value in launch.values.values())
+        read = {value.array for value in values if isinstance(value, (At, Map))}
+        sizes = {name: size for name, size in self.bytes.items() if name in read or not name.endswith(".components")}
+        return replace(kept, bytes=sizes)
+
     def launches(self) -> list[Launch]:
         """All of them: those of a step, then those of an evaluation."""
         shards = [launch for shard in self.shards for launch in shard]
@@ -182,7 +192,16 @@ class Lowered:
 
     def collectives(self) -> list[Collective]:
         """What a step exchanges with other ranks, in order."""
-        return [each for piece in self.pieces for each in piece.exchange if isinstance(each, Collective)]
+        launches = [*(launch for shard in self.shards for launch in shard), *self.finish]
+        of_launches = [launch.exchange for launch in launches if launch.exchange is not None]
+        return [
+            *of_launches,
+            *(each for piece in self.pieces for each in piece.exchange if isinstance(each, Collective)),
+        ]
+
+    def evaluation_collectives(self) -> list[Collective]:
+        """What an evaluation exchanges for a batch, in order."""
+        return [launch.exchange for launch in self.evaluation if launch.exchange is not None]
 
     def maps(self) -> list[Map]:
         """All maps that launches take, each once, those of staged components for each place."""

@@ -33,12 +33,14 @@ from ..select.dense import (
     updates_in_one_launch,
 )
 from ..select.local_stack import LocalStack
+from ..select.operands import has_own_inputs
 from ..select.ranks import exchanged_apart, moved_where_made
 from ..select.select import GatherPath, LocalPath, LossPath, OutputPath, Selected, Selection, no_update_of
 from . import groups
 from .groups import FLOATS, Derivative, Fused, Group, Stored
 
 _ONE_KERNEL = (ops.Gather, ops.Dense, ops.Loss, ops.DenseBackward, ops.ActivationBackward)  # of a tail's plan
+_OF_PARTS = (ops.SumParts, ops.JoinParts, ops.TakeColumns, ops.BiasBackward)
 _ONCE = (ops.ExchangePartials, ops.Reduce, ops.Norm, ops.Update, ops.GatherParameters)
 
 
@@ -149,7 +151,7 @@ class _Facts:
     def _in_products(self) -> set[ops.Operation]:
         """Derivatives that follow the product of a dense layer, or the dropout, that makes what they multiply."""
         made_by = ops.DenseBackward, ops.DropoutBackward
-        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, made_by))
+        after = ((op, self.following.get(op)) for op in self.operations if isinstance(op, made_by) and not of_part(op))
         found = {other for op, other in after if isinstance(other, ops.ActivationBackward) and other.dy == op.dx}
         return found | {relu for _, relu in self.relus_dropped.values()}
 
@@ -162,6 +164,8 @@ class _Facts:
                 made.append(op.y)
             elif isinstance(op, ops.DenseBackward) and (self.is_gemm(op) or op == self.head_backward):
                 made.append(self.delta_of(op))
+            elif of_part(op):
+                continue
             elif isinstance(op, (ops.Dropout, ops.DropoutBackward)) and op not in self._dropped_by_products:
                 made.append(op.y if isinstance(op, ops.Dropout) else op.dx)
             elif isinstance(op, ops.Loss) and not isinstance(self.following.get(op), ops.ActivationBackward):
@@ -192,8 +196,26 @@ class _Facts:
     @cached_property
     def has_tail(self) -> bool:
         """Whether the step has dense layers and a loss alone, and shapes that a tail holds."""
+        if self.selection.plan.tensor is not None:
+            return bool(self.selection.tail)
         only_dense = all(isinstance(op, (*_ONE_KERNEL, *_ONCE)) for op in self.operations)
         return bool(self.selection.tail) and only_dense and len(self.layers) == len(self.backwards)
+
+    def is_part(self, op: ops.Dense | ops.DenseBackward) -> bool:
+        """Whether it is of a part of a layer, which a tail follows after an exchange."""
+        known = self.selection.plan.parameters
+        return any(parameter.name == op.weight and parameter.of is not None for parameter in known)
+
+    @cached_property
+    def tail_layers(self) -> tuple[tuple[ops.Dense | ops.SumParts, ...], tuple[ops.DenseBackward, ...]]:
+        """The layers that a tail makes, and their gradients: in the place of a first one in parts their sum."""
+        sums = [op for op in self.operations if isinstance(op, ops.SumParts)]
+        if not sums:
+            return self.layers, self.backwards
+        whole = [op for op in self.layers if not self.is_part(op)]
+        backwards = [op for op in self.backwards if not self.is_part(op)]
+        of_parts = [op for op in self.backwards if self.is_part(op)]
+        return (sums[0], *whole), (of_parts[-1], *backwards)
 
     def loss_after(self, op: ops.Dense) -> ops.Loss | None:
         """The loss of a training step that follows a layer."""
@@ -289,6 +311,16 @@ class _Facts:
         return found
 
 
+def _updates_together(selection: Selection) -> bool:
+    """Whether one launch may move several weights: a process has all of the network and the batch."""
+    return selection.plan.ranks == 1 and selection.plan.tensor is None
+
+
+def of_part(op: ops.Operation) -> bool:
+    """Whether it is a dropout of some of a layer's columns, whose kernel leaves floats and does nothing beside."""
+    return isinstance(op, (ops.Dropout, ops.DropoutBackward)) and op.part_of is not None
+
+
 def fuse(selection: Selection) -> Fused:
     """The groups of a selection, in the order of their launches."""
     facts = _Facts(selection)
@@ -303,7 +335,7 @@ def fuse(selection: Selection) -> Fused:
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
     if selection.row_step:
         made = _with_updates_after_row_step(facts, made)
-    elif selection.work.in_place and selection.plan.ranks == 1 and not facts.has_tail:
+    elif selection.work.in_place and _updates_together(selection) and not facts.has_tail:
         made = _with_updates_of_a_kind(facts, made)
     weights = {op.weight: facts.titles[op] for op in facts.layers if facts.is_gemm(op)}
     # Whose operands need no scales, updates write them beside the weights.
@@ -458,6 +490,8 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
         return [groups.LocalForward(title, path.why, op)]
     if isinstance(op, (ops.Dropout, ops.DropoutBackward)):
         x, y = (op.x, op.y) if isinstance(op, ops.Dropout) else (op.dy, op.dx)
+        if of_part(op):
+            return [groups.DropOut(title, path.why, op, x, y, Derivative(), FLOATS)]
         derivative = facts.derivative(op) if isinstance(op, ops.DropoutBackward) else Derivative()
         return [groups.DropOut(title, path.why, op, x, y, derivative, facts.forms(y))]
     if isinstance(op, ops.Loss):
@@ -468,6 +502,8 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     if isinstance(op, ops.ActivationBackward):
         why = f"no product makes {op.dy} just before it, whose epilogue could do it"
         return [] if op.dy in facts.stacks_back else [groups.Differentiate(title, why, op)]
+    if isinstance(op, _OF_PARTS):
+        return _between_parts(facts, op, path.why, title)
     if isinstance(op, ops.DenseBackward):
         return _gemm_backward(facts, op, title) if facts.is_gemm(op) else _backward(facts, op, title)
     assert isinstance(op, ops.LocallyConnectedBackward) and isinstance(path, LocalPath)
@@ -480,7 +516,7 @@ def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
 def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     path = facts.dense_path(op)
     forward = path.forward
-    if facts.has_tail and op is not facts.layers[0]:
+    if facts.has_tail and op is not facts.layers[0] and not facts.is_part(op):
         return []
     if facts.head_backward and op is facts.layers[-1]:
         return [_head(facts, op, facts.head_backward, title)]
@@ -490,7 +526,8 @@ def _forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     assert isinstance(forward, SplitK)
     partials = groups.DensePartials(title, forward.why, op, forward, facts.by_order(op.x), _next_partials(facts, op))
     why = "split-K partials are added up in a fixed order"
-    return [partials] if facts.has_tail else [partials, groups.AddPartials(title, why, op, forward)]
+    added_by_tail = facts.has_tail and not facts.is_part(op)
+    return [partials] if added_by_tail else [partials, groups.AddPartials(title, why, op, forward)]
 
 
 def _next_partials(facts: _Facts, op: ops.Dense | ops.DenseBackward) -> FewRows | None:
@@ -522,10 +559,11 @@ def _loss(facts: _Facts, op: ops.Loss, title: str) -> list[Group]:
     path = facts.loss_path(op)
     if facts.has_tail:
         forward = facts.dense_path(facts.layers[0]).forward
-        assert isinstance(forward, SplitK)
+        layers, backwards = facts.tail_layers
         derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
         why = facts.selection.tail.why
-        return [groups.Tail(title, why, op, facts.layers, facts.backwards, derivatives, facts.targets, forward)]
+        added = forward if isinstance(forward, SplitK) else None
+        return [groups.Tail(title, why, op, layers, backwards, derivatives, facts.targets, added)]
     delta = None
     if op.delta:  # an activation's derivative changes the delta as floats
         is_changed = isinstance(facts.following.get(op), ops.ActivationBackward)
@@ -587,7 +625,8 @@ def _gemm_forward(facts: _Facts, op: ops.Dense, title: str) -> list[Group]:
     assert isinstance(path, Gemm)
     made: list[Group] = []
     first = next(other for other in facts.readers(op.x) if isinstance(other, ops.Dense) and facts.is_gemm(other))
-    if op.x not in facts.with_operands and op == first:
+    is_own = has_own_inputs(facts.selection.plan, op.weight, facts.operand_format)
+    if op.x not in facts.with_operands and (op == first or is_own):
         by_order, is_training = op.x in facts.fetched, facts.selection.work.is_training
         copied = facts.is_copied(op.x)
         is_staged = by_order and not copied and is_training  # the order tells its rows before their step begins
@@ -638,6 +677,23 @@ def _gemm_input(facts: _Facts, op: ops.DenseBackward, path: Gemm, title: str) ->
         why = "nobody has left its operands"
         made = [groups.SplitColumns(title, why, op, is_split=True, rows_too=False, sums=False)]
     return [*made, groups.GemmInput(title, path.why, op, path, facts.derivative(op), facts.forms(dx))]
+
+
+# --- parts of a network ---
+
+
+def _between_parts(facts: _Facts, op: ops.Operation, why: str, title: str) -> list[Group]:
+    if isinstance(op, ops.SumParts) and facts.has_tail:
+        return []
+    if isinstance(op, ops.SumParts):
+        return [groups.SumOfParts(title, why, op)]
+    if isinstance(op, ops.JoinParts):
+        return [groups.JoinedParts(title, why, op)]
+    if isinstance(op, ops.TakeColumns):
+        return [groups.TakenColumns(title, why, op)]
+    assert isinstance(op, ops.BiasBackward)
+    why = "products of a weight's parts have tiles of their own, and every rank must come to the same sum"
+    return [groups.BiasGradient(title, why, op, facts.selection.work.in_place)]
 
 
 # --- locally connected layers ---

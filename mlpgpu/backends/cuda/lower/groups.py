@@ -332,6 +332,38 @@ class GemmGradient(Group):
     leaves_bias: bool
 
 
+# --- between parts of a network ---
+
+
+@dataclass(frozen=True)
+class SumOfParts(Group):
+    """The sum of what all parts of a layer made, with its bias and activation."""
+
+    op: ops.SumParts
+
+
+@dataclass(frozen=True)
+class JoinedParts(Group):
+    """The columns of all parts beside each other."""
+
+    op: ops.JoinParts
+
+
+@dataclass(frozen=True)
+class TakenColumns(Group):
+    """A part's columns of what every rank has."""
+
+    op: ops.TakeColumns
+
+
+@dataclass(frozen=True)
+class BiasGradient(Group):
+    """The gradient of a bias that every rank has, with the optimizer's step where ``is_update``."""
+
+    op: ops.BiasBackward
+    is_update: bool
+
+
 # --- several layers ---
 
 
@@ -354,16 +386,16 @@ class Tail(Group):
     """The layers after a first one that is split along k, the loss, and all deltas.
 
     Attributes:
-        layers: all dense layers, of whose first one the split-K partials are made already.
+        layers: all dense layers, of whose first one the split-K partials are made already, or the sums of parts.
         backwards: their gradients, in the same order.
     """
 
     loss: ops.Loss
-    layers: tuple[ops.Dense, ...]
+    layers: tuple[ops.Dense | ops.SumParts, ...]
     backwards: tuple[ops.DenseBackward, ...]
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
-    path: SplitK
+    path: SplitK | None
 
 
 @dataclass(frozen=True)

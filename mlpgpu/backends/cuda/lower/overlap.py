@@ -52,8 +52,13 @@ def overlap(lowered: Lowered, plan: Plan, multiprocessors: int) -> Lowered:
 
 
 def _with_updates_beside(launches: Sequence[Launch], rows: int, multiprocessors: int) -> list[Launch]:
-    """Launches, of which updates that leave room on the card are marked to run beside all that follow them."""
+    """Launches, of which updates that leave room on the card are marked to run beside all that follow them.
+
+    Where ranks have parts of a network there are none: what a launch exchanges could be what an update reads.
+    """
     made = list(launches)
+    if any(launch.exchange for launch in launches):
+        return made
     for number, launch in enumerate(launches[:-1]):
         may_run = runs_beside(launch.entry, prod(launch.grid), rows, multiprocessors)
         if may_run and _moves(launch) and not any(_conflict(launch, each) for each in launches[number + 1 :]):
@@ -100,7 +105,7 @@ def _chained(launches: Sequence[Launch], before: Launch | None) -> list[Launch]:
         if launch.on_side_stream:
             chained.append(launch)
             continue
-        is_free = not (launch.awaits or launch.receives)
+        is_free = not (launch.awaits or launch.receives or launch.exchange)
         takes_part = is_free and before is not None and launch.entry.prefetched is not None
         before = _overlapping(launch, before) if takes_part and before is not None else launch
         chained.append(before)

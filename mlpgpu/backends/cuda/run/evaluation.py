@@ -12,11 +12,13 @@ from ....datasets import Dataset
 from ....plan import Plan
 from ...evaluation import zero_sums
 from .. import kernels
+from ..exchange import Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from ..runtime import Replay, Stream, capture, pinned
 from ..select.inference import evaluation_tiers
 from .binding import Binder, Put
 from .data.feed import Feed
+from .graphs import after_exchange
 from .metrics import CLEARED, array_of, metric_bytes, metric_launches, rank_bytes, rank_launches
 from .workspace import Workspace
 
@@ -49,19 +51,26 @@ class Evaluation:
     Arguments:
         workspace: has the plan's arrays and kernels, or gives them when they are first needed; its capacity is the
             rows of a batch.
+        join: gives the exchange between ranks that have parts of the network, who then evaluate together.
 
     Attributes:
         data: that set.
     """
 
-    def __init__(self, workspace: Workspace | Callable[[], Workspace]) -> None:
-        self._given = workspace
+    def __init__(
+        self, workspace: Workspace | Callable[[], Workspace], join: Callable[[], Exchange] | None = None
+    ) -> None:
+        self._given, self._join = workspace, join
         self.data: Feed | None = None
         self._bound: dict[tuple[tuple[str, ...], bool], _Bound] = {}  # by names, and by whether it predicts
 
     @cached_property
     def _workspace(self) -> Workspace:
         return self._given if isinstance(self._given, Workspace) else self._given()
+
+    @cached_property
+    def _exchange(self) -> Exchange | None:
+        return None if self._join is None else self._join()
 
     def set_statistics(self, fitted: np.ndarray) -> None:
         """Statistics (C,), which lie on the card already, were loaded; a data set that is held is told."""
@@ -92,7 +101,7 @@ class Evaluation:
                     self._stream.download(array, self._addresses[array_of(name)])
             if is_last or count == MOST_RUN_STEPS:
                 losses = self._workspace.numbers.download_losses(count)
-                self._stream.synchronize()
+                self._wait()
                 loss += losses.sum(axis=0)
         return {**{name: array.copy() for name, array in sums.items()}, "loss": loss}
 
@@ -102,7 +111,7 @@ class Evaluation:
         for rows, _ in self._sweep(dataset, (), predicts=True):
             source = self._addresses[self._plan.logits if logits else self._plan.output]
             self._stream.download(result[rows], source)
-            self._stream.synchronize()
+            self._wait()
         return result
 
     def hold(self, dataset: Dataset) -> Feed:
@@ -180,6 +189,34 @@ class Evaluation:
         end = [binder.bind(launch) for launch in after_last]
         return _Bound(data, names, predicts, begin, end, fills, sums)
 
+    def _bind_all(self, binder: Binder, launches: Sequence[Launch]) -> list[Put]:
+        """Launches of a batch, with what ranks exchange before some of them."""
+        puts = [binder.bind(launch) for launch in launches]
+        if self._exchange is None:
+            return puts
+        exchanged = self._exchange.bind(binder.lowered.evaluation_collectives(), self._addresses)
+        return [
+            put if launch.exchange is None else after_exchange(exchanged.bind(launch.exchange), put)
+            for put, launch in zip(puts, launches, strict=True)
+        ]
+
+    def _wait(self) -> None:
+        """Wait for what the stream was given.
+
+        Raises:
+            RankError: another rank has failed, or has not come within the time limit.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            self._stream.synchronize()
+            return
+        with exchange.limited():
+            try:
+                exchange.wait(self._stream)
+            except BaseException:
+                exchange.abort(self._stream)
+                raise
+
     def _tier(self, rows: int) -> int:
         """For how many rows the launches are made that take a batch of so many."""
         return next(tier for tier in evaluation_tiers(self._plan.capacity) if rows <= tier)
@@ -193,7 +230,7 @@ class Evaluation:
             if bound.names:
                 of_rows = self._plan.with_capacity(rows)
                 launches = [*launches, *metric_launches(of_rows, bound.names, textured=textured)]
-            puts = [binder.bind(launch) for launch in launches]
+            puts = self._bind_all(binder, launches)
             self._stream.synchronize()
             with capture(self._stream, f"an evaluation of up to {rows} rows") as graph:
                 for put in puts:

@@ -42,6 +42,16 @@ class BoundStep:
     finish: Sequence[Put]
 
 
+def after_exchange(exchange: Put, launch: Put) -> Put:
+    """What puts an exchange on a stream, and a launch behind it."""
+
+    def put(stream: Stream) -> None:
+        exchange(stream)
+        launch(stream)
+
+    return put
+
+
 class ShardStreams:
     """The streams of a step: one for each shard, and a side stream for launches that nothing in the step waits for.
 
@@ -213,7 +223,8 @@ class StepGraphs:
                     return self._exchange.bind(launch, lane)
                 if launch is first and stage == 0:  # it does not follow the step before
                     launch = replace(launch, pdl=False)
-                return self._binder.bind(launch, stage, step=self.step_address(place), **staged)
+                bound = self._binder.bind(launch, stage, step=self.step_address(place), **staged)
+                return bound if launch.exchange is None else after_exchange(bind(launch.exchange), bound)
 
             staged = {name: self._addresses[name] + stage * size for name, size in lowered.staged_bytes.items()}
             self._bound[place] = BoundStep(

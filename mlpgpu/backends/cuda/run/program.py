@@ -14,7 +14,7 @@ from ....errors import BackendError
 from ....plan import Plan, shards_of
 from ....ranks import communicator, rank
 from ...base import Histogram, Program, Sampling, State, StepLog, scaled
-from ..exchange import join
+from ..exchange import Exchange, join
 from ..persistent.kernel import PersistentKernel
 from ..runtime import Device
 from ..select.inference import evaluation_rows
@@ -59,11 +59,12 @@ class CudaProgram(Program):
         shared: Mapping[str, int] | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self._is_shared = plan.ranks > 1
-        if plan.shards == 1:  # each rank computes all of it, and has nothing to tell the others
+        self._is_shared = plan.processes > 1
+        if plan.shards == 1 and plan.tensor is None:  # each rank computes all of it, and has nothing to tell the others
             plan = plan.alone()
         own_rank = rank() if plan.ranks > 1 else 0
         self._plan, self.device, self._memory_share, self._trace = plan, device, memory_share, trace
+        launches_because = launches_because or ("ranks have parts of the network" if plan.tensor is not None else "")
         self.persistent: PersistentKernel | str = launches_because or choose_kernel(
             plan, multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, arch=device.arch
         )
@@ -80,10 +81,17 @@ class CudaProgram(Program):
         self.state = DeviceState(self.workspace)
         # What makes the workspace does not hold the program, which a cycle would keep until garbage is collected.
         make = partial(_evaluation_workspace, self.workspace, memory_share) if self._has_own_evaluation else None
-        self.evaluation = Evaluation(make or self.workspace)
+        # By which ranks that have parts of the network evaluate together, as they train.
+        exchange = partial(_join_parts, device) if self._is_shared and plan.tensor is not None else None
+        self.evaluation = Evaluation(make or self.workspace, exchange)
         self.persistent_steps: PersistentSteps | None = None
         if isinstance(self.persistent, PersistentKernel):
             self.persistent_steps = PersistentSteps(self.workspace, self.persistent)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it has parts of a network alone."""
+        return self._plan.tensor is not None
 
     def address(self, array: str) -> int:
         """The address of one of the program's arrays on the card."""
@@ -133,10 +141,14 @@ class CudaProgram(Program):
                 self.training.close()
             self.training = None  # the old set makes room for the new one
             self.state.were_set = True  # for all that this program knows: its parameters may be another one's
-            exchange = join(self.device) if self._is_shared else None
-            if exchange is not None and self._plan.ranks == 1:  # one shard, which each rank computes
-                exchange.check_kinds()
-                exchange = None
+            exchange = None
+            if self._is_shared and self._plan.tensor is not None:
+                exchange = _join_parts(self.device)
+            elif self._is_shared:
+                exchange = join(self.device)
+                if self._plan.ranks == 1:  # one shard, which each rank computes
+                    exchange.check_kinds()
+                    exchange = None
             self.training = Training(
                 self.workspace, self.state, self._streams, self.persistent_steps, dataset, sampling, exchange
             )
@@ -164,7 +176,7 @@ class CudaProgram(Program):
 
     def evaluate(self, dataset: Dataset, names: Sequence[str], *, shared: bool = False) -> dict[str, np.ndarray]:
         sums = self.evaluation.evaluate(dataset, names)
-        ranks = communicator() if shared and self._is_shared else None
+        ranks = communicator() if shared and self._is_shared and self._plan.tensor is None else None
         return sums if ranks is None else ranks.broadcast(sums)  # those of another kind of card might differ
 
     def predict(self, dataset: Dataset, *, logits: bool = False) -> np.ndarray:
@@ -181,6 +193,13 @@ class CudaProgram(Program):
                 sampler.close()
             self.evaluation.close()
             self.workspace.close()
+
+
+def _join_parts(device: Device) -> Exchange:
+    """The exchange of ranks that have parts of a network, and compute alike what is whole on each."""
+    exchange = join(device)
+    exchange.check_kinds("cards of ranks that have parts of a network", "parallel='data' trains on several kinds")
+    return exchange
 
 
 def _evaluation_workspace(of_training: Workspace, memory_share: float) -> Workspace:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ....initializers import INITIALIZERS, initial_values
-from ....plan import Plan
+from ....initializers import INITIALIZERS, draw_part, initial_values
+from ....plan import Parameter, PartOf, Plan
 from ....random import WORDS_PER_BLOCK
 from ...base import MOST_BINS, Histogram, State, bin_edges
 from .. import kernels
+from ..kernels import ceil_div
 from ..runtime import Event, LoadedKernels, Stream, pack, pinned
 from ..select.data import by_kernel
 from .primitives import MOST_BLOCKS, grid_over
@@ -79,7 +80,7 @@ class DeviceState:
         with self._device:
             self.end_prefetch()
             if snapshot:
-                self._take_snapshot_array()
+                self.take_snapshot_array()
             self._upload("snapshot" if snapshot else "parameters", state.parameters)
             if not snapshot:
                 self.were_set = True
@@ -92,7 +93,7 @@ class DeviceState:
         """See :meth:`Program.read`."""
         with self._device:
             if snapshot:
-                self._take_snapshot_array()
+                self.take_snapshot_array()
             if self._prefetched is not None and not snapshot:
                 self._prefetched.synchronize()
                 return self._whole(*(array.copy() for array in self._host.values()))
@@ -132,6 +133,20 @@ class DeviceState:
             self._stream.wait(self._prefetched)
             self._prefetched = None
 
+    def load_statistics(self, statistics: np.ndarray) -> None:
+        """Load statistics (C,) alone."""
+        with self._device:
+            self._upload("statistics", statistics)
+            self._workspace.set_statistics(statistics)
+            self._stream.synchronize()
+
+    def read_statistics(self) -> np.ndarray:
+        """The statistics, (C,)."""
+        with self._device:
+            found = self._download("statistics", (self._plan.statistic_count,))
+            self._stream.synchronize()
+        return found
+
     # --- initial values ---
 
     def draw(self, seed: int, statistics: np.ndarray) -> None:
@@ -147,14 +162,14 @@ class DeviceState:
 
     # --- the snapshot ---
 
-    def _take_snapshot_array(self) -> None:
+    def take_snapshot_array(self) -> None:
         """Allocate it at first need: most programs keep no parameters."""
         self._workspace.take({"snapshot": 4 * self._plan.parameter_count})
 
     def snapshot(self) -> None:
         """See :meth:`Program.snapshot`."""
         with self._device:
-            self._take_snapshot_array()
+            self.take_snapshot_array()
             self._copy_parameters("parameters", "snapshot")
 
     def restore(self) -> None:
@@ -234,6 +249,8 @@ def draw_parameters(plan: Plan, seed: int, address: int, stream: Stream, loaded:
         place, scheme = address + 4 * p.offset, INITIALIZERS[p.initializer]
         if scheme.distribution == "constant":
             stream.fill(place, 4 * p.size)
+        elif p.of is not None:
+            _draw_part(p, p.of, seed, place, stream, loaded)
         elif scheme.distribution == "uniform" and by_kernel(p.size):
             entry = kernels.initial_uniform()
             loaded.load([entry])
@@ -243,3 +260,22 @@ def draw_parameters(plan: Plan, seed: int, address: int, stream: Stream, loaded:
             drawn = initial_values(p.initializer, p.shape, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
             stream.upload(place, drawn.astype(np.float32))
             stream.synchronize()  # before the array goes
+
+
+def _draw_part(p: Parameter, of: PartOf, seed: int, address: int, stream: Stream, loaded: LoadedKernels) -> None:
+    """Draw a part of an array: by a kernel where values can be addressed, else on the host."""
+    scheme = INITIALIZERS[p.initializer]
+    if scheme.distribution != "uniform" or not by_kernel(p.size):
+        drawn = np.empty(p.shape, np.float32)
+        whole = of.whole.shape
+        draw_part(drawn, p.initializer, whole, of.index, p.fans, seed=seed, layer=p.layer, purpose=p.purpose)
+        stream.upload(address, drawn)
+        stream.synchronize()  # before the array goes
+        return
+    entry, rows, width = kernels.initial_uniform_of_part(), p.shape[0], of.whole.size // of.whole.shape[0]
+    n, first = p.size // rows, of.first * (width if of.axis == 0 else 1)
+    if len(p.shape) == 1:  # one row
+        rows, n, width, first = 1, p.size, of.whole.size, of.first
+    loaded.load([entry])
+    values = seed, int(p.purpose), p.layer, scheme.limit(p.fans), first, width, rows, n, address
+    loaded[entry].launch(stream, grid_over(rows * ceil_div(n, WORDS_PER_BLOCK)), pack(entry, values))

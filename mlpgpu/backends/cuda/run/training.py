@@ -48,7 +48,8 @@ class Training:
         assert workspace.plan.optimizer is not None
         self._workspace, self._state, self._persistent, self.sampling = workspace, state, persistent, sampling
         self._stream, self._optimizer = workspace.stream, workspace.plan.optimizer
-        self.data = workspace.feed(dataset, sampling.batch_size, exchange)
+        of_shards = exchange if workspace.plan.tensor is None else None  # parts of a network all compute all rows
+        self.data = workspace.feed(dataset, sampling.batch_size, of_shards)
         self.binder = binder = Binder(workspace, self.data, sampling.seed)
         self._exchange, addresses = exchange, workspace.arrays.addresses
         bound = exchange.bind(binder.lowered.collectives(), addresses) if exchange is not None else None

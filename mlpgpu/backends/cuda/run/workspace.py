@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -137,10 +137,11 @@ class Workspace:
 
     def _lower(self, source: str, *, textured: bool = True) -> Lowered:
         device = self.device
-        return lower(
+        lowered = lower(
             self.plan, multiprocessors=device.multiprocessors, source=source, textured=textured, arch=device.arch,
             rank=self.rank,
         )  # fmt: skip
+        return lowered if self._evaluates else lowered.without_evaluation()
 
     def _lower_tier(self, source: str, textured: bool, rows: int) -> Lowered:
         """The launches of an evaluation of at most so many rows."""
@@ -156,8 +157,6 @@ class Workspace:
         self.take(lowered.bytes)  # arrays that the float32 inputs assumed so far do not need
         for name, words in lowered.words.items():
             self.stream.upload(self.arrays.addresses[name], np.array(words, np.int32))
-        if not self._evaluates:
-            lowered = replace(lowered, evaluation_begin=[], evaluation=[])
         self._maps.make(lowered.maps())
         entries = lowered.entries()
         if is_whole and isinstance(self.persistent, PersistentKernel):

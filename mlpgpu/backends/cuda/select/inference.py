@@ -25,7 +25,8 @@ def piece_rows(plan: Plan, item_bytes: int) -> int:
 
 def evaluation_rows(plan: Plan) -> int:
     """The rows that an evaluation takes at a time where a step may take fewer, which follows from widths alone."""
-    buffers = sum(4 * math.prod(buffer.shape[2:]) for buffer in plan.buffers.values() if buffer.axes[1] == "row")
+    whole = plan if plan.tensor is None else plan.tensor.whole  # so that all ranks that have parts take as many
+    buffers = sum(4 * math.prod(buffer.shape[2:]) for buffer in whole.buffers.values() if buffer.axes[1] == "row")
     return max(1, min(thresholds.EVALUATION_ROWS, thresholds.EVALUATION_BUFFER_BYTES // buffers))
 
 

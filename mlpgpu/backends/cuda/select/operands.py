@@ -22,8 +22,10 @@ def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
 
     The widths of its evaluation decide: predictions must have the same bits whether a plan trains or not.
     """
-    shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
-    widths = [shapes[op.weight] for op in plan.evaluation if isinstance(op, ops.Dense)]
+    # Of a network in parts those of all parts, so that each rank comes to the same.
+    whole = plan if plan.tensor is None else plan.tensor.whole
+    shapes = {p.name: [p.shape] if plan.tensor is None else plan.tensor.shapes(p) for p in whole.parameters}
+    widths = [shape for op in whole.evaluation if isinstance(op, ops.Dense) for shape in shapes[op.weight]]
     largest = max((k * n for k, n in widths if is_wide(k, n)), default=0)
     if plan.reduction != "ordered":
         return None, Verdict(False, f'not used, since reduction="{plan.reduction}"')
@@ -37,3 +39,14 @@ def plan_format(plan: Plan, arch: str) -> tuple[OperandFormat | None, Verdict]:
         return found, Verdict(True, "not used, since no layer is large enough")
     limit = f"{largest:,} elements {'>' if is_large else '≤'} {thresholds.MOST_UNSCALED_WEIGHTS:,}"
     return found, Verdict(True, f"{plan.precision} by operands of {found.contents}; the largest weight has {limit}")
+
+
+def has_own_inputs(plan: Plan, weight: str, found: OperandFormat | None) -> bool:
+    """Whether a part of a weight has operands of its own of an input that other parts of the layer read as well.
+
+    Scaled operands of x follow from the scales of the weight's rows, and each part has others.
+    """
+    if plan.tensor is None or found is None or not found.scaled:
+        return False
+    of = next(parameter.of for parameter in plan.parameters if parameter.name == weight)
+    return of is not None and of.axis == 1

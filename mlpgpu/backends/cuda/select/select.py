@@ -104,9 +104,16 @@ class ExchangePath:
     """What ranks send each other."""
 
     why: str = "copy engines, or NCCL between hosts, send what is another card's, beside the products of later layers"
+    way: str = "sends and receives, on streams of their own"
 
     def __str__(self) -> str:
-        return "sends and receives, on streams of their own"
+        return self.way
+
+
+BETWEEN_PARTS = ExchangePath(
+    "what follows reads what all parts made, which copy engines bring, or NCCL between hosts",
+    "an exchange, then a launch",
+)
 
 
 @dataclass(frozen=True)
@@ -221,6 +228,9 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
 
 def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
     """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
+    if plan.tensor is not None:  # whose ranks choose alike, whatever parts they have
+        in_parts = Verdict(False, "ranks have parts of the network, and exchange between layers")
+        return in_parts, _tail_of_parts(plan, work) if work.is_training else in_parts, work
     operations = plan.training if work.is_training else plan.evaluation
     dense = [op for op in operations if isinstance(op, ops.Dense)]
     shapes = {segment.name: segment.shape for segment in (*plan.parameters, *plan.partials)}
@@ -238,6 +248,30 @@ def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
     blocks, tail = row_step(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
     work = without if blocks or tail else replace(work, tensor_shapes=step.shapes)
     return blocks, tail, work
+
+
+_OF_TAIL = (ops.Gather, ops.Dense, ops.SumParts, ops.Loss, ops.DenseBackward, ops.ActivationBackward, ops.BiasBackward)
+_BEHIND_TAIL = (ops.Reduce, ops.Norm, ops.Update)
+
+
+def _tail_of_parts(plan: Plan, work: Work) -> Verdict:
+    """Whether layers that are whole on every rank, after a first one in parts along k, are one kernel with the loss.
+
+    It follows from the whole network, so that each rank comes to the same.
+    """
+    assert plan.tensor is not None
+    whole, splits = plan.tensor.whole, plan.tensor.splits
+    between = [op for op in plan.training if isinstance(op, ops.BetweenParts)]
+    is_plain = all(isinstance(op, (*_OF_TAIL, *_BEHIND_TAIL)) for op in plan.training)
+    if not is_plain or len(between) != 1 or list(splits.values()) != ["rows", *["whole"] * (len(splits) - 1)]:
+        return Verdict(
+            False, "a tail of a network in parts follows a first layer by rows, and dense layers that are whole"
+        )
+    shapes = {parameter.name: parameter.shape for parameter in whole.parameters}
+    widths = [(shapes[weight][0], shapes[weight][1]) for weight in splits]
+    last = [op for op in plan.training if isinstance(op, ops.Dense)][-1].activation
+    has_frozen = whole.gradient_count < whole.parameter_count
+    return losses.tail(widths, last, work, whole.parameter_count, has_frozen=has_frozen)
 
 
 def _counted_layers(
@@ -311,6 +345,8 @@ class _Choices:
             return UpdatePath(self.in_place)
         if isinstance(op, (ops.ExchangePartials, ops.GatherParameters)):
             return ExchangePath()
+        if isinstance(op, (ops.SumParts, ops.JoinParts)):
+            return BETWEEN_PARTS
         return LaunchPath()
 
     def _local(self, op: ops.LocallyConnected | ops.LocallyConnectedBackward) -> LocalPath:

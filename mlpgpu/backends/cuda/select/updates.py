@@ -20,6 +20,7 @@ def updates_in_place(plan: Plan, stacked: Collection[str] = ()) -> Verdict:
     of stacks do without its partials, which are ``stacked``; and nothing may come between.
     """
     made = {name for op in plan.training if isinstance(op, ops.DenseBackward) for name in (op.dweight, op.dbias)}
+    made |= {op.dbias for op in plan.training if isinstance(op, ops.BiasBackward)}
     others = [partial for partial in plan.partials if partial.name not in stacked]
     if plan.shards > 1:
         return Verdict(False, f"gradients of {plan.shards} shards are added up before the update")

@@ -8,7 +8,7 @@ from typing import Any
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, row_step, rows, simt, update_layers
+from . import finish, fused, gemm, local, parts, row_step, rows, simt, update_layers
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -32,6 +32,10 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.GemmForwardLoss: gemm.forward_loss,
     groups.GemmInput: gemm.backward_input,
     groups.GemmGradient: gemm.gradient,
+    groups.SumOfParts: parts.add,
+    groups.JoinedParts: parts.join,
+    groups.TakenColumns: parts.take,
+    groups.BiasGradient: parts.bias_gradient,
     groups.Head: fused.head,
     groups.Tail: fused.tail,
     groups.RowStep: row_step.forward_and_back,

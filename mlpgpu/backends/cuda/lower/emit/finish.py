@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .....plan import Plan, block_size
 from ... import kernels
 from ...kernels import ceil_div, strided_grid
-from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, At, Launch, Value
+from ...kernels.launches import BLOCKS_PER_MULTIPROCESSOR, SQUARES, At, Launch, Value
 from ..groups import ClipNorm, ReducePartials, TotalError, UpdateAll, UpdateBiases
 from .gemm import BIAS_PARTIALS, PARTIAL_BIASES
+from .parts import exchange_all
 from .rows import SUMS_BYTES
 from .shard import Grid, Shard, partials_pitch
 
@@ -48,6 +51,9 @@ def reduce(shard: Shard, group: ReducePartials) -> None:
 def clip(shard: Shard, group: ClipNorm) -> None:
     """Squares, block by block, then the factor."""
     gradient = At("gradient" if group.is_reduced else "partials")
+    if shard.plan.tensor is not None:
+        clip_parts(shard, gradient.array, group.title)
+        return
     shard.launches.append(squares(shard.plan, gradient, slice(0, shard.plan.gradient_count), group.title))
     shard.launches.append(factor(shard, group.title))
 
@@ -63,12 +69,46 @@ def squares(plan: Plan, gradient: At, part: slice, title: str) -> Launch:
 
 def factor(shard: Shard, title: str) -> Launch:
     """The factor of a clipped norm, from the sums of squares of all blocks."""
-    blocks = ceil_div(shard.plan.gradient_count, block_size(shard.plan.gradient_count))
+    return factor_of(shard, ceil_div(shard.plan.gradient_count, block_size(shard.plan.gradient_count)), title)
+
+
+def factor_of(shard: Shard, blocks: int, title: str) -> Launch:
+    """The factor, from the sums of squares of so many blocks."""
     shard.lowered.bytes |= {"squares": 8 * blocks, "factor": 4}
     values: dict[str, Value] = {
         "sums": At("squares"), "count": blocks, "totals": At("totals"), "factor": At("factor"),
     }  # fmt: skip
     return Launch(kernels.clip(), (1, 1, 1), values, title)
+
+
+def clip_parts(shard: Shard, gradient: str, title: str) -> None:
+    """As :func:`clip`, of arrays that every rank has and of those of all parts, of which each sends its own.
+
+    Blocks are those of each array or part of one, so that they do not depend on who has it.
+    """
+    plan, tensor = shard.plan, shard.plan.tensor
+    assert tensor is not None
+    of_arrays, of_parts = tensor.blocks_of_norm()
+    ends = [sum(of_arrays)]  # where each part's begin
+    for count in of_parts:
+        ends.append(ends[-1] + count)
+    place, places, block = 0, list(ends), tensor.norm_block
+    owned = {parameter.name: parameter.of for parameter in plan.parameters}
+    for segment in plan.gradient:
+        of, blocks = owned[segment.name], ceil_div(segment.size, block)
+        begin = place if of is None else places[of.part]
+        values: dict[str, Value] = {
+            "gradient": At(gradient, segment.offset), "size": segment.size, "part": block, "sums": At("squares", begin),
+        }  # fmt: skip
+        shard.launches.append(Launch(kernels.squares(), (blocks, 1, 1), values, title))
+        if of is None:
+            place += blocks
+        else:
+            places[of.part] += blocks
+    owners = [tensor.parts.of(rank) for rank in range(tensor.parts.ranks)]
+    parts = [slice(ends[own.start], ends[own.stop]) for own in owners]
+    exchange = exchange_all(tensor.parts, SQUARES, "squares", parts, 8, title)
+    shard.launches.append(replace(factor_of(shard, ends[-1], title), exchange=exchange))
 
 
 def update(shard: Shard, group: UpdateAll) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from ..... import plan as ops
 from .....activations import ACTIVATIONS
 from ... import kernels
 from ...kernels import ceil_div
-from ...kernels.launches import At
+from ...kernels.launches import At, Value
 from ...select.loss import head_parts
 from ..groups import Head, Tail
 from .operands import component_count, elements_of, rows_words, written
+from .parts import exchanged_sums
 from .rows import statistics, weighed
-from .shard import Shard
+from .shard import Shard, rows_of_parts
 from .simt import added_partials
 
 
@@ -41,7 +43,14 @@ def head(shard: Shard, group: Head) -> None:
 
 
 def tail(shard: Shard, group: Tail) -> None:
-    op, first, capacity = group.loss, group.layers[0], shard.plan.capacity
+    op, first, capacity, exchange = group.loss, group.layers[0], shard.plan.capacity, None
+    added: dict[str, Value]
+    if isinstance(first, ops.SumParts):
+        capacity = rows_of_parts(shard.plan)
+        added, exchange = exchanged_sums(shard, first, group.title)
+    else:
+        assert group.path is not None
+        added = added_partials(shard, first, group.path)
     units = 0
     for layer, backward in zip(group.layers, group.backwards, strict=True):
         shard.segments[layer.y] = At("tail.y", capacity * units)
@@ -52,11 +61,11 @@ def tail(shard: Shard, group: Tail) -> None:
     grid = shard.rows, 1, 1
     shard.add(
         group, kernels.tail(op.loss.form, op.kind, textured=shard.setting.textured), grid,
-        **weighed(shard, grid), **statistics(shard, group.targets), **added_partials(shard, first, group.path),
+        **weighed(shard, grid), **statistics(shard, group.targets), **added,
         parameters=At("parameters"), described=At("tail.layers"), layer_count=len(group.layers), y=At("tail.y"),
         dz=At("tail.dz"), n=shard.width(first.y),
     )  # fmt: skip
-    shard.launches[-1] = replace(shard.launches[-1], lengths=_lengths(shard, group))
+    shard.launches[-1] = replace(shard.launches[-1], lengths=_lengths(shard, group), exchange=exchange)
 
 
 def _lengths(shard: Shard, group: Tail) -> dict[str, int]:
@@ -72,7 +81,7 @@ def _described(shard: Shard, group: Tail) -> tuple[int, ...]:
     offsets = {parameter.name: parameter.offset for parameter in shard.plan.parameters}
     words: list[int] = []
     for number, layer in enumerate(group.layers):
-        weight = offsets[layer.weight] if number else -1
+        weight = offsets[layer.weight] if isinstance(layer, ops.Dense) and number else -1
         bias = -1 if layer.bias is None else offsets[layer.bias]
         saves_z = ACTIVATIONS[layer.activation].saves == "z"
         words += [shard.width(layer.y), weight, bias, kernels.activation_number(layer.activation), int(saves_z)]

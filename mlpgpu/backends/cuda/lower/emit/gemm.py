@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import zip_longest
 
+from ..... import plan as ops
 from ... import kernels
 from ...kernels import GemmTile, Sm80Tile, padded_columns, padded_rows
 from ...kernels.launches import At, Launch, Map, Value
+from ...select.operands import has_own_inputs
 from ..groups import GemmForward, GemmForwardLoss, GemmGradient, GemmInput, SplitColumns, SplitRows
 from .operands import (
     collected_column_scales,
     component_elements,
     components,
     components_of,
+    elements_of,
     floats,
     format_of,
     of_shard,
@@ -61,9 +64,12 @@ def _weight(shard: Shard, weight: str | None, prefix: str) -> dict[str, Value]:
 def split_rows(shard: Shard, group: SplitRows) -> None:
     name, n = group.name, shard.width(group.name)
     is_input = group.reader.x == name
-    operands = components_of(shard, name) if group.operands else None
+    beside = _inputs(shard, group.reader) if is_input else name
+    operands = None
+    if group.operands:
+        operands = components(shard, of_shard(shard, f"{beside}.components"), elements_of(shard, name))
     columns = (
-        collected_column_scales(shard, of_shard(shard, f"{name}.column_scales"), n)
+        collected_column_scales(shard, of_shard(shard, f"{beside}.column_scales"), n)
         if is_input and shard.work.is_training
         else None
     )
@@ -74,7 +80,7 @@ def split_rows(shard: Shard, group: SplitRows) -> None:
         weight_row_scales=weight_words(shard, group.reader.weight)["row_scales"] if is_input else None,
         copy=shard.stored(name) if group.is_copied else None, components=operands,
         component_stride=component_elements(shard, n),
-        row_scales=rows_words(shard, name), column_scales=columns, n=n,
+        row_scales=rows_words(shard, beside), column_scales=columns, n=n,
     )  # fmt: skip
     if not group.is_staged:
         shard.launches.append(launch)
@@ -94,7 +100,8 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
     )
     if group.is_split:
         given = {
-            "row_scales": rows_words(shard, op.dz), "x_row_scales": rows_words(shard, op.x), "components": operands,
+            "row_scales": rows_words(shard, op.dz), "x_row_scales": rows_words(shard, _inputs(shard, op)),
+            "components": operands,
             "row_components": components_of(shard, op.dz) if group.rows_too else None,
             "column_scales": _delta_columns(shard, op.dz),
         }  # fmt: skip
@@ -111,6 +118,16 @@ def split_columns(shard: Shard, group: SplitColumns) -> None:
         **given, dz=shard.ref(op.dz) if group.is_split else operands, db=_bias_sum(shard, op.dbias, n, group.sums),
         component_stride=component_elements(shard, n), partials=partials, partial_flags=flags, arrived=arrived, n=n,
     )  # fmt: skip
+
+
+def _inputs(shard: Shard, op: ops.Dense | ops.DenseBackward) -> str:
+    """After what the operands of a layer's input are named: that, or that of a part whose scales they have."""
+    is_own = has_own_inputs(shard.plan, op.weight, shard.work.operand_format)
+    return f"{op.x} for {op.weight}" if is_own else op.x
+
+
+def _input_components(shard: Shard, op: ops.Dense | ops.DenseBackward) -> At:
+    return components(shard, of_shard(shard, f"{_inputs(shard, op)}.components"), elements_of(shard, op.x))
 
 
 def _columns_of(shard: Shard, dz: str, dweight: str | None) -> At:
@@ -138,7 +155,7 @@ def forward(shard: Shard, group: GemmForward) -> None:
     shard.add(
         group, kernels.tensor_forward(op.activation, tile),
         tile.grid(padded_rows(shard.rows) if y_components else shard.rows, n, shard.multiprocessors),
-        **_forward_operands(shard, group), x_row_scales=rows_words(shard, op.x),
+        **_forward_operands(shard, group), x_row_scales=rows_words(shard, _inputs(shard, op)),
         w_column_scales=weight_words(shard, op.weight)["column_scales"], x=floats(shard, op.x),
         w=floats(shard, op.weight),
         b=shard.ref(op.bias), z=shard.stored(op.z), y=y, y_components=y_components,
@@ -162,7 +179,7 @@ def _forward_operands(shard: Shard, group: GemmForward | GemmForwardLoss) -> dic
     op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
     x, w = _sources(
-        tile, (components_of(shard, op.x), shard.rows, k), (weight_components(shard, op.weight), k, n), a_inner=True,
+        tile, (_input_components(shard, op), shard.rows, k), (weight_components(shard, op.weight), k, n), a_inner=True,
         b_inner=False,
     )  # fmt: skip
     return {"x_components": x, "x_stride": component_elements(shard, k), "w_components": w}
@@ -230,13 +247,13 @@ def _gradient_operands(shard: Shard, group: GemmGradient) -> dict[str, Value]:
     op, tile = group.op, group.path.tile
     k, n = shard.shapes[op.weight]
     x_source, dz_source = _sources(
-        tile, (components_of(shard, op.x), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
+        tile, (_input_components(shard, op), shard.rows, k), (_columns_of(shard, op.dz, op.dweight), shard.rows, n),
         a_inner=False, b_inner=False,
     )  # fmt: skip
     return {
         "x_components": x_source, "x_stride": component_elements(shard, k), "dz_components": dz_source,
         "dz_stride": component_elements(shard, n),
-        "x_column_scales": collected_column_scales(shard, of_shard(shard, f"{op.x}.column_scales"), k),
+        "x_column_scales": collected_column_scales(shard, of_shard(shard, f"{_inputs(shard, op)}.column_scales"), k),
         "w_row_scales": weight_words(shard, op.weight)["row_scales"], "dz_column_scales": _delta_columns(shard, op.dz),
         "x": floats(shard, op.x), "dz": floats(shard, op.dz), "prefetch": 0, "k": k, "n": n,
     }  # fmt: skip

@@ -6,6 +6,7 @@ import math
 
 from ..... import plan as ops
 from ... import kernels
+from ...kernels import strided_grid
 from ...kernels.launches import At, Value
 from ...select.loss import loss_blocks
 from ..groups import Differentiate, DropOut, GatherRows, LossRows, OutputRows, StandardizeRows
@@ -19,7 +20,7 @@ def gather(shard: Shard, group: GatherRows) -> None:
     n = shard.width(group.op.x)
     shard.add(
         group, kernels.gather(shard.setting.source), shard.over_elements(n),
-        order=At("order"), data=At("data"), scale=At("scale"), x=shard.stored(group.op.x), n=n,
+        order=At("order"), data=shard.inputs[group.op.x], scale=At("scale"), x=shard.stored(group.op.x), n=n,
     )  # fmt: skip
 
 
@@ -33,6 +34,14 @@ def standardize(shard: Shard, group: StandardizeRows) -> None:
 
 def dropout(shard: Shard, group: DropOut) -> None:
     n, derivative = shard.width(group.x), group.derivative
+    if group.op.part_of is not None:
+        first, width = group.op.part_of
+        blocks = strided_grid(shard.rows * (n // kernels.DROPOUT_BLOCK + 2), shard.most_blocks)
+        shard.add(
+            group, kernels.dropout_of_part(), blocks, x=shard.ref(group.x), y=shard.stored(group.y), n=n, first=first,
+            width=width, **shard.dropout(group.op),
+        )  # fmt: skip
+        return
     y, components = written(shard, group.y, group.forms)
     shard.add(
         group, kernels.dropout(derivative.activation), shard.over_elements(n, per_thread=kernels.DROPOUT_BLOCK),

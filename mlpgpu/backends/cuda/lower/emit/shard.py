@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..... import plan as ops
-from .....plan import Plan
+from .....plan import Plan, bounds, inputs_of
 from .....random import least_kept
 from ... import kernels
 from ...kernels import Entry, Team, ceil_div, strided_grid
@@ -17,6 +17,21 @@ from ..groups import Group
 MOST_GRID_Y = 65535
 
 Grid = tuple[int, int, int]
+PARTS_OF = "parts of "  # what arrays' names begin with in which parts of all ranks lie
+PARTS_ROWS = 16  # that such an array's rows are a multiple of, so that each part begins with a vector
+
+
+def rows_of_parts(plan: Plan) -> int:
+    """The rows of each part in such an array."""
+    return ceil_div(plan.capacity, PARTS_ROWS) * PARTS_ROWS
+
+
+def places_of_parts(plan: Plan, op: ops.BetweenParts) -> dict[str, At]:
+    """Where this rank's parts lie, among those of all: whole ones one behind the other, or the columns of each."""
+    assert plan.tensor is not None
+    parts, width, rows = plan.tensor.parts, plan.buffers[op.y].shape[-1], rows_of_parts(plan)
+    ends = bounds(width, parts.count) if isinstance(op, ops.JoinParts) else range(0, parts.count * width, width)
+    return {name: At(PARTS_OF + op.y, rows * ends[part]) for part, name in zip(parts.own, op.parts, strict=True)}
 
 
 def partials_pitch(plan: Plan) -> int:
@@ -52,11 +67,18 @@ class Shard:
         self.segments: dict[str, At] = {p.name: At("parameters", p.offset) for p in plan.parameters}
         self.segments |= {s.name: At("statistics", s.offset) for s in plan.statistics}
         self.segments |= {p.name: At("partials", begin + p.offset) for p in plan.partials}
+        self.inputs: dict[str, At] = {}  # where the rows lie of which a gather makes a buffer
+        for each in self.selection.operations:
+            op = each.operation
+            if isinstance(op, ops.Gather):
+                self.inputs[op.x] = At(inputs_of(op))
+            elif isinstance(op, ops.BetweenParts):
+                self.segments |= places_of_parts(plan, op)
 
     def rows_of(self, name: str, by_order: bool) -> dict[str, Value]:
         """A product's input: a buffer, or rows of the data set by the order."""
         if by_order:
-            return {"x": At("data"), "order": At("order")}
+            return {"x": self.inputs[name], "order": At("order")}
         return {"x": self.ref(name), "order": None}
 
     def ref(self, name: str | None) -> Value:
@@ -85,7 +107,12 @@ class Shard:
         return self.plan.buffers[name].shape[-1]
 
     def over_elements(self, n: int, per_thread: int = 1) -> Grid:
-        return strided_grid(self.rows * n, BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors, per_thread)
+        return strided_grid(self.rows * n, self.most_blocks, per_thread)
+
+    @property
+    def most_blocks(self) -> int:
+        """Of a kernel whose threads stride over an array."""
+        return BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors
 
     def over_rows(self, team: Team) -> Grid:
         """Blocks of teams that have a row each."""

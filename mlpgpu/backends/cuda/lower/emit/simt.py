@@ -51,7 +51,7 @@ def partials(shard: Shard, group: DensePartials) -> None:
     if group.by_update:
         before = dict.fromkeys(("dz", "totals", "bias", "bias_slots"))
         entry, grid, values = _few_rows(shard, op.x, op.weight, group.by_update, by_order=True)
-        shard.lowered.prologue = [Launch(entry, grid, {**values, **before}, group.title)]
+        shard.lowered.prologue.append(Launch(entry, grid, {**values, **before}, group.title))
         return
     entry, grid = _part_product(shard, n, path)
     shard.add(
@@ -71,9 +71,16 @@ def _part_product(shard: Shard, n: int, path: SplitK) -> tuple[Entry, Grid]:
 def added_partials(shard: Shard, op: ops.Dense, path: SplitK) -> dict[str, Value]:
     """Split-K partials, as what adds them up is given them."""
     capacity = shard.plan.capacity
-    name = f"split-K partials {shard.number}"  # shards run side by side, and may be at different layers
-    partials = shard.room(name, 4 * path.count * capacity * shard.shapes[op.weight][1])
+    partials = shard.room(_partials_name(shard, op.weight), 4 * path.count * capacity * shard.shapes[op.weight][1])
     return {"partials": partials, "count": path.count, "capacity": capacity}
+
+
+def _partials_name(shard: Shard, weight: str) -> str:
+    """Of split-K partials: shards run side by side, and may be at different layers.
+
+    Where a rank has several parts of a layer, the step before may have left those of each.
+    """
+    return f"split-K partials {shard.number}" + (f" of {weight}" if shard.plan.tensor else "")
 
 
 def add_partials(shard: Shard, group: AddPartials) -> None:
@@ -198,7 +205,7 @@ def _few_rows(
     values: dict[str, Value] = {
         "step": At("step"), **shard.rows_of(x, by_order), "weight": shard.ref(weight),
         "weight_slots": shard.slots_of(weight), "size": shard.slot_pitch, "k": k, "n": n,
-        "partials": At("split-K partials 0"), "part": path.part, "capacity": shard.plan.capacity,
+        "partials": At(_partials_name(shard, weight)), "part": path.part, "capacity": shard.plan.capacity,
     }  # fmt: skip
     return (
         kernels.dense_update_few_rows(shard.rule, stream=path.stream),

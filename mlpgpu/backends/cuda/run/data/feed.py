@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from .....datasets import Dataset
-from .....errors import BackendError
+from .....errors import BackendError, ConfigurationError
 from .....plan import Plan
 from ....base import target_array
 from ....inputs import InputScaling
@@ -109,6 +109,10 @@ class Feed:
         self._rows = _rows_of(plan, dataset)
         inputs: Any = dataset.storage_x  # an array, or a CardArray
         self._is_on_card = dataset.card is not None
+        if self._is_on_card and "data" not in plan.input_columns():
+            hint = "Dataset(data.x, data.y, data.weight) is on the host"
+            expected, got = "inputs on the host, of which each rank takes its columns", f"inputs on GPU {dataset.card}"
+            raise ConfigurationError("data with parallel='tensor'", expected=expected, got=got, hint=hint)
         row_bytes = max(1, sum(each.row_bytes for each in self._rows.values()))
         if self._is_on_card:
             room = max(room, rows * row_bytes)
@@ -414,7 +418,9 @@ def _rows_of(plan: Plan, dataset: Dataset) -> dict[str, _Rows]:
     single = np.dtype(np.float32)
     found = {}
     if dataset.card is None:
-        found["data"] = _Rows(dataset.storage_x, np.dtype(np.uint8) if dataset.scale is not None else single, True)
+        dtype = np.dtype(np.uint8) if dataset.scale is not None else single
+        for name, columns in plan.input_columns().items():
+            found[name] = _Rows(dataset.storage_x[:, columns], dtype, True)
     if plan.target_kind is not None:
         found["targets"] = _Rows(target_array(dataset, plan, single), single, False)
     if dataset.weight is not None:
