@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from test_cards_program import Team
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, State, get_backend, parts
-from mlpgpu.backends.cuda.exchange import Exchange
+from mlpgpu.backends.cuda.exchange import BoundExchange, Exchange
 from mlpgpu.backends.cuda.run import program as programs
 from mlpgpu.backends.cuda.run import state as states
 from mlpgpu.backends.cuda.tensor_program import CudaTensorProgram
@@ -138,6 +140,31 @@ def train(name: str, count: int, ranks: int, monkeypatch: pytest.MonkeyPatch, be
         }, pieces, own, state  # fmt: skip
 
     return team.run(work)
+
+
+def test_memory_that_graphs_of_evaluations_send_to_stays_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was bound maps it, as long as it lives; the graphs themselves know addresses alone."""
+    team, network, data, make = program_of("clipped", 2, 2, monkeypatch)
+    bind, bound = Exchange.bind, list[weakref.ref[BoundExchange]]()
+
+    def told(exchange: Exchange, *arguments: Any) -> BoundExchange:
+        made = bind(exchange, *arguments)
+        bound.append(weakref.ref(made))
+        return made
+
+    def work() -> None:
+        program = make()
+        program.draw(3, network.state(None).statistics)
+        program.evaluate(data, ["accuracy"], shared=True)
+        program.predict(data)
+        team.gather(None)
+        gc.collect()
+        assert len(bound) >= 4 and all(each() is not None for each in bound)
+        team.gather(None)
+        program.close()
+
+    monkeypatch.setattr(Exchange, "bind", told)
+    team.run(work)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

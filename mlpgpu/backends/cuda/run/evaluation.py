@@ -12,7 +12,7 @@ from ....datasets import Dataset
 from ....plan import Plan
 from ...evaluation import zero_sums
 from .. import kernels
-from ..exchange import Exchange
+from ..exchange import BoundExchange, Exchange
 from ..kernels.launches import MOST_RUN_STEPS, Launch
 from ..runtime import Replay, Stream, capture, pinned
 from ..select.inference import evaluation_tiers
@@ -33,6 +33,7 @@ class _Bound:
         batches: what runs for a batch, as a graph, by the rows that its launches are made for.
         fills: bytes of the arrays that are cleared before the first batch, by address.
         sums: of metrics by name, in page-locked memory, since to copy to other memory makes the host wait.
+        exchanged: what ranks send each other inside those graphs: it keeps other cards' memory mapped.
     """
 
     data: Feed
@@ -43,6 +44,7 @@ class _Bound:
     fills: dict[int, int]
     sums: dict[str, np.ndarray]
     batches: dict[int, Replay] = field(default_factory=dict)
+    exchanged: list[BoundExchange] = field(default_factory=list)
 
 
 class Evaluation:
@@ -189,12 +191,13 @@ class Evaluation:
         end = [binder.bind(launch) for launch in after_last]
         return _Bound(data, names, predicts, begin, end, fills, sums)
 
-    def _bind_all(self, binder: Binder, launches: Sequence[Launch]) -> list[Put]:
+    def _bind_all(self, bound: _Bound, binder: Binder, launches: Sequence[Launch]) -> list[Put]:
         """Launches of a batch, with what ranks exchange before some of them."""
         puts = [binder.bind(launch) for launch in launches]
         if self._exchange is None:
             return puts
         exchanged = self._exchange.bind(binder.lowered.evaluation_collectives(), self._addresses)
+        bound.exchanged.append(exchanged)
         return [
             put if launch.exchange is None else after_exchange(exchanged.bind(launch.exchange), put)
             for put, launch in zip(puts, launches, strict=True)
@@ -230,7 +233,7 @@ class Evaluation:
             if bound.names:
                 of_rows = self._plan.with_capacity(rows)
                 launches = [*launches, *metric_launches(of_rows, bound.names, textured=textured)]
-            puts = self._bind_all(binder, launches)
+            puts = self._bind_all(bound, binder, launches)
             self._stream.synchronize()
             with capture(self._stream, f"an evaluation of up to {rows} rows") as graph:
                 for put in puts:
