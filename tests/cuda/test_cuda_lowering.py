@@ -189,21 +189,17 @@ def touched(launch: Launch, name: str) -> tuple[str, float, float]:
 
 @given(plans(), ARCHITECTURES)
 def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str) -> None:
-    """Of a step's first launch, by the one that ends the step before."""
+    """Of a step's first launch, by the one that ends the step before; and of the stream that others run beside."""
     low = on_tensor_cores(plan, arch=arch)
     steps = [[*low.begin, *shard, *low.finish] for shard in low.shards]
     for part in (*steps, low.evaluation):
+        part = [launch for launch in part if not launch.on_side_stream]
         for before, launch in zip([part[-1], *part], part, strict=False):
             if not launch.pdl:
                 continue
-            assert launch.entry.prefetched is not None and (part is low.evaluation or len(low.shards) == 1)
+            assert launch.entry.prefetched is not None and (part == low.evaluation or len(low.shards) == 1)
             mask = launch.values.get("prefetch", 0)
-            written = [
-                touched(before, argument.name)
-                for argument in before.entry.arguments
-                if isinstance(before.values[argument.name], At) and argument.is_pointer
-                if not argument.ctype.startswith("const ")
-            ]
+            written = written_by(before)
             for name, bit in launch.entry.prefetched:
                 if not isinstance(launch.values[name], (At, Map)) or (bit and not mask & bit):
                     continue
@@ -213,19 +209,50 @@ def test_what_overlaps_reads_nothing_that_is_being_written(plan: Plan, arch: str
     assert not low.evaluation or not low.evaluation[0].pdl
 
 
+def written_by(launch: Launch) -> list[tuple[str, float, float]]:
+    return [
+        touched(launch, argument.name)
+        for argument in launch.entry.arguments
+        if isinstance(launch.values[argument.name], At) and argument.is_pointer
+        if not argument.ctype.startswith("const ")
+    ]
+
+
+@given(plans(), ARCHITECTURES)
+def test_launches_beside_an_update_touch_nothing_that_it_touches(plan: Plan, arch: str) -> None:
+    """But both may read the same; the step that follows begins behind both streams."""
+    low = on_tensor_cores(plan, arch=arch)
+    for shard in low.shards:
+        for number, update in enumerate(shard):
+            if not update.on_side_stream:
+                continue
+            for launch in shard[number + 1 :]:
+                for one, other in ((update, launch), (launch, update)):
+                    read = [
+                        touched(other, name) for name, value in other.values.items() if isinstance(value, (At, Map))
+                    ]
+                    for array, begin, end in written_by(one):
+                        assert not any(array == a and begin < e and b < end for a, b, e in read), (update, launch)
+        joins = any(launch.on_side_stream for launch in shard)
+        assert not (joins and [*low.finish, *low.begin, *shard][0].pdl)
+
+
 def test_products_read_what_was_there_before_the_launch_before() -> None:
     """Of a product's operands A and B and what its end reads, 1, 2 and 4."""
     low = lowered(tensor_plan(precision="bfloat16"), arch="sm_90a")
     prefetch = [launch.values.get("prefetch") for launch in low.shards[0]]
-    assert all(launch.pdl for launch in (*low.shards[0], *low.finish))
+    # Two updates run beside others, behind all of which what ends the step begins.
+    assert [launch.on_side_stream for launch in low.shards[0]] == [False] * 3 + [True, False] * 2
+    assert [launch.pdl for launch in low.shards[0]] == [not launch.on_side_stream for launch in low.shards[0]]
+    assert [launch.pdl for launch in low.finish] == [False]
     assert list(zip(families(low.shards[0]), prefetch, strict=True)) == [
         ("tensor_forward_relu_bfloat16", 3),  # biases have just moved
         ("tensor_forward_gelu_bfloat16", 6),
         ("head_softmax_cross_entropy_index", None),
         ("dense_backward_update_Momentum_small_n", None),
-        ("tensor_backward_input_relu_bfloat16", 7),
-        ("tensor_backward_update_Momentum_bfloat16", 7),
-        ("tensor_backward_update_Momentum_bfloat16", 7),
+        ("tensor_backward_input_relu_bfloat16", 6),  # dz is the head's
+        ("tensor_backward_update_Momentum_bfloat16", 0),
+        ("tensor_backward_update_Momentum_bfloat16", 5),
     ]
     scaled = families(with_scales(tensor_plan(precision="tf32"), arch="sm_90a").shards[0])
     split = scaled.index("split_columns_half")  # products wait for it, and none for the narrow update

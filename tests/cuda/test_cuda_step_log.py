@@ -26,7 +26,7 @@ def make_training(**parts: Any) -> tuple[Training, list[int]]:
     def nothing(*arguments: Any) -> None:
         pass
 
-    def put(count: int) -> None:
+    def put(count: int, before_last: None) -> None:
         losses[:count] = np.arange(first[0], first[0] + count)[:, np.newaxis]
 
     def begin_at(step: int, batch: int) -> None:
@@ -38,7 +38,7 @@ def make_training(**parts: Any) -> tuple[Training, list[int]]:
     training._state = SimpleNamespace(end_prefetch=nothing, were_set=False)
     training.sampling, training._optimizer = Sampling(ROWS, BATCH, seed=1), mg.SGD(0.1)
     training._orders = SimpleNamespace(begin=nothing, prepare=parts.get("orders", nothing))
-    training.data = SimpleNamespace(reach=lambda row: ROWS, prepare=parts.get("data", nothing))
+    training.data = SimpleNamespace(reach=lambda row: ROWS, prepare=parts.get("data", nothing), reads_to_finish=nothing)
     training.binder, training._exchange = SimpleNamespace(set_constant=nothing), None
     training._stream = SimpleNamespace(synchronize=parts.get("synchronize", nothing))
     training.begin_at, training.put = begin_at, parts.get("put", put)
