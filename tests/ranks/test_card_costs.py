@@ -81,7 +81,7 @@ def test_cards_without_counts_have_none_and_neither_have_evaluations_and_parts()
     backend = CudaBackend.__new__(CudaBackend)
     backend.device = cast(Device, SimpleNamespace(arch=H200))
     assert backend.step_seconds(lowered) == seconds(lowered)
-    in_parts = plan(64, 64, 64, shards=1, parts=Parts(2, 0, 1))
+    in_parts = plan(64, 256, 64, shards=1, parts=Parts(2, 0, 1))
     assert in_parts.tensor is not None
     assert backend.step_seconds(in_parts) is None
 
