@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ UNCHECKED = (
     *(f"--param=asan-{what}=0" for what in ("instrument-reads", "instrument-writes", "stack", "globals", "memintrin")),
 )
 ENTRIES_PER_PROGRAM = 16  # so that one header's many instantiations compile in parallel
+MOST_RUNNING = 32  # processes of programs at once, for each that runs tests
 
 ASCENDING, DESCENDING = 0, 1
 POISON = {ASCENDING: 0xFF, DESCENDING: 0x7F}
@@ -306,7 +308,10 @@ class _Buffers:
 
 
 class _Program:
-    """A compiled program and its process, which starts with the first launch and again after a fault."""
+    """A compiled program and its process, which starts with the first launch, and again after a fault, or where many
+    others have run since: each holds up to some hundred megabytes, mostly what the sanitizer keeps of freed memory."""
+
+    running: ClassVar[dict[_Program, None]] = {}  # the one that was asked last comes last
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -321,9 +326,13 @@ class _Program:
             KernelFault: the process ended instead.
         """
         if self.process is None:
+            while len(self.running) >= MOST_RUNNING:
+                next(iter(self.running))._stop()
             self.process = subprocess.Popen(
                 [self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages
             )
+        self.running.pop(self, None)
+        self.running[self] = None
         assert self.process.stdin and self.process.stdout
         self.messages.seek(0)
         self.messages.truncate()
@@ -353,6 +362,7 @@ class _Program:
             self.process.stdout.close()
             self.process.wait()
             self.process = None
+            del self.running[self]
 
     def close(self) -> None:
         self._stop()

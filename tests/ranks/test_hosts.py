@@ -40,7 +40,7 @@ TRAINING = """
     draw = np.random.default_rng(1)
     x, y = draw.standard_normal((60, 6)), draw.integers(0, 3, 60)
     def trainer(parallel, **options):
-        network = mg.Network([mg.Dense(6, 70, "tanh"), mg.Dense(70, 70, "relu"), mg.Dense(70, 3)], seed=2)
+        network = mg.Network([mg.Dense(6, 130, "tanh"), mg.Dense(130, 130, "relu"), mg.Dense(130, 3)], seed=2)
         options = {"backend": "cpu", "batch_size": 16, "parallel": parallel, **options}
         return mg.Trainer(network, "softmax_cross_entropy", mg.Adam(0.01), **options)
     def fit(t, epochs, *callbacks):
