@@ -274,8 +274,11 @@ class _Splitter:
             return
         width = self._width(source)
         for part, x, y in zip(self._parts.own, self._need_parts(source), self._declare_parts(result), strict=True):
-            names = {"x": x, "y": y} if isinstance(op, Dropout) else {"dy": x, "dx": y}
-            self._put(replace(op, **names, part_of=(self._first(source, part), width)), part)  # type: ignore[arg-type]
+            columns = self._first(source, part), width
+            if isinstance(op, Dropout):
+                self._put(replace(op, x=x, y=y, part_of=columns), part)
+            else:
+                self._put(replace(op, dy=x, dx=y, part_of=columns), part)
 
     def _activation_backward(self, op: ActivationBackward) -> None:
         """In place, where the forward pass saved what it needs."""

@@ -20,7 +20,7 @@ Split = Literal["whole", "columns", "rows"]
 
 MOST_PARTS = 1024
 # Of a layer that must be split; a smaller one is where that costs the least.  An exchange between two H100s takes 12 µs
-# by NCCL, and such a layer less than that in all of a step.
+# by NCCL, and such a layer is counted at less than that in all of a step.
 LEAST_WEIGHTS = 1 << 14
 ALIGNMENT = 16  # numbers that a part begins at a multiple of, where parts have several times as many
 LATENCY = 256  # numbers of a row whose exchange takes about as long as to begin one

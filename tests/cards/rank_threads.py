@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from mlpgpu.backends.cuda.runtime import Place
+from mlpgpu.backends.cuda.runtime.links import PeerMemory
 
 SECONDS = 120.0
 
@@ -66,5 +67,5 @@ class MappedThreads(RankThreads):
 
     def map(self, addresses: Sequence[int]) -> dict[int, list[Place]]:
         told = self.gather(list(addresses))
-        others = (rank for rank in range(self.size) if rank != self.rank)
-        return {rank: [Place(None, address) for address in told[rank]] for rank in others}  # type: ignore[arg-type]
+        others, no_mapping = (rank for rank in range(self.size) if rank != self.rank), cast(PeerMemory, None)
+        return {rank: [Place(no_mapping, address) for address in told[rank]] for rank in others}

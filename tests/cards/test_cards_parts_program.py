@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from test_cards_program import Team
 
 import mlpgpu as mg
 from mlpgpu.backends import Sampling, State, get_backend, parts
+from mlpgpu.backends.base import Source
 from mlpgpu.backends.cuda.exchange import BoundExchange, Exchange
 from mlpgpu.backends.cuda.run import program as programs
 from mlpgpu.backends.cuda.run import state as states
@@ -77,8 +77,9 @@ def program_of(
     """The ranks, the network, the data, and what makes a rank's program."""
     layers, options = NETWORKS[name]
     network, team = mg.Network(layers, seed=3), Ranks(ranks)
+    cards: Any = team
     monkeypatch.setattr(parts, "communicator", lambda: team)
-    monkeypatch.setattr(programs, "join", lambda card: Exchange(team, team, [("host", "sm_80", 2)]))  # type: ignore[arg-type]
+    monkeypatch.setattr(programs, "join", lambda card: Exchange(cards, cards, [("host", "sm_80", 2)]))
 
     def program() -> CudaTensorProgram:
         own = network.lower(
@@ -100,8 +101,9 @@ def saved(program: CudaTensorProgram, rank: int) -> list[np.ndarray] | None:
         return None
     whole = program._whole
     found = []
-    for source in ("parameters", "snapshot", *program._slots()):
-        pieces: Iterator[np.ndarray] = program.pieces(source, range(len(whole.parameters)))  # type: ignore[arg-type]
+    sources: list[Source] = ["parameters", "snapshot", *program._slots()]
+    for source in sources:
+        pieces = program.pieces(source, range(len(whole.parameters)))
         found.append(np.concatenate([piece.reshape(-1).copy() for piece in pieces]))
     program.end_pieces("told")
     return found

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -233,14 +233,14 @@ def train(
     steps_sent = [0] * team.size
 
     def work() -> Feed:
-        card, of_rank = Card(world, team.rank), shards_of(team.rank, team.size, shards)
+        of_rank, ranks = shards_of(team.rank, team.size, shards), cast(Any, team)
+        card: Any = Card(world, team.rank)
         stream: Any = Stream(card, "steps")
-        exchange = Exchange(team, team, [])  # type: ignore[arg-type]  # stand-ins
         loaded: Any = Kernels(world)
         own_room = int(rows * row_bytes * (room if team.rank else least_room or room))
         fed = Feed(
-            card, stream, plan, data, batch_rows=batch_rows, room=own_room,  # type: ignore[arg-type]
-            exchange=exchange, loaded=loaded,
+            card, stream, plan, data, batch_rows=batch_rows, room=own_room, exchange=Exchange(ranks, ranks, []),
+            loaded=loaded,
         )  # fmt: skip
         state = SimpleNamespace(end_prefetch=lambda: None, were_set=False)
         position = [first_step]
@@ -254,7 +254,7 @@ def train(
             places = world.bytes_at(addresses["order"], 4 * rows).view(np.int32)
             for position in own:
                 row = order[position]
-                expected = [data.x[row], np.float32(data.weight[row]), np.int32(data.y[row])]  # type: ignore[index]
+                expected = [data.x[row], np.float32(data.weight[row]), np.int32(data.y[row])]
                 for name, value in zip(("data", "weights", "targets"), expected, strict=True):
                     size = fed._rows[name].row_bytes
                     found = world.bytes_at(addresses[name] + int(places[position]) * size, size)
@@ -288,7 +288,7 @@ def train(
             _workspace=workspace, _state=state, _persistent=None, sampling=sampling, _stream=stream,
             _optimizer=plan.optimizer, data=fed, binder=SimpleNamespace(set_constant=lambda *values: None),
             _exchange=None, graphs=SimpleNamespace(launch=launch), _prologue=[],
-            _orders=Orders(card, stream, fed, sampling, lambda *launches: [], lambda entries: False),  # type: ignore[arg-type]
+            _orders=Orders(card, stream, fed, sampling, lambda *launches: [], lambda entries: False),
         )  # fmt: skip
         steps, done = EPOCHS * sampling.steps_per_epoch - first_step - left, 0
         for count in [*calls, steps]:
@@ -410,8 +410,8 @@ def _waits_for_nothing(*arguments: object) -> None: ...
 
 
 def _without_sources(take: Any) -> Any:
-    def take_at_once(self: Feed, piece: int, to: Any) -> None:
-        self._sourced = Event(self._device)  # type: ignore[arg-type, assignment]
+    def take_at_once(self: Any, piece: int, to: Any) -> None:
+        self._sourced = Event(self._device)
         take(self, piece, to)
 
     return take_at_once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -350,6 +351,9 @@ def test_a_profile_is_printed() -> None:
         ["total", "18,000"],
     ]
     assert timeline == "one step\n" + gantt(spans)
+    updates = [replace(each, count=Fraction(1), launch=replace(each.launch, on_side_stream=True)) for each in timed[:1]]
+    *_, total = str(replace(profile, launches=[*updates, timed[1]])).split("\n\n")[1].splitlines()
+    assert total.endswith(", as the updates of 2 Dense run beside the launches that follow them)")
 
 
 def test_a_timeline_has_a_line_for_each_launch_by_stream() -> None:

@@ -468,13 +468,6 @@ def whole_batch_forward_grid(n: int, columns: int = 16, split: int = 1) -> tuple
     return split * ceil_div(n, columns), 1, 1
 
 
-def whole_batch_columns(n: int, rows: int, multiprocessors: int) -> int:
-    """Of the columns that a block of the forward pass may have, the most that leave blocks for more than half of the
-    multiprocessors, else the fewest."""
-    fewest, *more = whole_batch_forward_columns(rows)
-    return max((each for each in more if 100 * ceil_div(n, each) >= 55 * multiprocessors), default=fewest)
-
-
 def whole_batch_split(k: int, n: int, rows: int, columns: int, multiprocessors: int) -> int:
     """Of WHOLE_BATCH_SPLITS the largest that leaves at most one block for a multiprocessor and each warp two slices."""
     slices = ceil_div(k, _forward_k(columns)) // (2 * _forward_warps(rows))

@@ -91,6 +91,8 @@ class Profile:
             f"{self.seconds * 1e6:,.2f} µs (ratio {ratio:.2f}"
         )
         beside = ", as shards run side by side" if any(each.count > 1 for each in self.launches) else ""
+        if updates := [each.launch.operation for each in self.launches if each.launch.on_side_stream]:
+            beside += f", as the updates of {', '.join(updates)} run beside the launches that follow them"
         return "\n".join([table(rows, "<<" + ">" * (len(rows[0]) - 2)), f"{total}{beside})"])
 
     def _arrays(self) -> str:

@@ -569,7 +569,7 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         weights = f"{k * n:,} weights ≥ {thresholds.WHOLE_BATCH_LEAST_WEIGHTS:,}"
         most = kernels.whole_batch(work.rows)
         why = f"rows: {work.rows} ≤ {kernels.WHOLE_BATCHES[-1]}, {weights}: blocks that keep the batch pass over W once"
-        columns = kernels.whole_batch_columns(n, most, card.multiprocessors)
+        columns = _whole_batch_columns(n, most, card.multiprocessors)
         may_split = thresholds.WHOLE_BATCH_MAY_SPLIT and card.arch == "sm_90a"
         split = kernels.whole_batch_split(k, n, most, columns, card.multiprocessors) if may_split else 1
         return WholeBatch(most, why, columns, split)
@@ -596,6 +596,13 @@ def _forward(k: int, n: int, work: Work) -> Forward:
         return SplitK(part, count, kernels.SPLIT_SM90 if is_newest else kernels.SPLIT_SM80, why)
     tile, reason = simt_tile(work.rows, n, card.multiprocessors, count)
     return SplitK(part, count, tile, f"{cut}; {_why_not_split(n, work)}; {reason}")
+
+
+def _whole_batch_columns(n: int, rows: int, multiprocessors: int) -> int:
+    """Of the columns that a block of the forward pass may have, the most that leave enough blocks, else the fewest."""
+    fewest, *more = kernels.whole_batch_forward_columns(rows)
+    least = thresholds.WHOLE_BATCH_FILLED_HUNDREDTHS * multiprocessors
+    return max((columns for columns in more if 100 * ceil_div(n, columns) >= least), default=fewest)
 
 
 def _cut_of_step(k: int, n: int, work: Work) -> tuple[SplitK | None, int]:

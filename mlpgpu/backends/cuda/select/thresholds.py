@@ -330,6 +330,11 @@ WHOLE_BATCH_IS_USED = True
 # 335 at 32 rows, 21 blocks: 14 µs, and 7.5 by clusters of four (an H100, the first under ncu).
 WHOLE_BATCH_MAY_SPLIT = True
 
+# A block of the forward pass has more columns where that leaves blocks for so many hundredths of the multiprocessors.
+# An H100, 4 rows: 6144 by 3072 by 96 blocks of 32 columns 33.1 µs, by 192 of 16 39.8; 4096 by 2048 by 64 of 32 19.2,
+# by 128 of 16 17.2; 5120 by 6144 by 96 of 64 49.0, by 192 of 32 55.7.
+WHOLE_BATCH_FILLED_HUNDREDTHS = 55
+
 # Smaller weights stay with kernels of tiles.  Not measured: follows from a launch that takes as long as its own start.
 WHOLE_BATCH_LEAST_WEIGHTS = 1 << 14
 
