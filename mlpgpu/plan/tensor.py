@@ -7,6 +7,7 @@ others have, an operation says so: ``SumParts`` and ``JoinParts`` exchange, ``Ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -46,10 +47,12 @@ def split_plan(whole: Plan, parts: Parts, splits: Mapping[str, Split] | None = N
     """
     splits = splits or splits_of(whole, parts.count)
     if all(split == "whole" for split in splits.values()):
-        widest = max((max(shape) for shape in _shapes(whole)), default=0)
+        largest = max(_shapes(whole), key=math.prod, default=None)
         hint = "parallel='data' splits the batch instead"
         expected = f"a dense layer of {LEAST_WEIGHTS:,} weights or more, {parts.count} or more wide, for each its part"
-        got = f"none, the widest of {widest} columns" if widest else "none"
+        got = (
+            "none" if largest is None else f"at most {math.prod(largest):,}, in a weight {largest[0]:,}×{largest[1]:,}"
+        )
         raise ConfigurationError("layers with parallel='tensor'", expected=expected, got=got, hint=hint)
     tensor = Tensor(parts, splits, whole)
     buffers: dict[str, Buffer] = {}
