@@ -63,16 +63,16 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)
 namespace mlpgpu {
 
 // The lane's fragments of 16 outer by 16 inner indices from (outer0, inner0) of a matrix in shared memory, whose stored
-// rows begin PITCH elements apart.  INNER_FIRST tells which index is contiguous; OUTER_BIT by which of the lane's bits the
+// rows begin `pitch` elements apart.  INNER_FIRST tells which index is contiguous; OUTER_BIT by which of the lane's bits the
 // second 8 outer indices are chosen, 0 for A's fragments and 1 for B's: the other bit chooses the second 8 inner ones.
-template <bool INNER_FIRST, int OUTER_BIT, int PITCH>
-__device__ __forceinline__ void load_fragments(unsigned (&to)[4], const uint16_t* matrix, int outer0, int inner0) {
+template <bool INNER_FIRST, int OUTER_BIT>
+__device__ __forceinline__ void load_fragments(unsigned (&to)[4], const uint16_t* matrix, int pitch, int outer0, int inner0) {
     const int lane = threadIdx.x % WARP, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
     const int outer = outer0 + 8 * (OUTER_BIT == 0 ? low : high), inner = inner0 + 8 * (OUTER_BIT == 0 ? high : low);
     if (INNER_FIRST)
-        load_matrices<false>(to, matrix + (outer + row) * PITCH + inner);
+        load_matrices<false>(to, matrix + (outer + row) * pitch + inner);
     else
-        load_matrices<true>(to, matrix + (inner + row) * PITCH + outer);
+        load_matrices<true>(to, matrix + (inner + row) * pitch + outer);
 }
 
 }  // namespace mlpgpu

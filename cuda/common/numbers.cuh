@@ -45,4 +45,11 @@ __device__ __forceinline__ float2 bfloats(unsigned pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
+// The bfloat16 next to two numbers, as a pair; the numbers become the remainders.
+__device__ __forceinline__ unsigned split_off(float& first, float& second) {
+    const unsigned bits = bfloat_pair(first, second);
+    first -= __uint_as_float(bits << 16), second -= __uint_as_float(bits & 0xffff0000);
+    return bits;
+}
+
 }  // namespace mlpgpu

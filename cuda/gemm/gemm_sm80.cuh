@@ -55,7 +55,7 @@ struct OperandSlice {
 
     template <int OUTER_BIT>
     static __device__ __forceinline__ void load(unsigned (&to)[4], const uint16_t* slice, int outer0, int inner0) {
-        load_fragments<INNER_FIRST, OUTER_BIT, PITCH>(to, slice, outer0, inner0);
+        load_fragments<INNER_FIRST, OUTER_BIT>(to, slice, PITCH, outer0, inner0);
     }
 };
 

@@ -42,13 +42,6 @@ __device__ __forceinline__ bool splits(float x) {
     return twice - LEAST < MOST - LEAST || twice == 0;
 }
 
-// The next component of two numbers, as a pair; the numbers become the remainders.
-__device__ __forceinline__ unsigned split_off(float& first, float& second) {
-    const unsigned bits = bfloat_pair(first, second);
-    first -= __uint_as_float(bits << 16), second -= __uint_as_float(bits & 0xffff0000);
-    return bits;
-}
-
 // A slice of an operand in shared memory, component after component: rows of the contiguous index, padded so that eight of
 // them begin in different banks.
 template <int OUTER, class T, bool INNER_FIRST>
@@ -80,7 +73,7 @@ struct SplitSlice {
 
     template <int OUTER_BIT>
     static __device__ __forceinline__ void load(unsigned (&to)[4], const uint16_t* slice, int outer0, int inner0) {
-        load_fragments<INNER_FIRST, OUTER_BIT, PITCH>(to, slice, outer0, inner0);
+        load_fragments<INNER_FIRST, OUTER_BIT>(to, slice, PITCH, outer0, inner0);
     }
 };
 

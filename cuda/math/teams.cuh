@@ -13,6 +13,15 @@ struct WarpTeam {
     static __device__ __forceinline__ float max(float value) { return warp_max(value); }
 };
 
+// A thread that has a row to itself.
+struct ThreadTeam {
+    static constexpr int SIZE = 1, DELTA_SIZE = SIZE;
+    static __device__ __forceinline__ int rank() { return 0; }
+    static __device__ __forceinline__ int delta_rank() { return rank(); }
+    static __device__ __forceinline__ float sum(float value) { return value; }
+    static __device__ __forceinline__ float max(float value) { return value; }
+};
+
 // The block of a kernel that is launched with a team for each row: as many rows as 256 threads take, or one.
 template <class Team>
 struct TeamBlock {

@@ -279,7 +279,7 @@ struct Bfloat16Products {
 #pragma unroll
             for (int i = 0; i < 2 && step + i < STEPS; ++i) {
                 unsigned a[4];
-                load_fragments<INNER_FIRST, 0, X_PITCH>(a, x, m, 16 * (step + i));
+                load_fragments<INNER_FIRST, 0>(a, x, X_PITCH, m, 16 * (step + i));
 #pragma unroll
                 for (int n = 0; n < EIGHTS; ++n)
                     multiply_matrices<false>(sums[n].sum[i], a, b[n][2 * i], b[n][2 * i + 1]);

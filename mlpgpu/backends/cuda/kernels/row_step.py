@@ -1,14 +1,17 @@
-"""Forward, loss and deltas of a small network by blocks of rows (``fused/row_step.cuh``)."""
+"""Steps by blocks of rows: ``fused/row_step.cuh``, and on tensor cores ``fused/tensor_row_step.cuh``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, product
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
 
+from ....activations import ACTIVATIONS
 from ....losses import FORMS
 from ...sources import camel
-from .entry import ROWS, Entry, Product, arguments, ceil_div
+from .entry import ROW_THREADS, ROWS, WARP, WARPS_PER_BLOCK, Entry, Product, arguments, ceil_div
 from .losses import LOSS_SUMS, TargetReader, reads_numbers
+from .updates import RULES, slot_count
 
 # RowStepShape of fused/row_step.cuh.
 ROW_STEP_ROWS, ROW_STEP_THREADS, ROW_STEP_MOST_LEVELS = 8, 256, 32
@@ -62,3 +65,149 @@ def row_step_entries() -> list[Entry]:
         for name, row in FORMS.items()
         for kind, textured in product(row.targets, (True, False))
     ]
+
+
+# TensorRowStepShape of fused/tensor_row_step.cuh.
+TENSOR_ROW_STEP_THREADS, TENSOR_ROW_STEP_MOST_LEVELS, TENSOR_ROW_STEP_MOST_ROWS = 512, 32, 128
+TENSOR_ROW_STEP_LEVEL_WORDS, TENSOR_ROW_STEP_STEP, _BANKS_APART = 12, 16, 8
+_BARRIER_WORDS = 4
+SUM_OF_BLOCKS_VECTORS = 32  # that a block of fused/update_from_blocks.cuh adds up, of four numbers each
+
+# Components of a number that a precision multiplies.
+COMPONENTS_OF_PRECISION = {"bfloat16": 1, "tf32": 2, "float32": 3}
+
+
+def tensor_row_step_columns(n: int) -> int:
+    """What so many columns are padded to."""
+    return TENSOR_ROW_STEP_STEP * ceil_div(n, TENSOR_ROW_STEP_STEP)
+
+
+@dataclass(frozen=True)
+class TensorRowStep:
+    """How ``fused/tensor_row_step.cuh`` goes through a network.
+
+    Attributes:
+        widths: from the inputs to the outputs.
+        components: bfloat16 numbers whose sum stands for a number.
+        tile: rows of a block at a time.
+        shared_bytes: of a block, of which what rows leave is room for weights.
+    """
+
+    widths: tuple[int, ...]
+    components: int
+    tile: int
+    shared_bytes: int
+
+    @property
+    def places(self) -> list[int]:
+        """Elements of a row's component before each level's; then those of all levels."""
+        return [0, *accumulate(tensor_row_step_columns(n) + _BANKS_APART for n in self.widths)]
+
+    @property
+    def images(self) -> list[int]:
+        """Elements before the weight of each layer among all weights' components; then those of all of them."""
+        sizes = (
+            self.components * tensor_row_step_columns(k) * (tensor_row_step_columns(n) + _BANKS_APART)
+            for k, n in pairwise(self.widths)
+        )
+        return [0, *accumulate(sizes)]
+
+    @property
+    def biases(self) -> list[int]:
+        """Columns of the layers before each layer; then those of all of them."""
+        return [0, *accumulate(self.widths[1:])]
+
+    @property
+    def partials(self) -> list[int]:
+        """Floats before the gradient of each layer in a block's partials; then all of them."""
+        return [0, *accumulate((k + 1) * 8 * ceil_div(n, 8) for k, n in pairwise(self.widths))]
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of all rows of a block, their logits, biases and the levels' descriptions."""
+        logits = 4 * ceil_div(self.tile * (self.widths[-1] | 1), 4)
+        words = TENSOR_ROW_STEP_MOST_LEVELS * TENSOR_ROW_STEP_LEVEL_WORDS + TENSOR_ROW_STEP_MOST_ROWS + logits
+        words += _BARRIER_WORDS + 4 * ceil_div(self.biases[-1], 4)
+        return 4 * words + 2 * self.components * self.tile * self.places[-1]
+
+    @property
+    def room(self) -> int:
+        """Elements of a room that holds any of the weights."""
+        return max(second - first for first, second in pairwise(self.images))
+
+    @property
+    def rooms(self) -> int:
+        """For how many weights there is room, of which two are enough: the next one comes while one is multiplied."""
+        return min(2, max(0, self.shared_bytes - self._row_bytes) // (2 * self.room))
+
+
+def tensor_row_step(
+    name: str, kind: str, form: TensorRowStep, activations: Sequence[str], *, textured: bool = True
+) -> Entry:
+    """All of a step but the sum of its gradients, on tensor cores; arguments as of :func:`.losses.loss`.
+
+    The kernel knows the network's ``activations``, each once, by their numbers in this order.
+
+    Its launches tell the lengths ``inputs`` and ``outputs`` of a row, the ``products`` of a row, those ``passed`` back, the ``elements`` of all weights' components and the ``parameters``.
+    """
+    reader = TargetReader(kind, textured)
+    signature = (
+        f"{ROWS}, const int* order[rows], const float* data[rows,inputs], const unsigned char* bytes[rows,inputs], "
+        "float scale, const float* mean[inputs], const float* deviation[inputs], const float* parameters[parameters], "
+        "const uint16_t* images[elements], const TensorRowStepLevel* described[layer_count], int layer_count, int tile, "
+        f"int room, int room_count, int bias_count, {reader.argument('outputs')}, const float* weights[rows], const float* target_mean[outputs], "
+        "const float* target_scale[outputs], uint64_t seed, float* slopes[rows,slope_columns], "
+        f"int slope_columns, float* partials[grid.x,pitch], int pitch, {LOSS_SUMS}"
+    )
+    listed = ", ".join(map(camel, activations))
+    return Entry(
+        f"tensor_row_step_{form.components}_{'_'.join(activations)}_{name}_{kind}{reader.suffix}",
+        "fused/tensor_row_step.cuh",
+        f"tensor_row_step<{camel(name)}, {reader.struct}, {form.components}, ActivationList<{listed}>>",
+        arguments(signature), TENSOR_ROW_STEP_THREADS, form.shared_bytes, block=f"TensorRowStep<{form.shared_bytes}>",
+        needs="sm_90a",
+        loss_numbers=reads_numbers(name),
+        prefetched=tuple((name, 0) for name in ("order", "data", "bytes", "mean", "deviation", "described")),
+        products=(Product(("rows", "products")), Product(("rows", "products")), Product(("rows", "passed"))),
+    )  # fmt: skip
+
+
+def update_from_blocks(rule: str, components: int) -> Entry:
+    """The sum of what blocks left of the gradients, and the step of all parameters.
+
+    Its launches tell how many ``moved`` parameters there are, and the ``elements`` of all weights' components.
+    """
+    signature = (
+        "const Step* step[0], const LayerOfBlocks* described[layer_count], int layer_count, "
+        "const float* partials[blocks,pitch], int pitch, int blocks, int vectors, const double* totals[2], "
+        f"inout float* parameters[moved], inout float* slots[{slot_count(rule)},moved], int64_t size, "
+        "uint16_t* images[elements]"
+    )
+    threads = WARPS_PER_BLOCK * WARP
+    return Entry(
+        f"update_from_blocks_{components}_{rule}", "fused/update_from_blocks.cuh",
+        f"update_from_blocks<{rule}Rule, {components}>", arguments(signature), threads, 16 * threads,
+        block="SumOfBlocks", needs="sm_90a", constants=True, prefetched=(("described", 0),),
+    )  # fmt: skip
+
+
+def images_of_weights(components: int) -> Entry:
+    """Weights' components as they are before the first step of a run; lengths as of :func:`update_from_blocks`."""
+    signature = "const LayerOfBlocks* described[grid.y], const float* parameters[moved], uint16_t* images[elements]"
+    return Entry(
+        f"images_of_weights_{components}", "fused/update_from_blocks.cuh", f"images_of_weights<{components}>",
+        arguments(signature), ROW_THREADS, needs="sm_90a",
+    )  # fmt: skip
+
+
+def tensor_row_step_entries() -> list[Entry]:
+    """The entries of all losses, optimizers and activations, for networks of which a block of any card has what it needs."""
+    entries, losses = [], [(name, kind) for name, row in FORMS.items() for kind in row.targets]
+    for precision, components in COMPONENTS_OF_PRECISION.items():
+        form = TensorRowStep((1, 1), components, TENSOR_ROW_STEP_STEP, ROW_STEP_TABLE_BYTES)
+        activations = tuple(ACTIVATIONS) if precision == "float32" else ("identity",)
+        for (name, kind), textured in product(losses if precision == "bfloat16" else losses[:1], (True, False)):
+            entries.append(tensor_row_step(name, kind, form, activations, textured=textured))
+        entries += [update_from_blocks(rule, components) for rule in RULES]
+        entries.append(images_of_weights(components))
+    return entries

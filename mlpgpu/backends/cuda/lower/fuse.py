@@ -333,7 +333,7 @@ def fuse(selection: Selection) -> Fused:
         new = _groups_of(facts, each)
         made += new
         done |= {fused for group in new for fused in group.operations() if _is_done(fused)}
-    if selection.row_step:
+    if selection.row_step and not selection.row_step.form:
         made = _with_updates_after_row_step(facts, made)
     elif selection.work.in_place and _updates_together(selection) and not facts.has_tail:
         made = _with_updates_of_a_kind(facts, made)
@@ -473,7 +473,8 @@ def _is_done(op: ops.Operation) -> bool:
 def _groups_of(facts: _Facts, each: Selected) -> list[Group]:
     """The groups that begin with an operation, if there are any."""
     op, path, title = each.operation, each.path, each.title
-    if facts.selection.row_step and not isinstance(op, ops.DenseBackward):
+    blocks = facts.selection.row_step
+    if blocks and (blocks.form or not isinstance(op, ops.DenseBackward)):
         return [_row_step(facts, op, title)] if isinstance(op, ops.Loss) else []
     if isinstance(op, ops.Gather):
         assert isinstance(path, GatherPath)
@@ -575,10 +576,14 @@ def _row_step(facts: _Facts, op: ops.Loss, title: str) -> Group:
     by_rows = (ops.Gather, ops.Standardize, ops.Dropout, ops.DropoutBackward)
     rows = tuple(other for other in facts.operations if isinstance(other, by_rows) and other != facts.targets)
     derivatives = tuple(other for other in facts.operations if isinstance(other, ops.ActivationBackward))
-    first = facts.layers[0].x
+    first, path = facts.layers[0].x, facts.selection.row_step
+    if path.form:
+        return groups.TensorRowStep(
+            title, path.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets, path
+        )
     is_read = any(other.x == first and other.dweight for other in facts.backwards)
     return groups.RowStep(
-        title, facts.selection.row_step.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets,
+        title, path.why, op, rows, facts.layers, facts.backwards, derivatives, facts.targets,
         is_read and not facts.by_order(first),
     )  # fmt: skip
 
@@ -730,6 +735,10 @@ def _finish(facts: _Facts, made: list[Group]) -> tuple[Group, ...]:
     in_place = facts.selection.in_place
     if in_place:
         assert isinstance(update, ops.Update)
+        blocks = facts.selection.row_step
+        if blocks.form:
+            why = "each block of rows leaves a part of all gradients"
+            return (groups.UpdateFromBlocks(facts.titles[update], why, update, facts.layers, blocks),)
         has_partials = any(isinstance(group, groups.GemmGradient) and group.leaves_bias for group in made)
         why = "products store partial sums of biases' gradients; one launch adds them up and updates the biases"
         return (groups.UpdateBiases(facts.titles[update], why, update),) if has_partials else ()

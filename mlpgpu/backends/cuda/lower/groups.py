@@ -27,6 +27,7 @@ from ..select.dense import (
     WholeBatch,
 )
 from ..select.local_stack import LocalStack
+from ..select.row_step import BlocksOfRows
 from ..select.select import Selection
 
 
@@ -415,6 +416,33 @@ class RowStep(Group):
     derivatives: tuple[ops.ActivationBackward, ...]
     targets: ops.Standardize | None
     stores_inputs: bool
+
+
+@dataclass(frozen=True)
+class TensorRowStep(Group):
+    """All of a step of dense layers but the sum of its gradients, on tensor cores.
+
+    Attributes:
+        rows: operations row by row that it does as well, as in :class:`RowStep`.
+        path: its blocks.
+    """
+
+    loss: ops.Loss
+    rows: tuple[ops.Operation, ...]
+    layers: tuple[ops.Dense, ...]
+    backwards: tuple[ops.DenseBackward, ...]
+    derivatives: tuple[ops.ActivationBackward, ...]
+    targets: ops.Standardize | None
+    path: BlocksOfRows
+
+
+@dataclass(frozen=True)
+class UpdateFromBlocks(Group):
+    """The sum of what the blocks of such a step left of the gradients, with the optimizer's step."""
+
+    op: ops.Update
+    layers: tuple[ops.Dense, ...]
+    path: BlocksOfRows
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ..kernels import (
     COLUMN_HEAD,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
+    TENSOR_ROW_STEP_THREADS,
     WARP,
     WARP_SPLIT_WEIGHT,
     WHOLE_HEAD,
@@ -20,6 +22,7 @@ from ..kernels import (
     OperandFormat,
     SimtTile,
     Sm90Tile,
+    TensorRowStep,
     WarpSplitTile,
     ceil_div,
     small_n_grid,
@@ -156,6 +159,30 @@ def streamed_clocks(bytes_moved: int, *, alone: bool = True) -> int:
 def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:
     """Of all of a step but the gradients, by blocks of rows."""
     return ceil_div(rows, ROW_STEP_ROWS * multiprocessors) * (thresholds.ROW_STEP_WAVE_CLOCKS + weights)
+
+
+def tensor_row_step_clocks(form: TensorRowStep, tiles: int, grid: int, multiprocessors: int) -> int:
+    """Of a step by blocks of rows on tensor cores, and of the launch that moves all weights, both launches included.
+
+    Args:
+        tiles: of rows, which so many blocks of the ``grid`` take.
+    """
+    warps = TENSOR_ROW_STEP_THREADS // WARP
+    of_step = thresholds.TENSOR_ROW_STEP_STEP_CLOCKS[form.components]
+
+    def rounds(m: int, n: int) -> int:
+        return ceil_div(ceil_div(m, 16) * ceil_div(n, 16), warps)
+
+    clocks = 2 * len(form.widths) * thresholds.TENSOR_ROW_STEP_PART_CLOCKS
+    for number, (k, n) in enumerate(pairwise(form.widths)):
+        of_epilogue = thresholds.TENSOR_ROW_STEP_EPILOGUE_CLOCKS
+        clocks += rounds(form.tile, n) * (of_epilogue + of_step * ceil_div(k, 16))
+        clocks += rounds(k + 16, n) * (of_epilogue // 2 + of_step * ceil_div(form.tile, 16))
+        if number:
+            clocks += rounds(form.tile, k) * (of_epilogue + of_step * ceil_div(n, 16))
+    clocks *= ceil_div(tiles, grid)
+    update = 4 * form.partials[-1] * grid // (thresholds.TENSOR_ROW_STEP_BYTES_PER_CLOCK * multiprocessors)
+    return clocks + update + 2 * thresholds.LAUNCH_CLOCKS
 
 
 def pass_clocks(operand_format: OperandFormat) -> int:

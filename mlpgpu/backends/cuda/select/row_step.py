@@ -1,20 +1,25 @@
-"""Whether forward, loss and deltas of a small network are one launch by blocks of rows."""
+"""Whether a step of a small network goes by blocks of rows, on plain cores or on tensor cores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ....plan import Plan
 from ..kernels import (
+    COMPONENTS_OF_PRECISION,
     ROW_STEP_MOST_LEVELS,
     ROW_STEP_ROWS,
     ROW_STEP_TABLE_BYTES,
+    TENSOR_ROW_STEP_MOST_LEVELS,
+    TensorRowStep,
+    ceil_div,
     row_step_shared_bytes,
+    tensor_row_step_columns,
 )
 from ..persistent.network import PersistentNetwork, read_network
 from . import thresholds
-from .counted import is_faster, row_step_clocks
+from .counted import is_faster, row_step_clocks, tensor_row_step_clocks
 from .dense import CountedStep, is_cut, on_tensor_cores, small_update_clocks
 from .setting import Verdict, Work
 
@@ -38,6 +43,34 @@ def room_of(arch: str) -> int:
 def widths_of(network: PersistentNetwork) -> tuple[int, ...]:
     """From the inputs to the outputs."""
     return (network.layers[0].n_in, *(layer.n_out for layer in network.layers))
+
+
+@dataclass(frozen=True)
+class BlocksOfRows(Verdict):
+    """Whether a step goes by blocks of rows.
+
+    Attributes:
+        form: how it does on tensor cores, by ``grid`` blocks; None on plain cores.
+        slopes: as of :func:`slope_columns`.
+        clocks: that it is counted at, launches included; None where it is not counted.
+    """
+
+    form: TensorRowStep | None = None
+    grid: int = 0
+    slopes: tuple[int, ...] = ()
+    clocks: int | None = None
+
+
+def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> BlocksOfRows:
+    """Whether a step goes by blocks of rows, and on which cores.
+
+    Args:
+        step: what launch by launch is counted at, with products on tensor cores.
+    """
+    plain, tensor = row_step(plan, work, step), tensor_row_step(plan, work)
+    if not tensor:
+        return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {tensor.why}")
+    return tensor
 
 
 def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict:
@@ -80,3 +113,55 @@ def _clocks(moved: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]],
     sms = work.setting.multiprocessors
     weights = sum(k * n for k, n in shapes)
     return row_step_clocks(weights, work.rows, sms) + small_update_clocks(moved, work) + 2 * thresholds.LAUNCH_CLOCKS
+
+
+def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
+    """Whether a block goes with some rows through all layers, the loss and back on tensor cores, and leaves gradients."""
+    if not thresholds.TENSOR_ROW_STEP_IS_USED:
+        return BlocksOfRows(False, "a test or a benchmark asks for other launches")
+    if not work.is_training or not work.in_place:
+        return BlocksOfRows(False, "it is for training steps that move all parameters where they stand")
+    if plan.precision not in COMPONENTS_OF_PRECISION or work.setting.arch != "sm_90a":
+        return BlocksOfRows(False, f"there is no such kernel for {plan.precision} on {work.setting.arch}")
+    network = read_network(plan)
+    if isinstance(network, str):
+        return BlocksOfRows(False, network)
+    if not all(layer.is_trained for layer in network.layers):
+        return BlocksOfRows(False, "a layer is frozen")
+    if network.layers[-1].activation != "identity" or network.layers[-1].dropout is not None:
+        return BlocksOfRows(False, "something follows the last layer's sums")
+    widths = widths_of(network)
+    if len(widths) > TENSOR_ROW_STEP_MOST_LEVELS or plan.parameter_count >= 1 << 31:
+        return BlocksOfRows(False, f"{len(network.layers)} layers are more than it counts")
+    if work.rows < thresholds.TENSOR_ROW_STEP_LEAST_ROWS:
+        return BlocksOfRows(False, f"{work.rows} rows < {thresholds.TENSOR_ROW_STEP_LEAST_ROWS}")
+    forms = _tensor_forms(widths, COMPONENTS_OF_PRECISION[plan.precision], work)
+    found = min(forms, key=lambda each: each[0], default=None)
+    if found is None:
+        return BlocksOfRows(False, f"{room_of(work.setting.arch):,} bytes of shared memory have no room for its rows")
+    clocks, grid, form = found
+    why = f"{grid} blocks take {form.tile} rows at a time through all layers, the loss and back, {clocks:,} clocks counted"
+    return BlocksOfRows(True, why, form, grid, tuple(slope_columns(network)), clocks)
+
+
+def slope_columns(network: PersistentNetwork) -> list[int]:
+    """Padded columns of stored slopes before those of each level but the last, -1 where slopes follow from what a level
+    leaves; then all of them."""
+    found, columns = [-1], 0
+    for layer in network.layers[:-1]:
+        is_stored = layer.saves_z or (layer.dropout is not None and layer.activation != "relu")
+        found.append(columns if is_stored else -1)
+        columns += tensor_row_step_columns(layer.n_out) * is_stored
+    return [*found, columns]
+
+
+def _tensor_forms(widths: tuple[int, ...], components: int, work: Work) -> Iterator[tuple[int, int, TensorRowStep]]:
+    """What each form is counted at, its blocks and the form."""
+    sms, room = work.setting.multiprocessors, room_of(work.setting.arch)
+    for tile in thresholds.TENSOR_ROW_STEP_TILES:
+        form = TensorRowStep(widths, components, tile, room)  # of all networks the same, so that they share a kernel
+        if not form.rooms:
+            continue
+        tiles = ceil_div(work.rows, tile)
+        grid = min(tiles, sms)
+        yield tensor_row_step_clocks(form, tiles, grid, sms), grid, form

@@ -14,7 +14,7 @@ from .data import shard_costs, target_reads
 from .dense import CountedLayer, DensePath, count_step, dense_path, is_cut
 from .local_stack import LocalStack, find_stacks, stacked_partials
 from .operands import plan_format
-from .row_step import row_step
+from .row_step import BlocksOfRows, blocks_of_rows
 from .setting import Setting, Verdict, Work, work_of
 from .updates import updates_in_place
 
@@ -153,7 +153,7 @@ class Selection:
     Attributes:
         operand_format: whether there are products on tensor cores, and of which operands.
         tail: whether the shapes are those of a tail, and ``updates_after_others`` when the updates of its layers run.
-        row_step: whether all of a step but the gradients is one launch by blocks of rows.
+        row_step: whether all of a step, or all but the gradients, is one launch by blocks of rows.
         stacks: what becomes of the locally connected layers, those together that follow each other.
     """
 
@@ -161,7 +161,7 @@ class Selection:
     work: Work
     operations: tuple[Selected, ...]
     operand_format: Verdict
-    row_step: Verdict
+    row_step: BlocksOfRows
     tail: Verdict
     updates_after_others: Verdict
     in_place: Verdict
@@ -226,10 +226,10 @@ def select(plan: Plan, setting: Setting, *, is_training: bool) -> Selection:
     return Selection(plan, work, selected, format_verdict, blocks, tail, after_others, in_place, stacks)
 
 
-def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
+def _whole_steps(plan: Plan, work: Work) -> tuple[BlocksOfRows, Verdict, Work]:
     """Whether a step goes by blocks of rows, or has a tail; and the work, with what is counted of all its layers."""
     if plan.tensor is not None:  # whose ranks choose alike, whatever parts they have
-        in_parts = Verdict(False, "ranks have parts of the network, and exchange between layers")
+        in_parts = BlocksOfRows(False, "ranks have parts of the network, and exchange between layers")
         return in_parts, _tail_of_parts(plan, work) if work.is_training else in_parts, work
     operations = plan.training if work.is_training else plan.evaluation
     dense = [op for op in operations if isinstance(op, ops.Dense)]
@@ -243,9 +243,9 @@ def _whole_steps(plan: Plan, work: Work) -> tuple[Verdict, Verdict, Work]:
 
     step = count_step(_counted_layers(plan, dense, widths, work), work)
     if step is None:
-        return row_step(plan, work), tail_of(work), work
+        return blocks_of_rows(plan, work), tail_of(work), work
     without = replace(work, tensor_shapes=frozenset())
-    blocks, tail = row_step(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
+    blocks, tail = blocks_of_rows(plan, work, step), tail_of(without)  # a tail spares launches that any other way has
     work = without if blocks or tail else replace(work, tensor_shapes=step.shapes)
     return blocks, tail, work
 

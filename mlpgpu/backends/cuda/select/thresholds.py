@@ -366,6 +366,15 @@ TAIL_MOST_ROWS = 256
 # 50-128-128-128-1 at 1,024 rows: 82.3 µs launch by launch, 42.3 so; at 8,192 rows 412 and 297.
 ROW_STEP_IS_USED = True
 
+# The same on tensor cores, with tiles of so many rows.
+TENSOR_ROW_STEP_IS_USED = True
+TENSOR_ROW_STEP_LEAST_ROWS = 256
+TENSOR_ROW_STEP_TILES = (16, 32, 48, 64, 96, 128)
+TENSOR_ROW_STEP_STEP_CLOCKS = {1: 60, 2: 160, 3: 320}
+TENSOR_ROW_STEP_EPILOGUE_CLOCKS = 800
+TENSOR_ROW_STEP_PART_CLOCKS = 600
+TENSOR_ROW_STEP_BYTES_PER_CLOCK = 12
+
 # --- stacks of locally connected layers in one kernel ---
 
 STACKS_ARE_USED = True  # False: every layer is a launch

@@ -8,7 +8,7 @@ from typing import Any
 from ...kernels.launches import Launch
 from .. import groups
 from ..groups import Group
-from . import finish, fused, gemm, local, parts, row_step, rows, simt, update_layers
+from . import finish, fused, gemm, local, parts, row_step, rows, simt, tensor_row_step, update_layers
 from .shard import Shard
 
 _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
@@ -39,6 +39,8 @@ _EMIT: dict[type[Group], Callable[[Shard, Any], None]] = {
     groups.Head: fused.head,
     groups.Tail: fused.tail,
     groups.RowStep: row_step.forward_and_back,
+    groups.TensorRowStep: tensor_row_step.forward_and_back,
+    groups.UpdateFromBlocks: tensor_row_step.update,
     groups.UpdateLayers: update_layers.update,
     groups.LocalForward: local.forward,
     groups.LocalBackward: local.backward,

@@ -69,16 +69,16 @@ def _described(shard: Shard, group: RowStep) -> tuple[int, ...]:
     dropouts = {other.x: other for other in group.rows if isinstance(other, ops.Dropout)}
     of_inputs = first if first and first.y == group.layers[0].x else None
     identity = kernels.activation_number("identity")
-    words = [shard.width(group.layers[0].x), -1, -1, identity, 0, *_dropped(of_inputs)]
+    words = [shard.width(group.layers[0].x), -1, -1, identity, 0, *dropped(of_inputs)]
     for layer in group.layers:
         bias = -1 if layer.bias is None else offsets[layer.bias]
         saves_z = ACTIVATIONS[layer.activation].saves == "z"
         words += [shard.width(layer.y), offsets[layer.weight], bias, kernels.activation_number(layer.activation)]
-        words += [int(saves_z), *_dropped(dropouts.get(layer.y))]
+        words += [int(saves_z), *dropped(dropouts.get(layer.y))]
     return tuple(words)
 
 
-def _dropped(dropout: ops.Dropout | None) -> list[int]:
+def dropped(dropout: ops.Dropout | None) -> list[int]:
     """A level's dropout in three words: its number, the least half word that it keeps, and its factor."""
     if dropout is None:
         return [-1, 0, 0]
