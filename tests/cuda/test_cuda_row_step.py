@@ -43,6 +43,7 @@ def plain_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "LAYERS_ARE_COUNTED_TOGETHER", False)  # whatever launches would take
     monkeypatch.setattr(kernels, "SMALL_N_COLUMNS", 0)
     monkeypatch.setattr(thresholds, "FILLING_TENTHS", 10**6)  # no tiles fill the tests' card of two multiprocessors
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_IS_USED", False)
 
 
 def plan_of(layers: Sequence[Layer], **options: Any) -> Plan:
@@ -231,3 +232,143 @@ def test_nvcc_compiles_it_without_spills(arch: str) -> None:
     (took,) = cubin.resources.values()
     assert took.spill_bytes == took.stack_bytes == took.shared_bytes == 0
     assert took.registers * entry.threads <= 65536
+
+
+# --- the same on tensor cores ---
+
+
+@pytest.fixture
+def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps by blocks of rows are on tensor cores, whatever other ways take, and of few rows."""
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_IS_USED", True)
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_LEAST_ROWS", 1)
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_TENTHS", 10**6)
+
+
+TENSOR_STEPS: dict[str, tuple[list[Layer], dict[str, Any]]] = {
+    "several activations, penalties, a layer without a bias": (
+        [Dense(9, 40, "relu"), Dense(40, 21, "gelu"), Dense(21, 35, "tanh", bias=False), Dense(35, 3)],
+        {"loss": "softmax_cross_entropy", "optimizer": OPTIMIZERS["Nesterov"](0.01, l2=0.1, alpha=1.0)},
+    ),
+    "standardized, dropouts": (
+        [Standardize(9), Dropout(0.2), Dense(9, 21, "silu"), Dropout(0.3), Dense(21, 7, "relu"), Dropout(0.5),
+         Dense(7, 2), Standardize(2)],
+        {"loss": "squared_error"},
+    ),
+    "many outputs": (
+        [Dense(41, 64, "elu"), Dense(64, 64, "relu"), Dense(64, 49)],
+        {"loss": "softmax_cross_entropy"},
+    ),
+    "one layer": ([Dense(5, 3)], {"loss": Huber(0.5)}),
+}  # fmt: skip
+
+# Of what an epoch changes: by half a bit of 8 or 16 for each number that is multiplied, and some of them are summed.
+CHANGES = {"bfloat16": 2.0**-4, "tf32": 2.0**-12}
+
+
+def check_tensor_epoch(case: str, precision: str, *, as_bytes: bool = False) -> None:
+    epoch = Epoch(*TENSOR_STEPS[case], precision=precision, as_bytes=as_bytes)
+    host = HostProgram(epoch.plan, epoch.data, epoch.sampling, arch="sm_90a")
+    assert [name.startswith("tensor_row_step") for name in names(host.low)] == [True]
+    host.load(epoch.state)
+    losses = host.run(epoch.rates).copy()
+    (state, cpu, _), (exact_state, exact, _) = epoch.on_cpu("float32"), epoch.on_cpu("float64")
+    if precision == "float32":
+        assert_as_exact(losses, cpu, exact)
+        assert_as_exact(host.parameters, state.parameters[0], exact_state.parameters[0])
+        return
+    before, after = epoch.state.parameters[0], exact_state.parameters[0]
+    change = np.linalg.norm(after - before)
+    assert np.linalg.norm(host.parameters - after) <= CHANGES[precision] * change
+    np.testing.assert_allclose(losses, exact, rtol=CHANGES[precision])
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.parametrize("case", TENSOR_STEPS)
+def test_an_epoch_on_tensor_cores_is_as_exact_as_its_components(case: str, as_bytes: bool, precision: str) -> None:
+    check_tensor_epoch(case, precision, as_bytes=as_bytes)
+
+
+TENSOR_FAULTS = {
+    "the mask of another row": ("element = (first + row", "element = (first + 4 + row"),
+    "inputs that are not standardized": ("if (deviation)", "if (deviation && column < 0)"),
+    "deltas before the activation's slope": ("? values[q] * slope[q] : 0.0f", "? values[q] : 0.0f * slope[q]"),
+}
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+@pytest.mark.parametrize("fault", TENSOR_FAULTS)
+def test_a_fault_planted_on_tensor_cores_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant("fused/tensor_row_step.cuh", *TENSOR_FAULTS[fault], tmp_path, monkeypatch)
+    with pytest.raises(AssertionError):
+        check_tensor_epoch("standardized, dropouts", "float32")
+
+
+NARROW = [Dense(50, 64, "relu"), Dense(64, 64, "gelu"), Dense(64, 10)]
+
+
+def tensor_verdict(layers: Sequence[Layer] = NARROW, setting: Setting = H200, **options: Any) -> Verdict:
+    found = select(plan_of(layers, **options), setting, is_training=True).row_step
+    return Verdict(found.form is not None, found.why)
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+def test_tensor_cores_are_chosen_by_card_precision_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tensor_verdict()
+    refused: list[tuple[list[Layer], Setting, dict[str, Any], str]] = [
+        (NARROW, A100, {}, "sm_80"),
+        (NARROW, H200, {"precision": "float32-ieee"}, "float32-ieee"),
+        (NARROW, H200, {"shards": 2}, "where they stand"),
+        (NARROW, H200, {"optimizer": OPTIMIZERS["SGD"](0.1, clip_norm=1.0)}, "where they stand"),
+        ([Dense(50, 64, "relu", trainable=False), *NARROW[1:]], H200, {}, "frozen"),
+        ([*NARROW[:2], Dense(64, 10, "tanh")], H200, {}, "follows the last layer"),
+        ([*NARROW, Dropout(0.5)], H200, {}, "follows the last layer"),
+        ([Dense(300, 300, "relu"), Dense(300, 10)], H200, {}, "no room"),
+    ]
+    for layers, setting, options, why in refused:
+        found = tensor_verdict(layers, setting, **options)
+        assert not found and why in found.why, found
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_LEAST_ROWS", 2000)
+    assert "1024 rows < 2000" in tensor_verdict().why
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_LEAST_ROWS", 1)
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_TENTHS", 0)
+    assert "counted clocks" in tensor_verdict().why and not tensor_verdict()
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+def test_blocks_and_rows_follow_from_the_capacity_alone() -> None:
+    for capacity in (1, 100, 1024, 20_000):
+        found = select(plan_of(NARROW, capacity=capacity), H200, is_training=True).row_step
+        assert found.form and found.grid == min(132, kernels.ceil_div(capacity, found.form.tile))
+        (low,) = lower(plan_of(NARROW, capacity=capacity), multiprocessors=132, source="float32", arch="sm_90a").shards
+        assert low[0].grid == (found.grid, 1, 1) and low[0].entry.shared_bytes == 232_448
+
+
+@pytest.mark.usefixtures("on_tensor_cores")
+def test_explain_says_that_blocks_are_on_tensor_cores() -> None:
+    shown = str(passes(plan_of(NARROW), H200).training)
+    assert "TensorRowStep" in shown and "on tensor cores; counted clocks" in shown and "UpdateFromBlocks" in shown
+
+
+def test_components_take_what_the_kernel_lays_out() -> None:
+    """By hand, for 5-20-3: columns of 16, 32 and 16, and 8 behind each row."""
+    form = kernels.TensorRowStep((5, 20, 3), 2, 32, 100_000)
+    assert form.places == [0, 24, 64, 88] and form.biases == [0, 20, 23]
+    assert form.images == [0, 2 * 16 * 40, 2 * 16 * 40 + 2 * 32 * 24] and form.partials == [0, 6 * 24, 6 * 24 + 21 * 8]
+    assert form.products == 3 and form.room == 1536 and form.rooms == 2
+    levels, rows, logits, barriers, biases = 32 * 12, 128, 32 * 3, 4, 24
+    of_rows = 4 * (levels + rows + logits + barriers + biases) + 2 * 2 * 32 * 88
+    rooms = [
+        dataclasses.replace(form, shared_bytes=of_rows + 3072 * count - short).rooms
+        for count, short in ((2, 0), (2, 1), (1, 0), (1, 1))
+    ]
+    assert rooms == [2, 1, 1, 0]
+
+
+def test_nvcc_compiles_the_kernels_of_tensor_cores_without_more_spills_than_the_table_says() -> None:
+    entries = [entry for entry in kernels.tensor_row_step_entries() if "_3_" in entry.name]
+    for cubin in compile_units({"tensor_row_step.cuh": entries[:2]}, "sm_90a").values():
+        for name, took in cubin.resources.items():
+            assert took.registers * kernels.TENSOR_ROW_STEP_THREADS <= 65536, name

@@ -105,7 +105,7 @@ def row_step(
     """``stored`` is with inputs as an output; ``lowest`` is the first layer whose deltas are wanted."""
     n_in, width, n = widths
     made = _two_layers(name, kind, batch, widths, textured=textured, mixed_rows=None)
-    head, rows, h, (w, b) = made.head, batch.capacity, made.head.args["x"], made.second
+    head, rows, h, w = made.head, batch.capacity, made.head.args["x"], made.second[0]
     assert isinstance(h, np.ndarray)
     identity, none = kernels.activation_number("identity"), [-1, 0, 0]
     of_bias, of_second = made.first[0].size, made.first[0].size + width
@@ -136,8 +136,8 @@ def row_step(
     return Case(f"{batch}-{'-'.join(map(str, widths))}{variant}", entry, (blocks,), args, outputs, head.constants)
 
 
-# What so many bfloat16 components of a number may be off by; three hold all 24 bits, and of their products three are left
-# out.
+# What so many bfloat16 components of a number may be off by; three hold all 24 bits, but three of their products are
+# left out.
 _COMPONENT_ERRORS = {1: 2.0**-8, 2: 2.0**-16, 3: 2.0**-22}
 
 
@@ -165,7 +165,7 @@ def tensor_row_step(
     """Blocks of 16 rows; everything up to the logits is exact in one component as well."""
     n_in, width, n = widths
     made = _two_layers(name, kind, batch, widths, textured=textured, mixed_rows=1)
-    head, (w, b), tile = made.head, made.second, kernels.TENSOR_ROW_STEP_STEP
+    head, w, tile = made.head, made.second[0], kernels.TENSOR_ROW_STEP_STEP
     form = kernels.TensorRowStep(widths, components, tile, kernels.ROW_STEP_TABLE_BYTES)
     of_bias, of_second = made.first[0].size, made.first[0].size + width
     number, none = list(activations).index("identity"), [-1, 0, 0]

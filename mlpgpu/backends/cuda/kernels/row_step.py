@@ -67,11 +67,14 @@ def row_step_entries() -> list[Entry]:
     ]
 
 
-# TensorRowStepShape of fused/tensor_row_step.cuh.
+# TensorRowStepShape of fused/tensor_row_step.cuh, and ComponentsShape of gemm/components.cuh.
 TENSOR_ROW_STEP_THREADS, TENSOR_ROW_STEP_MOST_LEVELS, TENSOR_ROW_STEP_MOST_ROWS = 512, 32, 128
 TENSOR_ROW_STEP_LEVEL_WORDS, TENSOR_ROW_STEP_STEP, _BANKS_APART = 12, 16, 8
-_BARRIER_WORDS = 4
+_BARRIER_WORDS, TENSOR_ROW_STEP_ITEM_EIGHTS = 4, 2
 SUM_OF_BLOCKS_VECTORS = 32  # that a block of fused/update_from_blocks.cuh adds up, of four numbers each
+
+# Three components' fragments leave too few registers for what is read before a product.
+TENSOR_ROW_STEP_SPILL_BYTES = {1: 0, 2: 0, 3: 80}
 
 # Components of a number that a precision multiplies.
 COMPONENTS_OF_PRECISION = {"bfloat16": 1, "tf32": 2, "float32": 3}
@@ -97,6 +100,11 @@ class TensorRowStep:
     components: int
     tile: int
     shared_bytes: int
+
+    @property
+    def products(self) -> int:
+        """Of components, in the place of one of numbers."""
+        return self.components * (self.components + 1) // 2
 
     @property
     def places(self) -> list[int]:
@@ -146,18 +154,19 @@ def tensor_row_step(
 ) -> Entry:
     """All of a step but the sum of its gradients, on tensor cores; arguments as of :func:`.losses.loss`.
 
-    The kernel knows the network's ``activations``, each once, by their numbers in this order.
-
-    Its launches tell the lengths ``inputs`` and ``outputs`` of a row, the ``products`` of a row, those ``passed`` back, the ``elements`` of all weights' components and the ``parameters``.
+    The kernel knows the network's ``activations``, each once, by their numbers in this order.  Its launches tell the
+    lengths ``inputs`` and ``outputs`` of a row, the ``products`` of a row, those that are ``passed`` back, the
+    ``elements`` of all weights' components and the ``parameters``; and at how many ``clocks`` they are counted.
     """
     reader = TargetReader(kind, textured)
     signature = (
         f"{ROWS}, const int* order[rows], const float* data[rows,inputs], const unsigned char* bytes[rows,inputs], "
         "float scale, const float* mean[inputs], const float* deviation[inputs], const float* parameters[parameters], "
-        "const uint16_t* images[elements], const TensorRowStepLevel* described[layer_count], int layer_count, int tile, "
-        f"int room, int room_count, int bias_count, {reader.argument('outputs')}, const float* weights[rows], const float* target_mean[outputs], "
-        "const float* target_scale[outputs], uint64_t seed, float* slopes[rows,slope_columns], "
-        f"int slope_columns, float* partials[grid.x,pitch], int pitch, {LOSS_SUMS}"
+        "const uint16_t* images[elements], const TensorRowStepLevel* described[layer_count], int layer_count, "
+        f"int tile, int room, int room_count, int bias_count, {reader.argument('outputs')}, "
+        "const float* weights[rows], const float* target_mean[outputs], const float* target_scale[outputs], "
+        "uint64_t seed, float* slopes[rows,slope_columns], int slope_columns, float* partials[grid.x,pitch], "
+        f"int pitch, {LOSS_SUMS}"
     )
     listed = ", ".join(map(camel, activations))
     return Entry(
@@ -165,8 +174,7 @@ def tensor_row_step(
         "fused/tensor_row_step.cuh",
         f"tensor_row_step<{camel(name)}, {reader.struct}, {form.components}, ActivationList<{listed}>>",
         arguments(signature), TENSOR_ROW_STEP_THREADS, form.shared_bytes, block=f"TensorRowStep<{form.shared_bytes}>",
-        needs="sm_90a",
-        loss_numbers=reads_numbers(name),
+        needs="sm_90a", spill_bytes=TENSOR_ROW_STEP_SPILL_BYTES[form.components], loss_numbers=reads_numbers(name),
         prefetched=tuple((name, 0) for name in ("order", "data", "bytes", "mean", "deviation", "described")),
         products=(Product(("rows", "products")), Product(("rows", "products")), Product(("rows", "passed"))),
     )  # fmt: skip
@@ -201,7 +209,7 @@ def images_of_weights(components: int) -> Entry:
 
 
 def tensor_row_step_entries() -> list[Entry]:
-    """The entries of all losses, optimizers and activations, for networks of which a block of any card has what it needs."""
+    """The entries of all losses, optimizers and activations, for networks that need little shared memory."""
     entries, losses = [], [(name, kind) for name, row in FORMS.items() for kind in row.targets]
     for precision, components in COMPONENTS_OF_PRECISION.items():
         form = TensorRowStep((1, 1), components, TENSOR_ROW_STEP_STEP, ROW_STEP_TABLE_BYTES)

@@ -13,6 +13,8 @@ from ..kernels import (
     COLUMN_HEAD,
     ROW_STEP_ROWS,
     SMALL_N_BATCH,
+    TENSOR_ROW_STEP_ITEM_EIGHTS,
+    TENSOR_ROW_STEP_STEP,
     TENSOR_ROW_STEP_THREADS,
     WARP,
     WARP_SPLIT_WEIGHT,
@@ -26,6 +28,7 @@ from ..kernels import (
     WarpSplitTile,
     ceil_div,
     small_n_grid,
+    tensor_row_step_columns,
 )
 from . import thresholds
 
@@ -161,28 +164,46 @@ def row_step_clocks(weights: int, rows: int, multiprocessors: int) -> int:
     return ceil_div(rows, ROW_STEP_ROWS * multiprocessors) * (thresholds.ROW_STEP_WAVE_CLOCKS + weights)
 
 
-def tensor_row_step_clocks(form: TensorRowStep, tiles: int, grid: int, multiprocessors: int) -> int:
-    """Of a step by blocks of rows on tensor cores, and of the launch that moves all weights, both launches included.
+def tensor_row_step_clocks(form: TensorRowStep, costly: Sequence[int], rows: int, grid: int) -> int:
+    """Of a step by blocks of rows on tensor cores, without launches and the update, as fitted on whole steps.
 
     Args:
-        tiles: of rows, which so many blocks of the ``grid`` take.
+        costly: of each layer, how much is computed of each number that it makes: an activation that is more than a
+            comparison, and a dropout.
+        grid: blocks.
     """
-    warps = TENSOR_ROW_STEP_THREADS // WARP
-    of_step = thresholds.TENSOR_ROW_STEP_STEP_CLOCKS[form.components]
+    tile = form.tile
 
-    def rounds(m: int, n: int) -> int:
-        return ceil_div(ceil_div(m, 16) * ceil_div(n, 16), warps)
+    def product(m: int, n: int, terms: int, of_each: int) -> tuple[int, int, int]:
+        """What an m by n product of all warps takes of tensor cores, of its ends, and of what is costly in them."""
+        rounds, wide = rounds_of_warps(m, n)
+        return rounds * wide * form.products * ceil_div(terms, 16), rounds * wide, rounds * wide * of_each
 
-    clocks = 2 * len(form.widths) * thresholds.TENSOR_ROW_STEP_PART_CLOCKS
-    for number, (k, n) in enumerate(pairwise(form.widths)):
-        of_epilogue = thresholds.TENSOR_ROW_STEP_EPILOGUE_CLOCKS
-        clocks += rounds(form.tile, n) * (of_epilogue + of_step * ceil_div(k, 16))
-        clocks += rounds(k + 16, n) * (of_epilogue // 2 + of_step * ceil_div(form.tile, 16))
-        if number:
-            clocks += rounds(form.tile, k) * (of_epilogue + of_step * ceil_div(n, 16))
-    clocks *= ceil_div(tiles, grid)
-    update = 4 * form.partials[-1] * grid // (thresholds.TENSOR_ROW_STEP_BYTES_PER_CLOCK * multiprocessors)
-    return clocks + update + 2 * thresholds.LAUNCH_CLOCKS
+    found = []
+    for number, ((k, n), of_each) in enumerate(zip(pairwise(form.widths), costly, strict=True)):
+        found += [product(tile, n, k, of_each), product(k + TENSOR_ROW_STEP_STEP, n, tile, 0)]
+        found += [product(tile, k, n, 0)] if number else []
+    multiplied, ended, computed = (sum(each) for each in zip(*found, strict=True))
+    clocks = (
+        thresholds.TENSOR_ROW_STEP_TILE_CLOCKS
+        + len(found) * thresholds.TENSOR_ROW_STEP_PRODUCT_CLOCKS
+        + multiplied * thresholds.TENSOR_ROW_STEP_MULTIPLY_CLOCKS
+        + ended * thresholds.TENSOR_ROW_STEP_END_CLOCKS
+        + computed * thresholds.TENSOR_ROW_STEP_COSTLY_CLOCKS
+        + tile * thresholds.TENSOR_ROW_STEP_ROW_CLOCKS
+        + tile * tensor_row_step_columns(form.widths[0]) // thresholds.TENSOR_ROW_STEP_INPUTS_PER_CLOCK
+    )
+    tiles = ceil_div(ceil_div(rows, tile), grid)
+    partials = 4 * form.partials[-1] * grid
+    return tiles * clocks + (2 * tiles - 1) * partials // thresholds.TENSOR_ROW_STEP_PARTIALS_PER_CLOCK
+
+
+def rounds_of_warps(m: int, n: int) -> tuple[int, int]:
+    """How often a warp begins anew in an m by n product of gemm/components.cuh, and its columns each time, by 8."""
+    warps, high, eights = TENSOR_ROW_STEP_THREADS // WARP, ceil_div(m, 16), tensor_row_step_columns(n) // 8
+    rounds = {wide: ceil_div(high * ceil_div(eights, wide), warps) for wide in (4, 2, 1)}
+    wide = min(rounds, key=lambda wide: rounds[wide] * (wide + TENSOR_ROW_STEP_ITEM_EIGHTS))
+    return rounds[wide], wide
 
 
 def pass_clocks(operand_format: OperandFormat) -> int:

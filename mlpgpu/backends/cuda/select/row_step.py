@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....plan import Plan
@@ -52,13 +52,13 @@ class BlocksOfRows(Verdict):
     Attributes:
         form: how it does on tensor cores, by ``grid`` blocks; None on plain cores.
         slopes: as of :func:`slope_columns`.
-        clocks: that it is counted at, launches included; None where it is not counted.
+        clocks: that the launch is counted at, without its start.
     """
 
     form: TensorRowStep | None = None
     grid: int = 0
     slopes: tuple[int, ...] = ()
-    clocks: int | None = None
+    clocks: int = 0
 
 
 def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> BlocksOfRows:
@@ -70,7 +70,16 @@ def blocks_of_rows(plan: Plan, work: Work, step: CountedStep | None = None) -> B
     plain, tensor = row_step(plan, work, step), tensor_row_step(plan, work)
     if not tensor:
         return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {tensor.why}")
-    return tensor
+    network, others = read_network(plan), step.clocks if step else None
+    if plain and isinstance(network, PersistentNetwork):
+        others = _plain_clocks(network, work)
+    counted = tensor.clocks + thresholds.TENSOR_ROW_STEP_CLOCKS
+    if others is None:
+        return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: launches are not counted")
+    compared = f"counted clocks: {counted:,}, {others:,} otherwise"
+    if 10 * counted >= thresholds.TENSOR_ROW_STEP_TENTHS * others:
+        return BlocksOfRows(plain.holds, f"{plain.why}; on tensor cores: {compared}")
+    return replace(tensor, why=f"{tensor.why}; {compared}")
 
 
 def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict:
@@ -102,21 +111,22 @@ def row_step(plan: Plan, work: Work, step: CountedStep | None = None) -> Verdict
     why = f"{size}: a block takes its rows through all layers, the loss and back"
     if not step or not step.shapes:
         return Verdict(True, why)
-    by_rows = _clocks([(layer.n_in, layer.n_out) for layer in network.layers if layer.is_trained], shapes, work)
+    by_rows = _plain_clocks(network, work)
     counted = f"counted clocks: {by_rows:,} by blocks of rows, {step.clocks:,} by launches, some on tensor cores"
     by_launches = is_faster(step.clocks, by_rows)
     return Verdict(not by_launches, counted if by_launches else f"{why}; {counted}")
 
 
-def _clocks(moved: Sequence[tuple[int, int]], shapes: Sequence[tuple[int, int]], work: Work) -> int:
-    """Of a step by blocks of rows, and of the launch that moves its weights after it."""
+def _plain_clocks(network: PersistentNetwork, work: Work) -> int:
+    """Of a step by blocks of rows on plain cores, and of the launch that moves its weights after it."""
     sms = work.setting.multiprocessors
-    weights = sum(k * n for k, n in shapes)
+    moved = [(layer.n_in, layer.n_out) for layer in network.layers if layer.is_trained]
+    weights = sum(layer.n_in * layer.n_out for layer in network.layers)
     return row_step_clocks(weights, work.rows, sms) + small_update_clocks(moved, work) + 2 * thresholds.LAUNCH_CLOCKS
 
 
 def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
-    """Whether a block goes with some rows through all layers, the loss and back on tensor cores, and leaves gradients."""
+    """Whether a block goes with some rows through all layers, the loss and back on tensor cores, to their gradients."""
     if not thresholds.TENSOR_ROW_STEP_IS_USED:
         return BlocksOfRows(False, "a test or a benchmark asks for other launches")
     if not work.is_training or not work.in_place:
@@ -135,12 +145,12 @@ def tensor_row_step(plan: Plan, work: Work) -> BlocksOfRows:
         return BlocksOfRows(False, f"{len(network.layers)} layers are more than it counts")
     if work.rows < thresholds.TENSOR_ROW_STEP_LEAST_ROWS:
         return BlocksOfRows(False, f"{work.rows} rows < {thresholds.TENSOR_ROW_STEP_LEAST_ROWS}")
-    forms = _tensor_forms(widths, COMPONENTS_OF_PRECISION[plan.precision], work)
-    found = min(forms, key=lambda each: each[0], default=None)
+    found = min(_tensor_forms(network, plan.precision, work), key=lambda each: each[0], default=None)
     if found is None:
-        return BlocksOfRows(False, f"{room_of(work.setting.arch):,} bytes of shared memory have no room for its rows")
+        room = room_of(work.setting.arch)
+        return BlocksOfRows(False, f"{room:,} bytes of shared memory have no room for the largest weight and its rows")
     clocks, grid, form = found
-    why = f"{grid} blocks take {form.tile} rows at a time through all layers, the loss and back, {clocks:,} clocks counted"
+    why = f"{grid} blocks take {form.tile} rows at a time through all layers, the loss and back, on tensor cores"
     return BlocksOfRows(True, why, form, grid, tuple(slope_columns(network)), clocks)
 
 
@@ -155,13 +165,15 @@ def slope_columns(network: PersistentNetwork) -> list[int]:
     return [*found, columns]
 
 
-def _tensor_forms(widths: tuple[int, ...], components: int, work: Work) -> Iterator[tuple[int, int, TensorRowStep]]:
+def _tensor_forms(network: PersistentNetwork, precision: str, work: Work) -> Iterator[tuple[int, int, TensorRowStep]]:
     """What each form is counted at, its blocks and the form."""
-    sms, room = work.setting.multiprocessors, room_of(work.setting.arch)
+    costly = [
+        (layer.activation not in thresholds.CHEAP_ACTIVATIONS) + (layer.dropout is not None) for layer in network.layers
+    ]
     for tile in thresholds.TENSOR_ROW_STEP_TILES:
-        form = TensorRowStep(widths, components, tile, room)  # of all networks the same, so that they share a kernel
-        if not form.rooms:
-            continue
-        tiles = ceil_div(work.rows, tile)
-        grid = min(tiles, sms)
-        yield tensor_row_step_clocks(form, tiles, grid, sms), grid, form
+        # Of all networks the same shared memory, so that they share a kernel.
+        room = room_of(work.setting.arch)
+        form = TensorRowStep(widths_of(network), COMPONENTS_OF_PRECISION[precision], tile, room)
+        grid = min(ceil_div(work.rows, tile), work.setting.multiprocessors)
+        if form.rooms:
+            yield tensor_row_step_clocks(form, costly, work.rows, grid), grid, form

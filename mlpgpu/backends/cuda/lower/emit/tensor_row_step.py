@@ -38,12 +38,13 @@ def forward_and_back(shard: Shard, group: TensorRowStep) -> None:
         data=None if is_bytes else At("data"), bytes=At("data") if is_bytes else None, scale=At("scale"),
         mean=shard.ref(inputs.mean) if inputs else None, deviation=shard.ref(inputs.scale) if inputs else None,
         parameters=At("parameters"), images=images, described=At(LEVELS), layer_count=len(group.layers),
-        tile=form.tile, room=form.room, room_count=form.rooms, bias_count=form.biases[-1], seed=At("seed"), slopes=slopes,
-        slope_columns=slope_columns, partials=partials, pitch=form.partials[-1],
+        tile=form.tile, room=form.room, room_count=form.rooms, bias_count=form.biases[-1], seed=At("seed"),
+        slopes=slopes, slope_columns=slope_columns, partials=partials, pitch=form.partials[-1],
     )  # fmt: skip
     products = [k * n for k, n in pairwise(form.widths)]
     lengths = {
-        "inputs": form.widths[0], "outputs": form.widths[-1], "products": sum(products), "passed": sum(products[1:]), "elements": form.images[-1],
+        "inputs": form.widths[0], "outputs": form.widths[-1], "clocks": group.path.clocks,
+        "products": sum(products), "passed": sum(products[1:]), "elements": form.images[-1],
         "parameters": shard.plan.parameter_count,
     }  # fmt: skip
     shard.launches[-1] = replace(shard.launches[-1], lengths=lengths)
