@@ -52,7 +52,7 @@ struct TensorRowStep : TensorRowStepShape {
 __device__ __forceinline__ int partial_pitch(int n) { return round_up(n, 8); }
 
 // The weights of all layers in the order in which a block's rows meet them, forward and back, one after another in shared
-// memory. The last one serves both ways, and the first one is not met again, since no delta of the inputs is wanted.
+// memory. The last one serves both ways, and the first one is not met again, since nobody needs deltas of the inputs.
 template <int COMPONENTS>
 struct WeightsInTurn {
     const TensorRowStepLevel* levels;
@@ -62,13 +62,13 @@ struct WeightsInTurn {
     uint64_t* arrived;  // a barrier for each room
     int came = 0;       // weights that have come to the block so far
     int turn = 0;       // of the next one, for these rows
-    bool is_fetched = false;  // whether that is on its way
+    bool is_fetched = false;  // whether that is in flight
 
     __device__ __forceinline__ WeightsInTurn(const TensorRowStepLevel* levels, int layer_count, int room, int room_count,
                                              const uint16_t* images, uint16_t* rooms, uint64_t* arrived)
         : levels(levels), layer_count(layer_count), room(room), room_count(room_count), images(images), rooms(rooms), arrived(arrived) {}
 
-    // Starts to copy the next weight to room `place`, if there is one left for these rows and it is not on its way.
+    // Starts to copy the next weight to room `place`, if there is one left for these rows and it is not in flight.
     __device__ __forceinline__ void fetch(int place) {
         const int layer = turn < layer_count ? turn + 1 : 2 * layer_count - 1 - turn;
         if (is_fetched || layer < 1 || (layer == 1 && turn > 0)) return;
@@ -110,9 +110,9 @@ struct WeightsInTurn {
     }
 };
 
-// The block's rows on their way through the network, whose activations are those of a list; levels have numbers in it.
+// What is done to a level of the block's rows. Activations are those of a list, in which levels have numbers.
 template <int COMPONENTS, class Activations>
-struct RowsOnTheWay {
+struct LevelsOfRows {
     using T = TensorRowStepShape;
     const TensorRowStepLevel* levels;
     int tile;
@@ -189,17 +189,17 @@ struct RowsOnTheWay {
 
 // The rows of the data set that `fetched` names, as floats or as bytes times `scale`, less `mean` over `deviation` (n,)
 // unless they are null, as level 0.
-template <class Way>
-__device__ __forceinline__ void fetch_rows(const Way& way, const int* fetched, const float* data, const unsigned char* bytes,
+template <class Levels>
+__device__ __forceinline__ void fetch_rows(const Levels& own, const int* fetched, const float* data, const unsigned char* bytes,
                                            float scale, const float* mean, const float* deviation) {
     using T = TensorRowStepShape;
     constexpr int AT_ONCE = 4;  // of a thread's quads whose loads are in flight
-    const TensorRowStepLevel of = way.levels[0];
-    const auto to = way.level(0);
+    const TensorRowStepLevel of = own.levels[0];
+    const auto to = own.level(0);
     const int pairs = padded_to_step(of.n) / 2;
     int lanes = 8;  // that share two rows: as many as there are pairs of columns, up to a warp
     while (lanes < WARP && lanes < pairs) lanes *= 2;
-    const int rows_at_once = T::THREADS / lanes, across = ceil_div(pairs, lanes), count = ceil_div(way.tile / 2, rows_at_once) * across;
+    const int rows_at_once = T::THREADS / lanes, across = ceil_div(pairs, lanes), count = ceil_div(own.tile / 2, rows_at_once) * across;
     int pair_row = threadIdx.x / lanes, pair = threadIdx.x % lanes;
 #pragma unroll 1
     for (int begin = 0; begin < count; begin += AT_ONCE) {
@@ -213,7 +213,7 @@ __device__ __forceinline__ void fetch_rows(const Way& way, const int* fetched, c
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
                 const int row = rows[i] + q / 2 * 8, column = columns[i] + q % 2;
-                const bool is_there = row < way.rows && column < of.n;  // other lanes than pairs are idle
+                const bool is_there = row < own.rows && column < of.n;  // other lanes than pairs are idle
                 const int64_t from = is_there ? static_cast<int64_t>(fetched[row]) * of.n + column : 0;
                 values[i][q] = !is_there ? 0.0f : bytes ? static_cast<float>(bytes[from]) : data[from];
             }
@@ -231,7 +231,7 @@ __device__ __forceinline__ void fetch_rows(const Way& way, const int* fetched, c
 #pragma unroll
                     for (int q = 0; q < 4; ++q) four[q] = values[other][q];
                 }
-            if (row >= way.tile || column >= 2 * pairs) continue;
+            if (row >= own.tile || column >= 2 * pairs) continue;
             if (bytes)
 #pragma unroll
                 for (int q = 0; q < 4; ++q) four[q] = __fmul_rn(scale, four[q]);
@@ -239,10 +239,10 @@ __device__ __forceinline__ void fetch_rows(const Way& way, const int* fetched, c
 #pragma unroll
                 for (int q = 0; q < 4; ++q)
                     if (column + q % 2 < of.n) four[q] = (four[q] - mean[column + q % 2]) / deviation[column + q % 2];
-            if (of.dropout >= 0) way.drop(of, row, column, four);
+            if (of.dropout >= 0) own.drop(of, row, column, four);
 #pragma unroll
             for (int q = 0; q < 4; ++q)
-                if (row + q / 2 * 8 >= way.rows || column + q % 2 >= of.n) four[q] = 0.0f;
+                if (row + q / 2 * 8 >= own.rows || column + q % 2 >= of.n) four[q] = 0.0f;
             to.put(row, column, four[0], four[1]);
             to.put(row + 8, column, four[2], four[3]);
         }
@@ -349,12 +349,12 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
     bool is_first = true;
     for (int row0 = blockIdx.x * tile; row0 < shard_of.count; row0 += gridDim.x * tile) {
         const int rows = min(tile, shard_of.count - row0);
-        const RowsOnTheWay<COMPONENTS, Activations> way = {
+        const LevelsOfRows<COMPONENTS, Activations> own = {
             levels, tile, rooms + room_count * room, biases,
             reinterpret_cast<float4*>(slopes + static_cast<int64_t>(row0) * slope_columns), rows, row0, seed, step->number};
         for (int i = threadIdx.x; i < rows; i += T::THREADS) fetched[i] = order[shard_of.order + row0 + i];
         __syncthreads();
-        fetch_rows(way, fetched, data, bytes, scale, mean, deviation);
+        fetch_rows(own, fetched, data, bytes, scale, mean, deviation);
         if (is_first) {
             pdl_wait_and_trigger();
             for (int l = 1; l <= layer_count; ++l)
@@ -366,15 +366,15 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
         const auto nothing = [](int, int) { return float4(); };
         for (int l = 1; l <= layer_count; ++l) {
             const TensorRowStepLevel of = levels[l];
-            const Components<COMPONENTS> w = in_turn.next(l), y = way.level(l);
+            const Components<COMPONENTS> w = in_turn.next(l), y = own.level(l);
             multiply_by_warps<T::WARPS, COMPONENTS, true, false>(
-                way.level(l - 1), tile, w, padded_to_step(of.n), padded_to_step(levels[l - 1].n), false, nothing,
+                own.level(l - 1), tile, w, padded_to_step(of.n), padded_to_step(levels[l - 1].n), false, nothing,
                 [&](int row, int column, float (&c)[4], const float4&) {
 #pragma unroll
                     for (int q = 0; q < 4; ++q)
                         if (column + q % 2 < of.n) c[q] += biases[of.first + column + q % 2];
                     if (l < layer_count) {
-                        way.activate(of, row, column, c);
+                        own.activate(of, row, column, c);
                         y.put(row, column, c[0], c[1]);
                         y.put(row + 8, column, c[2], c[3]);
                     } else {
@@ -385,7 +385,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
                 });
         }
 
-        const Components<COMPONENTS> deltas = way.level(layer_count);
+        const Components<COMPONENTS> deltas = own.level(layer_count);
         for (int i = threadIdx.x; i < COMPONENTS * deltas.stride / 2; i += T::THREADS)
             reinterpret_cast<unsigned*>(deltas.data)[i] = 0;
         __syncthreads();
@@ -394,7 +394,7 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
 
         for (int l = layer_count; l >= 1; --l) {
             const TensorRowStepLevel below = levels[l - 1];
-            const Components<COMPONENTS> x = way.level(l - 1), dz = way.level(l);
+            const Components<COMPONENTS> x = own.level(l - 1), dz = own.level(l);
             __syncthreads();
             if (l < layer_count) in_turn.replace();
             gradient_of_rows(x, below.n, dz, levels[l].n, tile, is_first, of_block + levels[l].partial);
@@ -403,9 +403,9 @@ __device__ __forceinline__ void tensor_row_step(const Step* step, int shard, int
             const Components<COMPONENTS> w = l == layer_count ? in_turn.last(l) : in_turn.next(l);
             multiply_by_warps<T::WARPS, COMPONENTS, true, true>(
                 dz, tile, w, padded_to_step(below.n), padded_to_step(levels[l].n), false,
-                [&](int row, int column) { return way.slope_of(below, x, row, column); },
+                [&](int row, int column) { return own.slope_of(below, x, row, column); },
                 [&](int row, int column, float (&c)[4], const float4& slope) {
-                    way.derive(below, slope, column, c);
+                    own.derive(below, slope, column, c);
                     x.put(row, column, c[0], c[1]);
                     x.put(row + 8, column, c[2], c[3]);
                 });

@@ -373,7 +373,7 @@ TENSOR_ROW_STEP_IS_USED = True
 TENSOR_ROW_STEP_LEAST_ROWS = 256
 TENSOR_ROW_STEP_TILES = (16, 32, 48, 64, 96, 128)
 
-# What it takes in clocks, fitted on 146 steps of 33 networks on an H100, of which 90 % are off by at most 17 %: once
+# Its clocks, fitted on 146 steps of 33 networks on an H100, of which 90 % are off by at most 17 %: once
 # for a step, launches and update included; for each block's rows; for each of their products; for 8 columns of 16 rows
 # of one that a warp multiplies over 16 terms, ends, or computes an activation of that is not cheap; for a row.  And so
 # many inputs of a block's rows, and bytes of all blocks' gradients, are moved in a clock.
