@@ -28,11 +28,12 @@ __device__ __forceinline__ void dense_forward_split_k(const Step* step, int shar
 }
 
 // Adds partial sums in order, and finishes as dense_forward does. A block takes 32 neighbouring elements, and each of its
-// warps a run of the partials; the sums of the runs are added in order too.
+// warps a run of the partials; the sums of the runs are added in order too. Of MANY elements a thread takes all runs of one,
+// in the same order.
 // Grid: any, of one dimension.
 struct PartSum {
     static constexpr int THREADS = 256, WARPS = THREADS / WARP;
-    static constexpr int SHARED_BYTES = 4 * WARPS * WARP;
+    static constexpr int SHARED_BYTES = 4 * WARPS * WARP, MANY = 1 << 16;
 };
 
 template <class Activation>
@@ -44,36 +45,63 @@ __device__ __forceinline__ void dense_forward_sum_partials(const Step* step, int
     const int64_t pitch = static_cast<int64_t>(capacity) * n;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int run = ceil_div(count, PartSum::WARPS);
+    const auto sum_of_run = [=](int which, int64_t offset) {
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int part = which * run; part < min(count, (which + 1) * run); ++part) sum += partials[part * pitch + offset];
+        return sum;
+    };
+    const auto finish = [=](int64_t offset, float sum) {
+        sum += b ? b[offset % n] : 0.0f;
+        if (z) z[offset] = sum;
+        y[offset] = Activation::forward(sum);
+    };
+    if (size >= PartSum::MANY) {
+        for (int64_t i = blockIdx.x * static_cast<int64_t>(PartSum::THREADS) + threadIdx.x; i < size;
+             i += gridDim.x * static_cast<int64_t>(PartSum::THREADS)) {
+            float sum = sum_of_run(0, first + i);
+            for (int which = 1; which < PartSum::WARPS; ++which) sum += sum_of_run(which, first + i);
+            finish(first + i, sum);
+        }
+        return;
+    }
     for (int64_t start = blockIdx.x * static_cast<int64_t>(WARP); start < size;
          start += gridDim.x * static_cast<int64_t>(WARP)) {
         const int64_t offset = first + start + lane;
         const bool inside = start + lane < size;
-        float sum = 0.0f;
-#pragma unroll 16
-        for (int part = warp * run; part < min(count, (warp + 1) * run); ++part)
-            sum += inside ? partials[part * pitch + offset] : 0.0f;
+        float sum = inside ? sum_of_run(warp, offset) : 0.0f;
         shared[threadIdx.x] = sum;
         __syncthreads();
         if (warp == 0 && inside) {
             for (int w = 1; w < PartSum::WARPS; ++w) sum += shared[w * WARP + lane];
-            sum += b ? b[offset % n] : 0.0f;
-            if (z) z[offset] = sum;
-            y[offset] = Activation::forward(sum);
+            finish(offset, sum);
         }
         __syncthreads();
     }
 }
 
 // dense_backward_update of a weight that makes few tiles, by many rows: the blocks of a tile have parts of the rows, `part`
-// each, and the last one to arrive adds their sums up, in the order of the parts, and moves the weight. The warps of a
-// block share its rows. partials (tiles of k, tiles of n, parts, SIZE) has the sums of a tile and of its columns; arrived
-// (tiles of k, tiles of n) is 0 between launches.
+// each, and the last one to arrive adds their sums up, in the order of the parts, and moves the weight. partials (tiles of k,
+// tiles of n, parts, SIZE) has the sums of a tile and of its columns; arrived (tiles of k, tiles of n) is 0 between launches.
 // Grid: (tiles of k, tiles of n, parts).
 template <class T>
 struct UpdateByParts {
     static constexpr int SIZE = T::M * T::N + T::N, THREADS = T::THREADS, SHARED_BYTES = T::SHARED_BYTES;
-    static_assert(T::M * T::N == THREADS, "an element for each thread");
 };
+
+// The sums of a tile over the rows from `first` to `end`, and of its columns, to of_part (SIZE,): by tiles whose warps share
+// the rows, an element for each thread, and by other tiles.
+template <class T, class Columns>
+__device__ __forceinline__ void sum_part(const Operand<false>& a, const Operand<false>& b, int m0, int n0, int first, int end,
+                                         const Columns& columns, float* of_part) {
+    if constexpr (T::M * T::N == T::THREADS) {
+        SHARED(float, shared);
+        multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
+        of_part[threadIdx.x] = sum_of_warps<T>(shared, T::M * T::N, threadIdx.x);
+    } else {
+        gemm_tile(T(), a, b, m0, n0, first, end, columns, StoreRows{{T::N}, of_part - (static_cast<int64_t>(m0) * T::N + n0)});
+    }
+}
 
 // The block of part `which` of `parts`, of the tile whose first row is m0 and first column n0: of_tile (parts, SIZE) and
 // `arrived` are the tile's.
@@ -91,8 +119,7 @@ __device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_ti
     float* const of_part = of_tile + which * SIZE;
     const int first = min(rows.count, which * part), end = min(rows.count, first + part);
     const auto columns = column_sum(bias ? n : 0, [=](int, int column, float sum) { of_part[ELEMENTS + column - n0] = sum; });
-    multiply_by_warps<T>(a, b, m0, n0, first, end, columns, shared);
-    of_part[threadIdx.x] = sum_of_warps<T>(shared, ELEMENTS, threadIdx.x);
+    sum_part<T>(a, b, m0, n0, first, end, columns, of_part);
     __syncthreads();
     if (!was_last(arrive(arrived), shared, parts)) return;
 
@@ -104,8 +131,11 @@ __device__ __forceinline__ void update_part_of_tile(int m0, int n0, float* of_ti
         for (int i = 0; i < parts; ++i) sum += __ldcg(of_tile + i * SIZE + element);
         return sum;
     };
-    const int row = m0 + threadIdx.x / T::N, column = n0 + threadIdx.x % T::N;
-    if (row < k && column < n) InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum_of_parts(threadIdx.x));
+    for (int element = threadIdx.x; element < ELEMENTS; element += T::THREADS) {
+        const int row = m0 + element / T::N, column = n0 + element % T::N;
+        if (row < k && column < n) InPlace<Rule>{weight, weight_slots, size, n, scale, rates}(row, column, sum_of_parts(element));
+    }
+    const int column = n0 + threadIdx.x;
     if (bias && m0 == 0 && threadIdx.x < T::N && column < n)
         InPlace<BiasRule<Rule>>{bias, bias_slots, size, n, scale, rates}(0, column, sum_of_parts(ELEMENTS + threadIdx.x));
 }

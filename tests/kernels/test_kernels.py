@@ -558,13 +558,13 @@ FAULTS: Mapping[str, tuple[str, str, str, Entry]] = {
         "dense/split_k.cuh",
         "for (int i = 0; i < parts; ++i) sum +=",
         "for (int i = 1; i < parts; ++i) sum +=",
-        kernels.dense_backward_update_by_parts("SGD"),
+        kernels.dense_backward_update_by_parts("SGD", kernels.WARP_SPLIT_WEIGHT),
     ),
     "a tile moved before all parts have arrived": (
         "dense/split_k.cuh",
         "shared, parts)) return;",
         "shared, parts - (parts > 1))) return;",
-        kernels.dense_backward_update_by_parts("SGD"),
+        kernels.dense_backward_update_by_parts("SGD", kernels.WARP_SPLIT_WEIGHT),
     ),
     "a barrier removed before dz is staged again": (
         "dense/small_n_update.cuh",

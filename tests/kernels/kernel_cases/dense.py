@@ -268,18 +268,27 @@ def dense_backward_update(
 
 
 def dense_backward_update_by_parts(
-    rule: str, batch: Batch, k: int, n: int, part: int, parts: int, *, plain: bool = False, fetched: bool = False
+    rule: str,
+    batch: Batch,
+    k: int,
+    n: int,
+    part: int,
+    parts: int,
+    *,
+    plain: bool = False,
+    fetched: bool = False,
+    tile: WarpSplitTile | SplitSm80Tile = WARP_SPLIT_WEIGHT,
 ) -> Case:
     """Parts of the rows, of which the last ones may have none."""
-    case = dense_backward_update(rule, WARP_SPLIT_WEIGHT, batch, k, n, plain=plain, fetched=fetched)
-    across, down, _ = WARP_SPLIT_WEIGHT.grid(k, n)
+    case = dense_backward_update(rule, tile, batch, k, n, plain=plain, fetched=fetched)
+    across, down, _ = tile.grid(k, n)
     given = {
-        "partials": blank(across, down, parts, kernels.PARTS_SUMS),
+        "partials": blank(across, down, parts, kernels.sums_of_part(tile)),
         "arrived": np.zeros((across, down), np.uint32), "part": part,
     }  # fmt: skip
     outputs = {**case.outputs, "arrived": expect(np.zeros((across, down)), 0.0)}
     return replace(
-        case, name=f"{case.name}-{parts}x{part}", entry=kernels.dense_backward_update_by_parts(rule),
+        case, name=f"{case.name}-{parts}x{part}", entry=kernels.dense_backward_update_by_parts(rule, tile),
         grid=(across, down, parts), args={**case.args, **given}, outputs=outputs,
     )  # fmt: skip
 
@@ -489,6 +498,7 @@ def dense_cases() -> Iterator[Case]:
     for activation in ACTIVATIONS:
         yield dense_forward(activation, smallest, whole(1), np.ones((1, 1), np.float32), SPECIAL, plain=True)
         yield dense_forward_sum_partials(activation, whole(33), 37, 3)
+    yield dense_forward_sum_partials("relu", whole(260), kernels.PART_SUM_MANY // 256, 11)  # a thread an element
     for rule, tile in product(kernels.RULES, TILES):
         yield dense_backward_update(rule, tile, whole(33), 35, 37)
     for tile, (rows, k, n) in product(TILES, sizes):
@@ -551,6 +561,7 @@ def dense_cases() -> Iterator[Case]:
         yield dense_backward_update("Momentum", SPLIT_SM80, whole(rows), k, n, plain=rows % 2 == 0)
     for rule in kernels.RULES:
         yield dense_backward_update(rule, SPLIT_SM80, whole(33), 35, 37)
+        yield dense_backward_update_by_parts(rule, whole(70), 70, 99, part=32, parts=3, tile=SPLIT_SM80)
         yield dense_backward_update(rule, "large_k", whole(33), 131, 37)
         yield dense_backward_update(rule, "large_k", whole(65), 260, 36)
     for rows, k, n in ((1, 1, 1), (128, 700, 90), (100, 516, 96), (128, 260, 3)):  # up to three tiles for a block

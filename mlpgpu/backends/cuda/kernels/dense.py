@@ -158,6 +158,7 @@ class SplitSm90Tile(BlockTile):
 
 
 SPLIT_SM80, SPLIT_SM90 = SplitSm80Tile(64, 96), SplitSm90Tile(128, 96)
+SPLIT_SM80_SLICE = 32  # K of SplitSm80Tile
 
 
 def _tiled(
@@ -306,11 +307,10 @@ def dense_backward_update(rule: str, tile: SimtTile | WarpSplitTile | SplitSm80T
     )  # fmt: skip
 
 
-def dense_backward_update_by_parts(rule: str) -> Entry:
-    """The same by tiles of WARP_SPLIT_WEIGHT, of each a block for ``part`` of the rows."""
-    tile = WARP_SPLIT_WEIGHT
+def dense_backward_update_by_parts(rule: str, tile: WarpSplitTile | SplitSm80Tile) -> Entry:
+    """The same by blocks of which each has ``part`` of the rows of a tile."""
     rest = (
-        f"{_updated(rule)}, float* partials[grid.x,grid.y,grid.z,{PARTS_SUMS}], "
+        f"{_updated(rule)}, float* partials[grid.x,grid.y,grid.z,{sums_of_part(tile)}], "
         "inout unsigned* arrived[grid.x,grid.y], int part, int k, int n"
     )
     name = "dense_backward_update_by_parts"
@@ -318,7 +318,18 @@ def dense_backward_update_by_parts(rule: str) -> Entry:
     return replace(entry, block=f"UpdateByParts<{tile}>", prefetched=())
 
 
-PARTS_SUMS = (WARP_SPLIT_WEIGHT.m + 1) * WARP_SPLIT_WEIGHT.n  # UpdateByParts of dense/split_k.cuh
+def sums_of_part(tile: WarpSplitTile | SplitSm80Tile) -> int:
+    """Of a tile and of its columns: UpdateByParts of dense/split_k.cuh."""
+    return (tile.m + 1) * tile.n
+
+
+PARTS_SUMS = sums_of_part(WARP_SPLIT_WEIGHT)
+PART_SUM_MANY, PART_SUM_THREADS = 1 << 16, 256  # PartSum of dense/split_k.cuh
+
+
+def sum_partials_blocks(elements: int) -> int:
+    """Blocks that add up the partial sums of so many elements, which a thread each has if they are many."""
+    return ceil_div(elements, PART_SUM_THREADS if elements >= PART_SUM_MANY else WARP)
 
 
 LARGE_K_ROWS, LARGE_K_MOST_N, LARGE_K_MOST_ROWS = 64, 96, 128  # of a tile: LargeKUpdate of dense/large_k_update.cuh
@@ -558,7 +569,8 @@ def dense_entries() -> list[Entry]:
         *TILES, WARP_SPLIT_WEIGHT, SPLIT_SM80, "small_n", "few_columns", "large_k",
     )  # fmt: skip
     entries += [dense_backward_update(rule, tile) for rule in RULES for tile in tiles]
-    entries += [dense_backward_update_by_parts(rule) for rule in RULES]
+    of_parts: tuple[WarpSplitTile | SplitSm80Tile, ...] = WARP_SPLIT_WEIGHT, SPLIT_SM80
+    entries += [dense_backward_update_by_parts(rule, tile) for rule in RULES for tile in of_parts]
     entries += [update_layers(rule, tile) for rule in RULES for tile in (None, WARP_SPLIT_WEIGHT)]
     entries += [update_layers(rule, WARP_SPLIT_WEIGHT, by_parts=True) for rule in RULES]
     entries += [dense_update_few_rows(rule, stream=stream) for rule in RULES for stream in (False, True)]

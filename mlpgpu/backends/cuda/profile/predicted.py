@@ -110,7 +110,7 @@ def _product_clocks(launch: Launch, rows: int, multiprocessors: int) -> int | No
         return few_columns_clocks(rows)
     if entry.name.endswith("_small_n"):
         return update_clocks(None, [(k, n)], rows, multiprocessors)
-    if function == "dense_backward_update_by_parts":
+    if function == "dense_backward_update_by_parts" and entry.operand_format is None:
         return parts_of_rows([(k, n)], rows, multiprocessors)[1]
     if not (is_forward or is_input) and entry.name.endswith(f"_{weight.name}"):
         return update_clocks(weight, [(k, n)], rows, multiprocessors)

@@ -194,13 +194,16 @@ class LargeK:
 
 @dataclass(frozen=True)
 class SplitOperands:
-    """An update by tensor cores, whose product splits its operands itself."""
+    """An update by tensor cores, whose product splits its operands itself; ``parts`` as of :class:`UpdateByParts`."""
 
     tile: SplitSm80Tile
+    parts: int
+    part: int
     why: str
 
     def __str__(self) -> str:
-        return f"split_sm80 {self.tile.m}x{self.tile.n}"
+        of_parts = f", {self.parts} parts of {self.part} rows" if self.parts > 1 else ""
+        return f"split_sm80 {self.tile.m}x{self.tile.n}{of_parts}"
 
 
 SmallUpdate = WarpSplit | UpdateByParts | SmallN  # those that one launch may make of several layers
@@ -652,7 +655,7 @@ def _update(k: int, n: int, work: Work) -> Update:
         )
         if work.rows <= kernels.LARGE_K_MOST_ROWS and n <= kernels.LARGE_K_MOST_N and card.arch == "sm_90a":
             return LargeK(why)
-        return SplitOperands(kernels.SPLIT_SM80, why)
+        return SplitOperands(kernels.SPLIT_SM80, *_parts_of_split(k, n, work), why)
     grid = tile.grid(k, n)
     if by_parts := _by_parts([(k, n)], _whole_update_clocks(k, n, work), work):
         return replace(by_parts, why=f"{_why_simt(k, n, work)}; {by_parts.why}")
@@ -665,6 +668,25 @@ def _update(k: int, n: int, work: Work) -> Update:
         few = f"{grid[0] * grid[1]} of the smallest tiles, too few to fill {card.multiprocessors} multiprocessors"
         return small_update([(k, n)], work, f"{k:,}×{n:,} makes {few}")
     return Simt(tile, f"{_why_simt(k, n, work)}; {reason}")
+
+
+def _parts_of_split(k: int, n: int, work: Work) -> tuple[int, int]:
+    """In how many parts the blocks of an update's tiles that split operands share its rows, and the rows of each.
+
+    A part takes as long as its slices and so many more, for its sums and for the last block, which adds them up.
+    """
+    tile, sms = kernels.SPLIT_SM80, work.setting.multiprocessors
+    slices, tiles = ceil_div(work.rows, kernels.SPLIT_SM80_SLICE), math.prod(tile.grid(k, n))
+    if not thresholds.UPDATES_HAVE_PARTS or not _may_share_rows(work):
+        return 1, work.rows
+
+    def turns(parts: int) -> int:
+        of_sums = thresholds.SPLIT_PART_SLICES if parts > 1 else 0
+        return ceil_div(tiles * parts, tile.blocks * sms) * (ceil_div(slices, parts) + of_sums)
+
+    most = max(1, min(slices, thresholds.SPLIT_MOST_PARTS))
+    part = kernels.SPLIT_SM80_SLICE * ceil_div(slices, min(range(1, most + 1), key=turns))
+    return ceil_div(work.rows, part), part
 
 
 def _by_parts(shapes: Sequence[tuple[int, int]], without: int, work: Work) -> UpdateByParts | None:

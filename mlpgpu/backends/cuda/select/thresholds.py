@@ -56,6 +56,12 @@ SPLIT_OPERANDS_SLICE = 64
 # Of fewer columns the split kernels' tile of 96 would be padding for the larger part.  Not measured: follows from that.
 SPLIT_OPERANDS_LEAST_N = 49
 
+# Blocks of an update whose product splits its operands share the rows of a tile in at most so many parts, each of which
+# takes as long as so many slices of 32 rows beside its own.  Not fitted: 4224 by 96 at 4,096 rows makes 66 tiles, which
+# took 335 µs of an H100.
+SPLIT_MOST_PARTS = 16
+SPLIT_PART_SLICES = 4
+
 # --- updates by few rows ---
 
 # Weights of fewer elements stay in the second-level cache, where touching them twice costs little; offsets of more do

@@ -12,7 +12,6 @@ from dataclasses import replace
 from .....plan import Parts, SumParts, bounds
 from .....plan.tensor_split import ALIGNMENT
 from ... import kernels
-from ...kernels import ceil_div
 from ...kernels.launches import COLUMNS, SUMS, At, Collective, Transfer, Value
 from ..groups import BiasGradient, JoinedParts, SumOfParts, TakenColumns
 from .shard import PARTS_OF, Shard, rows_of_parts
@@ -57,7 +56,7 @@ def exchanged_sums(shard: Shard, op: SumParts, title: str) -> tuple[dict[str, Va
 def add(shard: Shard, group: SumOfParts) -> None:
     op, n = group.op, shard.width(group.op.y)
     added, exchange = exchanged_sums(shard, op, group.title)
-    blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
+    blocks = min(kernels.sum_partials_blocks(shard.rows * n), MOST_SUM_BLOCKS)
     launch = shard.launch(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
         **added, b=shard.ref(op.bias), z=shard.stored(op.z),

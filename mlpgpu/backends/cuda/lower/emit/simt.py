@@ -8,7 +8,7 @@ from ..... import plan as ops
 from ... import kernels
 from ...kernels import Entry, SimtTile, SplitSm80Tile, WarpSplitTile, ceil_div
 from ...kernels.launches import At, Launch, Value
-from ...select.dense import FewColumns, FewRows, LargeK, SmallN, SplitK, UpdateByParts, WholeBatch
+from ...select.dense import FewColumns, FewRows, LargeK, SmallN, SplitK, SplitOperands, UpdateByParts, WholeBatch
 from ..groups import (
     AddPartials,
     DenseAtomic,
@@ -85,7 +85,7 @@ def _partials_name(shard: Shard, weight: str) -> str:
 
 def add_partials(shard: Shard, group: AddPartials) -> None:
     op, n = group.op, shard.shapes[group.op.weight][1]
-    blocks = min(ceil_div(shard.rows * n, kernels.WARP), MOST_SUM_BLOCKS)
+    blocks = min(kernels.sum_partials_blocks(shard.rows * n), MOST_SUM_BLOCKS)
     shard.add(
         group, kernels.dense_forward_sum_partials(op.activation), (blocks, 1, 1),
         **added_partials(shard, op, group.path), b=shard.ref(op.bias), z=shard.stored(op.z), y=shard.stored(op.y), n=n,
@@ -167,12 +167,13 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         return
     of_parts: dict[str, Value] = {}
     tile: SimtTile | WarpSplitTile | SplitSm80Tile | str
-    if isinstance(path, UpdateByParts):
-        tile, grid = path.tile, path.tile.grid(k, n, path.parts)
-        tiles = grid[0] * grid[1]
+    by_parts = path if isinstance(path, (UpdateByParts, SplitOperands)) and path.parts > 1 else None
+    if by_parts:
+        tile, grid = by_parts.tile, by_parts.tile.grid(k, n, by_parts.parts)
+        tiles, sums = grid[0] * grid[1], kernels.sums_of_part(by_parts.tile)
         of_parts = {
-            "partials": shard.room(f"{op.weight} sums of parts", 4 * tiles * path.parts * kernels.PARTS_SUMS),
-            "arrived": shard.room(f"{op.weight} parts arrived", 4 * tiles), "part": path.part,
+            "partials": shard.room(f"{op.weight} sums of parts", 4 * tiles * by_parts.parts * sums),
+            "arrived": shard.room(f"{op.weight} parts arrived", 4 * tiles), "part": by_parts.part,
         }  # fmt: skip
     elif isinstance(path, SmallN):
         tile, grid = "small_n", kernels.small_n_grid(k, n)
@@ -186,9 +187,8 @@ def update(shard: Shard, group: DenseUpdate) -> None:
         **shard.common, **shard.rows_of(op.x, group.by_order), "dz": shard.ref(op.dz), **shard.updated(op), **of_parts,
         "k": k, "n": n,
     }  # fmt: skip
-    by_parts = isinstance(path, UpdateByParts)
     entry = (
-        kernels.dense_backward_update_by_parts(shard.rule)
+        kernels.dense_backward_update_by_parts(shard.rule, by_parts.tile)
         if by_parts
         else kernels.dense_backward_update(shard.rule, tile)
     )
