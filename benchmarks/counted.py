@@ -59,10 +59,10 @@ MANY_ROWS = {
     )
 }
 # Of what follows from counts: the layers that tensor cores make, who sums biases' gradients, tiles of multiply-adds,
-# updates whose blocks have parts of the rows, on plain cores and by clusters on tensor cores.
+# updates whose blocks have parts of the rows, on plain cores and by clusters on tensor cores, and blocks of rows there.
 SWITCHES = (
     "LAYERS_ARE_COUNTED_TOGETHER", "COLUMNS_MAY_BE_SUMMED_APART", "TILES_ARE_COUNTED", "UPDATES_HAVE_PARTS",
-    "CLUSTERS_SHARE_ROWS",
+    "CLUSTERS_SHARE_ROWS", "TENSOR_ROW_STEP_IS_USED",
 )  # fmt: skip
 
 

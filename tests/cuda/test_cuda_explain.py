@@ -111,7 +111,7 @@ def any_plan(draw: Random) -> Plan:
 # Kernels in the folders of those that multiply, which only add, or make operands ready.
 NO_PRODUCTS = {
     "dense_forward_sum_partials", "split_rows", "split_weights", "split_columns", "mask_words", "local_backward_bias",
-    "local_backward_shared_bias",
+    "local_backward_shared_bias", "update_from_blocks", "images_of_weights",
 }  # fmt: skip
 
 
@@ -148,7 +148,11 @@ def test_flops_are_those_of_the_plan() -> None:
     many_rows = narrow.lower(capacity=2000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
     ends = mg.Network([mg.Dense(12, 600, "relu"), mg.Dense(600, 10)], seed=1)
     one_wave = ends.lower(capacity=1000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="float32-ieee")
-    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows, one_wave]):
+    layers = [mg.Dense(12, 30, "relu"), mg.Dense(30, 40, "tanh"), mg.Dense(40, 5)]
+    by_rows = mg.Network(layers, seed=1).lower(
+        capacity=4000, loss="huber", optimizer=OPTIMIZERS["Adam"](0.1), precision="tf32"
+    )
+    for seed, step in enumerate([*(any_plan(Random(seed)) for seed in range(250)), many_rows, one_wave, by_rows]):
         shards = [rows.stop - rows.start for rows in step.shard_rows(step.capacity)]
         of_step, of_evaluation = (
             sum(step.flops(operation, step.capacity) for operation in operations)
@@ -195,6 +199,8 @@ OF_LAUNCHES = {
     "fused/network.cuh": {"products", "parameters"},
     "fused/row_step.cuh": {"inputs", "outputs", "hidden", "deltas", "products", "passed", "parameters"},
     "fused/update_layers.cuh": {"inputs", "hidden", "deltas", "products", "moved"},
+    "fused/tensor_row_step.cuh": {"inputs", "outputs", "products", "passed", "elements", "parameters"},
+    "fused/update_from_blocks.cuh": {"moved", "elements"},
     "elementwise/update.cuh": {"partial_count"},
 }
 # Arrays whose bytes are not counted.

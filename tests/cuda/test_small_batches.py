@@ -66,6 +66,7 @@ STEP = Work(
 EVERYWHERE = {
     "NARROW_LEAST_ROWS": 1, "NARROW_LEAST_WIDTH": 1, "NARROW_LEAST_WEIGHTS": 1,
     "COUNTED_TENTHS": 0, "LAYERS_TENTHS": 0, "ROW_STEP_IS_USED": False,
+    "TENSOR_ROW_STEP_IS_USED": False,
 }  # fmt: skip
 NEW = {f"_{tile.name}" for operand_format in OPERAND_FORMATS for tile in narrow_tiles(operand_format)}
 NEW |= {f"_{tile.name}" for tile in WARP_SPLIT_TILES}
@@ -324,8 +325,11 @@ def test_the_chosen_layers_are_counted_least(
     assert step.clocks == least // 10 + launches * thresholds.LAUNCH_CLOCKS
 
 
-def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take_less() -> None:
+def test_a_step_by_blocks_of_rows_is_left_where_tensor_cores_are_counted_to_take_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """50-128-128-128-1: all layers on tensor cores, for many rows."""
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_IS_USED", False)
     layers = [Dense(50, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 128, "relu"), Dense(128, 1)]
     found = {
         (rows, precision): bool(

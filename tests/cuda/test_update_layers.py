@@ -44,6 +44,7 @@ WIDTHS, ROWS = (48, 84, 21, 36, 95, 187), 4371  # of which the last layer is on 
 @pytest.fixture(autouse=True)
 def launch_by_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "ROW_STEP_IS_USED", False)
+    monkeypatch.setattr(thresholds, "TENSOR_ROW_STEP_IS_USED", False)
 
 
 def stack(widths: Sequence[int], activation: ActivationName = "softplus", rate: float | None = 0.5) -> list[Layer]:
