@@ -195,7 +195,9 @@ def tensor_row_step_clocks(form: TensorRowStep, costly: Sequence[int], rows: int
     )
     tiles = ceil_div(ceil_div(rows, tile), grid)
     partials = 4 * form.partials[-1] * grid
-    return tiles * clocks + (2 * tiles - 1) * partials // thresholds.TENSOR_ROW_STEP_PARTIALS_PER_CLOCK
+    is_cached = partials <= thresholds.TENSOR_ROW_STEP_CACHED_BYTES
+    bytes_per_clock = thresholds.TENSOR_ROW_STEP_PARTIALS_PER_CLOCK[0 if is_cached else 1]
+    return tiles * clocks + (2 * tiles - 1) * partials // bytes_per_clock
 
 
 def rounds_of_warps(m: int, n: int) -> tuple[int, int]:
